@@ -52,6 +52,8 @@ class StopRecorder:
         """Whether signals are recorded, and whether that lasts until this process ends."""
         self.num_deferrals = self.num_unlimited = 0
         """Number of `defer_stop` blocks that have begun, and of those without a limit."""
+        self.raises_interrupts = False
+        """Whether SIGINT raises KeyboardInterrupt, and is no stop signal."""
         self.callbacks: list[Callable[[], object]] = []
         """What the end of the process at the limit calls, the last one first."""
         self.reset()
@@ -168,6 +170,18 @@ def defer_stop(*, has_limit: bool = True) -> Iterator[None]:
 
 
 @contextmanager
+def raise_interrupts() -> Iterator[None]:
+    """Raise KeyboardInterrupt at SIGINT in a block, for a command that talks with its user."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    _recorder.raises_interrupts = True
+    try:
+        yield
+    finally:
+        _recorder.raises_interrupts = False
+        signal.signal(signal.SIGINT, handler)
+
+
+@contextmanager
 def call_at_limit(callback: Callable[[], object]) -> Iterator[None]:
     """Call a function also if the block is left because the limit ends the process."""
     _recorder.callbacks.append(callback)
@@ -252,7 +266,8 @@ def _limit_stop(receiver: int) -> None:
         select.select([receiver], [], [], seconds)
         with suppress(BlockingIOError):
             for number in os.read(receiver, 4096):
-                if number in STOP_SIGNALS:
+                is_interrupt = number == signal.SIGINT and _recorder.raises_interrupts
+                if number in STOP_SIGNALS and not is_interrupt:
                     _recorder.record(number)
     _end_process(StopSignalError(_recorder.number or signal.SIGTERM).exit_code)
 

@@ -1,4 +1,4 @@
-"""Greedy generation from held-out prompts: equal on any world, and without effect on training."""
+"""Generation from held-out prompts: equal on any world, and without effect on training."""
 
 from __future__ import annotations
 
@@ -55,6 +55,42 @@ def test_samples_do_not_depend_on_the_world(
         read_samples(runs.train_once(size, task, strategy=strategy_table(strategy), **WRITING))
         == alone
     )
+
+
+@pytest.mark.parametrize(
+    ("size", "strategy"),
+    cases([(2, "fsdp"), (2, "zero1"), (4, "ddp")], [(2, "fsdp")]),
+)
+def test_drawn_samples_do_not_depend_on_the_world(runs: Runs, size: int, strategy: str) -> None:
+    drawn = {"temperature": 1.0, "top_k": 50, "top_p": 0.95, "seed": 7}
+    options = {
+        **WRITING,
+        "evaluation": {"every_steps": 10, "samples": {**SAMPLES, **drawn}},
+    }
+    alone = read_samples(runs.train_once(1, "clm", **options))
+    assert len({line["completion"] for line in alone}) > PROMPTS
+    table = strategy_table(strategy)
+    assert read_samples(runs.train_once(size, "clm", strategy=table, **options)) == alone
+    other = {**options, "evaluation": {"samples": {**SAMPLES, **drawn, "seed": 8}}}
+    last = [line["completion"] for line in alone if line["step"] == 20]
+    again = read_samples(runs.train_once(1, "clm", **other))
+    assert [line["completion"] for line in again if line["step"] == 20] != last
+
+
+def test_a_stop_text_ends_a_completion(runs: Runs) -> None:
+    greedy = list(read_samples(runs.train_once(1, "clm", **WRITING)))
+    line = next(line for line in greedy if len(line["completion"].split()) == MOST)
+    stop = line["completion"].split()[2]
+    options = {
+        **WRITING,
+        "evaluation": {"every_steps": 10, "samples": {**SAMPLES, "stop": (stop,)}},
+    }
+    stopped = read_samples(runs.train_once(1, "clm", **options))
+    for before, after in zip(greedy, stopped, strict=True):
+        start = before["completion"].find(stop)
+        assert after["completion"] == before["completion"][: start if start >= 0 else None]
+        assert after["is_complete"] == (before["is_complete"] or start >= 0)
+    assert any(line["is_complete"] for line in stopped)
 
 
 @pytest.mark.parametrize("task", ["sft", "clm"])

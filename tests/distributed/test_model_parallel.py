@@ -42,7 +42,8 @@ from regauge.cli import main
 from regauge.errors import SettingsError, TransientError
 from regauge.json_files import CHECKSUM
 from regauge.models.dropout import DropoutKeys
-from regauge.models.inference_modules import GenerationProgram, TextProgram, named_tensors
+from regauge.models.generation.text_generation import GenerationProgram
+from regauge.models.inference_modules import TextProgram, named_tensors
 from regauge.models.io_spec import InputSpec, program_inputs
 from regauge.models.modules import Encoder
 from regauge.models.sentence_transformers import Pooling

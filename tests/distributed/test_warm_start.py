@@ -136,7 +136,7 @@ def test_the_machine_that_copies_last_uses_the_existing_copy(first: Path, tmp_pa
     ("start", "message"),
     [
         ({"step": 5}, "has no checkpoint '5'; set model.init_from.step to one of: 4, 8"),
-        ({"step": "best"}, "has no checkpoint 'best'; set model.init_from.step to one of: 4, 8"),
+        ({"step": "best"}, "set model.init_from.step to one of: 4, 8; output.checkpoint.best_me"),
     ],
 )
 def test_a_missing_checkpoint_is_refused(

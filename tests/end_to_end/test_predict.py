@@ -66,7 +66,7 @@ def test_a_refused_artifact_leaves_no_folder(
         (other / "weights.safetensors").write_bytes(weights)
     assert predict(other, source, tmp_path / "out") == (64 if damage == "weights" else 2)
     [line] = capsys.readouterr().err.strip().splitlines()
-    absent = f"{other} does not exist; name an artifact"
+    absent = f"{other} does not exist; name a model's folder"
     message = "its hash differs" if damage == "weights" else absent
     assert message in line
     assert not (tmp_path / "out").exists()

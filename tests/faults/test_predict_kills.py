@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from distributed import datasets
 from end_to_end.predicting import (
     read_output_files,
     read_table,
+    train_model,
     write_records,
 )
 from regauge import jsonl
@@ -133,6 +135,54 @@ def test_a_worker_that_hangs_is_replaced(
     assert process.wait(TIMEOUT_SECONDS) == 0, log.read_text()
     assert "reported no progress for 20 s" in log.read_text()
     assert read_output_files(folder) == read_output_files(expected_folder)
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "csv"])
+def test_a_killed_job_resumes_with_text_files(
+    artifact: Path, source: Path, tmp_path: Path, file_format: str
+) -> None:
+    more, records = (f"output.format={file_format}",), 4 * ROWS
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(source.read_text().splitlines(keepends=True)[:records]))
+    expected, folder, log = tmp_path / "expected", tmp_path / "out", tmp_path / "log"
+    inline = "execution.executor=inline"
+    assert main(_build_command(artifact, few, expected, inline, *more)) == 0
+    process = _start(_build_command(artifact, few, folder, *more), log)
+    _wait_for_lines(process, folder, 1)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    first = folder / "shards" / f"000000-00000.{file_format}"
+    first.write_bytes(first.read_bytes().replace(b"0.0", b"0.1", 1))  # damaged later
+    assert main(_build_command(artifact, few, folder, inline, *more)) == 0
+    assert read_output_files(folder) == read_output_files(expected)
+    assert len(read_output_files(folder)) == records // ROWS
+    text = b"".join(data for _, data in sorted(read_output_files(folder).items()))
+    assert text.count(b"embedding") == (records if file_format == "jsonl" else records // ROWS)
+
+
+def test_a_killed_job_resumes_with_the_same_drawn_texts(
+    source: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    run = train_model(tmp_path_factory.mktemp("writer"), "sft", datasets.write_chats)
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(source.read_text().splitlines(keepends=True)[:60]))
+    options = ("output.format=jsonl", "generation.temperature=1.0", "predict.shard_records=12")
+    expected, folder, log = tmp_path / "expected", tmp_path / "out", tmp_path / "log"
+    inline = "execution.executor=inline"
+    assert main(_build_command(run, few, expected, *options, inline)) == 0
+    process = _start(_build_command(run, few, folder, *options), log)
+    _wait_for_lines(process, folder, 2)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert 2 <= len(_read_ledger(folder)) < 5, log.read_text()
+    assert main(_build_command(run, few, folder, *options, inline)) == 0
+    assert read_output_files(folder) == read_output_files(expected)
+    texts = b"".join(data for _, data in sorted(read_output_files(folder).items()))
+    lines = [json.loads(line) for line in texts.splitlines()]
+    assert [line["id"] for line in lines] == list(range(60))
+    assert len({line["generated_text"] for line in lines}) > 50
 
 
 @pytest.mark.parametrize(

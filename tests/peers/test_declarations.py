@@ -26,7 +26,7 @@ from transformers import (
 
 import regauge
 from regauge.errors import SettingsError
-from regauge.models.inference_modules import GenerationProgram
+from regauge.models.generation.text_generation import GenerationProgram
 
 PAIRS = {"pair_fields": ("query", "document")}
 MEAN = {"pooling": ["mean"]}

@@ -246,8 +246,8 @@ def test_warm_up_compiles_every_graph(*, is_dynamic: bool) -> None:
         SimpleNamespace(inputs=inputs),
         SimpleNamespace(has_dynamic_shapes=is_dynamic),
     )
-    manifest = SimpleNamespace(program=program, compiled=SimpleNamespace(backend=backend))
-    artifact: Any = SimpleNamespace(manifest=manifest, accelerator=Cpu())
+    manifest = SimpleNamespace(compiled=SimpleNamespace(backend=backend))
+    artifact: Any = SimpleNamespace(manifest=manifest, program=program, accelerator=Cpu())
     runner = CountingRunner()
     warm_up(build_engine(runner, max_rows=2), artifact)
     declared = [(rows, length) for length in LENGTHS for rows in (2, 1)]

@@ -23,7 +23,7 @@ from regauge.data.sources import Piece, Record, Rejected, Skipped, Source, Sourc
 from regauge.errors import SettingsError
 from regauge.models.io_spec import InputSpec
 from regauge.models.sentence_transformers import Tokenization
-from regauge.prediction.fields import infer_kind
+from regauge.prediction.fields import InputFields, infer_kind
 from regauge.prediction.settings import PredictOutput
 from regauge.prediction.shard import EncodedShard, PieceReader, RecordSpec, ShardWriter, read_shard
 from regauge.prediction.shard_queue import ShardId
@@ -46,7 +46,9 @@ class CountedSource(Source):
 def build_reader(rows: int, *sizes: int) -> PieceReader:
     source = CountedSource(sizes=sizes)
     return PieceReader(
-        source, source.list_pieces(), RecordSpec((), None, rows, {}, PredictOutput(folder="out"))
+        source,
+        source.list_pieces(),
+        RecordSpec(InputFields(()), None, rows, {}, PredictOutput(folder="out")),
     )
 
 
@@ -103,7 +105,7 @@ def test_an_open_piece_is_not_read_from_its_start_again() -> None:
             yield from super().read(piece)
 
     source = WatchedSource(sizes=(9, 4))
-    record_spec = RecordSpec((), None, 2, {}, PredictOutput(folder="out"))
+    record_spec = RecordSpec(InputFields(()), None, 2, {}, PredictOutput(folder="out"))
     reader = PieceReader(source, source.list_pieces(), record_spec)
     for part in (0, 1, 3):
         assert read_numbers(reader, 0, part) == expected_parts(2, 9)[part]
@@ -168,7 +170,7 @@ def encode_shard(
     part: int = 0,
 ) -> EncodedShard:
     source = ItemsSource(items=items)
-    record_spec = RecordSpec(texts, prompt, rows, KEPT, PredictOutput(folder="out"))
+    record_spec = RecordSpec(InputFields(texts), prompt, rows, KEPT, PredictOutput(folder="out"))
     piece_reader = PieceReader(source, source.list_pieces(), record_spec)
     shard = read_shard(piece_reader, preprocessor, record_spec, ShardId(0, part))
     assert shard is not None
@@ -219,7 +221,12 @@ def test_invalid_and_skipped_records_count_towards_the_size_of_a_part(
 def test_a_numeric_field_may_be_missing_but_must_not_be_a_text(preprocessor: Preprocessor) -> None:
     source = ItemsSource(items=ITEMS)
     record_spec = RecordSpec(
-        ("text",), None, 100, {}, PredictOutput(folder="out"), numeric_fields=("price",)
+        InputFields(("text",)),
+        None,
+        100,
+        {},
+        PredictOutput(folder="out"),
+        numeric_fields=("price",),
     )
     piece_reader = PieceReader(source, source.list_pieces(), record_spec)
     shard = read_shard(piece_reader, preprocessor, record_spec, ShardId(0, 0))
@@ -232,7 +239,7 @@ def test_a_numeric_field_may_be_missing_but_must_not_be_a_text(preprocessor: Pre
 
 def test_a_part_past_the_end_is_none(preprocessor: Preprocessor) -> None:
     source = ItemsSource(items=ITEMS)
-    record_spec = RecordSpec(("text",), None, 5, KEPT, PredictOutput(folder="out"))
+    record_spec = RecordSpec(InputFields(("text",)), None, 5, KEPT, PredictOutput(folder="out"))
     piece_reader = PieceReader(source, source.list_pieces(), record_spec)
     assert read_shard(piece_reader, preprocessor, record_spec, ShardId(0, 2)) is None
 
@@ -294,7 +301,7 @@ def build_writer(folder: Path, program: ProgramEntry = PROGRAM, **output: Any) -
     for name in ("shards", "quarantine", "scratch"):
         (folder / name).mkdir(exist_ok=True)
     record_spec = RecordSpec(
-        ("text",), None, 100, KEPT, PredictOutput(folder=str(folder), **output)
+        InputFields(("text",)), None, 100, KEPT, PredictOutput(folder=str(folder), **output)
     )
     return ShardWriter(folder, folder / "scratch", program, record_spec, decode)
 

@@ -10,14 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from regauge.artifacts.manifest import ProgramEntry
 from regauge.config import build
 from regauge.data.sources import Record, Rejected, reject_undecodable
 from regauge.errors import DataError, SettingsError
+from regauge.models.sentence_transformers import Tokenization
 from regauge.prediction import fields
 from regauge.prediction.fields import (
     FieldKinds,
-    check_prompts,
+    InputFields,
     infer_fields,
+    select_inputs,
     select_kept_fields,
     select_text_fields,
 )
@@ -166,30 +169,50 @@ def test_ambiguous_or_unknown_text_fields_are_refused(
         select_text_fields(build_settings(predict={"text_fields": names}), artifact_fields, kinds)
 
 
+def build_program(input_format: Any) -> ProgramEntry:
+    tokenization = Tokenization(max_length=8, input_format=input_format)
+    return ProgramEntry(output_kind="text", output_size=4, inputs=(), tokenization=tokenization)
+
+
+ALPACA: FieldKinds = {"instruction": "text", "input": "text", "output": "text", "id": "integer"}
+CHAT: FieldKinds = {"messages": "json", "topic": "text", "tools": "json"}
+
+
 @pytest.mark.parametrize(
-    ("kinds", "names", "problem"),
+    ("kinds", "names", "expected", "kept"),
     [
-        ({"messages": "json", "topic": "text"}, (), "not the conversation in 'messages'; name a"),
-        ({"messages": "text"}, ("messages",), "not the conversation in 'messages'"),
+        (CHAT, (), InputFields(("messages",), is_conversation=True), ("topic",)),
+        (CHAT, ("messages",), InputFields(("messages",), is_conversation=True), ("topic",)),
+        (CHAT, ("topic",), InputFields(("topic",)), ("messages", "tools")),
         (
-            {"instruction": "text", "input": "text", "output": "text"},
+            {"messages": "text", "text": "text"},
             (),
-            r'with its input; name it: predict.text_fields=\["instruction"\]',
+            InputFields(("messages",), is_conversation=True),
+            ("text",),
         ),
-        ({"messages": "json", "topic": "text"}, ("topic",), None),
-        ({"instruction": "text", "output": "text"}, ("instruction",), None),
-        ({"instruction": "text", "id": "integer"}, (), None),
+        (ALPACA, (), InputFields(("instruction",), is_conversation=True), ("output", "id")),
+        (ALPACA, ("instruction",), InputFields(("instruction",)), ("input", "output", "id")),
     ],
 )
-def test_conversations_are_no_prompts(
-    kinds: FieldKinds, names: tuple[str, ...], problem: str | None
+def test_a_chat_model_reads_conversations_unless_a_text_is_named(
+    kinds: FieldKinds, names: tuple[str, ...], expected: InputFields, kept: tuple[str, ...]
 ) -> None:
     settings = build_settings(predict={"text_fields": names})
-    if problem is None:
-        check_prompts(settings, kinds)
-        return
-    with pytest.raises(SettingsError, match=problem):
-        check_prompts(settings, kinds)
+    inputs = select_inputs(settings, build_program("chat"), kinds)
+    assert inputs == expected
+    assert tuple(select_kept_fields(settings, inputs.read_fields, kinds)) == kept
+
+
+def test_conversations_need_a_chat_template_and_no_prompt() -> None:
+    with pytest.raises(SettingsError, match="'messages', but the model has no chat template"):
+        select_inputs(build_settings(), build_program("completion"), CHAT)
+    prompted = build_settings(predict={"prompt_name": "query"})
+    with pytest.raises(SettingsError, match="prompt_name has no effect on conversations"):
+        select_inputs(prompted, build_program("chat"), CHAT)
+    plain: FieldKinds = {"messages": "json", "text": "text"}
+    assert select_inputs(build_settings(), build_program("completion"), plain) == InputFields(
+        ("text",)
+    )
 
 
 def test_all_other_fields_or_the_named_ones_are_kept() -> None:

@@ -7,10 +7,10 @@ not prove who exported it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from regauge import accelerators, config
 from regauge.artifacts.manifest import (
@@ -22,16 +22,18 @@ from regauge.artifacts.manifest import (
     WEIGHTS,
     ArtifactManifest,
     FileDigest,
+    ProgramEntry,
 )
 from regauge.errors import DataError, PreflightError, SettingsError
 from regauge.files import sha256
 from regauge.json_files import find_json
 from regauge.models.hub import CONFIG
+from regauge.models.settings import GREEDY, Generation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from regauge.accelerators import Accelerator
 
@@ -44,6 +46,25 @@ class Artifact:
 
     folder: Path
     manifest: ArtifactManifest
+    generation: Generation = GREEDY
+    """How text is generated."""
+    needs_proof: ClassVar[bool] = True
+    """Whether outputs are computed only with a proof that they do not depend on the batch."""
+
+    @cached_property
+    def program(self) -> ProgramEntry:
+        """The `program` table of the manifest, for the options of `generation`."""
+        return self.manifest.program.with_generation(self.generation)
+
+    @property
+    def generation_options(self) -> Generation:
+        """The options of `generation` with a number of new tokens."""
+        return self.generation.model_copy(update={"max_new_tokens": self.program.output_size})
+
+    @property
+    def content_sha256(self) -> str:
+        """The hash of the manifest, which has the hashes of all other files."""
+        return sha256(self.folder / MANIFEST)
 
     @cached_property
     def accelerator(self) -> Accelerator:
@@ -72,6 +93,12 @@ class Artifact:
 
         return load_file(self.folder / WEIGHTS)
 
+    def restore_program(self) -> nn.Module:
+        """Return the program with its weights, for backends that do not compile ahead of time."""
+        from regauge.artifacts.restore import restore_program
+
+        return restore_program(self.manifest, self.folder / MODEL, self.load_weights())
+
     def read_model_config(self) -> dict[str, Any]:
         """Return the configuration of the model; empty if the artifact has none."""
         return find_json(self.folder / MODEL / CONFIG, EXPORT_REMEDY) or {}
@@ -96,15 +123,16 @@ class Artifact:
             raise PreflightError(problem, "install it, or export for another backend")
 
 
-def open_artifact(folder: Path | str) -> Artifact:
+def open_artifact(folder: Path | str, generation: Generation = GREEDY) -> Artifact:
     """Verify an artifact and return it; its payload and weights are not loaded yet.
 
-    Raises SettingsError if there is no artifact, DataError if a file is damaged or changed, and
-    PreflightError if this machine cannot run it.
+    Raises SettingsError if there is no artifact, or if `generation` does not fit it. Raises
+    DataError if a file is damaged or changed, and PreflightError if this machine cannot run it.
     """
-    artifact = open_unchecked(folder)
+    artifact = replace(open_unchecked(folder), generation=generation)
     _check_files(artifact)
     artifact.check_target()
+    artifact.program  # noqa: B018 - raises SettingsError
     return artifact
 
 

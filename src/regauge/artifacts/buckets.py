@@ -13,7 +13,7 @@ import numpy as np
 from regauge.artifacts.manifest import Bucket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from regauge.artifacts.export_settings import BucketSettings
 
@@ -50,6 +50,8 @@ class Buckets:
 
     Otherwise a batch may have any size up to the largest one.
     """
+    has_fixed_rows: bool = False
+    """Whether all batches of a length have the largest batch size."""
 
     @property
     def max_length(self) -> int:
@@ -89,6 +91,8 @@ class Buckets:
         self, bucket: Bucket, members: np.ndarray, halvings: int
     ) -> Iterator[BucketBatch]:
         allowed = bucket.batch_sizes[min(halvings, len(bucket.batch_sizes) - 1) :]
+        if self.has_fixed_rows:
+            allowed = allowed[:1]
         max_rows = max(1, bucket.batch_sizes[0] >> halvings)
         offset = 0
         while offset < len(members):
@@ -99,6 +103,13 @@ class Buckets:
                 rows = min(max_rows, remaining)
             yield BucketBatch(bucket.length, rows, members[offset : offset + rows])
             offset += rows
+
+
+def fix_rows(shapes: Iterable[Bucket], num_rows: int) -> Buckets:
+    """Return buckets of the same lengths whose batches all have a number of rows."""
+    sizes = list_halves(num_rows)
+    fixed = tuple(Bucket(length=shape.length, batch_sizes=sizes) for shape in shapes)
+    return Buckets(fixed, needs_row_padding=True, has_fixed_rows=True)
 
 
 def _next_batch_size(allowed: tuple[int, ...], remaining: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from regauge import stop_signals
 from regauge.accelerators import claim_device
-from regauge.artifacts.buckets import Buckets
-from regauge.artifacts.manifest import MODEL
+from regauge.artifacts.buckets import Buckets, fix_rows
 from regauge.artifacts.records import TextRecords, TokenizedTexts
 from regauge.backends import ExecutionContext, Payload, Shape
 from regauge.errors import PreflightError, TransientError, first_line
@@ -42,6 +41,8 @@ OUT_OF_MEMORY_MESSAGES = (
     "failed to allocate",
 )
 """Parts of the error messages of libraries when an allocation fails."""
+SAMPLED_ROWS = 8
+"""Rows of a batch of drawn texts."""
 
 
 @dataclass
@@ -123,16 +124,29 @@ def load_engine(
     PreflightError if the artifact has no proof of this for this chip.
     """
     manifest = artifact.manifest
-    if batch_invariant:
+    if batch_invariant and artifact.needs_proof:
         _check_batch_invariance(artifact)
     num_threads = threads or manifest.target.threads
     backend = manifest.compiled.backend
     claimed = claim_device(artifact.accelerator, device * backend.num_devices, num_threads)
     context = ExecutionContext(artifact.accelerator, claimed, num_threads)
     runner = backend.load(build_payload(artifact), context)
-    needs_padding = batch_invariant or not backend.has_dynamic_shapes
-    buckets = Buckets(manifest.buckets, needs_row_padding=needs_padding)
-    return Engine(runner, buckets, manifest.program.output_size)
+    buckets = select_buckets(artifact, batch_invariant=batch_invariant)
+    return Engine(runner, buckets, artifact.program.output_size)
+
+
+def select_buckets(artifact: Artifact, *, batch_invariant: bool) -> Buckets:
+    """Return the buckets of an artifact.
+
+    Batch-invariant batches of drawn texts have one number of rows, because another number may
+    change the last bits of logits, and so a drawn token.
+    """
+    manifest = artifact.manifest
+    if artifact.generation.is_sampled and batch_invariant:
+        return fix_rows(manifest.buckets, SAMPLED_ROWS)
+    has_sizes = batch_invariant and manifest.batch_invariance is not None
+    needs_padding = has_sizes or not manifest.compiled.backend.has_dynamic_shapes
+    return Buckets(manifest.buckets, needs_row_padding=needs_padding)
 
 
 def warm_up(engine: Engine, artifact: Artifact) -> None:
@@ -141,7 +155,7 @@ def warm_up(engine: Engine, artifact: Artifact) -> None:
     If one graph serves all shapes, only the smallest shape is computed: its weights are prepared
     once for all shapes.
     """
-    inputs, batches = artifact.manifest.program.inputs, engine.buckets.make_empty_batches()
+    inputs, batches = artifact.program.inputs, engine.buckets.make_empty_batches()
     if artifact.manifest.compiled.backend.has_dynamic_shapes:
         batches = [min(batches, key=lambda batch: batch.num_rows * batch.length)]
     for batch in batches:
@@ -165,14 +179,16 @@ def build_payload(artifact: Artifact) -> Payload:
     manifest = artifact.manifest
 
     def restore() -> nn.Module:
-        from regauge.artifacts.restore import restore_program
-
-        return restore_program(manifest, artifact.folder / MODEL, artifact.load_weights())
+        program: Any = artifact.restore_program()
+        if manifest.program.output_kind == "text":
+            program.options = artifact.generation_options
+        restored: nn.Module = program
+        return restored
 
     shapes = [Shape(bucket.batch_sizes[0], bucket.length) for bucket in manifest.buckets]
     return Payload(
         artifact.payload_folder,
-        manifest.program.inputs,
+        artifact.program.inputs,
         shapes,
         manifest.compiled.precision,
         artifact.load_weights,

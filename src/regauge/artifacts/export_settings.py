@@ -76,8 +76,9 @@ class TextSettings(Settings):
     """Name of the prompt that is used if a caller names none."""
     pair_fields: tuple[str, str] | None = None
     """Two fields that a classifier reads as a text pair; by default it reads a single text."""
-    max_new_tokens: int = Field(default=64, ge=1)
-    """Most tokens that a causal model generates per text."""
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens that a causal model generates per text; by default 64, and at most half of the
+    tokens that it can read."""
 
     @model_validator(mode="after")
     def _two_fields(self) -> TextSettings:

@@ -20,8 +20,11 @@ from pydantic import Field, SerializeAsAny
 from regauge.accelerators import Precision
 from regauge.backends import Backend, Quantization
 from regauge.config import Settings, choice_of
-from regauge.models.io_spec import InputSpec, OutputKind, TensorSpec
+from regauge.errors import SettingsError
+from regauge.models.io_spec import InputSpec, OutputKind, TensorSpec, build_draws_spec
 from regauge.models.sentence_transformers import HeadActivation, Pooling, Tokenization
+from regauge.models.settings import GREEDY, Generation
+from regauge.models.tokenizer_convention import MIN_TOKENS
 
 MANIFEST, WEIGHTS, MODEL, TOKENIZER = "manifest.json", "weights.safetensors", "model", "tokenizer"
 PAYLOAD, PARITY, BENCHMARK = "payload", "parity.json", "benchmark.json"
@@ -104,6 +107,31 @@ class ProgramEntry(Settings):
     """Function of the outputs of a classification head; None for other programs."""
     module: str | None = None
     """Import path of the function that returns a custom module."""
+
+    def with_generation(self, generation: Generation) -> ProgramEntry:
+        """Return the program of a model that generates text as these options define.
+
+        A longer answer leaves less room for the prompt. Raises SettingsError if no room is left, or
+        if the model generates no text.
+        """
+        if generation == GREEDY:
+            return self
+        if self.output_kind != "text" or self.tokenization is None:
+            problem = f"the model returns {self.output_kind}, not generated text"
+            raise SettingsError(problem, "remove the table generation")
+        count = generation.max_new_tokens or self.output_size
+        total = self.tokenization.max_length + self.output_size
+        max_length = min(self.tokenization.max_length, total - count)
+        if max_length < MIN_TOKENS:
+            problem = f"generation.max_new_tokens = {count} leaves no room for a prompt"
+            raise SettingsError(problem, f"set at most {total - MIN_TOKENS}")
+        draws = (build_draws_spec(count),) if generation.is_sampled else ()
+        updates = {
+            "output_size": count,
+            "inputs": (*self.inputs, *draws),
+            "tokenization": self.tokenization.model_copy(update={"max_length": max_length}),
+        }
+        return self.model_copy(update=updates)
 
 
 class Compilation(Settings):

@@ -8,31 +8,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from regauge import accelerators, choices, config
-from regauge.artifacts.artifact import is_artifact, open_artifact
-from regauge.artifacts.buckets import Buckets, build_buckets
-from regauge.artifacts.engine import Engine, load_engine
-from regauge.artifacts.export_settings import BucketSettings, TextSettings
-from regauge.artifacts.manifest import ProgramEntry
+from regauge import choices, config
+from regauge.artifacts.engine import load_engine
+from regauge.artifacts.export_settings import TextSettings
+from regauge.artifacts.generator import Generator, is_single_prompt
 from regauge.artifacts.postprocess import build_columns, convert_vectors
 from regauge.artifacts.preprocess import NO_VALUES, Preprocessor
 from regauge.artifacts.records import TensorRecords
-from regauge.backends import ExecutionContext, Payload, Shape, check_usable
+from regauge.artifacts.uncompiled import open_model, recommend_export
 from regauge.choices import did_you_mean
 from regauge.data.sources import is_unicode
 from regauge.errors import DataError, SettingsError
-from regauge.models.hub import resolve_model
-from regauge.models.inference_modules import named_tensors
-from regauge.processes import available_cores
+from regauge.models.settings import GenerationTable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
-    from regauge.accelerators import Accelerator
+    from regauge.artifacts.artifact import Artifact
+    from regauge.artifacts.engine import Engine
     from regauge.artifacts.manifest import Dtype
-    from regauge.backends import Backend
     from regauge.data.values import Value
     from regauge.models.io_spec import TensorSpec
 
@@ -40,13 +36,17 @@ if TYPE_CHECKING:
 class LoadedModel:
     """A loaded artifact or model folder that computes outputs in this process."""
 
-    def __init__(self, engine: Engine, program: ProgramEntry, tokenizer: Path) -> None:
-        self.program = program
+    def __init__(self, artifact: Artifact, engine: Engine, *, batch_invariant: bool) -> None:
+        self.program = artifact.program
         """The `program` table of the manifest."""
         self._engine = engine
+        tokenization, folder = self.program.tokenization, artifact.tokenizer_folder
         self._preprocessor = (
-            Preprocessor(tokenizer, program.tokenization, program.fields)
-            if program.tokenization is not None
+            Preprocessor(folder, tokenization, self.program.fields) if tokenization else None
+        )
+        self._generator = (
+            Generator(artifact, engine.runner, self._preprocessor, batch_invariant=batch_invariant)
+            if self._preprocessor is not None
             else None
         )
 
@@ -102,6 +102,51 @@ class LoadedModel:
             for name, column in build_columns(self.program, "float32", outputs, decode).items()
         }
 
+    def generate(
+        self,
+        prompts: Any,
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int = 0,
+        stop: str | Sequence[str] = (),
+        on_text: Callable[[str], None] | None = None,
+    ) -> Any:
+        """Return the answers of a causal model: a list of texts, or one text for a single prompt.
+
+        A prompt is a text, a list of messages (`{"role": …, "content": …}`), or a record with
+        `messages` and perhaps `tools`, or with an `instruction` and perhaps an `input`.
+        Conversations need a chat template; in a model with one, a text is a user message.
+        `prompts` is one prompt or a list of prompts.
+
+        The options are those of the table `generation`. At temperature 0 the answer has the most
+        likely tokens. Otherwise tokens are drawn: the draw of a token depends on `seed`, on the
+        number of the prompt in the list, and on the number of the token in the answer. `on_text`
+        is called with each new part of the answer to a single prompt.
+
+        Raises SettingsError if the model generates no text or an option does not fit it, and
+        DataError if a prompt is invalid.
+        """
+        if self.program.output_kind != "text" or self._generator is None:
+            problem = f"this model returns {self.program.output_kind}, not generated text"
+            raise SettingsError(problem, "call predict() or encode() instead")
+        options = {
+            "max_new_tokens": max_new_tokens,
+            "temperature": float(temperature),
+            "top_p": float(top_p),
+            "top_k": top_k,
+            "seed": seed,
+            "stop": (stop,) if isinstance(stop, str) else tuple(stop),
+        }
+        generation = config.build(GenerationTable, {"generation": options}).generation
+        is_single = is_single_prompt(prompts)
+        batch = [prompts] if is_single else list(prompts)
+        _check_texts([[prompt for prompt in batch if isinstance(prompt, str)]])
+        answers = self._generator.generate(batch, generation, on_text)
+        return answers[0] if is_single else answers
+
     def __call__(self, *inputs: Tensor, **named: Tensor) -> Tensor:
         """Return the output of a custom module, [rows, width] fp32 on the CPU.
 
@@ -143,32 +188,29 @@ def load(
     module: str | None = None,
     text: dict[str, Any] | None = None,
 ) -> LoadedModel:
-    """Load an artifact; for development also a model's folder or a name on the hub.
+    """Load an artifact, or without an export the model of a run, a folder or a name on the hub.
 
     An artifact is verified first. Its payload may be code: load only artifacts that you or people
-    you trust exported. A folder is not compiled ahead: `backend` runs it, by default "eager".
-    "torch-compile" compiles it at the first call.
+    you trust exported. A run reads the fields of its task. A run or a folder is not compiled ahead:
+    `backend` runs it in fp32, by default "eager". "torch-compile" compiles it at the first call.
 
-    With `batch_invariant`, the output of a text has the same bits in every batch. A folder has no
-    proof of this. `threads` is the number of CPU threads; by default that of the artifact, or all
-    cores for a folder. `module` allows the import of custom code that an artifact names. `text` is
-    the table `text` of an export, such as `{"pair_fields": ("query", "document")}`; it is only for
-    a folder.
+    With `batch_invariant`, the output of a text has the same bits in every batch. A run or a folder
+    has no proof of this. `threads` is the number of CPU threads; by default that of the artifact,
+    or all cores without an export. `module` allows the import of custom code that an artifact
+    names. `text` is the table `text` of an export, such as `{"pair_fields": ("query",
+    "document")}`; it is not for artifacts.
 
     Raises SettingsError if there is no model or a setting is wrong, DataError if a file is damaged
     or changed, and PreflightError if this machine cannot run the artifact.
     """
     choices.allow_imports(module)
-    if backend is None and is_artifact(Path(path)):
-        if text is not None:
-            problem = f"{path} is an artifact, whose text settings are fixed"
-            raise SettingsError(problem, "remove `text`, or export the model again with it")
-        artifact = open_artifact(path)
-        engine = load_engine(artifact, batch_invariant=batch_invariant, threads=threads)
-        return LoadedModel(engine, artifact.manifest.program, artifact.tokenizer_folder)
-    settings = config.build(TextSettings, dict(text or {}))
-    chosen_backend = config.parse_choice("backends", backend or "eager")
-    return _load_folder(resolve_model(str(path)), settings, chosen_backend, threads)
+    text_settings = None if text is None else config.build(TextSettings, dict(text))
+    chosen_backend = None if backend is None else config.parse_choice("backends", backend)
+    name = str(Path(path).expanduser())
+    artifact = open_model(name, text=text_settings, backend=chosen_backend, threads=threads)
+    recommend_export(artifact)
+    engine = load_engine(artifact, batch_invariant=batch_invariant, threads=threads)
+    return LoadedModel(artifact, engine, batch_invariant=batch_invariant)
 
 
 def _check_texts(columns: list[list[Any]]) -> None:
@@ -214,30 +256,3 @@ def _check_tensors(specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> No
     if len(rows) > 1:
         problem = f"the tensors have {', '.join(map(str, sorted(rows)))} rows"
         raise DataError(problem, f"pass the same number of rows in each: {names}")
-
-
-def _load_folder(
-    folder: Path, settings: TextSettings, backend: Backend, threads: int | None
-) -> LoadedModel:
-    """Return a model's folder in fp32, loaded on the best accelerator of this machine."""
-    from regauge.artifacts.programs import build_folder_spec
-
-    accelerator: Accelerator = accelerators.choose()[0]
-    check_usable(backend, accelerator)
-    spec = build_folder_spec(folder, settings)
-    num_threads = threads or available_cores()
-    device = accelerators.claim_device(accelerator, 0, num_threads)
-    context = ExecutionContext(accelerator, device, num_threads)
-    is_dynamic = backend.has_dynamic_shapes
-    shapes = build_buckets(BucketSettings(), spec.max_tokens, has_dynamic_shapes=is_dynamic)
-    payload = Payload(
-        folder,
-        spec.inputs,
-        [Shape(bucket.batch_sizes[0], bucket.length) for bucket in shapes],
-        "fp32",
-        lambda: {name: value.detach() for name, value in named_tensors(spec.program).items()},
-        lambda: spec.program,
-    )
-    runner = backend.load(payload, context)
-    buckets = Buckets(shapes, needs_row_padding=not is_dynamic)
-    return LoadedModel(Engine(runner, buckets, spec.output_size), spec.manifest_entry, folder)

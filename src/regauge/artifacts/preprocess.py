@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,17 +12,22 @@ import numpy as np
 from regauge.artifacts.records import TextRecords, TokenizedTexts
 from regauge.data import chat_templates
 from regauge.data.columns import encode_value, find_embedding_rows
+from regauge.data.conversations import check_strings, format_part, parse_request
 from regauge.data.tokenizer import LoadedTokenizer, truncate_ids
 from regauge.errors import DataError
+from regauge.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from regauge.data.conversations import Conversation
     from regauge.data.values import Value
     from regauge.models.io_spec import InputSpec
     from regauge.models.sentence_transformers import Tokenization
 
+MAX_CHECKED_CONVERSATIONS = 100
+"""Conversations whose parts are searched in the rendered text."""
 Ids = list[np.ndarray]
 NO_VALUES: Mapping[str, Sequence[Value | None]] = MappingProxyType({})
 
@@ -53,6 +59,24 @@ class Preprocessor:
         self._tokenization = tokenization
         self._input_spec = input_spec
         self._folder = folder
+        self._num_checked = 0
+        self._ignored_parts: set[str] = set()
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of a text."""
+        return self._tokenization.max_length
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether a text is a message of a conversation, in a chat template."""
+        return self._tokenization.input_format == "chat"
+
+    def with_tokenization(self, tokenization: Tokenization | None) -> Preprocessor:
+        """Return a preprocessor with the same tokenizer and other limits."""
+        changed = copy.copy(self)
+        changed._tokenization = tokenization or self._tokenization  # noqa: SLF001 - its own class
+        return changed
 
     def encode_records(
         self,
@@ -122,14 +146,13 @@ class Preprocessor:
 
     def _encode_prompts(self, texts: Sequence[str], limit: int) -> tuple[Ids, int]:
         """Return the ids of generation prompts; a long prompt is truncated at its start."""
-        if self._tokenization.input_format == "chat":
+        if self.is_chat:
             try:
-                messages = [self._template.render_prompt(text) for text in texts]
+                requests = [self._template.render_prompt(text) for text in texts]
             except chat_templates.TemplateError as error:
                 problem = f"the chat template of the model cannot render a text: {error}"
                 raise DataError(problem, "correct the template, and export again") from None
-            encoded = self._tokenizer.encode(messages, parse_special_tokens=True)
-            return [ids[-limit:] for ids in encoded], sum(len(ids) > limit for ids in encoded)
+            return self._encode_requests(requests, limit)
         encoded = self._tokenizer.encode(texts, parse_special_tokens=self._parses_special_tokens)
         add_special_tokens, num_special_tokens = (
             (self._tokenizer.add_special_tokens, self._tokenizer.num_special_tokens)
@@ -139,6 +162,38 @@ class Preprocessor:
         room = limit - num_special_tokens
         prompts = [add_special_tokens(ids[-room:]) for ids in encoded]
         return prompts, sum(len(ids) > room for ids in encoded)
+
+    def _encode_requests(self, requests: Sequence[str], limit: int) -> tuple[Ids, int]:
+        """Return the ids of rendered conversations; a long one is truncated at its start."""
+        encoded = self._tokenizer.encode(list(requests), parse_special_tokens=True)
+        return [ids[-limit:] for ids in encoded], sum(len(ids) > limit for ids in encoded)
+
+    def render_request(self, record: Mapping[str, Value]) -> str:
+        """Return the conversation of a record up to its answer, as the text that a model reads.
+
+        Raises ConversationError if the record has none, and TemplateError if the chat template
+        cannot render it.
+        """
+        conversation = parse_request(record, self._template.literals)
+        check_strings(conversation, self._tokenizer.special_tokens)
+        request = self._template.render_request(conversation)
+        self._warn_if_ignored(conversation)
+        return request
+
+    def _warn_if_ignored(self, conversation: Conversation) -> None:
+        """Log the parts of the first conversations that the chat template does not write."""
+        if self._num_checked >= MAX_CHECKED_CONVERSATIONS:
+            return
+        self._num_checked += 1
+        for name in map(format_part, self._template.list_ignored_parts(conversation)):
+            if name not in self._ignored_parts:
+                self._ignored_parts.add(name)
+                logger.warning("The chat template of the model ignores '%s'", name)
+
+    def encode_requests(self, requests: Sequence[str]) -> EncodedRecords:
+        """Return the tokens of conversations that `render_request` has rendered."""
+        ids, truncated = self._encode_requests(requests, self._tokenization.max_length)
+        return EncodedRecords(TextRecords.from_lists(ids), truncated)
 
     @cached_property
     def _template(self) -> chat_templates.ChatTemplate:

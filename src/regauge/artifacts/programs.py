@@ -19,15 +19,15 @@ from regauge.data.tokenizer import LoadedTokenizer, read_truncation_side
 from regauge.errors import DataError, SettingsError, first_line
 from regauge.models import architectures, sentence_transformers, tokenizer_convention
 from regauge.models.dropout import DropoutKeys
-from regauge.models.inference_modules import (
-    DTYPES,
-    CustomProgram,
-    RankProgram,
-    TextProgram,
+from regauge.models.generation.text_generation import (
     build_generation_program,
     find_generation_limit,
 )
-from regauge.models.init_weights import META, build_initial_weights, materialize
+from regauge.models.inference_modules import (
+    DTYPES,
+    CustomProgram,
+    TextProgram,
+)
 from regauge.models.io_spec import (
     ROWS,
     InputSpec,
@@ -42,7 +42,7 @@ from regauge.models.sentence_transformers import (
     SentenceEncoder,
     Tokenization,
 )
-from regauge.models.settings import Model
+from regauge.models.settings import DEFAULT_NEW_TOKENS
 from regauge.models.weights import read_weights
 
 if TYPE_CHECKING:
@@ -53,10 +53,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from regauge.artifacts.export_settings import TextSettings
-    from regauge.data.dataset import DatasetManifest
     from regauge.models.io_spec import OutputKind
     from regauge.models.tokenizer_convention import Convention
-    from regauge.tasks import Task
 
 
 UNSUPPORTED_HEADS = (
@@ -246,9 +244,10 @@ def _build_generation_spec(
     folder: Path, model: PreTrainedModel, settings: TextSettings, trained: InputSpec | None
 ) -> ProgramSpec:
     """Return the program of a causal model; with a chat template a text is a user message."""
-    max_new_tokens = settings.max_new_tokens
     input_spec = trained or ONE_TEXT
     max_tokens = input_spec.max_row_tokens(find_generation_limit(model))
+    default = DEFAULT_NEW_TOKENS if max_tokens is None else min(DEFAULT_NEW_TOKENS, max_tokens // 2)
+    max_new_tokens = settings.max_new_tokens or max(default, 1)
     if max_tokens is not None:
         largest = max_tokens - tokenizer_convention.MIN_TOKENS
         max_tokens -= max_new_tokens
@@ -262,30 +261,6 @@ def _build_generation_spec(
     program = build_generation_program(model, folder, folder, max_new_tokens, tokenization)
     inputs = program_inputs(input_spec)
     return ProgramSpec(program.eval(), "text", max_new_tokens, inputs, tokenization, input_spec)
-
-
-def build_ranker_spec(folder: Path, task: Task, manifest: DatasetManifest) -> ProgramSpec:
-    """Return the program of a ranker: the score of one candidate for a query.
-
-    Raises SettingsError if the ranker reads no text.
-    """
-    input_spec = task.input_spec(manifest)
-    if not input_spec.text_fields:
-        problem = f"the ranker of {folder} reads no text"
-        raise SettingsError(problem, "export a ranker with text fields")
-    settings = Model(path=str(folder))
-    with META:
-        module = task.build_module(settings, manifest, seed=0)
-    materialize(module, build_initial_weights(module, settings, seed=0))
-    ranker: Any = module.eval()
-    ranker.shape = ranker.shape._replace(candidates=1)
-    tokenization = Tokenization(
-        max_length=max(input_spec.max_lengths),
-        truncation_side=read_truncation_side(folder),
-        special_tokens="read",
-    )
-    inputs = program_inputs(input_spec)
-    return ProgramSpec(RankProgram(ranker), "scores", 1, inputs, tokenization, input_spec)
 
 
 def build_module_spec(path: str, module: nn.Module, examples: Mapping[str, Tensor]) -> ProgramSpec:

@@ -15,10 +15,10 @@ from regauge.artifacts.manifest import TOKENIZER
 from regauge.artifacts.programs import build_text_program, strip_head
 from regauge.models.architectures import build_template, read_generation_config
 from regauge.models.dropout import DropoutKeys
+from regauge.models.generation.text_generation import build_generation_program
 from regauge.models.inference_modules import (
     CustomProgram,
     RankProgram,
-    build_generation_program,
     cast_program,
 )
 from regauge.models.init_weights import META, materialize_buffers

@@ -17,9 +17,9 @@ from regauge.artifacts.probe_texts import select_probe_texts
 from regauge.artifacts.programs import (
     build_folder_spec,
     build_module_spec,
-    build_ranker_spec,
     read_vocab_size,
 )
+from regauge.artifacts.ranker_program import build_ranker_spec
 from regauge.artifacts.records import TensorRecords, TextRecords, TokenizedTexts
 from regauge.data.dataset import read_manifest
 from regauge.data.randomness import hash_keys
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from regauge.artifacts.export_settings import ExportSettings
+    from regauge.artifacts.export_settings import ExportSettings, TextSettings
     from regauge.artifacts.programs import ProgramSpec
     from regauge.artifacts.records import Records
     from regauge.models.io_spec import TensorSpec
@@ -60,6 +60,14 @@ class TrainedTask:
     def input_spec(self) -> InputSpec:
         """The fields of a record that the model reads."""
         return self.task.input_spec(read_manifest(self.dataset))
+
+
+def build_source_spec(folder: Path, text: TextSettings, trained: TrainedTask | None) -> ProgramSpec:
+    """Return the program of a folder; `trained` is the task of the run that wrote it."""
+    input_spec = trained.input_spec if trained else None
+    if trained is not None and input_spec is not None and input_spec.ranking is not None:
+        return build_ranker_spec(folder, trained.task, read_manifest(trained.dataset))
+    return build_folder_spec(folder, text, input_spec)
 
 
 class ExportSource(Protocol):
@@ -94,12 +102,7 @@ class ModelFolder:
     def __init__(self, folder: Path, settings: ExportSettings, trained: TrainedTask | None) -> None:
         self._folder = folder
         self._trained = trained
-        input_spec = trained.input_spec if trained else None
-        if trained is not None and input_spec is not None and input_spec.ranking is not None:
-            manifest = read_manifest(trained.dataset)
-            self.spec = build_ranker_spec(folder, trained.task, manifest)
-        else:
-            self.spec = build_folder_spec(folder, settings.text, input_spec)
+        self.spec = build_source_spec(folder, settings.text, trained)
 
     @cached_property
     def weights_sha256(self) -> str:

@@ -19,15 +19,16 @@ class ModuleRunner:
 
     def __init__(self, payload: Payload, context: ExecutionContext) -> None:
         context.accelerator.set_precision(payload.precision)
-        self._program = payload.build_program().eval()
-        move_module(self._program, context.device)
+        self.program = payload.build_program().eval()
+        """The module on the device."""
+        move_module(self.program, context.device)
         self._context = context
         self._graphs_before = context.accelerator.num_compiled_graphs()
-        self._callable: Any = self._program
+        self._callable: Any = self.program
 
     def compile(self, **options: Any) -> ModuleRunner:
         """Compile the program with torch.compile at its first call; return this runner."""
-        self._callable = torch.compile(self._program, **options)
+        self._callable = torch.compile(self.program, **options)
         return self
 
     @torch.no_grad()

@@ -74,8 +74,7 @@ def read_checkpoint_weights(run: Path, step: Literal["latest", "best"] | int) ->
     else:
         path = root / layout.checkpoint_name(int(step))
     if path is None or not path.is_dir():
-        steps = ", ".join(map(str, layout.list_steps(root))) or "none"
-        raise SettingsError(f"{run} has no checkpoint '{step}'", f"available steps: {steps}")
+        raise layout.build_missing_error(root, step, "export.step")
     damage = verify_checkpoint(path, World())
     if damage:
         raise DataError(damage, "choose another step")

@@ -15,7 +15,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from regauge.config import FORMAT, find_document
-from regauge.errors import DataError
+from regauge.errors import DataError, SettingsError
 from regauge.files import fsync_paths, is_temporary, sha256, write_atomic, write_json
 from regauge.json_files import DocumentShape, read_json
 from regauge.jsonl import Count
@@ -120,6 +120,15 @@ def list_steps(root: Path) -> list[int]:
     """Return the committed steps, newest first, whether or not their files are still whole."""
     numbers = (parse_step(path.name) for path in root.glob("step-*"))
     return sorted((number for number in numbers if number is not None), reverse=True)
+
+
+def build_missing_error(root: Path, step: str | int, key: str) -> SettingsError:
+    """Return the error for a step of which a run has no checkpoint; `key` selects the step."""
+    steps = ", ".join(map(str, sorted(list_steps(root)))) or "none"
+    remedy = f"set {key} to one of: {steps}"
+    if step == BEST.lower():
+        remedy += "; output.checkpoint.best_metric keeps the best one of a run"
+    return SettingsError(f"{root.parent} has no checkpoint '{step}'", remedy)
 
 
 def find_damage(path: Path, *, rank: int = 0, size: int = 1) -> str | None:

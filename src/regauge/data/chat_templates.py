@@ -128,6 +128,11 @@ class ChatTemplate:
         request = {"role": "user", "content": text, "instruction": text, "input": ""}
         return self._render(Conversation([request], {}), add_prompt=True)
 
+    def render_request(self, conversation: Conversation) -> str:
+        """Return a conversation up to the start of its answer; raises TemplateError."""
+        form, _ = self._choose_form(conversation)
+        return self._render(form, add_prompt=True)
+
     def _choose_form(self, conversation: Conversation) -> tuple[Conversation, str]:
         """Return the first form of a conversation that the template can write, and its text."""
         problems = []

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from regauge.data.sources import is_unicode
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
@@ -138,6 +140,33 @@ def parse_conversation(
     perhaps an `input`.
     `extra_roles` are permitted besides ROLES.
     """
+    conversation = _parse_turns(record, extra_roles)
+    if not conversation.is_instruction:
+        return conversation
+    output = record.get("output")
+    if not isinstance(output, str):
+        raise ConversationError("neither 'messages' nor 'instruction' and 'output'")
+    answer = {"role": ASSISTANT, "content": output}
+    return conversation._replace(messages=[*conversation.messages, answer])
+
+
+def parse_request(record: Mapping[str, Value], extra_roles: Collection[str] = ()) -> Conversation:
+    """Return the conversation that a model should answer; raises ConversationError.
+
+    The record is as in `parse_conversation`, but it needs no answer: a last message of the
+    assistant is left out, and so is an `output`.
+    """
+    conversation = _parse_turns(record, extra_roles)
+    if conversation.messages[-1]["role"] != ASSISTANT:
+        return conversation
+    messages = conversation.messages[:-1]
+    if not messages:
+        raise ConversationError("no message precedes the answer")
+    return conversation._replace(messages=messages)
+
+
+def _parse_turns(record: Mapping[str, Value], extra_roles: Collection[str]) -> Conversation:
+    """Return the messages of a record, or its instruction as one message."""
     variables = _parse_variables(record)
     if "messages" in record:
         items = _parse_json(record["messages"], "'messages'")
@@ -150,16 +179,25 @@ def parse_conversation(
             if message["role"] not in ROLES and message["role"] not in extra_roles:
                 raise ConversationError(f"message {number} has the role '{message['role']}'")
         return Conversation(messages, variables)
-    instruction, output = record.get("instruction"), record.get("output")
-    if not (isinstance(instruction, str) and isinstance(output, str)):
+    instruction = record.get("instruction")
+    if not isinstance(instruction, str):
         raise ConversationError("neither 'messages' nor 'instruction' and 'output'")
     value = record.get("input")
     context = value if isinstance(value, str) and value.strip() else ""
     content = f"{instruction}\n\n{context}" if context else instruction
     # A template with a separate section for the input reads `instruction` and `input`.
     request = {"role": "user", "content": content, "instruction": instruction, "input": context}
-    answer = {"role": ASSISTANT, "content": output}
-    return Conversation([request, answer], variables, is_instruction=True)
+    return Conversation([request], variables, is_instruction=True)
+
+
+def check_strings(conversation: Conversation, special_tokens: tuple[str, ...]) -> None:
+    """Raise ConversationError for a text that has a special token or cannot be encoded."""
+    for text in conversation.list_strings():
+        if not is_unicode(text):
+            raise ConversationError("lone surrogate", "undecodable bytes")
+        for token in special_tokens:
+            if token in text:
+                raise ConversationError(token, "a special token in a message")
 
 
 def is_blank(value: Any) -> bool:

@@ -37,6 +37,12 @@ def hash_keys(*key: int | np.ndarray) -> Words:
     return word
 
 
+def draw_uniform(*key: int | np.ndarray) -> np.ndarray:
+    """Return one uniform number in [0, 1) per key, fp32 with 23 random bits."""
+    numbers: np.ndarray = (hash_keys(*key) >> np.uint64(41)).astype(np.float32)
+    return numbers * np.float32(2**-23)
+
+
 class Permutation:
     """A permutation of 0 … size-1 with random access in constant memory.
 

@@ -31,6 +31,11 @@ class TensorSpec(Settings):
     """Element type."""
 
 
+def build_draws_spec(max_new_tokens: int) -> TensorSpec:
+    """Return the input of a program that samples: a number in [0, 1) per new token."""
+    return TensorSpec(name="draws", shape=(ROWS, max_new_tokens))
+
+
 class RankingSpec(Settings):
     """How a ranking model reads a record."""
 

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from regauge.errors import SettingsError
 from regauge.models import sentence_transformers
 from regauge.models.attention_masks import detect_attention_spec, max_text_tokens
+from regauge.models.generation.sampling import filter_logits, select_tokens
 from regauge.models.losses import Batch, LogitGradients, token_losses, token_metrics, training_loss
 from regauge.models.pooling import TextPooling
+from regauge.models.settings import GREEDY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -132,6 +134,9 @@ class NextSentenceModel(TextModule):
 class CausalLanguageModel(TextModule):
     """Predicts the next token at each position of a packed row."""
 
+    generation = GREEDY
+    """How `drawn` tokens are sampled."""
+
     def __init__(self, model: PreTrainedModel, keys: DropoutKeys) -> None:
         super().__init__(model, keys)
         if not self.attention_spec.is_causal:
@@ -141,9 +146,18 @@ class CausalLanguageModel(TextModule):
             )
 
     def forward(self, batch: Batch) -> Batch:
-        """Return the `token_outputs`, [batch, length]."""
+        """Return the `token_outputs`, [batch, length].
+
+        If the batch has `draws`, [batch] in [0, 1), they also select the tokens `drawn`, [batch],
+        that follow the positions `last`, [batch, 1].
+        """
         head: Any = self.model.get_output_embeddings()
-        return self.token_outputs(head, self.hidden_states(batch, packed=True), batch)
+        hidden = self.hidden_states(batch, packed=True)
+        outputs = self.token_outputs(head, hidden, batch)
+        if "draws" in batch:
+            logits = head(_gather_positions(hidden, batch["last"])[:, 0]).float()
+            outputs["drawn"] = select_tokens(filter_logits(logits, self.generation), batch["draws"])
+        return outputs
 
 
 class Encoder(TextModule):

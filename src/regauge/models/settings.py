@@ -83,6 +83,58 @@ class Model(Settings):
         return self
 
 
+DEFAULT_NEW_TOKENS = 64
+"""Tokens of an answer if neither the settings nor an artifact give a number."""
+
+
+class Generation(Settings):
+    """How a causal model generates text."""
+
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of an answer; by default those of the artifact, else 64."""
+    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """0 generates the most likely tokens (greedy). Otherwise logits are divided by it, and tokens
+    are drawn."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Draws from the smallest set of tokens whose probabilities sum to this number (nucleus)."""
+    top_k: int = Field(default=0, ge=0)
+    """Draws from this many most likely tokens; 0 for no limit."""
+    seed: int = Field(default=0, ge=0)
+    """Random seed; with the number of a record and of a token it determines the draw."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts that end an answer; the answer does not contain them."""
+
+    @model_validator(mode="after")
+    def _check_temperature(self) -> Generation:
+        for name in ("top_p", "top_k"):
+            if not self.is_sampled and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} has no effect at temperature 0; set temperature")
+        return self
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether tokens are drawn."""
+        return self.temperature > 0
+
+    def find_stop(self, text: str) -> int | None:
+        """Return the start of the first stop text in a text, or None."""
+        return min((index for stop in self.stop if (index := text.find(stop)) >= 0), default=None)
+
+    def cut_text(self, text: str) -> str:
+        """Return a text up to its first stop text."""
+        return text[: self.find_stop(text)]
+
+
+GREEDY = Generation()
+
+
+class GenerationTable(Settings):
+    """The options of a call as they are in a run file, so that messages name their keys."""
+
+    generation: Generation = GREEDY
+    """How a causal model generates text."""
+
+
 class Interactions(Settings):
     """The network of a ranking model that computes scores from features (DCN-v2)."""
 

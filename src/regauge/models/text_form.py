@@ -10,7 +10,7 @@ from regauge.data.exported_tokenizer import TextForm, adapt_tokenizer
 from regauge.data.special_tokens import SpecialTokens
 from regauge.data.tokenizer import LoadedTokenizer
 from regauge.models.dual_encoder import DOCUMENT_ENCODER, has_document_encoder
-from regauge.models.generation_config import write_generation_config, write_token_ids
+from regauge.models.generation.generation_config import write_generation_config, write_token_ids
 from regauge.models.tokenizer_convention import write_convention
 
 if TYPE_CHECKING:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from regauge.artifacts.postprocess import build_columns
 from regauge.choices import did_you_mean
+from regauge.data.conversations import KWARGS_FIELD, LIST_FIELDS
 from regauge.data.sources import Record, Rejected
 from regauge.data.values import FieldKind, infer_kind, merge_kinds
 from regauge.errors import DataError, SettingsError
@@ -27,6 +28,10 @@ MAX_SEARCHED_RECORDS = 100_000
 """Records that are searched for a named field which the first ones do not have."""
 DEFAULT_TEXT_FIELD = "text"
 """The text field if several fields hold texts and the settings name none."""
+REQUEST_FIELDS = ("messages", "instruction")
+"""Fields of conversations, the first one that exists is read."""
+CONVERSATION_FIELDS = (*LIST_FIELDS, KWARGS_FIELD, "input")
+"""Further fields that a chat template reads."""
 FieldKinds = dict[str, FieldKind]
 """The kind of each field."""
 
@@ -88,15 +93,45 @@ class _FieldSample:
         return not is_missing or self.num_records >= MAX_SEARCHED_RECORDS
 
 
-def check_prompts(settings: PredictSettings, kinds: FieldKinds) -> None:
-    """Raise SettingsError if records are conversations, of which one text would be the prompt."""
+class InputFields(NamedTuple):
+    """The fields of a record that a model reads."""
+
+    text_fields: tuple[str, ...]
+    """Fields with texts; for conversations the field with `messages` or an `instruction`."""
+    is_conversation: bool = False
+    """Whether a record is a conversation, which the chat template of the model renders."""
+
+    @property
+    def read_fields(self) -> tuple[str, ...]:
+        """All fields that are read, and not copied by default."""
+        return (
+            (*self.text_fields, *CONVERSATION_FIELDS) if self.is_conversation else self.text_fields
+        )
+
+
+def select_inputs(
+    settings: PredictSettings, program: ProgramEntry, kinds: FieldKinds
+) -> InputFields:
+    """Return the fields that a model reads; with a chat template these may be a conversation.
+
+    Raises SettingsError if records are conversations and the model cannot read them, and the errors
+    of `select_text_fields`.
+    """
     requested = settings.predict.text_fields
-    if "messages" in (requested or kinds):
-        problem = "predict reads one text of a record, not the conversation in 'messages'"
-        raise SettingsError(problem, "name a field with prompts: predict.text_fields")
-    if not requested and {"instruction", "output"} <= kinds.keys():
-        problem = "predict reads one text of a record, not an instruction with its input"
-        raise SettingsError(problem, 'name it: predict.text_fields=["instruction"]')
+    is_chat = program.tokenization is not None and program.tokenization.input_format == "chat"
+    names = requested or tuple(name for name in REQUEST_FIELDS if name in kinds)[:1]
+    is_conversation = names == ("messages",) or (names == ("instruction",) and not requested)
+    if is_conversation and is_chat:
+        if settings.predict.prompt_name is not None:
+            problem = "predict.prompt_name has no effect on conversations"
+            raise SettingsError(problem, "remove it, or name a text field in predict.text_fields")
+        return InputFields(names, is_conversation=True)
+    if "messages" in names and program.output_kind == "text" and DEFAULT_TEXT_FIELD not in kinds:
+        problem = "the records have 'messages', but the model has no chat template"
+        remedy = "name a field with a text in predict.text_fields, or use a model with a template"
+        raise SettingsError(problem, remedy)
+    artifact_fields = program.fields.text_fields
+    return InputFields(select_text_fields(settings, artifact_fields, kinds))
 
 
 def select_text_fields(
@@ -129,14 +164,17 @@ def select_text_fields(
 
 
 def select_kept_fields(
-    settings: PredictSettings, text_fields: tuple[str, ...], kinds: FieldKinds
+    settings: PredictSettings, read_fields: tuple[str, ...], kinds: FieldKinds
 ) -> FieldKinds:
-    """Return the fields to copy into the output; raises SettingsError for an unknown field."""
+    """Return the fields to copy into the output, by default all but `read_fields`.
+
+    Raises SettingsError for an unknown field.
+    """
     requested = settings.output.keep_fields
     if isinstance(requested, dict):
         return dict(requested)
     if requested == "all":
-        return {name: kind for name, kind in kinds.items() if name not in text_fields}
+        return {name: kind for name, kind in kinds.items() if name not in read_fields}
     for name in requested:
         if name not in kinds:
             problem = f"the first {MAX_SEARCHED_RECORDS:,} records have no field '{name}'"

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge import config, jsonl
-from regauge.artifacts.manifest import MANIFEST
 from regauge.config import FORMAT
 from regauge.errors import DataError, SettingsError
 from regauge.files import sha256, write_json
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 
 JOB, LEDGER, RESULT = "job.json", "ledger.jsonl", "result.json"
 SHARDS, QUARANTINE, JOBS = "shards", "quarantine", "jobs"
-SHARD_SUFFIXES = ("parquet", "npy")
+SHARD_SUFFIXES = ("parquet", "jsonl", "csv", "npy")
 MAX_NAMES = 5
 """Maximum number of shards that a message names."""
 OTHER_FOLDER_REMEDY = "name another output.folder, or delete that one"
@@ -249,13 +248,14 @@ def collect_portable_facts(
     predict, output = config.dump(settings.predict), config.dump(settings.output)
     options = {name: predict[name] for name in ("batch_invariant", "shard_records")}
     return {
-        "artifact_sha256": sha256(artifact.folder / MANIFEST),
+        "artifact_sha256": artifact.content_sha256,
         "source": config.dump(settings.source),
         "pieces": {piece.name: [piece.bytes, piece.stamp] for piece in pieces},
         "text_fields": list(settings.predict.text_fields),
         "prompt_name": settings.predict.prompt_name,
         "output": {name: output[name] for name in ("format", "dtype")},
         "keep_fields": kept_fields,
+        "generation": config.dump(settings.generation),
         **options,
     }
 

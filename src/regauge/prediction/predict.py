@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regauge import config, jsonl, stop_signals
-from regauge.artifacts.artifact import open_artifact
+from regauge.artifacts.uncompiled import open_model, recommend_export
 from regauge.errors import DataError, LimitReachedError, SettingsError
 from regauge.log import logger
 from regauge.planning.catalog import find_price
 from regauge.prediction.fields import (
     check_columns,
-    check_prompts,
     infer_fields,
     list_named_fields,
+    select_inputs,
     select_kept_fields,
-    select_text_fields,
 )
 from regauge.prediction.job import (
     QUARANTINE,
@@ -33,7 +32,7 @@ from regauge.prediction.job import (
 )
 from regauge.prediction.progress import ProgressBar
 from regauge.prediction.shard_queue import ShardQueue
-from regauge.prediction.worker import SCRATCH, WorkerSpec
+from regauge.prediction.worker import SCRATCH, WorkerResources, WorkerSpec
 from regauge.supervision.cost_meter import (
     ATTEMPTS,
     CostMeter,
@@ -45,8 +44,12 @@ from regauge.supervision.folder_lock import FolderLock
 
 if TYPE_CHECKING:
     from regauge.artifacts.artifact import Artifact
+    from regauge.artifacts.manifest import ProgramEntry
     from regauge.planning.catalog import MachinePrice
     from regauge.prediction.settings import PredictSettings
+
+SHARD_RECORDS, SHARD_TEXTS = 32768, 1024
+"""Default records of a shard; a generated text takes much longer than any other output."""
 
 
 @dataclass(frozen=True)
@@ -58,34 +61,54 @@ class PredictPlan:
     worker_spec: WorkerSpec
 
     @property
-    def resolved_fields(self) -> dict[str, list[str]]:
-        """The resolved text fields, as they are stored in `job.json`."""
-        return {"text_fields": list(self.worker_spec.text_fields)}
+    def resolved_fields(self) -> dict[str, Any]:
+        """The resolved input fields, as they are stored in `job.json`."""
+        inputs = self.worker_spec.inputs
+        return {
+            "text_fields": list(inputs.text_fields),
+            "is_conversation": inputs.is_conversation,
+        }
 
 
 def plan_predict(settings: PredictSettings) -> PredictPlan:
     """Return the plan of a job: its pieces, and the fields to read and to keep.
 
-    Raises SettingsError if a field does not exist, the artifact reads no texts, or the records of a
-    chat model are conversations, and the errors of the source and of `open_artifact`.
+    Raises SettingsError if a field does not exist or the model reads no texts, and the errors of
+    the source and of `open_model`.
     """
-    artifact = open_artifact(settings.artifact)
-    program = artifact.manifest.program
+    artifact = open_model(settings.artifact, settings.generation, keep_weights=False)
+    program = artifact.program
     if program.tokenization is None:
         problem = f"{settings.artifact} reads no texts"
         raise SettingsError(problem, "call it in Python with regauge.load")
     program.tokenization.prompt_text(settings.predict.prompt_name)
+    settings = _resolve_shard_records(settings, program)
     pieces = settings.source.list_pieces()
     kinds = infer_fields(settings.source, pieces, list_named_fields(settings))
-    if program.tokenization.input_format == "chat":
-        check_prompts(settings, kinds)
-    text_fields = select_text_fields(settings, program.fields.text_fields, kinds)
-    kept_fields = select_kept_fields(settings, text_fields, kinds)
+    inputs = select_inputs(settings, program, kinds)
+    kept_fields = select_kept_fields(settings, inputs.read_fields, kinds)
     check_columns(program, settings.output, list(kept_fields))
     job = PredictJob(settings, pieces, resolve_slot(settings, os.environ))
     _check_limit(settings)
-    spec = WorkerSpec(config.dump(settings), pieces, text_fields, kept_fields, job.slot)
+    spec = WorkerSpec(
+        config.dump(settings),
+        pieces,
+        inputs,
+        kept_fields,
+        job.slot,
+        WorkerResources.from_artifact(artifact),
+    )
     return PredictPlan(artifact, job, spec)
+
+
+def _resolve_shard_records(settings: PredictSettings, program: ProgramEntry) -> PredictSettings:
+    """Return settings with a number of records per shard."""
+    if settings.predict.shard_records != "auto":
+        return settings
+    is_text = program.output_kind == "text"
+    count = SHARD_TEXTS if is_text else SHARD_RECORDS
+    options = settings.predict.model_copy(update={"shard_records": count})
+    return settings.model_copy(update={"predict": options})
 
 
 def check_output_folder(plan: PredictPlan) -> None:
@@ -103,8 +126,9 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     """
     started_at = time.time()
     plan = plan_predict(settings)
+    recommend_export(plan.artifact)
     job = plan.job
-    facts = collect_facts(settings, plan.artifact, job.pieces, plan.worker_spec.kept_fields)
+    facts = collect_facts(job.settings, plan.artifact, job.pieces, plan.worker_spec.kept_fields)
     job.claim_folder({**facts, **plan.resolved_fields})
     with ExitStack() as stack:
         stack.enter_context(FolderLock(job.job_folder))
@@ -171,7 +195,7 @@ def _compute_shards(plan: PredictPlan, shard_queue: ShardQueue, progress: Progre
     with progress:
         for event in executor.run(spec, shard_queue):
             if event["event"] == "ready" and not progress.has_ready_worker:
-                texts = ", ".join(spec.text_fields)
+                texts = ", ".join(spec.inputs.text_fields)
                 kept = ", ".join(spec.kept_fields) or "none"
                 logger.info("Text fields: %s; kept fields: %s", texts, kept)
             if event["event"] == "shard":

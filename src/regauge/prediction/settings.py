@@ -10,6 +10,7 @@ from regauge.artifacts.manifest import Dtype
 from regauge.config import Settings, choice_of
 from regauge.data.sources import Source
 from regauge.data.values import FieldKind
+from regauge.models.settings import GREEDY, Generation
 from regauge.planning.settings import Price
 from regauge.prediction.executors import Executor
 
@@ -19,8 +20,9 @@ class PredictOutput(Settings):
 
     folder: str
     """Output folder; several jobs on several machines may share it."""
-    format: Literal["parquet", "npy"] = "parquet"
-    """`parquet` writes tables; `npy` writes arrays of vectors, and tables of the other fields."""
+    format: Literal["parquet", "jsonl", "csv", "npy"] = "parquet"
+    """`parquet`, `jsonl` and `csv` write tables; `npy` writes arrays of vectors, and Parquet tables
+    of the other fields. A nested value is a JSON text in a cell of `csv`."""
     dtype: Dtype = "float16"
     """Type of a vector: `int8` adds a scale per vector; `binary` packs eight signs per byte."""
     keep_fields: Literal["all"] | tuple[str, ...] | dict[str, FieldKind] = "all"
@@ -32,13 +34,17 @@ class PredictOptions(Settings):
     """How records are read and grouped into shards."""
 
     text_fields: tuple[str, ...] = ()
-    """Text fields; by default the fields of the artifact, else `text`, else the only text field."""
+    """Text fields; by default the fields of the model, else `text`, else the only text field. With
+    a chat template the default is `messages`, else `instruction` with `input`."""
     prompt_name: str | None = None
     """Name of a prompt of the artifact to prepend to each text; by default its default prompt."""
     batch_invariant: bool = True
     """Whether an output must have the same bits in every batch; needs an artifact with a proof."""
-    shard_records: int = Field(default=32768, ge=1)
-    """Most records of a shard, the unit that is computed, committed and retried."""
+    shard_records: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto", union_mode="left_to_right"
+    )
+    """Most records of a shard, the unit that is computed, committed and retried; `auto` is 32768,
+    and 1024 for generated text."""
     job_index: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         default="auto", union_mode="left_to_right"
     )
@@ -77,11 +83,13 @@ class PredictSettings(Settings):
     """All settings of a prediction job."""
 
     artifact: str
-    """Folder of an artifact, written by `regauge export`."""
+    """Folder of an artifact, or of a run or a model, which then runs without compilation."""
     source: Annotated[SerializeAsAny[Source], choice_of("data/sources")]
     """The records to process."""
     output: PredictOutput
     """The files to write."""
+    generation: Generation = GREEDY
+    """How a causal model generates text."""
     predict: PredictOptions = PredictOptions()
     """How records are read and grouped into shards."""
     execution: PredictExecution = PredictExecution()

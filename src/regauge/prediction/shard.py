@@ -10,22 +10,22 @@ import json
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from regauge.artifacts.postprocess import (
-    build_columns,
-    build_table,
-    write_parquet,
-)
+from regauge.artifacts.generator import add_draws
+from regauge.artifacts.postprocess import build_columns
+from regauge.data.chat_templates import TemplateError
 from regauge.data.columns import encode_value
+from regauge.data.conversations import ConversationError
 from regauge.data.sources import Record, Rejected, Skipped, reject_undecodable
 from regauge.data.values import fits_kind
 from regauge.files import fsync_paths, replace_atomically, sha256
+from regauge.models.settings import GREEDY
 from regauge.prediction.job import QUARANTINE, SHARDS
+from regauge.prediction.shard_files import ShardColumns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,10 +33,12 @@ if TYPE_CHECKING:
     from regauge.artifacts.engine import Engine
     from regauge.artifacts.manifest import ProgramEntry
     from regauge.artifacts.postprocess import Decode
-    from regauge.artifacts.preprocess import Preprocessor
+    from regauge.artifacts.preprocess import EncodedRecords, Preprocessor
     from regauge.artifacts.records import TextRecords
     from regauge.data.sources import Piece, Source, SourceItem
     from regauge.data.values import FieldKind, Value
+    from regauge.models.settings import Generation
+    from regauge.prediction.fields import InputFields
     from regauge.prediction.settings import PredictOutput
     from regauge.prediction.shard_queue import ShardId
 
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 class RecordSpec:
     """The fields of a record to read and to keep, and the size of a shard."""
 
-    text_fields: tuple[str, ...]
+    inputs: InputFields
     prompt_name: str | None
     """Name of the prompt to prepend to each text; None for the artifact's default prompt."""
     shard_records: int
@@ -57,6 +59,10 @@ class RecordSpec:
     """Numeric features of ranking candidates."""
     categorical_fields: tuple[str, ...] = ()
     """Categorical features of ranking candidates."""
+    generation: Generation = GREEDY
+    """How a causal model generates text."""
+    num_new_tokens: int = 0
+    """Most tokens of an answer."""
 
     @property
     def value_fields(self) -> tuple[str, ...]:
@@ -68,7 +74,7 @@ class RecordSpec:
         """Return the fields of a record that should be copied and are unknown."""
         if self.output.keep_fields != "all":
             return set()
-        return record.fields.keys() - {*self.text_fields, *self.value_fields}
+        return record.fields.keys() - {*self.inputs.read_fields, *self.value_fields}
 
     def list_missing(self, record: Record) -> set[str]:
         """Return the fields that the settings name and a record does not have."""
@@ -141,6 +147,73 @@ class PieceReader:
         return items
 
 
+class _ShardRecords:
+    """The valid records of a shard, and the others with their reasons."""
+
+    def __init__(self, preprocessor: Preprocessor, record_spec: RecordSpec) -> None:
+        self._preprocessor = preprocessor
+        self._record_spec = record_spec
+        self._columns: list[list[str]] = [[] for _ in record_spec.inputs.text_fields]
+        """The texts of each text field; of conversations the rendered texts."""
+        self.values: dict[str, list[Value | None]] = {name: [] for name in record_spec.value_fields}
+        self.numbers: list[int] = []
+        """The number of each record in its piece."""
+        self.quarantined: list[Rejected] = []
+        self.num_skipped = 0
+        self.dropped_fields: Counter[str] = Counter()
+        self.missing_fields: Counter[str] = Counter()
+
+    def add(self, item: SourceItem, number: int) -> None:
+        """Add an item of the source; `number` is its number in the piece."""
+        if isinstance(item, Skipped):
+            self.num_skipped += 1
+            return
+        texts = item if isinstance(item, Rejected) else self._read_texts(item)
+        if isinstance(texts, Rejected):
+            self.quarantined.append(texts)
+        elif isinstance(item, Record):
+            self._add_record(item, texts, number)
+
+    def _add_record(self, record: Record, texts: list[str], number: int) -> None:
+        for column, text in zip(self._columns, texts, strict=True):
+            column.append(text)
+        for name, column_values in self.values.items():
+            column_values.append(record.fields.get(name))
+        self.numbers.append(number)
+        self.dropped_fields.update(self._record_spec.list_dropped(record))
+        self.missing_fields.update(self._record_spec.list_missing(record))
+
+    def encode(self) -> EncodedRecords:
+        """Return the tokens of all records."""
+        if self._record_spec.inputs.is_conversation:
+            return self._preprocessor.encode_requests(self._columns[0])
+        prompt = self._record_spec.prompt_name
+        return self._preprocessor.encode_records(self._columns, prompt, self.values)
+
+    def _read_texts(self, record: Record) -> list[str] | Rejected:
+        """Return the texts of a record, or the reason to reject it."""
+        inputs = self._record_spec.inputs
+        texts = [record.fields.get(name) for name in inputs.text_fields]
+        if inputs.is_conversation:
+            rendered = self._render_conversation(record)
+            if isinstance(rendered, Rejected):
+                return rendered
+            texts = [rendered]
+        for name, text in zip(inputs.text_fields, texts, strict=True):
+            if not isinstance(text, str):
+                return Rejected(record.file, record.location, f"no text in '{name}'")
+        return _check_values(record, self._record_spec) or [str(text) for text in texts]
+
+    def _render_conversation(self, record: Record) -> str | Rejected:
+        try:
+            return self._preprocessor.render_request(record.fields)
+        except ConversationError as error:
+            return Rejected(record.file, record.location, error.reason, error.detail)
+        except TemplateError as error:
+            reason = "the chat template cannot render it"
+            return Rejected(record.file, record.location, reason, str(error))
+
+
 def read_shard(
     piece_reader: PieceReader, preprocessor: Preprocessor, record_spec: RecordSpec, shard: ShardId
 ) -> EncodedShard | None:
@@ -150,37 +223,27 @@ def read_shard(
     if part is None:
         return None
     items, is_last = part
-    columns: list[list[str]] = [[] for _ in record_spec.text_fields]
-    values: dict[str, list[Value | None]] = {name: [] for name in record_spec.value_fields}
-    dropped_fields: Counter[str] = Counter()
-    missing_fields: Counter[str] = Counter()
-    quarantined: list[Rejected] = []
-    for item in items:
-        if isinstance(item, Rejected):
-            quarantined.append(item)
-        elif isinstance(item, Record):
-            if (rejected := _check_record(item, record_spec)) is not None:
-                quarantined.append(rejected)
-                continue
-            for column, name in zip(columns, record_spec.text_fields, strict=True):
-                column.append(str(item.fields[name]))
-            for name, column_values in values.items():
-                column_values.append(item.fields.get(name))
-            dropped_fields.update(record_spec.list_dropped(item))
-            missing_fields.update(record_spec.list_missing(item))
-    encoded = preprocessor.encode_records(columns, record_spec.prompt_name, values)
-    kept = {name: values[name] for name in record_spec.kept_fields}
-    num_skipped = sum(isinstance(item, Skipped) for item in items)
+    batch = _ShardRecords(preprocessor, record_spec)
+    for number, item in enumerate(items, start=shard.part * record_spec.shard_records):
+        batch.add(item, number)
+    encoded = batch.encode()
+    records = add_draws(
+        encoded.records,
+        record_spec.generation,
+        np.array(batch.numbers, np.int64),
+        count=record_spec.num_new_tokens,
+        piece=shard.piece,
+    )
     encoded_shard = EncodedShard(
         shard,
         is_last,
-        encoded.records,
-        kept,
-        quarantined,
-        num_skipped,
+        records,
+        {name: batch.values[name] for name in record_spec.kept_fields},
+        batch.quarantined,
+        batch.num_skipped,
         encoded.num_truncated,
-        dropped_fields,
-        missing_fields,
+        batch.dropped_fields,
+        batch.missing_fields,
     )
     encoded_shard.seconds["read"] = time.perf_counter() - start
     return encoded_shard
@@ -238,16 +301,13 @@ class ShardWriter:
         }
 
     def _write_outputs(self, shard: EncodedShard, outputs: np.ndarray) -> list[Path]:
-        output, name, paths = self.record_spec.output, shard.shard_id.name, []
-        columns = build_columns(self.program, output.dtype, outputs, self.decode)
-        if output.format == "npy":
-            array = np.asarray(columns.pop(next(iter(columns))))
-            paths.append(self._write_file(SHARDS, f"{name}.npy", lambda file: np.save(file, array)))
-        if columns or shard.kept_values:
-            table = build_table(columns, shard.kept_values, self.record_spec.kept_fields)
-            write = partial(write_parquet, table)
-            paths.append(self._write_file(SHARDS, f"{name}.parquet", write))
-        return paths
+        output, name = self.record_spec.output, shard.shard_id.name
+        outputs_by_name = build_columns(self.program, output.dtype, outputs, self.decode)
+        columns = ShardColumns(shard.kept_values, self.record_spec.kept_fields, outputs_by_name)
+        return [
+            self._write_file(SHARDS, f"{name}.{suffix}", write)
+            for suffix, write in columns.list_files(output.format).items()
+        ]
 
     def _write_quarantine(self, shard: EncodedShard) -> list[Path]:
         """Write the rejected records of a shard; return the file, if there are any.
@@ -275,11 +335,8 @@ class ShardWriter:
         return path
 
 
-def _check_record(record: Record, record_spec: RecordSpec) -> Rejected | None:
-    """Return the reason to reject a record, or None if it is valid."""
-    for name in record_spec.text_fields:
-        if not isinstance(record.fields.get(name), str):
-            return Rejected(record.file, record.location, f"no text in '{name}'")
+def _check_values(record: Record, record_spec: RecordSpec) -> Rejected | None:
+    """Return the reason to reject the values of a record, or None if they are valid."""
     for name in record_spec.numeric_fields:
         if (value := record.fields.get(name)) is not None and not _is_number(value):
             return Rejected(record.file, record.location, f"'{name}' is not a number")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge import choices, config
-from regauge.artifacts.artifact import open_artifact
 from regauge.errors import SettingsError
 from regauge.prediction.job import JobSlot, PredictJob
 from regauge.prediction.settings import PredictSettings
@@ -18,15 +18,33 @@ from regauge.prediction.settings import PredictSettings
 if TYPE_CHECKING:
     import numpy as np
 
+    from regauge.artifacts.artifact import Artifact
     from regauge.artifacts.engine import Engine
     from regauge.artifacts.preprocess import Preprocessor
     from regauge.data.sources import Piece
     from regauge.data.values import FieldKind
+    from regauge.prediction.fields import InputFields
     from regauge.prediction.shard import EncodedShard, PieceReader, ShardWriter
     from regauge.prediction.shard_queue import ShardId
 
 SCRATCH = "scratch"
 """Subfolder of a job's folder for unfinished files."""
+
+
+class WorkerResources(NamedTuple):
+    """What a worker occupies."""
+
+    accelerator: str
+    """Kind of the accelerator."""
+    devices: int
+    threads: int
+    """CPU threads of each device."""
+
+    @classmethod
+    def from_artifact(cls, artifact: Artifact) -> WorkerResources:
+        """Return the resources that a worker with this artifact occupies."""
+        target, compiled = artifact.manifest.target, artifact.manifest.compiled
+        return cls(target.accelerator, compiled.backend.num_devices, target.threads)
 
 
 @dataclass(frozen=True)
@@ -36,10 +54,11 @@ class WorkerSpec:
     settings: dict[str, Any]
     """All tables of the run file."""
     pieces: tuple[Piece, ...]
-    text_fields: tuple[str, ...]
+    inputs: InputFields
     kept_fields: dict[str, FieldKind]
     """Fields to copy into the output, with their kinds."""
     slot: JobSlot
+    resources: WorkerResources
 
     @property
     def job(self) -> PredictJob:
@@ -85,38 +104,46 @@ def build_worker(spec: WorkerSpec, device: int, halvings: int = 0) -> Worker:
     """Load and warm up the artifact of a job on the device with this index.
 
     The largest batch size is halved `halvings` times, because earlier workers ran out of memory.
-    Raises the errors of `open_artifact`.
+    Raises the errors of `open_model`.
     """
     from regauge.artifacts.engine import load_engine, warm_up
+    from regauge.artifacts.generator import decode_answers
     from regauge.artifacts.preprocess import Preprocessor
+    from regauge.artifacts.uncompiled import open_model
     from regauge.prediction.shard import PieceReader, RecordSpec, ShardWriter
 
     start = time.perf_counter()
     job = spec.job
     settings = job.settings
-    artifact = open_artifact(settings.artifact)
-    program = artifact.manifest.program
+    artifact = open_model(settings.artifact, settings.generation)
+    program = artifact.program
     if program.tokenization is None:
         problem = f"{settings.artifact} reads no texts"
         raise SettingsError(problem, "call it in Python with regauge.load")
     preprocessor = Preprocessor(artifact.tokenizer_folder, program.tokenization, program.fields)
+    shard_records = settings.predict.shard_records
+    if shard_records == "auto":
+        raise TypeError("predict.shard_records is not resolved")
     record_spec = RecordSpec(
-        spec.text_fields,
+        spec.inputs,
         settings.predict.prompt_name,
-        settings.predict.shard_records,
+        shard_records,
         spec.kept_fields,
         settings.output,
         program.fields.numeric_features,
         program.fields.categorical_features,
+        settings.generation,
+        program.output_size,
     )
     engine = load_engine(artifact, batch_invariant=settings.predict.batch_invariant, device=device)
     engine.halvings = halvings
     warm_up(engine, artifact)
     scratch_folder = job.job_folder / SCRATCH
+    decode = partial(decode_answers, preprocessor, settings.generation)
     return Worker(
         engine,
         preprocessor,
         PieceReader(settings.source, spec.pieces, record_spec),
-        ShardWriter(job.folder, scratch_folder, program, record_spec, preprocessor.decode),
+        ShardWriter(job.folder, scratch_folder, program, record_spec, decode),
         time.perf_counter() - start,
     )

@@ -1,4 +1,4 @@
-"""Greedy generation from held-out prompts.
+"""Generation from held-out prompts.
 
 The module that trains computes the completions, in batches of the shape of an evaluation. So
 nothing new is compiled, and weights stay sharded. Every token needs a forward pass over whole
@@ -17,8 +17,11 @@ import torch.distributed as dist
 
 from regauge.data.batches import build_position_ids
 from regauge.data.chat_templates import find_end_token_ids
+from regauge.data.randomness import draw_uniform
 from regauge.data.tokenizer import LoadedTokenizer
-from regauge.models.multitask import set_active_task
+from regauge.errors import SettingsError
+from regauge.models.modules import CausalLanguageModel
+from regauge.models.multitask import modules_by_task, set_active_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +45,7 @@ class GeneratedSample:
     """The tokens that follow the prompt in its row."""
     completion: list[int] = field(default_factory=list)
     is_complete: bool = False
-    """Whether the model ended the completion with an end token."""
+    """Whether an end token or a stop text ended the completion."""
 
 
 def generate_samples(
@@ -57,17 +60,17 @@ def generate_samples(
     samples = list(_read_prompts(heldout, options))
     tokenizer = LoadedTokenizer(dataset / "tokenizer")
     end_ids = find_end_token_ids(dataset / "tokenizer")
+    generator = _SampleGenerator(heldout, module, options, tokenizer, end_ids)
     size, _ = heldout.loader.largest_shape
     set_active_task(module, heldout.task_name)
     module.eval()
     with torch.no_grad():
         for start in range(0, len(samples), size):
-            batch = samples[start : start + size]
-            _generate_batch(heldout, module, batch, options, end_ids)
+            generator.generate(samples[start : start + size], start)
     return [
         {
             "prompt": tokenizer.decode(sample.prompt.tolist()),
-            "completion": tokenizer.decode(sample.completion),
+            "completion": options.cut_text(tokenizer.decode(sample.completion)),
             "is_complete": sample.is_complete,
             "reference": tokenizer.decode(sample.reference[: options.max_new_tokens].tolist()),
         }
@@ -88,50 +91,85 @@ def _read_prompts(heldout: HeldoutSet, options: Samples) -> Iterator[GeneratedSa
             yield GeneratedSample(*texts)
 
 
-def _generate_batch(
-    heldout: HeldoutSet,
-    module: nn.Module,
-    samples: list[GeneratedSample],
-    options: Samples,
-    end_ids: tuple[int, ...],
-) -> None:
-    """Generate the completions of at most one microbatch of samples, in place."""
-    size, length = heldout.loader.largest_shape
-    arrays = heldout.loader.build_empty_batch(size, length)
-    for row, sample in enumerate(samples):
-        arrays["tokens"][row, : len(sample.prompt)] = sample.prompt
-    active = dict(enumerate(samples))
-    while active:
-        for row, sample in active.items():
-            arrays["segments"][row, : len(sample.prompt) + len(sample.completion)] = 1
-        arrays["positions"][:] = build_position_ids(arrays["segments"])
-        next_tokens = _predict_next_tokens(heldout, module, arrays)
-        for row, sample in list(active.items()):
-            position = len(sample.prompt) + len(sample.completion)
-            token = int(next_tokens[row, position - 1])
-            sample.is_complete = token in end_ids
-            if not sample.is_complete:
-                sample.completion.append(token)
-            is_full = len(sample.completion) == options.max_new_tokens or position + 1 >= length
-            if sample.is_complete or is_full:
-                del active[row]
-            else:
-                arrays["tokens"][row, position] = token
+class _SampleGenerator:
+    """Generates the completions of samples, one microbatch at a time."""
 
+    def __init__(
+        self,
+        heldout: HeldoutSet,
+        module: nn.Module,
+        options: Samples,
+        tokenizer: LoadedTokenizer,
+        end_ids: tuple[int, ...],
+    ) -> None:
+        self._heldout = heldout
+        self._module = module
+        self._options = options
+        self._tokenizer = tokenizer
+        self._end_ids = end_ids
+        part: Any = modules_by_task(module).get(heldout.task_name, module)
+        if options.is_sampled and not isinstance(part, CausalLanguageModel):
+            problem = f"a module {type(part).__name__} draws no tokens"
+            raise SettingsError(problem, "remove evaluation.samples.temperature")
+        part.generation = options
 
-def _predict_next_tokens(
-    heldout: HeldoutSet, module: nn.Module, arrays: dict[str, np.ndarray]
-) -> np.ndarray:
-    """Return the most likely next token at every position, [rows, length].
+    def generate(self, samples: list[GeneratedSample], first: int) -> None:
+        """Generate the completions of samples in place; `first` is the number of the first one."""
+        size, length = self._heldout.loader.largest_shape
+        arrays = self._heldout.loader.build_empty_batch(size, length)
+        for row, sample in enumerate(samples):
+            arrays["tokens"][row, : len(sample.prompt)] = sample.prompt
+        active = dict(enumerate(samples))
+        last = np.zeros(size, np.int64)
+        for step in range(self._options.max_new_tokens):
+            for row, sample in active.items():
+                last[row] = len(sample.prompt) + len(sample.completion) - 1
+                arrays["segments"][row, : last[row] + 1] = 1
+            arrays["positions"][:] = build_position_ids(arrays["segments"])
+            tokens = self._predict_tokens(arrays, last, self._draw(size, first, step))
+            for row, sample in list(active.items()):
+                if self._append(sample, int(tokens[row])) or last[row] + 2 >= length:
+                    del active[row]
+                else:
+                    arrays["tokens"][row, last[row] + 1] = tokens[row]
+            if not active:
+                break
 
-    Every process gets the tokens of process 0. Devices of different kinds might predict different
-    tokens, but all processes must finish together.
-    """
-    host = {name: torch.from_numpy(value.copy()) for name, value in arrays.items()}
-    with closing(heldout.accelerator.wrap_loader(iter([[host]]), heldout.device)) as batches:
-        (batch,) = next(batches)
-    predicted = module(batch)["predicted"]
-    heldout.end_microbatch()
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.broadcast(predicted, src=0)
-    return np.asarray(predicted.cpu().numpy())
+    def _append(self, sample: GeneratedSample, token: int) -> bool:
+        """Add a token to a completion, unless it is an end token; return whether it is whole."""
+        sample.is_complete = token in self._end_ids
+        if sample.is_complete:
+            return True
+        sample.completion.append(token)
+        if self._options.stop:
+            text = self._tokenizer.decode(sample.completion)
+            sample.is_complete = self._options.find_stop(text) is not None
+        return sample.is_complete
+
+    def _draw(self, rows: int, first: int, step: int) -> np.ndarray | None:
+        """Return the numbers that select the next token of each row; None if it is greedy."""
+        if not self._options.is_sampled:
+            return None
+        return draw_uniform(self._options.seed, 0, first + np.arange(rows), step)
+
+    def _predict_tokens(
+        self, arrays: dict[str, np.ndarray], last: np.ndarray, draws: np.ndarray | None
+    ) -> np.ndarray:
+        """Return the next token of each row, [rows]; `last` are the positions of its last tokens.
+
+        Every process gets the tokens of process 0. Devices of different kinds might predict
+        different tokens, but all processes must finish together.
+        """
+        if draws is not None:
+            arrays = {**arrays, "draws": draws, "last": last[:, None]}
+        heldout = self._heldout
+        host = {name: torch.from_numpy(value.copy()) for name, value in arrays.items()}
+        with closing(heldout.accelerator.wrap_loader(iter([[host]]), heldout.device)) as batches:
+            (batch,) = next(batches)
+        outputs = self._module(batch)
+        tokens = outputs["predicted" if draws is None else "drawn"]
+        heldout.end_microbatch()
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.broadcast(tokens, src=0)
+        values: np.ndarray = tokens.cpu().numpy()
+        return values[np.arange(len(last)), last] if draws is None else values

@@ -20,7 +20,7 @@ from regauge.checkpoint.settings import Checkpoint
 from regauge.config import Settings, build, choice_of, dump, parse_choice
 from regauge.data.settings import DataSettings, MixEntry
 from regauge.errors import SettingsError
-from regauge.models.settings import Model
+from regauge.models.settings import DEFAULT_NEW_TOKENS, Generation, Model
 from regauge.planning.catalog import find_price
 from regauge.planning.settings import Price
 from regauge.strategies import Strategy
@@ -145,12 +145,12 @@ Tasks = Annotated[OneTask | tuple[TaskEntry, ...], BeforeValidator(_read_tasks)]
 """One task, or several tasks whose steps alternate."""
 
 
-class Samples(Settings):
-    """Greedy generation from held-out prompts at each evaluation, written to `samples.jsonl`."""
+class Samples(Generation):
+    """Generation from held-out prompts at each evaluation, written to `samples.jsonl`."""
 
     prompts: int = Field(default=0, ge=0)
     """Held-out prompts; each generated token costs the forward pass of a whole microbatch."""
-    max_new_tokens: int = Field(default=64, ge=1)
+    max_new_tokens: int = Field(default=DEFAULT_NEW_TOKENS, ge=1)
     """Tokens of the longest answer."""
     prompt_tokens: int = Field(default=16, ge=1)
     """Tokens of a document that form the prompt; a conversation has its prompt already."""

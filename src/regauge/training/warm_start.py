@@ -45,11 +45,7 @@ def find_checkpoint(origin: InitFrom) -> Path:
     else:
         step = origin.step if isinstance(origin.step, int) else max(steps, default=None)
     if step is None or step not in steps:
-        available = ", ".join(map(str, sorted(steps))) or "none"
-        raise SettingsError(
-            f"{origin.path} has no checkpoint '{origin.step}'",
-            f"set model.init_from.step to one of: {available}",
-        )
+        raise layout.build_missing_error(root, origin.step, "model.init_from.step")
     return root / layout.checkpoint_name(step)
 
 

@@ -13,7 +13,6 @@ from regauge.artifacts.manifest import ARTIFACT
 from regauge.backends import IsaLevel
 from regauge.errors import SettingsError, find_refusal
 from regauge.files import check_free
-from regauge.log import logger
 
 OUTPUT = "export.to"
 ROOT = ExportSettings
@@ -109,7 +108,8 @@ def _export_run(settings: ExportSettings, folder: Path) -> dict[str, Any]:
     from regauge.checkpoint import export_weights
     from regauge.models import hub
 
-    target, tables = settings.export, config.read_saved_run(folder)
+    target = settings.export
+    config.read_saved_run(folder)
     if not (folder / "model" / hub.CONFIG).is_file():
         raise SettingsError(f"{folder} has no final model", "let the run finish first")
     with tempfile.TemporaryDirectory() as scratch:
@@ -117,31 +117,25 @@ def _export_run(settings: ExportSettings, folder: Path) -> dict[str, Any]:
         if target.step != "final":
             model = export_weights.export_checkpoint(folder, target.step, Path(scratch) / "model")
         if target.format == "artifact":
-            return _export_artifact(settings, model, tables)
+            return _export_artifact(settings, model, folder)
         written = export_weights.export_model(model, Path(target.to), target.format)
     return {"path": str(written), "format": target.format}
 
 
-def _export_artifact(
-    settings: ExportSettings, model: Path, tables: config.Tables
-) -> dict[str, Any]:
-    """Compile the model of a run for its task, or for the first task of a multi-task run."""
+def _export_artifact(settings: ExportSettings, model: Path, run: Path) -> dict[str, Any]:
+    """Compile a model of a run for its task, or for the first task of a multi-task run."""
     from functools import partial
 
     from regauge.artifacts import sources
     from regauge.artifacts.export import export_artifact
+    from regauge.artifacts.uncompiled import find_trained_task
     from regauge.evaluation.artifact_metrics import compute_heldout_metrics
-    from regauge.training.settings import TrainSettings
 
-    task_config = config.build(TrainSettings, tables, verbs.table_names()).task_configs[0]
-    task, dataset = task_config.task, Path(task_config.data.path)
-    if not dataset.is_dir():
-        warning = "dataset %s is missing: token limits are unknown and metrics are not measured"
-        logger.warning(warning, dataset)
-        return export_artifact(settings, sources.ModelFolder(model, settings, None), None)
-    source = sources.ModelFolder(model, settings, sources.TrainedTask(task, dataset))
-    if not settings.parity.metrics or not task.artifacts_have_metrics:
+    trained = find_trained_task(run)
+    source = sources.ModelFolder(model, settings, trained)
+    if trained is None or not (settings.parity.metrics and trained.task.artifacts_have_metrics):
         return export_artifact(settings, source, None)
+    task, dataset = trained.task, trained.dataset
     num_rows = settings.parity.num_texts
     compute_metrics = partial(compute_heldout_metrics, task=task, dataset=dataset, rows=num_rows)
     return export_artifact(settings, source, compute_metrics)

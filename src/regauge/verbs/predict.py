@@ -30,7 +30,8 @@ WILDCARDS = set("*?[")
 
 def main(
     run_file: Annotated[
-        Path | None, Parameter(help="Run file, or artifact with --source and --to.")
+        Path | None,
+        Parameter(help="Run file; or artifact, run or model with --source and --to."),
     ] = None,
     *overrides: verbs.Override,
     source: Annotated[str | None, Parameter(help="Input files, such as 'items/*.jsonl'.")] = None,
@@ -48,7 +49,7 @@ def main(
     dry_run: verbs.DryRun = False,
     json: verbs.AsJson = False,
 ) -> dict[str, Any]:
-    """Run an artifact on every record of a source; the same command resumes a stopped job."""
+    """Run a model on every record of a source; the same command resumes a stopped job."""
     flags = [
         ("output.folder", to),
         ("predict.max_usd", max_usd),
@@ -65,9 +66,9 @@ def _load_settings(
 ) -> PredictSettings:
     """Build the settings from a run file, or from an artifact and the flags."""
     if run_file is None:
-        raise SettingsError("no artifact to run", "name a run file, or an artifact's folder")
+        raise SettingsError("no model to run", "name a run file, or the folder of a model")
     if not run_file.exists():
-        raise SettingsError(f"{run_file} does not exist", "name an artifact's folder or a run file")
+        raise SettingsError(f"{run_file} does not exist", "name a model's folder or a run file")
     is_artifact = run_file.is_dir()
     tables: config.Tables = {"artifact": str(run_file)} if is_artifact else config.read(run_file)
     if source is not None:
@@ -98,12 +99,13 @@ def _build_source(files: str) -> dict[str, Any]:
 
 def plan(settings: PredictSettings) -> dict[str, Any]:
     """Return the planned work of a job; contacts no other machine."""
-    from regauge.artifacts.artifact import open_artifact
+    from regauge.artifacts.uncompiled import open_model
     from regauge.prediction.predict import check_output_folder, plan_predict
 
     address = settings.source.remote_location()
     work = None if address else plan_predict(settings)
-    manifest = (work.artifact if work else open_artifact(settings.artifact)).manifest
+    artifact = work.artifact if work else open_model(settings.artifact, keep_weights=False)
+    manifest = artifact.manifest
     answer = {
         "output": settings.output.folder,
         "artifact": settings.artifact,
@@ -116,7 +118,7 @@ def plan(settings: PredictSettings) -> dict[str, Any]:
     refusal = find_refusal(lambda: check_output_folder(work))
     return {
         **answer,
-        "text_fields": list(work.worker_spec.text_fields),
+        "text_fields": list(work.worker_spec.inputs.text_fields),
         "keep_fields": list(work.worker_spec.kept_fields),
         "pieces": len(job.piece_numbers),
         "bytes": sum(job.pieces[number].bytes for number in job.piece_numbers),

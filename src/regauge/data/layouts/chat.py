@@ -12,15 +12,14 @@ import pyarrow as pa
 from regauge.data import chat_templates, dataset
 from regauge.data.columns import MARKS_TYPE, ColumnStats
 from regauge.data.conversations import (
-    Conversation,
     ConversationError,
+    check_strings,
     format_part,
     parse_conversation,
 )
 from regauge.data.dataset import TOKENIZER
 from regauge.data.layouts import UnusableRecord
 from regauge.data.layouts._filled import FilledLayout
-from regauge.data.sources import is_unicode
 from regauge.data.tokenizer import LoadedTokenizer
 from regauge.errors import SettingsError
 from regauge.log import logger
@@ -132,7 +131,7 @@ class ChatLayout(FilledLayout):
         template = self._load_template(tokenizer.folder)
         try:
             conversation = parse_conversation(record, template.literals)
-            _check_strings(conversation, tokenizer.special_tokens)
+            check_strings(conversation, tokenizer.special_tokens)
             rendered = template.render(conversation)
         except ConversationError as error:
             raise UnusableRecord(error.reason, error.detail) from None
@@ -204,16 +203,6 @@ class ChatLayout(FilledLayout):
             template = chat_templates.load_template(tokenizer, self.settings.chat_template)
             self._templates[tokenizer] = template
         return self._templates[tokenizer]
-
-
-def _check_strings(conversation: Conversation, special_tokens: tuple[str, ...]) -> None:
-    """Raise ConversationError for a text that has a special token or cannot be encoded."""
-    for text in conversation.list_strings():
-        if not is_unicode(text):
-            raise ConversationError("lone surrogate", "undecodable bytes")
-        for token in special_tokens:
-            if token in text:
-                raise ConversationError(token, "a special token in a message")
 
 
 def _list_prefixes(rendered: chat_templates.RenderedConversation) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
-from regauge import stop_signals
+from regauge import config, stop_signals
 from regauge.errors import NoProgressError, RegaugeError, TransientError
 from regauge.log import logger
 from regauge.prediction.executors import Executor
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnProcess
 
+    from regauge.accelerators import Accelerator
     from regauge.prediction.shard_queue import ShardQueue
     from regauge.prediction.worker import WorkerSpec
 
@@ -206,15 +207,13 @@ def _start_pool(spec: WorkerSpec, shard_queue: ShardQueue) -> Iterator[_WorkerPo
 
 def _count_workers(spec: WorkerSpec, shard_queue: ShardQueue) -> int:
     """Return the number of workers: one per device, on a CPU at most one per unfinished piece."""
-    from regauge.artifacts.artifact import open_unchecked
     from regauge.processes import available_cores
 
-    workers = spec.job.settings.execution.workers
+    workers, resources = spec.job.settings.execution.workers, spec.resources
     if workers != "auto":
         return workers
-    artifact = open_unchecked(spec.job.settings.artifact)
-    devices = artifact.manifest.compiled.backend.num_devices
-    if artifact.accelerator.on_host:
-        cores = artifact.manifest.target.threads * devices
+    accelerator: Accelerator = config.parse_choice("accelerators", resources.accelerator)
+    if accelerator.on_host:
+        cores = resources.threads * resources.devices
         return max(1, min(available_cores() // cores, shard_queue.num_unfinished))
-    return max(1, artifact.accelerator.num_devices() // devices)
+    return max(1, accelerator.num_devices() // resources.devices)

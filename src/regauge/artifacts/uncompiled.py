@@ -1,0 +1,164 @@
+"""Models that were not exported: a run or a model's folder, used like an artifact.
+
+The program runs in fp32 on the best accelerator of this machine, by default without compilation.
+Nothing proves its batch invariance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from regauge import accelerators, config
+from regauge.artifacts.artifact import Artifact, is_artifact, open_artifact
+from regauge.artifacts.buckets import build_buckets
+from regauge.artifacts.export_settings import BucketSettings, TextSettings
+from regauge.artifacts.manifest import ArtifactManifest, Compilation, TargetMachine, WeightsOrigin
+from regauge.artifacts.sources import TrainedTask, build_source_spec
+from regauge.backends import check_usable
+from regauge.errors import SettingsError
+from regauge.files import sha256
+from regauge.log import logger
+from regauge.models.hub import MODEL_FILE_PATTERNS, resolve_model
+from regauge.models.inference_modules import named_tensors
+from regauge.models.settings import GREEDY, Generation
+from regauge.processes import available_cores
+from regauge.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+    from regauge.artifacts.programs import ProgramSpec
+    from regauge.backends import Backend
+
+DEFAULT_TEXT = TextSettings()
+
+
+@dataclass(frozen=True)
+class UncompiledModel(Artifact):
+    """A model's folder with the manifest that an artifact of it would have."""
+
+    needs_proof: ClassVar[bool] = False
+    path: str = ""
+    """The path that was named: a run, a folder or a name on the hub."""
+    text: TextSettings = DEFAULT_TEXT
+    """How the model reads a text."""
+    loaded_specs: list[ProgramSpec] = field(default_factory=list, repr=False)
+    """The program with its weights, if it is loaded and was not used yet."""
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """The folder of the tokenizer, which is that of the model."""
+        return self.folder
+
+    @property
+    def content_sha256(self) -> str:
+        """The hash of the names and hashes of the files that the model is loaded from."""
+        files = {path for pattern in MODEL_FILE_PATTERNS for path in self.folder.rglob(pattern)}
+        lines = (f"{path.relative_to(self.folder)} {sha256(path)}\n" for path in sorted(files))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def load_weights(self) -> Mapping[str, Tensor]:
+        """Return the weights and buffers by name, on the CPU."""
+        return {name: value.detach() for name, value in named_tensors(self._load_program()).items()}
+
+    def restore_program(self) -> nn.Module:
+        """Return the program with its weights."""
+        program = self._load_program()
+        self.loaded_specs.clear()
+        return program
+
+    def check_target(self) -> None:
+        """Do nothing, because the manifest describes this machine."""
+
+    def _load_program(self) -> nn.Module:
+        if not self.loaded_specs:
+            self.loaded_specs.append(_load_spec(self.path, self.folder, self.text))
+        return self.loaded_specs[0].program
+
+
+def open_model(
+    path: str,
+    generation: Generation = GREEDY,
+    *,
+    text: TextSettings | None = None,
+    backend: Backend | None = None,
+    threads: int | None = None,
+    keep_weights: bool = True,
+) -> Artifact:
+    """Return the artifact of a path, or the model of a run, of a folder or of a hub name.
+
+    `text`, `backend` and `threads` are for models that are no artifacts. With `keep_weights`, the
+    weights of such a model stay in memory until its program is built. Raises the errors of
+    `open_artifact`, and SettingsError if there is no model.
+    """
+    if backend is None and is_artifact(Path(path)):
+        if text is not None:
+            problem = f"{path} is an artifact, whose text settings are fixed"
+            raise SettingsError(problem, "remove `text`, or export the model again with it")
+        return open_artifact(path, generation)
+    folder, text = resolve_model(path), text or DEFAULT_TEXT
+    spec = _load_spec(path, folder, text)
+    manifest = _build_manifest(path, spec, backend, threads or available_cores())
+    specs = [spec] if keep_weights else []
+    model = UncompiledModel(folder, manifest, generation, path, text, specs)
+    model.program  # noqa: B018 - raises SettingsError
+    return model
+
+
+def recommend_export(artifact: Artifact) -> None:
+    """Log that a model runs uncompiled, and the command that compiles it."""
+    if isinstance(artifact, UncompiledModel):
+        path, backend = artifact.path, artifact.manifest.compiled.backend.kind
+        is_run = (Path(path) / config.SAVED_RUN).is_file()
+        command = f"regauge export {path}" if is_run else f"regauge export --model {path}"
+        message = "%s runs uncompiled (%s fp32); for speed, run: %s --to ARTIFACT"
+        logger.info(message, path, backend, command)
+
+
+def find_trained_task(run: Path) -> TrainedTask | None:
+    """Return the task of a run, or the first one of several; None if its dataset is missing."""
+    tables = config.read_saved_run(run)
+    task_config = config.build(TrainSettings, tables).task_configs[0]
+    dataset = Path(task_config.data.path)
+    if not dataset.is_dir():
+        warning = "dataset %s is missing: the fields and token limits of the task are unknown"
+        logger.warning(warning, dataset)
+        return None
+    return TrainedTask(task_config.task, dataset)
+
+
+def _load_spec(path: str, folder: Path, text: TextSettings) -> ProgramSpec:
+    """Return the program of a folder; a run reads the fields of its task."""
+    run = Path(path)
+    trained = find_trained_task(run) if (run / config.SAVED_RUN).is_file() else None
+    return build_source_spec(folder, text, trained)
+
+
+def _build_manifest(
+    path: str, spec: ProgramSpec, backend: Backend | None, threads: int
+) -> ArtifactManifest:
+    accelerator = accelerators.choose()[0]
+    backend = backend or config.parse_choice("backends", "eager")
+    check_usable(backend, accelerator)
+    if spec.output_kind == "text" and not backend.supports_loops:
+        problem = f"backend '{backend.kind}' runs no loops, so it cannot generate text"
+        raise SettingsError(problem, "use backend 'eager'")
+    shapes = build_buckets(
+        BucketSettings(), spec.max_tokens, has_dynamic_shapes=backend.has_dynamic_shapes
+    )
+    return ArtifactManifest(
+        format=config.FORMAT,
+        program=spec.manifest_entry,
+        compiled=Compilation(precision="fp32", backend=backend, versions=backend.versions()),
+        target=TargetMachine(
+            accelerator=accelerator.kind, chip=accelerator.model_name(), threads=threads
+        ),
+        buckets=shapes,
+        origin=WeightsOrigin(path=path, sha256=""),
+        files={},
+    )

@@ -1,8 +1,8 @@
 """Arrow columns of rows: lists of token ids, and values.
 
-A value is an integer (which every record has), a float or a category. The last two may be missing:
-a missing float is NaN, and a missing category is MISSING. A category is
-stored as a hash of its text. No list of categories is needed, so new ones may occur after training.
+A value is an integer or a vector (which every record has), a float or a category. The last two may
+be missing: a missing float is NaN, and a missing category is MISSING. A category is stored as a
+hash of its text. No list of categories is needed, so new ones may occur after training.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from regauge.data.dataset import ColumnInfo
 from regauge.data.randomness import mix_bits
@@ -24,14 +25,19 @@ MARKS_TYPE = pa.list_(pa.uint8())
 """A 0 or 1 for each token."""
 TEXT_TYPE = pa.large_string()
 """A text before truncation."""
-ValueKind = Literal["integer", "float", "category"]
+ValueKind = Literal["integer", "float", "category", "vector"]
 VALUE_TYPES: dict[ValueKind, pa.DataType] = {
     "integer": pa.int64(),
     "float": pa.float64(),
     "category": pa.int64(),
+    "vector": pa.list_(pa.float32()),
 }
 """The Arrow type of each kind of value."""
-VALUE_RANGES = {"integer": "an integer of 64 bits", "float": "a finite number"}
+VALUE_RANGES = {
+    "integer": "an integer of 64 bits",
+    "float": "a finite number",
+    "vector": "a list of finite numbers",
+}
 """The values of a kind, for messages."""
 MISSING = -1
 """The cell of a category that a record does not have."""
@@ -65,13 +71,15 @@ def build_column(cells: list[Any], arrow_type: pa.DataType) -> pa.Array:
     )
 
 
-def encode_value(value: Value | None, kind: ValueKind) -> int | float:
+def encode_value(value: Value | None, kind: ValueKind) -> int | float | np.ndarray:
     """Return a value of a record as a cell of its column; None is a missing value.
 
     A whole float is an integer. Raises TypeError if the value is not of the kind of the column.
     """
     if kind == "category":
         return MISSING if value is None else hash_category(value)
+    if kind == "vector":
+        return _encode_vector(value)
     if kind == "float":
         if value is None:
             return math.nan
@@ -81,6 +89,24 @@ def encode_value(value: Value | None, kind: ValueKind) -> int | float:
     elif (number := read_integer(value)) is not None and number in INT64:
         return number
     raise TypeError(f"{type(value).__name__} {str(value)[:80]} is not {VALUE_RANGES[kind]}")
+
+
+def _encode_vector(value: Value | None) -> np.ndarray:
+    """Return a list of numbers as fp32, [size]; raises TypeError for any other value."""
+    if not isinstance(value, list) or not all(type(number) in {int, float} for number in value):
+        raise TypeError(f"{type(value).__name__} {str(value)[:80]} is not {VALUE_RANGES['vector']}")
+    vector = np.array(value, np.float64).astype(np.float32)
+    if not len(vector) or not np.isfinite(vector).all():
+        raise TypeError(f"{str(value)[:80]} is empty, or a number in it is not finite in fp32")
+    return vector
+
+
+def compute_norms(vectors: pa.Array) -> np.ndarray:
+    """Return the Euclidean norm of each vector of a column, [rows]."""
+    sizes = pc.list_value_length(vectors).to_numpy()
+    squares = np.square(vectors.flatten().to_numpy().astype(np.float64))
+    starts = np.cumsum(sizes) - sizes
+    return np.sqrt(np.add.reduceat(squares, starts)) if len(sizes) else np.zeros(0)
 
 
 def hash_category(value: Value) -> int:
@@ -97,7 +123,7 @@ def find_embedding_rows(hashes: np.ndarray, count: int) -> np.ndarray:
 
 
 class ValueStats:
-    """Statistics of the values of one column in one split."""
+    """Statistics of the values of one column in one split; of vectors, those of their norms."""
 
     def __init__(self, kind: ValueKind) -> None:
         self.kind = kind
@@ -109,7 +135,7 @@ class ValueStats:
     def add(self, values: np.ndarray) -> None:
         """Add values, [count]; the moments are merged with the formula of Chan et al., 1979."""
         is_missing = np.isnan(values) if self.kind == "float" else values == MISSING
-        if self.kind == "integer":
+        if self.kind in {"integer", "vector"}:
             is_missing = np.zeros(len(values), bool)
         self.num_missing += int(is_missing.sum())
         present = values[~is_missing]

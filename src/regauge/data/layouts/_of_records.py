@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from regauge.data.columns import ValueKind
@@ -29,7 +30,8 @@ class RecordLayout(Layout, ABC):
         for name, limit in settings.fields.items():
             if limit < MIN_TOKENS:
                 raise ValueError(f"the limit of '{name}' is below {MIN_TOKENS} tokens; increase it")
-        names = [*settings.fields, *settings.integers, *settings.floats, *settings.categories]
+        values = (settings.integers, settings.floats, settings.categories, settings.vectors)
+        names = [*settings.fields, *chain.from_iterable(values)]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"'{name}' is listed twice in rows; keep one kind")
@@ -43,6 +45,7 @@ class RecordLayout(Layout, ABC):
             "integer": settings.integers,
             "float": settings.floats,
             "category": settings.categories,
+            "vector": settings.vectors,
         }
         return {name: kind for kind, names in kinds.items() for name in names}
 

@@ -96,27 +96,8 @@ class TokenizerSettings(Settings):
     """Text to train on in MiB; a larger corpus is sampled, record by record."""
 
 
-class RecordColumns(Settings):
-    """The columns of rows that are made of single records."""
-
-    fields: dict[str, int] = Field(default={})
-    """Text fields of a row and their limits in tokens; longer texts are truncated and counted."""
-    integers: tuple[str, ...] = ()
-    """Integer fields of a row, such as a label; every record must have them."""
-    floats: tuple[str, ...] = ()
-    """Fields with real numbers, such as a price; they may be missing."""
-    categories: tuple[str, ...] = ()
-    """Categorical fields with texts or integers; they may be missing."""
-    vectors: tuple[str, ...] = ()
-    """Fields with a list of real numbers, such as the embedding of a teacher; every record must
-    have one of the same size."""
-    prompts: dict[str, str] = {}
-    """Texts that are prepended to the text fields, such as `{ query = "query: " }`; they count
-    toward the limit in tokens."""
-
-
-class RowLayout(RecordColumns):
-    """How rows are made of records; `[rows.<name>]` defines several layouts of one corpus."""
+class TextRows(Settings):
+    """The layout of rows, and the keys of the layouts that fill rows with text."""
 
     layout: str = "packed"
     """"packed" fills rows with documents, "chat" with conversations. "fields" makes one row of each
@@ -130,6 +111,25 @@ class RowLayout(RecordColumns):
     """Treatment of documents that are longer than a row; conversations are truncated by default."""
     chat_template: str | None = None
     """Chat template: "alpaca", "chatml" or a Jinja file; by default the tokenizer's template."""
+
+
+class RowLayout(TextRows):
+    """How rows are made of records; `[rows.<name>]` defines several layouts of one corpus."""
+
+    fields: dict[str, int] = Field(default={})
+    """Text fields of a row and their limits in tokens; longer texts are truncated and counted."""
+    integers: tuple[str, ...] = ()
+    """Integer fields of a row, such as a label; every record must have them."""
+    floats: tuple[str, ...] = ()
+    """Fields with real numbers, such as a price; they may be missing."""
+    categories: tuple[str, ...] = ()
+    """Categorical fields with texts or integers; they may be missing."""
+    vectors: tuple[str, ...] = ()
+    """Fields with a list of real numbers, such as the embedding of a teacher; every record must
+    have one, and all have the same size."""
+    prompts: dict[str, str] = {}
+    """Texts that are prepended to text fields before they are encoded, such as `{ query = "query: "
+    }`; they count toward the limit in tokens."""
     group_by: str | None = None
     """Field that defines the groups: the records of a row share its value (layout "groups")."""
     shared: tuple[str, ...] = ()

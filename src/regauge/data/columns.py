@@ -36,7 +36,7 @@ VALUE_TYPES: dict[ValueKind, pa.DataType] = {
 VALUE_RANGES = {
     "integer": "an integer of 64 bits",
     "float": "a finite number",
-    "vector": "a list of finite numbers",
+    "vector": "a list of numbers that are finite in fp32",
 }
 """The values of a kind, for messages."""
 MISSING = -1
@@ -93,12 +93,12 @@ def encode_value(value: Value | None, kind: ValueKind) -> int | float | np.ndarr
 
 def _encode_vector(value: Value | None) -> np.ndarray:
     """Return a list of numbers as fp32, [size]; raises TypeError for any other value."""
-    if not isinstance(value, list) or not all(type(number) in {int, float} for number in value):
-        raise TypeError(f"{type(value).__name__} {str(value)[:80]} is not {VALUE_RANGES['vector']}")
-    vector = np.array(value, np.float64).astype(np.float32)
-    if not len(vector) or not np.isfinite(vector).all():
-        raise TypeError(f"{str(value)[:80]} is empty, or a number in it is not finite in fp32")
-    return vector
+    if isinstance(value, list) and value and all(type(item) in {int, float} for item in value):
+        with suppress(OverflowError), np.errstate(over="ignore"):
+            vector = np.array(value, np.float64).astype(np.float32)
+            if np.isfinite(vector).all():
+                return vector
+    raise TypeError(f"{type(value).__name__} {str(value)[:80]} is not {VALUE_RANGES['vector']}")
 
 
 def compute_norms(vectors: pa.Array) -> np.ndarray:

@@ -204,7 +204,7 @@ def _pair_rows(count: int, seed: int) -> list[Row]:
                 "abstract": abstract.tolist(),
                 "negative": negative.tolist(),
                 "label": label,
-                "similarity": float(others.integers(0, 5)) / 4,
+                "similarity": (int(query[0]) % 5) / 4,
                 "embedding": (vector / np.linalg.norm(vector)).tolist(),
             }
         )

@@ -195,7 +195,7 @@ def test_a_dataset_of_another_prompt_or_size_cannot_be_mixed_in(tmp_path: Path) 
     prepare_dataset(tmp_path, "other", rows=other_rows, tokenizer=tokenizer)
     mixed = {"path": str(tmp_path / "other"), "fraction": 0.5}
     data = DataSettings.model_validate({"path": str(main.folder), "mix": (mixed,)})
-    with pytest.raises(DataError, match="columns.text.prompt is 'query: ', not ''"):
+    with pytest.raises(DataError, match=r"columns\.text\.prompt is 'query: ', not ''"):
         read_data_manifest(data)
 
 

@@ -19,9 +19,12 @@ from regauge.data.layouts import build_layout
 from regauge.data.mixture import read_data_manifest
 from regauge.data.settings import DataSettings, RowLayout
 from regauge.errors import DataError, SettingsError
+from regauge.tasks import Task
 from regauge.tasks.classify import Classify
 from regauge.tasks.contrastive import Contrastive
 from regauge.tasks.distill import Distill
+from regauge.tasks.similarity import Similarity
+from regauge.tasks.triplet import Triplet
 from tokenizer_families import draw_texts, write_tokenizer
 from unit.preparing import WORDS, prepare_dataset
 
@@ -248,7 +251,7 @@ def test_vectors_that_the_model_cannot_equal_are_refused(tmp_path: Path) -> None
     records[3]["embedding"] = [2 * value for value in records[3]["embedding"]]
     write_records(tmp_path, records)
     manifest = prepare_vectors(tmp_path).manifest
-    problem = "'embedding' have lengths from 1 to 2, but those of the model have length 1"
+    problem = "'embedding' have lengths from 1 to 2, but the model returns vectors of length 1"
     with pytest.raises(DataError, match=problem):
         Distill().check_dataset(manifest)
     Distill(normalize=False).check_dataset(manifest)
@@ -260,3 +263,45 @@ def test_vectors_that_the_model_cannot_equal_are_refused(tmp_path: Path) -> None
 def test_the_size_of_vectors_is_unknown_before_they_are_read() -> None:
     layout = build_layout(RowLayout.model_validate({**ROWS, "vectors": ("embedding",)}))
     assert layout.describe_columns({})["embedding"].max_length == 0
+
+
+@pytest.mark.parametrize(
+    ("task", "rows"),
+    [
+        (
+            Contrastive(document=("a", "b"), negatives=("c",), prompts={"document": "d: "}),
+            {
+                "fields": dict.fromkeys(("query", "a", "b", "c"), 128),
+                "prompts": {"a": "d: ", "b": "d: ", "c": "d: "},
+            },
+        ),
+        (
+            Triplet(prompts={"query": "q: ", "document": ""}),
+            {
+                "fields": dict.fromkeys(("anchor", "positive", "negative"), 128),
+                "prompts": {"anchor": "q: ", "positive": "", "negative": ""},
+            },
+        ),
+        (
+            Similarity(label="grade"),
+            {
+                "fields": {"sentence1": 128, "sentence2": 128},
+                "prompts": {},
+                "floats": ["grade"],
+            },
+        ),
+        (
+            Distill(prompts={"text": "t: "}),
+            {"fields": {"text": 128}, "prompts": {"text": "t: "}, "vectors": ["embedding"]},
+        ),
+    ],
+    ids=["contrastive", "triplet", "similarity", "distill"],
+)
+def test_the_rows_follow_from_the_task(task: Task, rows: dict[str, Any]) -> None:
+    defaults = task.default_rows()
+    assert defaults == {"layout": "fields", **rows}
+    RowLayout.model_validate({name: _as_tuple(value) for name, value in defaults.items()})
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

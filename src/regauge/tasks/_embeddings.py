@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import model_validator
 
@@ -13,7 +13,13 @@ from regauge.errors import SettingsError
 from regauge.log import logger
 from regauge.models import sentence_transformers
 from regauge.models.io_spec import InputSpec
-from regauge.tasks._fields import FieldsTask, Texts, check_field, field_histogram
+from regauge.tasks._fields import (
+    TEXT_TOKENS,
+    FieldsTask,
+    Texts,
+    check_field,
+    field_histogram,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,6 +74,16 @@ class EmbeddingTask(FieldsTask):
                 remedy = did_you_mean(name, tuple(self.prompt_columns()))
                 raise ValueError(f"the task has no prompt '{name}'; {remedy}")
         return self
+
+    def default_rows(self) -> dict[str, Any]:
+        columns = self.prompt_columns()
+        prompts = {
+            name: prompt
+            for prompt_name, prompt in self.prompts.items()
+            for name in columns[prompt_name]
+        }
+        fields = dict.fromkeys(self.text_columns(), TEXT_TOKENS)
+        return {**super().default_rows(), "fields": fields, "prompts": prompts}
 
     def check_dataset(self, manifest: DatasetManifest) -> None:
         super().check_dataset(manifest)

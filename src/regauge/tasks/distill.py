@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -52,6 +52,9 @@ class Distill(EmbeddingTask):
     def normalizes_vectors(self) -> bool:
         return self.normalize
 
+    def default_rows(self) -> dict[str, Any]:
+        return {**super().default_rows(), "vectors": [self.vector]}
+
     def check_dataset(self, manifest: DatasetManifest) -> None:
         super().check_dataset(manifest)
         check_field(manifest, self.vector, ("vector",))
@@ -61,18 +64,18 @@ class Distill(EmbeddingTask):
             if max(1 - lowest, highest - 1) > MAX_NORM_ERROR:
                 raise DataError(
                     f"the vectors of '{self.vector}' have lengths from {lowest:.3g} to"
-                    f" {highest:.3g}, but those of the model have length 1",
+                    f" {highest:.3g}, but the model returns vectors of length 1",
                     "set task.normalize = false, or scale the vectors of the teacher",
                 )
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> Encoder:
         module = super().build_module(model, manifest, seed)
-        size, teacher_size = measure_vectors(module), manifest.columns[self.vector].max_length
-        if teacher_size not in {0, size}:
-            problem = f"the vectors of '{self.vector}' have {teacher_size} dimensions,"
+        size, column = measure_vectors(module), manifest.columns.get(self.vector)
+        if column is not None and column.max_length not in {0, size}:
             raise SettingsError(
-                f"{problem} and those of the model {size}",
-                f"train a model with a hidden size of {teacher_size}, or use another teacher",
+                f"the vectors of '{self.vector}' have {column.max_length} dimensions, and the model"
+                f" returns {size}",
+                f"train a model with hidden size {column.max_length}, or use another teacher",
             )
         return module
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -54,6 +54,9 @@ class Similarity(EmbeddingTask):
 
     def prompt_columns(self) -> dict[str, tuple[str, ...]]:
         return {QUERY: self.text_fields[:1], DOCUMENT: self.text_fields[1:]}
+
+    def default_rows(self) -> dict[str, Any]:
+        return {**super().default_rows(), "floats": [self.label]}
 
     def check_dataset(self, manifest: DatasetManifest) -> None:
         super().check_dataset(manifest)

@@ -115,8 +115,8 @@ def spearman(predicted: Tensor, values: Tensor, real: Tensor) -> Ratio:
 
     Equal values have their mean rank. `real` is 0 for padding rows.
     """
-    ranks = [_rank_values(column.double()[real > 0]) for column in (predicted, values)]
-    return pearson(*ranks, ranks[0].new_ones(len(ranks[0])))
+    x, y = (_rank_values(column.double()[real > 0]) for column in (predicted, values))
+    return pearson(x, y, real[real > 0])
 
 
 def _rank_values(values: Tensor) -> Tensor:
@@ -124,7 +124,8 @@ def _rank_values(values: Tensor) -> Tensor:
     import torch
 
     _, groups, counts = torch.unique(values, return_inverse=True, return_counts=True)
-    return (counts.cumsum(0) - (counts - 1) / 2).double()[groups]
+    ranks: Tensor = counts.cumsum(0) - (counts - 1) / 2
+    return ranks.double()[groups]
 
 
 def _sort_by_score(scores: Tensor, gains: Tensor, present: Tensor) -> Tensor:

@@ -110,12 +110,12 @@ class Contrastive(EmbeddingTask):
         losses = []
         for part in _retrieval.query_slices(real.shape[1]):
             excluded = _negatives.find_excluded_candidates(hashes, real, part)
-            part_losses = sum(self._query_losses(texts, excluded, part) for texts in embeddings)
+            terms = [self._query_losses(texts, excluded, part) for texts in embeddings]
             if self.symmetric:
-                excluded = _negatives.find_excluded_queries(hashes, real, part)
-                backward = sum(self._document_losses(texts, excluded, part) for texts in embeddings)
-                part_losses = (part_losses + backward) / 2
-            losses.append(part_losses)
+                masks = _negatives.find_excluded_queries(hashes, real, part)
+                backward = [self._document_losses(texts, masks, part) for texts in embeddings]
+                terms = [(left + right) / 2 for left, right in zip(terms, backward, strict=True)]
+            losses.append(torch.stack(terms).sum(0))
         return (torch.cat(losses, 1) * real).sum(), real.sum()
 
     def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:

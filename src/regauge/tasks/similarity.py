@@ -98,7 +98,8 @@ class Similarity(EmbeddingTask):
         """Return the cosine and the label of each pair, and whether it is real, [rows] each."""
         from torch.nn.functional import cosine_similarity
 
-        cosines = cosine_similarity(*output["vectors"].chunk(2))
+        first, second = output["vectors"].chunk(2)
+        cosines = cosine_similarity(first, second)
         return cosines, batch[PAIR_LABELS].chunk(2)[0][:, 0], batch["real"].chunk(2)[0]
 
     def _compute_cosent(self, cosines: Tensor, labels: Tensor, real: Tensor) -> Tensor:

@@ -245,15 +245,21 @@ def test_triplets_equal_the_triplet_loss(losses: Any, distance: str, margin: flo
 LABELS = torch.tensor([0.0, 1.0, 0.25, 0.5, 0.5, 0.75, 1.0, 0.0, 0.25, 0.9, 0.1, 0.5])
 
 
-def test_graded_pairs_equal_cosent(losses: Any) -> None:
-    loss = losses.CoSENTLoss(StoredVectors(), scale=20.0)
+@pytest.mark.parametrize("scale", [1.0, 20.0])
+def test_graded_pairs_equal_cosent(losses: Any, scale: float) -> None:
+    loss = losses.CoSENTLoss(StoredVectors(), scale=scale)
     batch = {**build_batch(2), PAIR_LABELS: LABELS.repeat(2)[:, None]}
     compare_with_gradients(
-        Similarity(),
+        Similarity(temperature=1 / scale),
         batch,
         lambda columns: compute_reference(loss, columns, LABELS),
         count=2,
     )
+
+
+def test_pairs_with_equal_labels_have_no_loss() -> None:
+    batch = {**build_batch(2), PAIR_LABELS: torch.ones(2 * ROWS, 1)}
+    assert float(compute_loss(Similarity(), draw_vectors(2), batch)) == 0
 
 
 def test_graded_pairs_equal_the_cosine_similarity_loss(losses: Any) -> None:

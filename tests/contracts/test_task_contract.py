@@ -16,7 +16,7 @@ from distributed.runs import TASKS
 from regauge import choices, config
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
-from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
+from regauge.data.batches import GATHERED_COLUMNS, Arrays, MicrobatchPlan, RandomKey
 from regauge.data.dataset import Dataset, DatasetRows
 from regauge.data.loader import BatchLoader, CollatorConfig, RankShare
 from regauge.data.row_order import PADDING
@@ -95,7 +95,7 @@ class Case:
         return Single().prepare(module, placement)
 
 
-@pytest.fixture(params=[*choices.names("tasks"), "next-sentence"], scope="module")
+@pytest.fixture(params=[*choices.names("tasks"), "next-sentence", "negatives"], scope="module")
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     run = TASKS[request.param]
     task: Task = config.parse_choice("tasks", run["task"])
@@ -197,7 +197,7 @@ def test_the_loss_and_every_metric_are_sums_with_weights(case: Case) -> None:
         outputs, targets = output, batch
         if order is not None:
             outputs = {"vectors": case.task.eval_outputs(output, batch)[order]}
-            names = [name for name in ("real", "text_hashes") if name in batch]
+            names = [name for name in ("real", *GATHERED_COLUMNS) if name in batch]
             targets = {name: batch[name][order] for name in names}
         loss, weight = case.task.loss(
             *((outputs, targets) if case.task.needs_global_batch else (output, batch))

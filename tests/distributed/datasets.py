@@ -31,6 +31,8 @@ Row = dict[str, Any]
 VOCABULARY = 300
 MEMBERS = 5
 LENGTH = 32
+WIDTH = 32
+"""Size of the vectors of the teacher, and the hidden size of the models."""
 FACTS = TokenizerInfo(
     sha256=hashlib.sha256(b"none").hexdigest(),
     vocab_size=VOCABULARY,
@@ -52,11 +54,17 @@ def write_packed(folder: Path, rows: int = 40, heldout: int = 10, seed: int = 1)
 
 
 def write_pairs(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
-    """Write pairs that share tokens, and a class that one token determines."""
+    """Write pairs that share tokens, and a class that one token determines.
+
+    Each row also has a second document that shares tokens, one that does not, a similarity, and the
+    vector of a teacher.
+    """
     splits = {"train": _pair_rows(rows, 3), "heldout": _pair_rows(heldout, 4)}
-    limits = {"query": 12, "document": LENGTH}
+    limits = {"query": 12, "document": LENGTH, "abstract": 20, "negative": 24}
     fields = {name: _build_text_column(name, limit, splits) for name, limit in limits.items()}
     fields["label"] = ColumnInfo(max_length=1, kind="integer", min=0, max=2)
+    fields["similarity"] = ColumnInfo(max_length=1, kind="float", min=0, max=1)
+    fields["embedding"] = ColumnInfo(max_length=WIDTH, kind="vector", min=1, max=1)
     return _write(folder, "fields", fields, splits)
 
 
@@ -180,13 +188,26 @@ def _packed_rows(count: int, seed: int) -> list[Row]:
 
 
 def _pair_rows(count: int, seed: int) -> list[Row]:
-    draw = np.random.default_rng(seed)
+    draw, others = np.random.default_rng(seed), np.random.default_rng(seed + 100)
     rows = []
     for _ in range(count):
         document = draw.integers(5, VOCABULARY, int(draw.integers(8, LENGTH + 1)))
         query = draw.choice(document, int(draw.integers(3, 13)))
         label = int(query[0]) % 3
-        rows.append({"query": query.tolist(), "document": document.tolist(), "label": label})
+        abstract = others.choice(document, int(others.integers(3, 21)))
+        negative = others.integers(5, VOCABULARY, int(others.integers(3, 25)))
+        vector = others.normal(size=WIDTH) + 4 * (np.arange(WIDTH) % 3 == label)
+        rows.append(
+            {
+                "query": query.tolist(),
+                "document": document.tolist(),
+                "abstract": abstract.tolist(),
+                "negative": negative.tolist(),
+                "label": label,
+                "similarity": (int(query[0]) % 5) / 4,
+                "embedding": (vector / np.linalg.norm(vector)).tolist(),
+            }
+        )
     return rows
 
 

@@ -65,6 +65,46 @@ TASKS: dict[str, dict[str, Any]] = {
         },
         "model": BERT,
     },
+    "negatives": {
+        "task": {
+            "kind": "contrastive",
+            "document": ("document", "abstract"),
+            "negatives": ("negative",),
+            "matryoshka_dims": (32, 8),
+            "max_buckets": 2,
+            "temperature": 0.5,
+        },
+        "model": BERT,
+    },
+    "triplet": {
+        "task": {
+            "kind": "triplet",
+            "anchor": "query",
+            "positive": "document",
+            "max_buckets": 2,
+            "distance": "euclidean",
+            "margin": 2.0,
+        },
+        "model": BERT,
+    },
+    "similarity": {
+        "task": {
+            "kind": "similarity",
+            "text_fields": ("query", "document"),
+            "label": "similarity",
+            "max_buckets": 2,
+        },
+        "model": BERT,
+    },
+    "distill": {
+        "task": {
+            "kind": "distill",
+            "text_fields": ("query", "document"),
+            "objective": "cosine",
+            "max_buckets": 2,
+        },
+        "model": BERT,
+    },
     "rank": {
         "task": {
             "kind": "rank",

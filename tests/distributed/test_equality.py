@@ -21,12 +21,16 @@ TOLERANCE = 1e-5
 EVERY = [(size, name) for size in (1, 2, 3, 4) for name in STRATEGIES[size]]
 FIRST = [(2, "ddp"), (2, "fsdp"), (3, "zero1"), (4, "hsdp")]
 """Cases of these tasks that `make test` runs; for most other tasks it runs the first case."""
-LATER = ("apart", "frozen", "llama")
+LATER = ("apart", "distill", "frozen", "llama", "triplet")
 """Tasks with unit tests; `make test-rest` runs them on several processes."""
 SOME = {
     "clm": [(2, "fsdp"), (3, "zero1"), (4, "ddp"), (4, "hsdp")],
     "contrastive": [(2, "zero1"), (2, "shard-grad-op"), (3, "ddp"), (3, "fsdp"), (4, "hsdp")],
     "grouped": [(3, "ddp"), (4, "fsdp")],
+    "negatives": [(2, "fsdp"), (2, "zero1"), (3, "ddp"), (4, "hsdp"), (4, "shard-grad-op")],
+    "triplet": [(3, "zero1"), (2, "fsdp"), (4, "ddp"), (4, "hsdp")],
+    "similarity": [(3, "ddp"), (2, "zero1"), (4, "fsdp"), (4, "hsdp")],
+    "distill": [(2, "zero1"), (3, "ddp"), (4, "fsdp"), (4, "hsdp")],
     "classify": [(3, "zero1"), (2, "fsdp"), (4, "ddp")],
     "rank": [(2, "fsdp"), (3, "zero1"), (4, "ddp"), (4, "hsdp")],
     "frozen": [(2, "fsdp"), (3, "zero1")],
@@ -90,7 +94,10 @@ def test_five_microbatches_on_two_processes(
     cases(
         [
             (task, *case)
-            for task in ("mlm", "clm", "contrastive", "sft", "next-sentence")
+            for task in (
+                *("mlm", "clm", "contrastive", "sft", "next-sentence"),
+                *("negatives", "triplet", "similarity", "distill"),
+            )
             for case in ((1, 1), (1, 8), (2, 4))
         ],
         [("mlm", 1, 8), ("clm", 1, 8), ("contrastive", 1, 8), ("contrastive", 2, 4)],
@@ -111,6 +118,7 @@ def test_losses_do_not_depend_on_the_microbatch_size(
         [
             *(("mlm", size, amount) for size in (1, 2) for amount in ("selective", "full")),
             *(("contrastive", size, amount) for size in (1, 2) for amount in ("selective", "full")),
+            *((task, 2, "full") for task in ("negatives", "similarity", "distill")),
             ("clm", 1, "full"),
         ],
         [("mlm", 1, "selective"), ("contrastive", 1, "full")],

@@ -55,12 +55,14 @@ def assert_same(whole: Path, resumed: Path) -> None:
 
 
 FIRST = [("mlm", 2, "fsdp"), ("mlm", 3, "zero1"), ("mlm", 4, "hsdp")]
-FIRST += [("contrastive", 3, "ddp"), ("several", 2, "fsdp")]
+FIRST += [("contrastive", 3, "ddp"), ("several", 2, "fsdp"), ("similarity", 2, "zero1")]
 """The cases that `make test` runs."""
 CASES = [("mlm", size, name) for size in (1, 2, 3, 4) for name in STRATEGIES[size]] + FIRST[3:]
 CASES += [("classify", 3, "zero1"), ("frozen", 2, "fsdp"), ("sft", 3, "zero1")]
 CASES += [("contrastive", 4, "hsdp"), ("clm", 4, "ddp"), ("rank", 4, "ddp"), ("apart", 2, "fsdp")]
 CASES += [("next-sentence", 3, "ddp"), ("sft", 2, "fsdp"), ("several", 3, "zero1")]
+CASES += [("negatives", 4, "hsdp"), ("negatives", 3, "zero1"), ("triplet", 3, "ddp")]
+CASES += [("similarity", 4, "hsdp"), ("distill", 2, "fsdp"), ("distill", 4, "ddp")]
 
 
 @pytest.mark.parametrize(("task", "size", "strategy"), cases(CASES, FIRST))

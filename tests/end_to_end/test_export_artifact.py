@@ -18,7 +18,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 import regauge
 from distributed import datasets
 from distributed.jobs import lines
-from distributed.runs import TASKS, settings
+from distributed.runs import FULL, TASKS, settings
 from end_to_end.predicting import EAGER, QUICK, export_run, random_texts, train_model
 from regauge.accelerators.cpu import Cpu
 from regauge.artifacts.artifact import open_artifact
@@ -30,6 +30,8 @@ from regauge.processes import World
 from regauge.training.run import attempt
 
 FP32 = (*EAGER, 'candidates.precisions=["fp32"]')
+EMBEDDINGS = ("contrastive", "negatives", "triplet", "similarity", "distill")
+"""Runs whose models return vectors."""
 
 
 @dataclass(frozen=True)
@@ -59,27 +61,36 @@ class Case:
 
 def build_case(folder: Path, name: str) -> Case:
     """Return the case of a name, trained and exported."""
-    kind = "contrastive" if name == "contrastive" else "classify"
+    is_embedding = name in EMBEDDINGS
+    kind = name if is_embedding else "classify"
     options = {"text_fields": ("query",)} if name == "one text" else {}
     run, data = folder / "run", datasets.write_pairs(folder / "data")
     attempt(settings(run, data, kind, task=options, stop={"steps": 4}), World())
     artifact = export_run(run, folder / "artifact", *FP32)
-    text_fields = {"contrastive": [], "one text": ["query"], "two texts": ["query", "document"]}
-    max_lengths = {"contrastive": [32], "one text": [12], "two texts": [12, 32]}
+    text_fields = {"one text": ["query"], "two texts": ["query", "document"]}.get(name, [])
+    max_lengths = {"one text": [12], "two texts": [12, 32]}.get(name, [32])
     is_pair = name == "two texts"
     return Case(
         run,
         artifact,
         merge(TASKS[kind]["task"], options),
-        {"text_fields": text_fields[name], "max_lengths": max_lengths[name], "is_pair": is_pair},
-        sum(max_lengths[name]),
+        {"text_fields": text_fields, "max_lengths": max_lengths, "is_pair": is_pair},
+        sum(max_lengths),
         ("tokens", "lengths", "starts") if is_pair else ("tokens", "lengths"),
-        "vectors" if kind == "contrastive" else "classes",
-        32 if kind == "contrastive" else 3,
+        "vectors" if is_embedding else "classes",
+        datasets.WIDTH if is_embedding else 3,
     )
 
 
-@pytest.fixture(scope="module", params=["contrastive", "one text", "two texts"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "contrastive",
+        *(pytest.param(name, marks=FULL) for name in EMBEDDINGS[1:]),
+        "one text",
+        "two texts",
+    ],
+)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return build_case(tmp_path_factory.mktemp(request.param.replace(" ", "-")), request.param)
 

@@ -132,11 +132,7 @@ def build_folder_spec(
     _check_vocabulary(folder, model)
     is_classifier = architectures.is_classifier(model)
     encoder_files = None if is_classifier else sentence_transformers.read_if_present(folder)
-    tokenization = (
-        sentence_transformers.read_tokenization(folder)
-        if sentence_transformers.is_sentence_transformer(folder) and trained is None
-        else None
-    )
+    tokenization = _read_tokenization(folder, trained)
     if settings.pair_fields is not None and (trained is not None or not is_classifier):
         problem = "text.pair_fields is only for the folder of a classifier, without a run"
         raise SettingsError(problem, "remove it")
@@ -305,6 +301,20 @@ def strip_head(model: PreTrainedModel) -> PreTrainedModel:
     base: Any = model.base_model
     stripped: PreTrainedModel = base
     return stripped
+
+
+def _read_tokenization(folder: Path, trained: InputSpec | None) -> Tokenization | None:
+    """Return the tokenization of a sentence-transformers folder; None for another folder.
+
+    That of a trained model has the prompts of the folder, and the limit of the run.
+    """
+    if not sentence_transformers.is_sentence_transformer(folder):
+        return None
+    tokenization = sentence_transformers.read_tokenization(folder)
+    limit = trained.max_row_tokens(tokenization.max_length) if trained else None
+    if limit is None:
+        return tokenization
+    return Tokenization(max_length=limit, prompts=tokenization.prompts)
 
 
 def _resolve_pooling(encoder_files: SentenceEncoder | None, settings: TextSettings) -> Pooling:

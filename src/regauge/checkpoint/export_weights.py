@@ -51,7 +51,7 @@ def export_model(model: Path, target: Path, weight_format: WeightFormat) -> Path
     if weight_format == "sentence-transformers" and not is_encoder:
         raise SettingsError(
             "this run did not train a text encoder",
-            "export a run of task 'contrastive', or choose format hf or torch",
+            "export a run of a task that trains vectors, or choose format hf or torch",
         )
     with stage_output(target) as output:
         if weight_format == "torch":

@@ -1,8 +1,8 @@
 """Arrow columns of rows: lists of token ids, and values.
 
-A value is an integer (which every record has), a float or a category. The last two may be missing:
-a missing float is NaN, and a missing category is MISSING. A category is
-stored as a hash of its text. No list of categories is needed, so new ones may occur after training.
+A value is an integer or a vector (which every record has), a float or a category. The last two may
+be missing: a missing float is NaN, and a missing category is MISSING. A category is stored as a
+hash of its text. No list of categories is needed, so new ones may occur after training.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from regauge.data.classes import NO_CLASS, LabelClasses, list_class_texts
 from regauge.data.dataset import ColumnInfo
@@ -33,15 +34,20 @@ MARKS_TYPE = pa.list_(pa.uint8())
 """A 0 or 1 for each token."""
 TEXT_TYPE = pa.large_string()
 """A text before truncation."""
-ValueKind = Literal["integer", "float", "category", "label"]
+ValueKind = Literal["integer", "float", "category", "label", "vector"]
 VALUE_TYPES: dict[ValueKind, pa.DataType] = {
     "integer": pa.int64(),
     "float": pa.float64(),
     "category": pa.int64(),
     "label": pa.list_(pa.string()),
+    "vector": pa.list_(pa.float32()),
 }
 """The Arrow type of each kind of value in encoded records. A label has the texts of its classes."""
-VALUE_RANGES = {"integer": "an integer of 64 bits", "float": "a finite number"}
+VALUE_RANGES = {
+    "integer": "an integer of 64 bits",
+    "float": "a finite number",
+    "vector": "a list of numbers that are finite in fp32",
+}
 """The values of a kind, for messages."""
 MISSING = NO_CLASS
 """The cell of a category that a record does not have."""
@@ -72,7 +78,7 @@ def build_column(cells: list[Any], arrow_type: pa.DataType) -> pa.Array:
     return build_list_column(cells, arrow_type) if has_numbers else pa.array(cells, arrow_type)
 
 
-def encode_value(value: Value | None, kind: ValueKind) -> int | float | list[str]:
+def encode_value(value: Value | None, kind: ValueKind) -> int | float | list[str] | np.ndarray:
     """Return a value of a record as a cell of its column; None is a missing value.
 
     A whole float is an integer, and the text of a number is a number. Raises TypeError if the
@@ -82,6 +88,8 @@ def encode_value(value: Value | None, kind: ValueKind) -> int | float | list[str
         return MISSING if value is None else hash_category(value)
     if kind == "label":
         return list_class_texts(value)
+    if kind == "vector":
+        return _encode_vector(value)
     if isinstance(value, str):  # as in a CSV file, whose values are texts
         with suppress(ValueError):
             value = parse_integer(value) if kind == "integer" else parse_float(value)
@@ -94,6 +102,24 @@ def encode_value(value: Value | None, kind: ValueKind) -> int | float | list[str
     elif (number := read_integer(value)) is not None and number in INT64:
         return number
     raise TypeError(f"{type(value).__name__} {str(value)[:80]} is not {VALUE_RANGES[kind]}")
+
+
+def _encode_vector(value: Value | None) -> np.ndarray:
+    """Return a list of numbers as fp32, [size]; raises TypeError for any other value."""
+    if isinstance(value, list) and value and all(type(item) in {int, float} for item in value):
+        with suppress(OverflowError), np.errstate(over="ignore"):
+            vector = np.array(value, np.float64).astype(np.float32)
+            if np.isfinite(vector).all():
+                return vector
+    raise TypeError(f"{type(value).__name__} {str(value)[:80]} is not {VALUE_RANGES['vector']}")
+
+
+def compute_norms(vectors: pa.Array) -> np.ndarray:
+    """Return the Euclidean norm of each vector of a column, [rows]."""
+    sizes = pc.list_value_length(vectors).to_numpy()
+    squares = np.square(vectors.flatten().to_numpy().astype(np.float64))
+    starts = np.cumsum(sizes) - sizes
+    return np.sqrt(np.add.reduceat(squares, starts)) if len(sizes) else np.zeros(0)
 
 
 def hash_category(value: Value) -> int:
@@ -110,7 +136,7 @@ def find_embedding_rows(hashes: np.ndarray, count: int) -> np.ndarray:
 
 
 class ValueStats:
-    """Statistics of the values of one column in one split."""
+    """Statistics of the values of one column in one split; of vectors, those of their norms."""
 
     def __init__(self, kind: ValueKind) -> None:
         self.kind = kind
@@ -123,7 +149,7 @@ class ValueStats:
     def add(self, values: np.ndarray) -> None:
         """Add values, [count]; the moments are merged with the formula of Chan et al., 1979."""
         is_missing = np.isnan(values) if self.kind == "float" else values == MISSING
-        if self.kind == "integer":
+        if self.kind in {"integer", "vector"}:
             is_missing = np.zeros(len(values), bool)
         self.num_missing += int(is_missing.sum())
         present = values[~is_missing]

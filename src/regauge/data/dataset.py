@@ -63,7 +63,8 @@ class ValueStatistics(Settings):
     """Statistics of a column of values; they are empty for text."""
 
     min: float | None = None
-    """Minimum of the training values; None for text, for categories and without values."""
+    """Minimum of the training values; None for text, for categories and without values. The values
+    of a vector are its Euclidean norms."""
     max: float | None = None
     """Maximum of the training values."""
     mean: float | None = None
@@ -109,6 +110,27 @@ class ColumnInfo(ValueStatistics):
             return len(self.class_names)
         highest = [maximum for _, maximum in self.ranges.values()]
         return int(max(highest)) + 1 if highest else None
+
+
+class ColumnInfo(ValueStatistics):
+    """One column of the rows."""
+
+    max_length: int
+    """Maximum length in tokens; the size of a vector, or 0 before it is known; 1 for another
+    value."""
+    kind: Literal["tokens", "segments", "loss_mask", "integer", "float", "category", "vector"] = (
+        "tokens"
+    )
+    """"tokens" are token ids. "segments" numbers the document of each token. "loss_mask" is 1
+    for the tokens of answers, else 0. The other kinds are values: an integer, a float, a category
+    or a vector of floats."""
+    lengths: dict[str, tuple[int, ...]] = {}
+    """Length histogram by split: entry i is the number of rows with i tokens."""
+    max_group_size: int = 1
+    """Maximum number of cells in one row; more than 1 if each record of a group has its own
+    cell."""
+    prompt: str = ""
+    """Text that precedes each text of the column; its tokens are part of the column."""
 
 
 class SplitInfo(Settings):

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from regauge.data.settings import DataSettings, MixEntry
 
-_CELL_FORMAT = {"kind", "max_length", "max_group_size"}
-"""The attributes of a column that determine the format of its cells."""
+_CELL_FORMAT = {"kind", "max_length", "max_group_size", "prompt"}
+"""The attributes of a column that determine the format and the meaning of its cells."""
 
 
 def read_data_manifest(data: DataSettings) -> DatasetManifest:

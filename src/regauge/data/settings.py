@@ -154,6 +154,12 @@ class RowLayout(TextRows):
     """Fields with real numbers, such as a price; they may be missing."""
     categories: tuple[str, ...] = ()
     """Categorical fields with texts or integers; they may be missing."""
+    vectors: tuple[str, ...] = ()
+    """Fields with a list of real numbers, such as the embedding of a teacher; every record must
+    have one, and all have the same size."""
+    prompts: dict[str, str] = {}
+    """Texts that are prepended to text fields before they are encoded, such as `{ query = "query: "
+    }`; they count toward the limit in tokens."""
     group_by: str | None = None
     """Field that defines the groups: the records of a row share its value (layout "groups")."""
     shared: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from regauge.data import dataset
-from regauge.data.columns import ColumnStats, ValueStats
+from regauge.data.columns import ColumnStats, ValueStats, compute_norms
 from regauge.files import sha256
 from regauge.preparation import encode
 
@@ -43,7 +43,8 @@ def write_split(
         for field, row_lengths in lengths.items():
             histograms[field] += np.bincount(row_lengths, minlength=len(histograms[field]))
         for field, stats in value_stats.items():
-            stats.add(_flatten(table.column(field)))
+            cells = table.column(field).combine_chunks()
+            stats.add(compute_norms(cells) if stats.kind == "vector" else _flatten(cells))
         path = folder / f"{name}-{index:05d}.arrow"
         shards.append(_write_shard(path, table, layout.count_tokens(table, lengths)))
     info = dataset.SplitInfo(
@@ -103,9 +104,8 @@ def _regroup(tables: Iterator[pa.Table], num_rows: int) -> Iterator[pa.Table]:
         yield pa.concat_tables(waiting)
 
 
-def _flatten(cells: pa.ChunkedArray) -> np.ndarray:
+def _flatten(array: pa.Array) -> np.ndarray:
     """Return the values of a column as one array."""
-    array = cells.combine_chunks()
     values: np.ndarray = (array.flatten() if pa.types.is_list(array.type) else array).to_numpy()
     return values
 

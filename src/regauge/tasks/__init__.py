@@ -1,9 +1,10 @@
 """Training tasks: which batches a model reads, its loss, and its held-out metrics.
 
 `Task` is the interface; each public file here is one task: `mlm`, `clm`, `sft`, `contrastive`,
-`classify`, `rank`. `_tokens` and `_fields` hold the batches of token rows and of record fields,
-`_pairs` the rows of next-sentence prediction. `_objectives` holds the ranking losses; `_quality`
-and `_retrieval` hold the metrics.
+`triplet`, `similarity`, `distill`, `classify`, `rank`. `_tokens` and `_fields` hold the batches of
+token rows and of record fields, `_pairs` the rows of next-sentence prediction, `_embeddings` the
+base of the tasks that train vectors. `_objectives` holds the ranking losses; `_quality` and
+`_retrieval` hold the metrics.
 
 A task is a frozen settings class. It may import `data` and `models`; torch only inside methods, so
 that a run file is checked without it.
@@ -171,6 +172,11 @@ class Task(Choice):
         from regauge.models.io_spec import InputSpec
 
         return InputSpec(max_lengths=(manifest.columns["tokens"].max_length,))
+
+    def export_prompts(self, manifest: DatasetManifest) -> dict[str, str]:
+        """Return the prompts of the texts, by name, for the folder of the trained model."""
+        del manifest
+        return {}
 
     def prompt_and_reference(
         self, row: dict[str, np.ndarray], prompt_tokens: int

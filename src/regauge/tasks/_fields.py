@@ -39,8 +39,18 @@ class FieldsTask(Task):
 
     layout: ClassVar[str] = "fields"
 
+    exports_prompts: ClassVar[bool] = False
+    """Whether the folder of the trained model has the prompts of the texts."""
+
     max_buckets: int = Field(default=4, ge=1)
     """Maximum number of bucket lengths; each batch is padded to one of them."""
+
+    def check_dataset(self, manifest: DatasetManifest) -> None:
+        super().check_dataset(manifest)
+        names = [name for name, column in manifest.columns.items() if column.prompt]
+        if names and not self.exports_prompts:
+            problem = f"task '{self.kind}' cannot export the prompt of '{names[0]}'"
+            raise SettingsError(problem, "prepare the dataset without rows.prompts")
 
     def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
         """Return the number of model inputs of each length; entry i counts inputs of i tokens."""

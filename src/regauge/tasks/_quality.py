@@ -97,10 +97,7 @@ def auc(scores: Tensor, relevant: Tensor) -> Ratio:
     This is the area under the ROC curve, computed by ranks (Hanley and McNeil, 1982). Equal scores
     count half. Scores and `relevant` are [items].
     """
-    import torch
-
-    _, groups, counts = torch.unique(scores.double(), return_inverse=True, return_counts=True)
-    ranks = (counts.cumsum(0) - (counts - 1) / 2).double()[groups]
+    ranks = _rank_values(scores.double())
     num_relevant = relevant.sum().double()
     ordered_pairs = ranks[relevant].sum() - num_relevant * (num_relevant + 1) / 2
     return ordered_pairs, num_relevant * (len(scores) - num_relevant)
@@ -111,6 +108,24 @@ def pearson(predicted: Tensor, values: Tensor, real: Tensor) -> Ratio:
     x, y = (column.double()[real > 0] for column in (predicted, values))
     x, y = x - x.mean(), y - y.mean()
     return (x * y).sum(), (x.square().sum() * y.square().sum()).sqrt()
+
+
+def spearman(predicted: Tensor, values: Tensor, real: Tensor) -> Ratio:
+    """Return Spearman's correlation of two columns, [rows]: Pearson's of their ranks.
+
+    Equal values have their mean rank. `real` is 0 for padding rows.
+    """
+    x, y = (_rank_values(column.double()[real > 0]) for column in (predicted, values))
+    return pearson(x, y, real[real > 0])
+
+
+def _rank_values(values: Tensor) -> Tensor:
+    """Return the rank of each value from 1, [rows]; equal values have their mean rank."""
+    import torch
+
+    _, groups, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    ranks: Tensor = counts.cumsum(0) - (counts - 1) / 2
+    return ranks.double()[groups]
 
 
 def _sort_by_score(scores: Tensor, gains: Tensor, present: Tensor) -> Tensor:

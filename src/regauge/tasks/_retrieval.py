@@ -33,45 +33,73 @@ def find_equal(hashes: Tensor, rows: slice) -> Tensor:
 
     Hashes are [..., texts, words].
     """
-    selected = hashes[..., rows, :]
-    equal = selected[..., :, None, 0] == hashes[..., None, :, 0]
+    return find_matches(hashes[..., rows, :], hashes)
+
+
+def find_matches(hashes: Tensor, others: Tensor) -> Tensor:
+    """Return which texts are equal to other texts, [..., texts, others]; hashes end with words."""
+    equal = hashes[..., :, None, 0] == others[..., None, :, 0]
     for word in range(1, hashes.shape[-1]):
-        equal &= selected[..., :, None, word] == hashes[..., None, :, word]
+        equal &= hashes[..., :, None, word] == others[..., None, :, word]
     return equal
 
 
 class PairedCorpus:
-    """The documents of (query, document) pairs, of which equal ones count once.
+    """The documents of queries, and further texts, of which equal ones count once.
 
-    A document is relevant to a query if it is the document of one of the pairs with this query.
+    A document is relevant to a query if it is a document of one of the rows with this query.
     """
 
-    def __init__(self, query_hashes: Tensor, document_hashes: Tensor, real: Tensor) -> None:
-        """Index pairs; hashes are [pairs, words], and `real`, [pairs], is 0 for padding."""
-        import torch
+    def __init__(
+        self,
+        query_hashes: Tensor,  # [rows, words]
+        text_hashes: Tensor,  # [texts, words]
+        real: Tensor,  # [rows]
+        num_documents: int = 1,
+    ) -> None:
+        """Index texts: first the documents number 0 of all rows, then number 1, and so on.
 
-        self._query_hashes = query_hashes
-        self._real = real > 0
-        self._first = _find_first(document_hashes)
-        indices = torch.arange(len(real), device=real.device)
-        self.is_document = self._real & (self._first == indices)
-        """Whether a pair is the first one with its document, [pairs]."""
-
-    def rank(self, scores: Tensor, queries: slice) -> Tensor:
-        """Return the rank of each query's document, [queries]; ties share their mean rank.
-
-        Scores are those of some queries for the documents of all pairs, [queries, pairs]. The other
-        relevant documents of a query do not count.
+        The texts of a row after its `num_documents` documents are relevant to no query. `real` is 0
+        for padding rows.
         """
         import torch
 
-        same_query = find_equal(self._query_hashes, queries) & self._real
-        relevant = torch.zeros_like(scores).index_add_(1, self._first, same_query.to(scores.dtype))
+        self._num_rows = len(real)
+        self._num_documents = num_documents
+        self._query_hashes = query_hashes
+        self._real = real > 0
+        self._first = _find_first(text_hashes)
+        indices = torch.arange(len(text_hashes), device=real.device)
+        is_real = self._real.repeat(len(text_hashes) // len(real))
+        self.is_document = is_real & (self._first == indices)
+        """Whether a text is the first one of its equals, [texts]."""
+
+    def rank(self, scores: Tensor, queries: slice, document: int = 0) -> Tensor:
+        """Return the rank of a document of each query, [queries]; ties share their mean rank.
+
+        Scores are those of some queries for all texts, [queries, texts]. The other relevant
+        documents of a query do not count. `document` is the number of the document in its row.
+        """
+        import torch
+
+        same_query = (find_equal(self._query_hashes, queries) & self._real).to(scores.dtype)
+        documents = self._first[: self._num_documents * self._num_rows]
+        relevant = torch.zeros_like(scores).index_add_(
+            1, documents, same_query.repeat(1, self._num_documents)
+        )
         counted = self.is_document & (relevant == 0)
-        target = scores.gather(1, self._first[queries, None])
+        rows = self._first.unflatten(0, (-1, self._num_rows))[document]
+        target = scores.gather(1, rows[queries, None])
         better = ((scores > target) & counted).sum(1)
         tied = ((scores == target) & counted).sum(1)
         return 1 + better + tied / 2
+
+    def rank_documents(self, scores: Tensor, queries: slice) -> Tensor:
+        """Return the rank of every document of some queries, [documents, queries]."""
+        import torch
+
+        numbers = range(self._num_documents)
+        return torch.stack([self.rank(scores, queries, number) for number in numbers])
 
 
 def _find_first(hashes: Tensor) -> Tensor:
@@ -88,13 +116,21 @@ def _find_first(hashes: Tensor) -> Tensor:
 
 
 def retrieval_metrics(ranks: Sequence[Tensor], real: Tensor) -> MetricSums:
-    """Return the sums of recall and mean reciprocal rank over the ranks of all slices."""
+    """Return the sums of recall and mean reciprocal rank over the ranks of all slices.
+
+    Ranks are [documents, queries], or [queries] of one document; a query counts with the mean over
+    its documents.
+    """
     import torch
 
-    all_ranks = torch.cat(list(ranks))
+    all_ranks = torch.atleast_2d(torch.cat(list(ranks), -1))
     weight = real.sum()
-    recalls = {f"recall@{k}": (((all_ranks <= k) * real).sum(), weight) for k in RECALL_AT}
-    return {**recalls, "mrr": ((real / all_ranks).sum(), weight)}
+
+    def sum_means(values: Tensor) -> Tensor:
+        return (values.to(real.dtype).mean(0) * real).sum()
+
+    recalls = {f"recall@{k}": (sum_means(all_ranks <= k), weight) for k in RECALL_AT}
+    return {**recalls, "mrr": (sum_means(1 / all_ranks), weight)}
 
 
 class Bm25Index:

@@ -1,80 +1,70 @@
-"""Contrastive learning of text embeddings from (query, document) pairs."""
+"""Contrastive learning of text embeddings from queries with their documents."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from regauge.data.batches import TEXT_HASHES, hash_texts, take_rows
-from regauge.data.buckets import sum_histograms
+from regauge.data.batches import TEXT_HASHES, hash_texts
 from regauge.errors import SettingsError
-from regauge.log import logger
-from regauge.models import sentence_transformers
-from regauge.models.io_spec import InputSpec
 from regauge.tasks import MetricSums, _retrieval
-from regauge.tasks._fields import (
-    TEXT_TOKENS,
-    FieldsTask,
-    Texts,
-    build_slot_arrays,
-    check_field,
-    field_histogram,
-)
+from regauge.tasks._embeddings import DOCUMENT, QUERY, EmbeddingTask, measure_vectors
+from regauge.tasks._fields import build_slot_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
-    import numpy as np
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
-    from regauge.models.modules import TextModule
+    from regauge.models.modules import Encoder
     from regauge.models.settings import Model
+    from regauge.tasks._negatives import TextGroups
 
 
-class Contrastive(FieldsTask):
+class Contrastive(EmbeddingTask):
     """Train embeddings with in-batch negatives (InfoNCE, van den Oord et al., 2018).
 
     The negatives of a query are the documents of other rows, except those with an equal query or an
-    equal document. The metrics rank each different document once.
+    equal document, and the hard negatives of all rows. If a row has several documents, its loss is
+    the mean over them (Khosla et al., 2020, L_out), and they are no negatives of its query. The
+    metrics rank each different text once.
     """
-
-    needs_global_batch: ClassVar[bool] = True
-    metrics_need_all_rows: ClassVar[bool] = True
 
     query: str = "query"
     """Text field of the query."""
-    document: str = "document"
-    """Text field of the document that matches the query."""
+    document: str | Annotated[tuple[str, ...], Field(min_length=1)] = "document"
+    """Text field of the document that matches the query, or several such fields."""
+    negatives: tuple[str, ...] = ()
+    """Text fields of hard negatives: documents that do not match the query."""
     temperature: float = Field(default=0.05, gt=0)
     """Cosine similarities are divided by this."""
     negatives_group_size: int | None = Field(default=None, ge=2)
     """Rows whose texts are negatives of each other; by default the global batch."""
     symmetric: bool = True
     """Also rank the queries for each document, not only the documents for each query."""
-    pooling: tuple[sentence_transformers.PoolingMode, ...] = ()
-    """Pooling of the last hidden states; by default as in the weights folder, or the mean."""
+    matryoshka_dims: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Sizes to which vectors may be truncated; the largest is the full size. The loss is the sum of
+    the losses of all sizes (Kusupati et al., 2022)."""
 
-    def default_rows(self) -> dict[str, Any]:
-        fields = dict.fromkeys((self.query, self.document), TEXT_TOKENS)
-        return {**super().default_rows(), "fields": fields}
+    @model_validator(mode="after")
+    def _check_matryoshka_dims(self) -> Contrastive:
+        if len(set(self.matryoshka_dims)) < len(self.matryoshka_dims):
+            raise ValueError("matryoshka_dims has a number twice; remove one")
+        return self
 
-    def check_dataset(self, manifest: DatasetManifest) -> None:
-        super().check_dataset(manifest)
-        for name in (self.query, self.document):
-            check_field(manifest, name)
+    def document_columns(self) -> tuple[str, ...]:
+        """Return the fields of the documents that match the query."""
+        return (self.document,) if isinstance(self.document, str) else self.document
 
-    def check_weights(self, folder: Path) -> None:
-        encoder = sentence_transformers.read_if_present(folder)
-        if encoder and encoder.pooling.dense:
-            logger.warning("%s: the dense layers after the pooling are not trained", folder)
-        if encoder and encoder.tokenization.prompts:
-            names = ", ".join(encoder.tokenization.prompts)
-            logger.warning("%s: training adds no prompts to the texts: %s", folder, names)
+    def text_columns(self) -> tuple[str, ...]:
+        return (self.query, *self.document_columns(), *self.negatives)
+
+    def prompt_columns(self) -> dict[str, tuple[str, ...]]:
+        return {QUERY: (self.query,), DOCUMENT: (*self.document_columns(), *self.negatives)}
 
     def check_global_batch(self, num_rows: int) -> None:
         group_size = self.negatives_group_size
@@ -87,43 +77,16 @@ class Contrastive(FieldsTask):
             f"nearest divisors: {', '.join(map(str, sorted(nearest)))}",
         )
 
-    def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
-        """Return the number of queries and documents by length."""
-        histograms = [field_histogram(manifest, name) for name in (self.query, self.document)]
-        return tuple(sum_histograms(histograms).tolist())
-
-    def slots_per_row(self) -> int:
-        return 2
-
-    def read_texts(
-        self,
-        rows: DatasetRows,
-        row_numbers: np.ndarray,
-        text_numbers: np.ndarray,
-        special: tuple[int, ...] = (),
-    ) -> Texts:
-        """Return the query of a row for text number 0, and its document for 1."""
-        del special
-        names = (self.query, self.document)
-        records = zip(take_rows(rows, row_numbers), text_numbers, strict=True)
-        return [None if row is None else row[names[number]] for row, number in records]
-
-    def input_spec(self, manifest: DatasetManifest) -> InputSpec:
-        """Return that a record is one text, either a query or a document."""
-        limits = (manifest.columns[name].max_length for name in (self.query, self.document))
-        return InputSpec(max_lengths=(max(limits),))
-
-    def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
-        from regauge.models.architectures import build_model
-        from regauge.models.hub import resolve_model
-        from regauge.models.modules import Encoder
-
-        folder = resolve_model(model.path) if model.path else None
-        saved = sentence_transformers.read_if_present(folder) if folder else None
-        default = saved.pooling if saved else sentence_transformers.Pooling()
-        pooling = sentence_transformers.Pooling(modes=self.pooling or default.modes)
-        vocab_size, pad_id = manifest.tokenizer.vocab_size, manifest.tokenizer.pad_token_id
-        return Encoder(*build_model(model, "none", vocab_size, seed, pad_id), pooling)
+    def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> Encoder:
+        module = super().build_module(model, manifest, seed)
+        size = measure_vectors(module)
+        if self.matryoshka_dims and max(self.matryoshka_dims) != size:
+            raise SettingsError(
+                f"the largest of task.matryoshka_dims is {max(self.matryoshka_dims)}, but the"
+                f" vectors have {size} dimensions",
+                f"make {size} the largest",
+            )
+        return module
 
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
@@ -133,90 +96,147 @@ class Contrastive(FieldsTask):
         return {**build_slot_arrays(texts, plan, key, config), TEXT_HASHES: hash_texts(texts)}
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the loss of the global batch; `vectors` are all queries, then all documents."""
-        queries, documents = self._split_into_groups(output["vectors"])
-        hashes = self._split_into_groups(batch[TEXT_HASHES])
-        real, _ = self._split_into_groups(batch["real"][:, None])
-        real = real[..., 0]
-        losses = self._losses(queries, documents, real, hashes)
-        if self.symmetric:
-            losses = (losses + self._losses(documents, queries, real, hashes)) / 2
-        return (losses * real).sum(), real.sum()
+        """Return the loss of the global batch."""
+        import torch
+
+        from regauge.tasks import _negatives
+
+        hashes = self._group_texts(batch[TEXT_HASHES])
+        real = self._group_texts(batch["real"][:, None]).query[..., 0]
+        embeddings = [
+            self._group_texts(_truncate(output["vectors"], dims))
+            for dims in self.matryoshka_dims or (output["vectors"].shape[1],)
+        ]
+        losses = []
+        for part in _retrieval.query_slices(real.shape[1]):
+            excluded = _negatives.find_excluded_candidates(hashes, real, part)
+            terms = [self._query_losses(texts, excluded, part) for texts in embeddings]
+            if self.symmetric:
+                masks = _negatives.find_excluded_queries(hashes, real, part)
+                backward = [self._document_losses(texts, masks, part) for texts in embeddings]
+                terms = [(left + right) / 2 for left, right in zip(terms, backward, strict=True)]
+            losses.append(torch.stack(terms).sum(0))
+        return (torch.cat(losses, 1) * real).sum(), real.sum()
 
     def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
-        """Return loss, recall and mean reciprocal rank of each query among all documents."""
-        queries, documents = output["vectors"].chunk(2)
-        real = batch["real"].chunk(2)[0]
-        query_hashes, document_hashes = batch[TEXT_HASHES].chunk(2)
-        corpus = _retrieval.PairedCorpus(query_hashes, document_hashes, real)
-        ranks = [
-            corpus.rank(queries[part] @ documents.T, part)
-            for part in _retrieval.query_slices(len(real))
-        ]
-        return {"loss": self.loss(output, batch), **_retrieval.retrieval_metrics(ranks, real)}
+        """Return loss, recall and mean reciprocal rank of each query's documents among all texts.
+
+        Truncated vectors have the suffix of their size, such as `mrr_dim64`.
+        """
+        real = batch["real"].chunk(self.slots_per_row())[0]
+        hashes, width = batch[TEXT_HASHES], output["vectors"].shape[1]
+        corpus = _retrieval.PairedCorpus(
+            hashes[: len(real)], hashes[len(real) :], real, len(self.document_columns())
+        )
+        sums: MetricSums = {"loss": self.loss(output, batch)}
+        for dims in (width, *(dims for dims in self.matryoshka_dims if dims < width)):
+            vectors = _truncate(output["vectors"], dims)
+            queries, texts = vectors[: len(real)], vectors[len(real) :]
+            ranks = [
+                corpus.rank_documents(queries[part] @ texts.T, part)
+                for part in _retrieval.query_slices(len(real))
+            ]
+            suffix = "" if dims == width else f"_dim{dims}"
+            metrics = _retrieval.retrieval_metrics(ranks, real)
+            sums |= {f"{name}{suffix}": value for name, value in metrics.items()}
+        return sums
 
     def baselines(
         self, output: dict[str, Tensor], batch: dict[str, Tensor], records: Sequence[dict[str, Any]]
     ) -> dict[str, MetricSums]:
         """Return the metrics of BM25, and of its reciprocal rank fusion with the embeddings."""
-        count = len(records)
-        queries, documents = (half[:count].cpu() for half in output["vectors"].chunk(2))
-        query_hashes, document_hashes = batch[TEXT_HASHES].chunk(2)
+        import torch
+
+        count, names = len(records), self.text_columns()[1:]
+        queries, *texts = self._select_rows(output["vectors"], count)
+        query_hashes, *text_hashes = self._select_rows(batch[TEXT_HASHES], count)
         real = batch["real"][:count].cpu()
         corpus = _retrieval.PairedCorpus(
-            query_hashes[:count].cpu(), document_hashes[:count].cpu(), real
+            query_hashes, torch.cat(text_hashes), real, len(self.document_columns())
         )
-        index = _retrieval.Bm25Index([record[self.document] for record in records])
+        index = _retrieval.Bm25Index([record[name] for name in names for record in records])
         bm25_ranks: list[Tensor] = []
         fusion_ranks: list[Tensor] = []
         for part in _retrieval.query_slices(count):
             bm25_scores = index.score([record[self.query] for record in records[part]])
-            scores = queries[part] @ documents.T
+            scores = queries[part] @ torch.cat(texts).T
             fused = _retrieval.fuse_scores(scores, bm25_scores, corpus.is_document)
-            bm25_ranks.append(corpus.rank(bm25_scores, part))
-            fusion_ranks.append(corpus.rank(fused, part))
+            bm25_ranks.append(corpus.rank_documents(bm25_scores, part))
+            fusion_ranks.append(corpus.rank_documents(fused, part))
         return {
             "BM25": _retrieval.retrieval_metrics(bm25_ranks, real),
             "reciprocal rank fusion": _retrieval.retrieval_metrics(fusion_ranks, real),
         }
 
-    def _split_into_groups(self, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the parts of queries and of documents, each [groups, rows, width].
+    def _select_rows(self, columns: Tensor, count: int) -> list[Tensor]:
+        """Return the first rows of each text number, [count, width] each, on the CPU."""
+        return [part[:count].cpu() for part in columns.chunk(self.slots_per_row())]
 
-        The last group is filled up with zeros.
-        """
+    def _group_texts(self, columns: Tensor) -> TextGroups:
+        """Return the columns of texts by text number and group; the last group ends with zeros."""
         from torch.nn.functional import pad
 
-        halves = columns.chunk(2)
-        size = self.negatives_group_size or len(halves[0])
-        missing = -len(halves[0]) % size
-        queries, documents = (
-            pad(half, (0, 0, 0, missing)).unflatten(0, (-1, size)) for half in halves
-        )
-        return queries, documents
+        from regauge.tasks._negatives import TextGroups
 
-    def _losses(
-        self, queries: Tensor, documents: Tensor, real: Tensor, hashes: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """Return the cross-entropy of each query over the documents of its group, [groups, rows].
+        parts = columns.chunk(self.slots_per_row())
+        size = self.negatives_group_size or len(parts[0])
+        missing = -len(parts[0]) % size
+        query, *texts = (pad(part, (0, 0, 0, missing)).unflatten(0, (-1, size)) for part in parts)
+        count = len(self.document_columns())
+        return TextGroups(query, tuple(texts[:count]), tuple(texts[count:]))
 
-        The document of query i is document i. Padding rows are no negatives, and neither are rows
-        with the same query or the same document.
+    def _query_losses(self, texts: TextGroups, excluded: Tensor, queries: slice) -> Tensor:
+        """Return the loss of some queries over the candidates of their group, [groups, queries].
+
+        `excluded`, [groups, queries, texts], is true for candidates that are no negatives.
         """
         import torch
-        from torch.nn.functional import cross_entropy
 
-        indices = torch.arange(real.shape[1], device=real.device).expand_as(real)
-        losses = []
-        for part in _retrieval.query_slices(real.shape[1]):
-            targets = indices[:, part]
-            scores = queries[:, part] @ documents.transpose(1, 2) / self.temperature
-            is_positive = targets[..., None] == indices[:, None]
-            is_excluded = (real == 0)[:, None]
-            for text_hashes in hashes:
-                is_excluded = is_excluded | _retrieval.find_equal(text_hashes, part)
-            lowest = torch.finfo(scores.dtype).min
-            scores = scores.masked_fill(is_excluded & ~is_positive, lowest)
-            nll = cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="none")
-            losses.append(nll.view_as(targets))
-        return torch.cat(losses, 1)
+        scores = texts.query[:, queries] @ texts.candidates.transpose(1, 2) / self.temperature
+        num_rows = texts.query.shape[1]
+        rows = torch.arange(num_rows, device=scores.device)[queries]
+        losses = [
+            _cross_entropy(scores, excluded, rows + number * num_rows)
+            for number in range(len(texts.documents))
+        ]
+        return torch.stack(losses).mean(0)
+
+    def _document_losses(
+        self, texts: TextGroups, excluded: tuple[Tensor, ...], rows: slice
+    ) -> Tensor:
+        """Return the loss of the documents of some rows over the queries, [groups, rows].
+
+        `excluded` has a mask of the queries that are no negatives for each document of a row.
+        """
+        import torch
+
+        targets = torch.arange(texts.query.shape[1], device=texts.query.device)[rows]
+        losses = [
+            _cross_entropy(
+                document[:, rows] @ texts.query.transpose(1, 2) / self.temperature, mask, targets
+            )
+            for document, mask in zip(texts.documents, excluded, strict=True)
+        ]
+        return torch.stack(losses).mean(0)
+
+
+def _truncate(vectors: Tensor, dims: int) -> Tensor:
+    """Return the first dimensions of vectors, scaled to length 1."""
+    from torch.nn.functional import normalize
+
+    return vectors if dims == vectors.shape[-1] else normalize(vectors[..., :dims], dim=-1)
+
+
+def _cross_entropy(scores: Tensor, excluded: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy of a target among the texts that are not excluded, [groups, rows].
+
+    Scores and `excluded` are [groups, rows, texts]; targets are [rows].
+    """
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    is_target = targets[:, None] == torch.arange(scores.shape[2], device=scores.device)
+    masked = scores.masked_fill(excluded & ~is_target, torch.finfo(scores.dtype).min)
+    expanded = targets.expand(scores.shape[:2])
+    nll = cross_entropy(masked.flatten(0, 1), expanded.flatten(), reduction="none")
+    return nll.view(scores.shape[:2])

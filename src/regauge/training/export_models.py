@@ -82,6 +82,7 @@ def write_model(context: RunContext, state: TrainState, task: TaskRuntime, folde
         tokenization = sentence_transformers.Tokenization(
             max_length=_find_max_length(task, module) or task.bucket_lengths[-1],
             truncation_side=task.manifest.tokenizer.truncation_side,
+            prompts=task.task.export_prompts(task.manifest),
         )
         description = sentence_transformers.SentenceEncoder(
             tokenization=tokenization, pooling=module.pooling

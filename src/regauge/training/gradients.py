@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regauge.data.batches import TEXT_HASHES
+from regauge.data.batches import GATHERED_COLUMNS
 from regauge.data.randomness import hash_keys
 from regauge.errors import NoProgressError
 from regauge.models.multitask import set_active_task
@@ -145,11 +145,11 @@ def gather_by_slot(vectors: list[Tensor], batches: list[Batch], num_slots: int) 
     """Gather the vectors of all processes in the order of their slots.
 
     Every process gets `vectors` [num_slots, width], `real` [num_slots], which is 0 for slots
-    without a row, and the `text_hashes` [num_slots, words] of batches that have them. One process
-    fills a slot and the others add zeros, so that the sum over processes is exact.
+    without a row, and the GATHERED_COLUMNS of the batches, [num_slots, width]. One process fills a
+    slot and the others add zeros, so that the sum over processes is exact.
     """
     parts = [
-        {"vectors": rows, **{name: batch[name] for name in (TEXT_HASHES,) if name in batch}}
+        {"vectors": rows, **{name: batch[name] for name in GATHERED_COLUMNS if name in batch}}
         for rows, batch in zip(vectors, batches, strict=True)
     ]
     widths = [part.shape[1] for part in parts[0].values()]

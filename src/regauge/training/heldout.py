@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regauge import stop_signals
-from regauge.data.batches import TEXT_HASHES
+from regauge.data.batches import GATHERED_COLUMNS
 from regauge.models.multitask import set_active_task
 from regauge.tasks import ITEMS
 from regauge.training.gradients import all_reduce_sum, gather_by_slot
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from regauge.tasks import MetricSums, Task
 
 
-GATHERED = ("slots", "real", TEXT_HASHES)
+GATHERED = ("slots", "real", *GATHERED_COLUMNS)
 """The arrays of a batch that metrics over all rows need."""
 
 

@@ -176,7 +176,7 @@ class Layout(ABC):
                 raise UnusableRecord(f"empty '{name}'", is_rejected=False)
         return [str(record[name]) for name in self.text_fields()]
 
-    def encode_values(self, record: dict[str, Value]) -> list[int | float | list[str]]:
+    def encode_values(self, record: dict[str, Value]) -> list[int | float | list[str] | np.ndarray]:
         """Return the cells of a record's values; raises UnusableRecord for one of another kind."""
         cells = []
         for name, kind in self.value_kinds().items():

@@ -30,7 +30,13 @@ class RecordLayout(Layout, ABC):
         for name, limit in settings.fields.items():
             if limit < MIN_TOKENS:
                 raise ValueError(f"the limit of '{name}' is below {MIN_TOKENS} tokens; increase it")
-        values = (settings.labels, settings.integers, settings.floats, settings.categories)
+        values = (
+            settings.labels,
+            settings.integers,
+            settings.floats,
+            settings.categories,
+            settings.vectors,
+        )
         names = [*settings.fields, *chain.from_iterable(values)]
         for name in names:
             if names.count(name) > 1:
@@ -46,6 +52,7 @@ class RecordLayout(Layout, ABC):
             "integer": settings.integers,
             "float": settings.floats,
             "category": settings.categories,
+            "vector": settings.vectors,
         }
         return {name: kind for kind, names in kinds.items() for name in names}
 

@@ -1,0 +1,164 @@
+"""Base class of the tasks that train an encoder of texts, whose outputs are vectors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import model_validator
+
+from regauge.choices import did_you_mean
+from regauge.data.batches import take_rows
+from regauge.data.buckets import sum_histograms
+from regauge.errors import SettingsError
+from regauge.log import logger
+from regauge.models import sentence_transformers
+from regauge.models.io_spec import InputSpec
+from regauge.tasks._fields import (
+    TEXT_TOKENS,
+    FieldsTask,
+    Texts,
+    check_field,
+    field_histogram,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+
+    from regauge.data.dataset import DatasetManifest, DatasetRows
+    from regauge.models.modules import Encoder
+    from regauge.models.settings import Model
+
+QUERY, DOCUMENT = "query", "document"
+"""Names of prompts, as in sentence-transformers."""
+
+
+class EmbeddingTask(FieldsTask):
+    """Train the vectors of texts; the texts of a row are encoded independently.
+
+    If `needs_global_batch`, `vectors` are those of text number 0 of all rows, then those of text
+    number 1, and so on, each [rows, width].
+    """
+
+    needs_global_batch: ClassVar[bool] = True
+    metrics_need_all_rows: ClassVar[bool] = True
+    exports_prompts: ClassVar[bool] = True
+
+    pooling: tuple[sentence_transformers.PoolingMode, ...] = ()
+    """Pooling of the last hidden states; by default as in the weights folder, or the mean."""
+    prompts: dict[str, str] = {}
+    """Prompts of the texts, which `rows.prompts` prepends; by default those of the dataset. The
+    exported folder names them."""
+
+    def text_columns(self) -> tuple[str, ...]:
+        """Return the field of each text of a row, by text number."""
+        raise NotImplementedError
+
+    def prompt_columns(self) -> dict[str, tuple[str, ...]]:
+        """Return the fields that have a prompt, by the name of the prompt."""
+        return {name: (name,) for name in self.text_columns()}
+
+    def normalizes_vectors(self) -> bool:
+        """Return whether the vectors of the trained model have length 1."""
+        return True
+
+    @model_validator(mode="after")
+    def _check_text_columns(self) -> EmbeddingTask:
+        names = self.text_columns()[1:]  # the first text may be equal to another (SimCSE)
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"the field '{name}' is listed twice; remove one")
+        for name in self.prompts:
+            if name not in self.prompt_columns():
+                remedy = did_you_mean(name, tuple(self.prompt_columns()))
+                raise ValueError(f"the task has no prompt '{name}'; {remedy}")
+        return self
+
+    def default_rows(self) -> dict[str, Any]:
+        columns = self.prompt_columns()
+        prompts = {
+            name: prompt
+            for prompt_name, prompt in self.prompts.items()
+            for name in columns[prompt_name]
+        }
+        fields = dict.fromkeys(self.text_columns(), TEXT_TOKENS)
+        return {**super().default_rows(), "fields": fields, "prompts": prompts}
+
+    def check_dataset(self, manifest: DatasetManifest) -> None:
+        super().check_dataset(manifest)
+        for name in self.text_columns():
+            check_field(manifest, name)
+        for prompt_name, columns in self.prompt_columns().items():
+            expected = self.prompts.get(prompt_name, manifest.columns[columns[0]].prompt)
+            for name in columns:
+                if (prompt := manifest.columns[name].prompt) != expected:
+                    problem = f"the texts of '{name}' have the prompt '{prompt}', not '{expected}'"
+                    remedy = f'prepare them with rows.prompts = {{ {name} = "{expected}" }}'
+                    raise SettingsError(problem, remedy)
+
+    def check_weights(self, folder: Path) -> None:
+        encoder = sentence_transformers.read_if_present(folder)
+        if encoder and encoder.pooling.dense:
+            logger.warning("%s: the dense layers after the pooling are not trained", folder)
+        prompts = encoder.tokenization.prompts if encoder else {}
+        if names := [name for name in prompts if prompts[name] and name not in self.prompts]:
+            logger.warning(
+                "%s: training adds no prompts to the texts: %s; set them with task.prompts,"
+                " unless rows.prompts adds them",
+                folder,
+                ", ".join(names),
+            )
+
+    def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
+        """Return the number of texts of all fields by length."""
+        histograms = [field_histogram(manifest, name) for name in self.text_columns()]
+        return tuple(sum_histograms(histograms).tolist())
+
+    def slots_per_row(self) -> int:
+        return len(self.text_columns())
+
+    def read_texts(
+        self,
+        rows: DatasetRows,
+        row_numbers: np.ndarray,
+        text_numbers: np.ndarray,
+        special: tuple[int, ...] = (),
+    ) -> Texts:
+        """Return the texts of rows, by the order of `text_columns`."""
+        del special
+        names = self.text_columns()
+        records = zip(take_rows(rows, row_numbers), text_numbers, strict=True)
+        return [None if row is None else row[names[number]] for row, number in records]
+
+    def input_spec(self, manifest: DatasetManifest) -> InputSpec:
+        """Return that a record is one text of any field."""
+        limits = (manifest.columns[name].max_length for name in self.text_columns())
+        return InputSpec(max_lengths=(max(limits),))
+
+    def export_prompts(self, manifest: DatasetManifest) -> dict[str, str]:
+        prompts = {
+            name: manifest.columns[columns[0]].prompt
+            for name, columns in self.prompt_columns().items()
+        }
+        return prompts if any(prompts.values()) else {}
+
+    def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> Encoder:
+        from regauge.models.architectures import build_model
+        from regauge.models.hub import resolve_model
+        from regauge.models.modules import Encoder
+
+        folder = resolve_model(model.path) if model.path else None
+        saved = sentence_transformers.read_if_present(folder) if folder else None
+        default = saved.pooling if saved else sentence_transformers.Pooling()
+        pooling = sentence_transformers.Pooling(
+            modes=self.pooling or default.modes, normalize=self.normalizes_vectors()
+        )
+        vocab_size, pad_id = manifest.tokenizer.vocab_size, manifest.tokenizer.pad_token_id
+        return Encoder(*build_model(model, "none", vocab_size, seed, pad_id), pooling)
+
+
+def measure_vectors(module: Encoder) -> int:
+    """Return the number of values of a vector."""
+    size: int = module.model.config.hidden_size * len(module.pooling.modes)
+    return size

@@ -88,18 +88,21 @@ class ColumnInfo(ValueStatistics):
     """One column of the rows."""
 
     max_length: int
-    """Maximum length in tokens; 1 for a value that is not text."""
-    kind: Literal["tokens", "segments", "loss_mask", "integer", "integers", "float", "category"] = (
-        "tokens"
-    )
+    """Maximum length in tokens; the size of a vector, or 0 before it is known; 1 for another
+    value."""
+    kind: Literal[
+        "tokens", "segments", "loss_mask", "integer", "integers", "float", "category", "vector"
+    ] = "tokens"
     """"tokens" are token ids. "segments" numbers the document of each token. "loss_mask" is 1
     for the tokens of answers, else 0. The other kinds are values: an integer, a list of integers,
-    a float or a category."""
+    a float, a category or a vector of floats."""
     lengths: dict[str, tuple[int, ...]] = {}
     """Length histogram by split: entry i is the number of rows with i tokens."""
     max_group_size: int = 1
     """Maximum number of cells in one row; more than 1 if each record of a group has its own
     cell."""
+    prompt: str = ""
+    """Text that precedes each text of the column; its tokens are part of the column."""
     class_names: tuple[str, ...] | None = None
     """Names of the classes 0, 1, … of a label; None if its classes are numbers."""
 
@@ -110,27 +113,6 @@ class ColumnInfo(ValueStatistics):
             return len(self.class_names)
         highest = [maximum for _, maximum in self.ranges.values()]
         return int(max(highest)) + 1 if highest else None
-
-
-class ColumnInfo(ValueStatistics):
-    """One column of the rows."""
-
-    max_length: int
-    """Maximum length in tokens; the size of a vector, or 0 before it is known; 1 for another
-    value."""
-    kind: Literal["tokens", "segments", "loss_mask", "integer", "float", "category", "vector"] = (
-        "tokens"
-    )
-    """"tokens" are token ids. "segments" numbers the document of each token. "loss_mask" is 1
-    for the tokens of answers, else 0. The other kinds are values: an integer, a float, a category
-    or a vector of floats."""
-    lengths: dict[str, tuple[int, ...]] = {}
-    """Length histogram by split: entry i is the number of rows with i tokens."""
-    max_group_size: int = 1
-    """Maximum number of cells in one row; more than 1 if each record of a group has its own
-    cell."""
-    prompt: str = ""
-    """Text that precedes each text of the column; its tokens are part of the column."""
 
 
 class SplitInfo(Settings):

@@ -21,7 +21,7 @@ DEFAULT_TEXT_FIELD = "text"
 UNNAMED = ""
 """Name of the only layout of a corpus; as a path it is the dataset's folder itself."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
-_LAYOUT_TABLES = {"fields", "labels"}
+_LAYOUT_TABLES = {"fields", "labels", "prompts"}
 """Keys of a layout that are tables."""
 T = TypeVar("T")
 

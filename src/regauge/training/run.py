@@ -89,6 +89,7 @@ def _record(resolved: ResolvedRun, context: RunContext, state: TrainState) -> No
         resolved.data_fingerprint,
         resolved.run_id,
         state.weights_checksum,
+        optimizer_defaults=resolved.optimizer_defaults.document,
     )
     context.reporter.record_start(context.folder)
 

@@ -91,6 +91,7 @@ def build_short_run(
             "trackers": ({"kind": "jsonl"},),
             "log_every_steps": _log_interval(benchmark),
             "checkpoint": {"every_steps": NEVER_STEPS, "remote": None, "best_metric": "off"},
+            "final_model": "last",
         },
         "execution": {"processes": local_size, **_shared_execution(settings)},
         "evaluation": {"every_steps": 0, "rows": settings.batch.rows, "samples": {"prompts": 0}},

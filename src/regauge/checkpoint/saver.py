@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from regauge.checkpoint import layout, tensors
-from regauge.checkpoint.loading import find_newest
+from regauge.checkpoint.loading import download_checkpoint, find_damage, find_newest
 from regauge.checkpoint.remote import RemoteCheckpoints
 from regauge.errors import TransientError
 from regauge.files import fsync_paths, write_json
@@ -124,6 +124,33 @@ class Saver:
         search = _start_thread(find_newest, self._root, self._world, self._remote)
         return self._wait_for(search).result()
 
+    def find_step(self, step: int) -> Path | None:
+        """Return a step's checkpoint, here or in the object store; None if it is not whole."""
+        search = _start_thread(find_damage, self._root, step, self._world, self._remote)
+        if self._wait_for(search).result() is not None:
+            return None
+        return self._root / layout.checkpoint_name(step)
+
+    def fetch_best(self, step: int, best: dict[str, Any]) -> None:
+        """Download the best checkpoint if only the object store has it; every process calls this.
+
+        `best` is its metric and value.
+        """
+        if self._remote is None:
+            return
+        work = _start_thread(self._download_best, self._remote, step, best)
+        self._wait_for(work).result()
+
+    def _download_best(self, remote: RemoteCheckpoints, step: int, best: dict[str, Any]) -> None:
+        download_checkpoint(remote, step, self._root, self._world, if_missing=True)
+        is_local = (self._root / layout.checkpoint_name(step)).is_dir()
+        if self._world.is_main_process and is_local:
+            self._write_best(step, best)
+
+    def _write_best(self, step: int, best: dict[str, Any]) -> None:
+        document = {"checkpoint": layout.checkpoint_name(step), **best}
+        write_json(self._root / layout.BEST, document)
+
     def wait(self) -> None:
         """Wait for the save in progress, and raise its error: the last save must not fail."""
         self.check_save(wait=True)
@@ -164,8 +191,7 @@ class Saver:
                 if self._remote:
                     self._remote.commit(final / layout.MANIFEST, step)
                 if best is not None:
-                    document = {"checkpoint": layout.checkpoint_name(step), **best}
-                    write_json(self._root / layout.BEST, document)
+                    self._write_best(step, best)
                 on_point("retention")
                 layout.retain(self._root, self._settings.keep_last, step)
                 if self._remote:

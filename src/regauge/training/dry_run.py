@@ -199,7 +199,17 @@ def _check_data(settings: TrainSettings) -> tuple[TrainSettings, list[DatasetMan
     for config, manifest in zip(resolved.task_configs, manifests, strict=True):
         if manifest.splits["train"].rows == 0:
             raise SettingsError(f"{config.data.path} has no training rows", "prepare more text")
+    _check_heldout(settings, manifests)
     return resolve_optimizer(resolved)[0], manifests
+
+
+def _check_heldout(settings: TrainSettings, manifests: list[DatasetManifest]) -> None:
+    """Raise SettingsError if the best model is needed and no rows are held out to find it."""
+    needs_best = settings.has_best_final_model or settings.stop.patience is not None
+    if needs_best and not any(manifest.splits["heldout"].rows for manifest in manifests):
+        key = "output.final_model" if settings.stop.patience is None else "stop.patience"
+        problem = f"{key} needs held-out rows, and {settings.data.path} has none"
+        raise SettingsError(problem, f"prepare it with split.heldout_fraction, or remove {key}")
 
 
 def _check_weights(settings: TrainSettings) -> None:

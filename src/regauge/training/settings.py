@@ -218,6 +218,9 @@ class Output(Settings):
     """Steps between two lines of training metrics."""
     checkpoint: Checkpoint = Checkpoint()
     """When checkpoints are saved, and how many are kept."""
+    final_model: Literal["auto", "last", "best"] = "auto"
+    """Step of the final model: the last one, or the best one by `checkpoint.best_metric`. `auto` is
+    `best` with `stop.patience`, else `last`."""
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -339,11 +342,18 @@ class Stop(Settings):
     """Limit in dollars over all attempts; the run saves and stops."""
     target: Target | None = None
     """Target metric that ends the run."""
+    patience: int | None = Field(default=None, ge=1)
+    """Early stopping: number of evaluations without an improvement of
+    `output.checkpoint.best_metric` after which the run ends."""
+    min_delta: float = Field(default=0.0, ge=0)
+    """Smallest change of that metric that is an improvement."""
 
     @model_validator(mode="after")
     def _check_length(self) -> Stop:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("a run has one length: set either stop.steps or stop.epochs")
+        if self.min_delta and self.patience is None:
+            raise ValueError("min_delta has no effect without patience: set stop.patience")
         return self
 
     def total_steps(self, steps_per_epoch: int) -> int:
@@ -430,6 +440,23 @@ class TrainSettings(Computation):
     """The execution of the run."""
     profile: bool = False
     """Profile some steps: a breakdown of their time, and advice that may shorten them."""
+
+    @property
+    def has_best_final_model(self) -> bool:
+        """Whether the final model is the best checkpoint, and not the last step."""
+        choice = self.output.final_model
+        return choice == "best" or (choice == "auto" and self.stop.patience is not None)
+
+    @model_validator(mode="after")
+    def _check_best_model(self) -> TrainSettings:
+        key = "stop.patience" if self.stop.patience is not None else "output.final_model = best"
+        if not self.has_best_final_model and self.stop.patience is None:
+            return self
+        if self.output.checkpoint.best_metric == "off":
+            raise ValueError(f"{key} needs a metric: set output.checkpoint.best_metric")
+        if self.stop.patience is not None and self.evaluation.every_steps == 0:
+            raise ValueError(f"{key} needs evaluations: set evaluation.every_steps")
+        return self
 
     @model_validator(mode="after")
     def _check_price(self) -> TrainSettings:

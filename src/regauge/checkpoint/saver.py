@@ -40,6 +40,7 @@ class Saver:
 
     `on_point(point, step=step)` is called at each point of a save; an error that it raises fails
     the save. `on_wait()` is called while the process waits for the object store.
+    `on_saved(step, checkpoint)` is called in the training thread after a save.
     """
 
     def __init__(
@@ -49,12 +50,15 @@ class Saver:
         world: World,
         on_point: Callable[..., None] = layout.ignore_point,
         on_wait: Callable[[], None] = lambda: None,
+        *,
+        on_saved: Callable[[int, Path], None] = lambda _step, _checkpoint: None,
     ) -> None:
         self._root = root
         self._settings = settings
         self._world = world
         self._on_point = on_point
         self._on_wait = on_wait
+        self._on_saved = on_saved
         self._remote = RemoteCheckpoints(settings.remote) if settings.remote else None
         self._group = dist.new_group(backend="gloo") if world.size > 1 else None
         self._save_in_progress: Future[None] | None = None
@@ -103,6 +107,7 @@ class Saver:
         self._num_lost = self._num_lost + 1 if error else 0
         self._last_error = error
         if error is None:
+            self._on_saved(self._step, self._root / layout.checkpoint_name(self._step))
             return
         if self._num_lost == MAX_LOST_SAVES or not isinstance(error, OSError | TransientError):
             raise error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from regauge.callbacks import CallbackHook, load_callbacks
 from regauge.config import FORMAT, dump
 from regauge.files import write_json
 from regauge.log import logger
@@ -26,6 +27,9 @@ from regauge.training.run_setup import Run, set_up
 from regauge.training.trainer import Outcome, evaluate, train
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from regauge.callbacks import Callback
     from regauge.processes import World
     from regauge.testing.faults import FaultInjector
     from regauge.training.context import RunContext
@@ -33,18 +37,24 @@ if TYPE_CHECKING:
     from regauge.training.state import TrainState
 
 
-def attempt(settings: TrainSettings, world: World) -> dict[str, Any]:
+def attempt(
+    settings: TrainSettings, world: World, callbacks: Sequence[Callback] = ()
+) -> dict[str, Any]:
     """Start or resume a run and return its result; every process calls this.
 
     If a supervisor started the process, it receives heartbeats and how the attempt ends.
+    `callbacks` are called in addition to those of the settings.
     """
     reporter = WorkerReporter(channel.read_spec(), world.rank)
     with reporter.capture_exit():
-        return _attempt(settings, world, reporter)
+        return _attempt(settings, world, reporter, callbacks)
 
 
-def _attempt(settings: TrainSettings, world: World, reporter: WorkerReporter) -> dict[str, Any]:
+def _attempt(
+    settings: TrainSettings, world: World, reporter: WorkerReporter, callbacks: Sequence[Callback]
+) -> dict[str, Any]:
     reporter.heartbeat.beat("init")
+    callbacks = [*load_callbacks(settings.callbacks), *callbacks]
     resolved = resolve_run(settings, world, reporter)
     joined = dist.is_initialized()
     injector = _fault_injector(resolved.settings, world, reporter)
@@ -53,6 +63,10 @@ def _attempt(settings: TrainSettings, world: World, reporter: WorkerReporter) ->
     try:
         check_disk(context, state)
         context = replace(context, settings=resolve_compile(context, state))
+        if callbacks:
+            module, steps = state.model.module, context.total_steps
+            hook = CallbackHook(callbacks, module, context.folder, rank=world.rank, steps=steps)
+            context.hooks.add(hook)
         if world.is_main_process:
             _record(resolved, context, state)
         outcome = _train(Run(context, state), resolved.run_id)

@@ -438,6 +438,8 @@ class TrainSettings(Computation):
     """The parallelism strategy; by default `single` or `ddp`."""
     execution: Execution = Execution()
     """The execution of the run."""
+    callbacks: tuple[str, ...] = ()
+    """Custom callbacks as import paths, `module:Class`; see `regauge.Callback`."""
     profile: bool = False
     """Profile some steps: a breakdown of their time, and advice that may shorten them."""
 

@@ -64,11 +64,11 @@ def train(context: RunContext, state: TrainState, trackers: TrackerGroup) -> Out
     graphs = RecompileMonitor(context.accelerator, settings.execution.recompile_budget)
     outcome, stop, is_last = Outcome(), NO_STOP, True
     outcome.stop_reason = find_stop_reason(context, state) or FINISHED
-    steps = _batches(context, state) if outcome.stop_reason == FINISHED else ()
+    steps = _batches(context, state)
     stop_condition = StopCondition(context, state)
     with stop_signals.record_signals(), stop_signals.defer_stop():
-        with closing(context.hooks), context.hooks.phase("step"):
-            for arrays, batches in steps:
+        with closing(context.hooks), context.hooks.phase("step"), closing(steps):
+            for arrays, batches in steps if outcome.stop_reason == FINISHED else ():
                 _run_step(context, state, arrays, batches)
                 graphs.check_step(state.step, batches)
                 stop = stop_condition.reason()
@@ -179,6 +179,8 @@ def evaluate(context: RunContext, state: TrainState) -> dict[str, float]:
             if heldout.task.generative and not heldout.dataset_name:
                 _write_samples(context, state, heldout)
         metrics |= {f"{prefix}/{name}": value for name, value in values.items()}
+    if metrics:
+        context.hooks.after_evaluation(state.step, metrics)
     return metrics
 
 

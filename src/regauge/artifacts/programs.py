@@ -14,6 +14,7 @@ import torch
 
 from regauge.artifacts.manifest import ProgramEntry
 from regauge.choices import did_you_mean
+from regauge.config import dump
 from regauge.data import chat_templates
 from regauge.data.tokenizer import LoadedTokenizer, read_truncation_side
 from regauge.errors import DataError, SettingsError, first_line
@@ -21,10 +22,12 @@ from regauge.models import architectures, sentence_transformers, tokenizer_conve
 from regauge.models.dropout import DropoutKeys
 from regauge.models.inference_modules import (
     DTYPES,
+    MIN_TRACE_ROWS,
     CustomProgram,
     RankProgram,
     TextProgram,
     build_generation_program,
+    example_inputs,
     find_generation_limit,
 )
 from regauge.models.init_weights import META, build_initial_weights, materialize
@@ -91,6 +94,8 @@ class ProgramSpec:
     """Function of the outputs of a classification head."""
     module: str | None = None
     """Import path of the function that returns a custom module."""
+    task: Task | None = None
+    """The task that builds a trained custom module."""
 
     @property
     def required_tokenization(self) -> Tokenization:
@@ -117,6 +122,7 @@ class ProgramSpec:
             labels=self.labels,
             activation=self.activation,
             module=self.module,
+            task=dump(self.task) if self.task else None,
         )
 
 
@@ -286,6 +292,49 @@ def build_ranker_spec(folder: Path, task: Task, manifest: DatasetManifest) -> Pr
     )
     inputs = program_inputs(input_spec)
     return ProgramSpec(RankProgram(ranker), "scores", 1, inputs, tokenization, input_spec)
+
+
+def build_custom_spec(
+    folder: Path, task: Task, manifest: DatasetManifest, settings: TextSettings
+) -> ProgramSpec:
+    """Return the program of a custom module that a run has trained.
+
+    The task builds the module, and says which output it has and which fields it reads. Raises
+    DataError if the module does not return that output for texts.
+    """
+    model, input_spec = Model(path=str(folder)), task.input_spec(manifest)
+    with META:
+        module = task.build_module(model, manifest, seed=0)
+    materialize(module, build_initial_weights(module, model, seed=0))
+    tokenization = _resolve_tokenization(folder, None, settings, module.max_tokens, input_spec)
+    kind = task.output_kind()
+    output: Literal["vectors", "scores"] = "vectors" if kind == "vectors" else "scores"
+    program, inputs = build_text_program(module, output, tokenization), program_inputs(input_spec)
+    examples = example_inputs(inputs, MIN_TRACE_ROWS, tokenization.max_length)
+    try:
+        with torch.no_grad():
+            width = program(*examples).shape[1]
+    except Exception as error:
+        name = f"the module of task '{task.kind}'"
+        raise DataError(
+            f"{name} returns no '{output}' for texts: {type(error).__name__}: {first_line(error)}",
+            f'return {{"{output}": [rows, width]}} from tokens, segments and positions',
+        ) from error
+    labels = tuple(getattr(task, "class_names", ()))
+    activation: HeadActivation | None = None
+    if kind != "vectors":
+        activation = "softmax" if width > 1 else "identity"
+    return ProgramSpec(
+        program,
+        kind,
+        width,
+        inputs,
+        tokenization,
+        input_spec,
+        labels=labels,
+        activation=activation,
+        task=task,
+    )
 
 
 def build_module_spec(path: str, module: nn.Module, examples: Mapping[str, Tensor]) -> ProgramSpec:

@@ -255,6 +255,11 @@ class Dataset:
             _check_hash(self.folder / name, expected)
 
 
+def parse_manifest(text: str) -> DatasetManifest:
+    """Return the manifest of a dataset from its JSON document, which is not checked further."""
+    return DatasetManifest.model_validate_json(text)
+
+
 def read_manifest(folder: Path) -> DatasetManifest:
     """Return the manifest of a dataset.
 

@@ -38,6 +38,11 @@ def loadable_name(path: str) -> str:
     return str(folder.absolute()) if folder.exists() else path
 
 
+def is_custom_module(folder: Path) -> bool:
+    """Return whether a model folder has the weights of a custom module, which its task builds."""
+    return not read_json(folder / CONFIG, "copy the folder again").get("model_type")
+
+
 def record_step(folder: Path, step: int) -> None:
     """Record the step of the weights of a model folder in its configuration."""
     document = read_json(folder / CONFIG, "copy the folder again")

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from regauge import config, jsonl, stop_signals
+from regauge import choices, config, jsonl, stop_signals
 from regauge.artifacts.artifact import open_artifact
 from regauge.errors import DataError, LimitReachedError, SettingsError
 from regauge.log import logger
@@ -84,7 +84,10 @@ def plan_predict(settings: PredictSettings) -> PredictPlan:
     check_columns(program, settings.output, list(kept_fields))
     job = PredictJob(settings, pieces, resolve_slot(settings, os.environ))
     _check_limit(settings)
-    spec = WorkerSpec(config.dump(settings), pieces, text_fields, kept_fields, job.slot)
+    custom_paths = choices.list_allowed_paths()
+    spec = WorkerSpec(
+        config.dump(settings), pieces, text_fields, kept_fields, job.slot, custom_paths
+    )
     return PredictPlan(artifact, job, spec)
 
 

@@ -25,6 +25,7 @@ from regauge.cli import main
 from regauge.config import dump, parse_choice
 from regauge.data.dataset import read_manifest
 from regauge.errors import DataError, RegaugeError, SettingsError
+from regauge.json_files import write_sealed
 from regauge.models.custom import CustomModule
 from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.settings import Model
@@ -389,6 +390,7 @@ def words_run(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Return the run file of a custom task with a custom module, next to its code."""
     write("custom_words.py", BAG)
     data = datasets.write_pairs(tmp_path / "data")
+    write_sealed(data / "manifest.json", json.loads((data / "manifest.json").read_text()))
     monkeypatch.chdir(tmp_path)
     return write("run.toml", RUN_FILE.format(data=data))
 

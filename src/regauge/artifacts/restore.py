@@ -13,7 +13,7 @@ from torch import nn
 from regauge import choices, config
 from regauge.artifacts.manifest import DATASET_FILE, TOKENIZER
 from regauge.artifacts.programs import build_text_program, strip_head
-from regauge.data.dataset import parse_manifest
+from regauge.data.dataset import read_manifest_file
 from regauge.models.architectures import build_template, read_generation_config
 from regauge.models.dropout import DropoutKeys
 from regauge.models.inference_modules import (
@@ -88,8 +88,7 @@ def restore_program(
 def _build_trained_module(table: dict[str, Any], folder: Path) -> TextModule:
     """Return a trained custom module without weights; its task is imported if that is allowed."""
     task: Task = config.parse_choice("tasks", table)
-    document = (folder / DATASET_FILE).read_text(encoding="utf-8")
-    manifest = parse_manifest(document)
+    manifest = read_manifest_file(folder / DATASET_FILE)
     with META:
         return task.build_module(Model(path=str(folder)), manifest, seed=0)
 

@@ -24,7 +24,7 @@ _CLASSES = {"Callback": "regauge.callbacks", "TrainingEvent": "regauge.callbacks
 """Public classes by their module."""
 
 # The list follows from the files in verbs/, so a new verb needs no change here.
-__all__ = ["__version__", *sorted({"load", *_CLASSES, *_VERBS})]  # noqa: PLE0604 (a star expression of names)
+__all__ = [*sorted({"__version__", "load", *_CLASSES, *_VERBS})]  # noqa: PLE0604 (a star expression of names)
 
 
 def __getattr__(name: str) -> Any:

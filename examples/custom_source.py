@@ -10,7 +10,7 @@ from regauge.data.sources import Piece, Record, Source
 class Sections(Source):
     """The Markdown files of a folder; a record has the fields `title` and `text`."""
 
-    folder: str
+    folder: str = str(Path(__file__).resolve().parents[1] / "docs")
     """Folder of the files."""
 
     def field_names(self):

@@ -34,6 +34,7 @@ MODULE_FOLDERS_VARIABLE = "REGAUGE_MODULE_FOLDERS"
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _allowed_paths: set[str] = set()
 _module_folders: list[str] = []
+_custom_modules: set[str] = set()
 
 
 def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
@@ -111,6 +112,11 @@ def allow_imports(value: Any, folder: Path | None = None) -> None:
                 _module_folders.append(str(module_folder.resolve()))
 
 
+def list_allowed_paths() -> tuple[str, ...]:
+    """Return the import paths that the user's settings allow, sorted."""
+    return tuple(sorted(_allowed_paths))
+
+
 def module_folders_environment() -> dict[str, str]:
     """Return the environment variable that makes child processes find the same custom modules."""
     folders = _list_module_folders()
@@ -148,7 +154,25 @@ def _load_module(path: str, remedy: str) -> ModuleType:
     if path not in _allowed_paths:
         problem = f"'{path}' is custom code, but the run file of this command does not name it"
         raise SettingsError(problem, remedy)
-    return _import_module(path.partition(":")[0], path)
+    module = _import_module(path.partition(":")[0], path)
+    if not module.__name__.startswith("regauge."):
+        _custom_modules.add(module.__name__)
+    return module
+
+
+def find_custom_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """Return the innermost frame of custom code in the traceback of an error; None without one."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if _is_outside_package(frame) and _is_user_code(frame)
+    ]
+    return frames[-1] if frames else None
+
+
+def has_custom_code() -> bool:
+    """Return whether this process has imported a custom module."""
+    return bool(_custom_modules)
 
 
 def _load_class(folder: str, path: str) -> type[Any]:

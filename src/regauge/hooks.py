@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
 Inject = Callable[[str], Sequence[str]]
 """Called at a named point of a health check; returns the faults that the check must simulate."""
@@ -60,8 +61,14 @@ class Hook:
     def before_evaluation(self, step: int) -> None:
         """Run before the held-out rows are evaluated."""
 
+    def after_evaluation(self, step: int, metrics: dict[str, float]) -> None:
+        """Run after the held-out rows are evaluated, with the metrics by name."""
+
     def during_save(self, point: str, step: int) -> None:
         """Run at a point of the checkpoint commit, such as `staged` or `rename`."""
+
+    def after_save(self, step: int, checkpoint: Path) -> None:
+        """Run in the training thread after the checkpoint of a step is committed."""
 
     def ledger_fields(self) -> dict[str, Any]:
         """Return fields for the next line of the ledger; every rank calls this."""
@@ -115,6 +122,14 @@ class Hooks:
     def before_evaluation(self, step: int) -> None:
         """Call the hooks before an evaluation."""
         self._call("before_evaluation", step)
+
+    def after_evaluation(self, step: int, metrics: dict[str, float]) -> None:
+        """Call the hooks after an evaluation."""
+        self._call("after_evaluation", step, metrics)
+
+    def after_save(self, step: int, checkpoint: Path) -> None:
+        """Call the hooks after a checkpoint is committed."""
+        self._call("after_save", step, checkpoint)
 
     def during_save(self, point: str, step: int) -> None:
         """Call the hooks at a point of the checkpoint commit."""

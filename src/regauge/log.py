@@ -10,9 +10,13 @@ import json
 import logging
 import os
 import sys
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Terminal(Console):
@@ -36,6 +40,7 @@ class Terminal(Console):
 stderr = Terminal(stderr=True, highlight=False, soft_wrap=True)
 stdout = Terminal(highlight=False, soft_wrap=True)
 logger = logging.getLogger("regauge")
+logger.addHandler(logging.NullHandler())
 PROGRESS_INTERVAL_SECONDS = 10.0
 """Pause between progress lines if standard error is not a terminal."""
 
@@ -61,10 +66,59 @@ def configure(*, quiet: bool = False) -> None:
 
 def is_interactive() -> bool:
     """Return whether standard error is a terminal; only a terminal shows live progress."""
-    return stderr.is_terminal
+    return stderr.is_terminal and not _embedding.is_active
+
+
+def print_line(line: str) -> None:
+    """Print a line to standard error; log it if a Python program called the verb."""
+    if _embedding.is_active:
+        logger.info(line)
+    else:
+        stderr.print(line, markup=False)
+
+
+def is_embedded() -> bool:
+    """Return whether a Python program called the verb, so that its output goes to the logger."""
+    return _embedding.is_active
+
+
+@contextmanager
+def embed(*, verbose: bool) -> Iterator[None]:
+    """Run a verb for a Python program: no output except log records.
+
+    With `verbose`, results are printed and log lines go to standard error.
+    """
+    before = (_embedding.is_active, stdout.quiet, logger.level, logger.propagate)
+    handler = _LineHandler()
+    _embedding.is_active, stdout.quiet = True, not verbose
+    if verbose and not any(isinstance(known, _LineHandler) for known in logger.handlers):
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        _embedding.is_active, stdout.quiet, level, logger.propagate = before
+        logger.setLevel(level)
+
+
+class _Embedding:
+    """Whether a Python program called the verb that runs in this process."""
+
+    is_active = False
+
+
+_embedding = _Embedding()
 
 
 def print_json(document: dict[str, Any]) -> None:
     """Print one JSON document to standard output."""
-    sys.stdout.write(json.dumps(document, indent=2, sort_keys=True, default=str) + "\n")
-    sys.stdout.flush()
+    print_text(json.dumps(document, indent=2, sort_keys=True, default=str) + "\n")
+
+
+def print_text(text: str) -> None:
+    """Print text to standard output, unless a Python program wants no output."""
+    if not stdout.quiet:
+        sys.stdout.write(text)
+        sys.stdout.flush()

@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Literal, Protocol
 
 from regauge import choices, stop_signals, timing
@@ -169,12 +169,16 @@ def find_free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run_processes(command: list[str], size: int, logs: Path) -> int:
+def run_processes(command: list[str], size: int, logs: Path, *, quiet: bool = False) -> int:
     """Run a command as `size` local processes; return 0 or the first nonzero exit code.
 
-    If one fails, the others receive SIGTERM, and SIGKILL after ten seconds.
+    If one fails, the others receive SIGTERM, and SIGKILL after ten seconds. With `quiet`, rank 0
+    also writes to a log file.
     """
-    with stop_signals.record_signals(), start_processes(command, size, logs) as children:
+    with (
+        stop_signals.record_signals(),
+        start_processes(command, size, logs, quiet=quiet) as children,
+    ):
         return _wait_and_stop(children)
 
 
@@ -275,6 +279,21 @@ def spawn(
             preexec_fn=die_with_parent,  # noqa: PLW1509
             start_new_session=new_session or SUPERVISED_VARIABLE in variables,
         )
+
+
+@contextmanager
+def hide_main_module() -> Iterator[None]:
+    """Hide the main module while a process is spawned.
+
+    multiprocessing imports the main module of its parent in each spawned process. Without this, a
+    script that calls Regauge would need `if __name__ == "__main__":`.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def start_resource_tracker() -> None:

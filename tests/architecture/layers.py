@@ -5,6 +5,7 @@ from __future__ import annotations
 from architecture.tree import CHOICES
 
 FOUNDATION = (
+    "callbacks",
     "cgroups",
     "config",
     "choices",
@@ -42,7 +43,7 @@ MACHINERY = (
     "benchmarking",
 )
 """What verbs share, in order: a package imports those before it, and their settings modules."""
-TOP = ("cli", "__main__", "__init__")
+TOP = ("api", "cli", "__main__", "__init__")
 LAYERS = ("foundation", "accelerators' interface", "parts", "choices", "machinery", "verbs", "cli")
 CHOICE_LAYER, MACHINERY_LAYER = 3, 4
 

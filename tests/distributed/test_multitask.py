@@ -181,7 +181,7 @@ def test_a_single_task_entry_equals_a_task_table(runs: Runs, tmp_path: Path) -> 
     assert describe_model(run_settings)["parameters"] > 0
     prepared_run = set_up(resolve_defaults(run_settings, World()), World())
     assert list(prepared_run.context.heldout) == ["heldout"]
-    write_models(*prepared_run)
+    write_models(*prepared_run, 0)
     assert (tmp_path / "run" / "model" / "config.json").is_file()
     assert not (tmp_path / "run" / "tasks").exists()
 
@@ -195,7 +195,7 @@ def test_every_task_may_have_a_separate_dataset(runs: Runs, tmp_path: Path) -> N
     run_settings = settings(tmp_path / "run", nowhere, "several", task=tuple(tasks), **STEPS)
     assert dry_run.find_count_obstacle(run_settings) is None
     prepared_run = set_up(resolve_defaults(run_settings, World()), World())
-    write_models(*prepared_run)
+    write_models(*prepared_run, 0)
     for folder in ("model", "tasks/words/model"):
         assert (tmp_path / "run" / folder / "tokenizer.json").is_file()
 

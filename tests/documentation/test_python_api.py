@@ -14,9 +14,17 @@ from cyclopts import Parameter
 import regauge
 from architecture.tree import ROOT
 from regauge import errors
+from regauge.api.results import RESULTS, DryRunPlan, Result
 
 PAGE = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
-FUNCTIONS = sorted(set(regauge.__all__) - {"__version__"})
+PUBLIC = {name: getattr(regauge, name) for name in regauge.__all__ if name != "__version__"}
+FUNCTIONS = sorted(name for name, value in PUBLIC.items() if not inspect.isclass(value))
+CLASSES = [
+    *(value for value in PUBLIC.values() if inspect.isclass(value)),
+    *RESULTS.values(),
+    DryRunPlan,
+    Result,
+]
 EXCEPTIONS = [
     value
     for value in vars(errors).values()
@@ -54,6 +62,11 @@ def is_hidden(hint: Any) -> bool:
 def test_a_function_has_a_section_with_its_signature(name: str) -> None:
     signature = format_signature(name, getattr(regauge, name))
     assert f"## regauge.{name}\n\n```text\n{signature}\n```\n" in PAGE
+
+
+@pytest.mark.parametrize("public_class", CLASSES)
+def test_a_class_has_an_entry(public_class: type) -> None:
+    assert f"\n::: {public_class.__module__}.{public_class.__name__}\n" in PAGE
 
 
 def test_every_section_is_a_function() -> None:

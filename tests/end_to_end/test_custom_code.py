@@ -14,14 +14,22 @@ import pytest
 import torch
 from torch import nn
 
+import regauge
 from architecture.tree import ROOT
+from distributed import datasets
 from regauge import choices, config, processes, verbs
+from regauge.api.results import PredictResult
+from regauge.artifacts.export_settings import TextSettings
+from regauge.artifacts.programs import build_custom_spec
 from regauge.cli import main
 from regauge.config import dump, parse_choice
+from regauge.data.dataset import read_manifest
 from regauge.errors import DataError, RegaugeError, SettingsError
+from regauge.json_files import write_sealed
 from regauge.models.custom import CustomModule
 from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.settings import Model
+from regauge.supervision.failures import classify_error
 from regauge.tasks import Task
 from regauge.training.settings import TrainSettings
 from regauge.verbs import compare
@@ -38,6 +46,7 @@ def _forget_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(choices, "_allowed_paths", set())
     monkeypatch.setattr(choices, "_module_folders", [])
+    monkeypatch.setattr(choices, "_custom_modules", set())
     choices.load.cache_clear()
     yield
     choices.load.cache_clear()
@@ -323,3 +332,143 @@ def test_repeating_a_run_does_not_import_its_modules(write: Write) -> None:
     run = write("run.json", json.dumps(build_saved_run(task={"kind": "custom_trap:Task"})))
     with pytest.raises(SettingsError, match="the run file of this command does not name it"):
         compare.build_repeat(run.parent)
+
+
+BAG = """
+import torch
+from torch import nn
+from regauge.models.custom import CustomModule
+from regauge.tasks.classify import Classify
+
+class Bag(nn.Module):
+    "Classes of the mean of word vectors."
+    def __init__(self, vocab_size, width, classes):
+        super().__init__()
+        self.words = nn.Embedding(vocab_size, width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, batch):
+        real = (batch["segments"] > 0).float()[..., None]
+        vectors = self.words(batch["tokens"]) * real
+        return {"scores": self.head(vectors.sum(1) / real.sum(1).clamp(min=1))}
+
+class Words(Classify):
+    "Classify with a bag of words."
+    width: int = 16
+    "Width of a word."
+    mistake: bool = False
+    "Return scores of the wrong shape."
+
+    def build_module(self, model, manifest, seed):
+        return CustomModule(Bag(manifest.tokenizer.vocab_size, self.width, self.classes))
+
+    def loss(self, output, batch):
+        if self.mistake:
+            output = {"scores": output["scores"][:, 0]}
+        return super().loss(output, batch)
+"""
+RUN_FILE = """
+data.path = "{data}"
+output.folder = "run"
+accelerator = "cpu"
+batch.rows = 8
+stop.steps = 40
+optimizer.learning_rate = 0.05
+execution = {{ precision = "fp32", threads = 1, compile = "off", supervision.preflight = "brief" }}
+model.architecture = "custom"
+
+[task]
+kind = "custom_words:Words"
+text_fields = ["query"]
+label = "label"
+class_names = ["sport", "money", "art"]
+"""
+
+
+@pytest.fixture
+def words_run(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the run file of a custom task with a custom module, next to its code."""
+    write("custom_words.py", BAG)
+    data = datasets.write_pairs(tmp_path / "data")
+    write_sealed(data / "manifest.json", json.loads((data / "manifest.json").read_text()))
+    monkeypatch.chdir(tmp_path)
+    return write("run.toml", RUN_FILE.format(data=data))
+
+
+def test_a_trained_custom_module_is_evaluated_exported_and_used(words_run: Path) -> None:
+    assert main(["train", str(words_run)]) == 0
+    metrics = json.loads(Path("run/result.json").read_text())["metrics"]
+    models = ("models={ words = 'run' }", "output.folder=table")
+    assert main(["evaluate", str(words_run), *models]) == 0
+    row = json.loads(Path("table/evaluation.json").read_text())["rows"][0]
+    assert row["accuracy"] == pytest.approx(metrics["heldout/accuracy"])
+    candidates = ('candidates.backends=["eager"]', 'candidates.precisions=["fp32"]')
+    quick = ("candidates.timing_seconds=0.01", "export.to=artifact")
+    assert main(["export", str(words_run), *candidates, *quick]) == 0
+    artifact = str(Path("artifact").resolve())
+    model = regauge.load(artifact, module="custom_words:Words")
+    text = "w12 w13"
+    answer = model.predict([text])
+    assert answer["predicted_label"][0] in ("sport", "money", "art")
+    Path("texts.jsonl").write_text(json.dumps({"query": text}) + "\n")
+    arguments = ("artifact='artifact'", "source={ kind = 'jsonl', files = ['texts.jsonl'] }")
+    assert (
+        main(["predict", str(words_run), *arguments, "output.folder=answers", "execution={}"]) == 0
+    )
+    table = PredictResult({"output": "answers"}).read_table()
+    assert table.column("predicted_label").to_pylist() == answer["predicted_label"]
+    with pytest.raises(SettingsError, match="custom module, whose code is named by the run file"):
+        regauge.load("run")
+
+
+def test_the_outputs_of_a_custom_module_must_fit_its_task(words_run: Path) -> None:
+    file = words_run.with_name("custom_words.py")
+    file.write_text(BAG.replace('return {"scores": ', 'return {"score": '))
+    choices.allow_imports({"kind": "custom_words:Words"}, words_run.parent)
+    tables = config.read(words_run)
+    task = parse_choice("tasks", tables["task"])
+    manifest = read_manifest(Path(tables["data"]["path"]))
+    folder = words_run.parent / "model"
+    with META:
+        module = task.build_module(Model(architecture="custom"), manifest, 0)
+    materialize(module, build_initial_weights(module, Model(architecture="custom"), 0))
+    inner: Any = module.model
+    inner.save_pretrained(folder)
+    with pytest.raises(DataError, match=r"returns no 'scores' for texts: KeyError"):
+        build_custom_spec(folder, task, manifest, TextSettings())
+
+
+def test_a_bug_in_custom_code_is_not_retried(
+    words_run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(words_run), "task.mistake=true"]) == 64
+    attempts = [json.loads(line) for line in Path("run/attempts.jsonl").read_text().splitlines()]
+    assert {line["attempt"] for line in attempts} == {1}
+    assert attempts[-1]["outcome"] == "code"
+    assert f"in {words_run.with_name('custom_words.py')}:" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "is_custom", "kind"),
+    [
+        (IndexError("too many indices"), True, "code"),
+        (IndexError("too many indices"), False, "user"),
+        (RuntimeError("no reason"), True, "user"),
+        (RuntimeError("connection reset"), True, "network"),
+        (MemoryError(), True, "memory"),
+    ],
+)
+def test_errors_of_the_types_of_bugs_count_as_bugs_with_custom_code(
+    write: Write, error: Exception, *, is_custom: bool, kind: str
+) -> None:
+    if is_custom:
+        load_custom("trackers", "custom_tracker:Quiet", write("custom_tracker.py", TRACKER).parent)
+    assert classify_error(error) == kind
+
+
+def test_an_error_with_a_frame_in_custom_code_is_a_bug(write: Write) -> None:
+    folder = write("custom_tracker.py", TRACKER.replace("values): pass", "values): 1 / 0")).parent
+    tracker = load_custom("trackers", "custom_tracker:Quiet", folder)()
+    with pytest.raises(ZeroDivisionError) as caught:
+        tracker.log(1, {})
+    assert classify_error(caught.value) == "code"

@@ -13,7 +13,8 @@ import torch
 
 from distributed import datasets
 from distributed.runs import TASKS, settings
-from regauge.config import parse_choice
+from regauge.config import build, parse_choice
+from regauge.data.mixture import read_data_manifest
 from regauge.errors import SettingsError, TransientError
 from regauge.processes import World
 from regauge.training.batch_finder import finder, trial
@@ -30,7 +31,7 @@ from regauge.training.batch_finder.trial import SizeMeasurement
 from regauge.training.defaults import Rank0Decision, resolve_defaults
 from regauge.training.dry_run import plan_run
 from regauge.training.run_setup import NO_SUPERVISOR
-from regauge.training.settings import TrainSettings
+from regauge.training.settings import Batch, TrainSettings
 from saved_runs import build_saved_run
 
 InstallTrial = Callable[[str], None]
@@ -63,6 +64,12 @@ for rows in job.request["sizes"]:
 KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
 FULL = "sys.exit(write(error='it is full', is_out_of_memory=True) or 1)"
 BROKEN = "sys.exit(write(error='it is wrong', is_out_of_memory=False) or 1)"
+
+
+@pytest.fixture(autouse=True)
+def _measure_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the tiny batches of these tests large enough to be measured."""
+    monkeypatch.setattr(finder, "SMALL_BATCH_TOKENS", 0)
 
 
 def open_run(folder: Path, task: str = "mlm", **changes: Any) -> TrainSettings:
@@ -309,3 +316,43 @@ def test_more_processes_than_rows_are_refused_before_a_trial(tmp_path: Path) -> 
 def test_only_a_number_or_auto_is_accepted(value: object, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"batch\.microbatch_rows"):
         settings(tmp_path, tmp_path, batch={"rows": 8, "microbatch_rows": value})
+
+
+def test_a_small_batch_is_one_microbatch_without_a_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(finder, "run_trial", lambda *_: pytest.fail("a trial was started"))
+    run = open_run(tmp_path)
+    num_tokens = 8 * run.task_configs[0].task.bucket_lengths(read_data_manifest(run.data))[-1]
+    monkeypatch.setattr(finder, "SMALL_BATCH_TOKENS", num_tokens)
+    with caplog.at_level(logging.INFO, "regauge"):
+        assert resolve_microbatch(run, ALONE, NO_SUPERVISOR).batch.microbatch == 8
+    line = f"batch.microbatch_rows = 8: a small batch, at most {num_tokens} tokens per process"
+    assert line in caplog.text
+    assert finder.describe_forecast(run).startswith("8: a small batch")
+    assert build(Batch, {"rows": 8}) == run.batch
+
+
+@pytest.mark.parametrize("limit", ["SMALL_BATCH_TOKENS", "UNMEASURED_MEMORY_SHARE"])
+def test_a_batch_that_is_long_or_fills_the_memory_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    class TrialStartedError(Exception):
+        """A trial was started."""
+
+    def start_trial(*_: object) -> None:
+        raise TrialStartedError
+
+    monkeypatch.setattr(finder, "run_trial", start_trial)
+    monkeypatch.setattr(finder, "SMALL_BATCH_TOKENS", 1 << 20)
+    run = open_run(tmp_path)
+    monkeypatch.setattr(finder, limit, 1e-9)
+    with pytest.raises(TrialStartedError):
+        resolve_microbatch(run, ALONE, NO_SUPERVISOR)
+
+
+def test_two_processes_share_a_small_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finder, "SMALL_BATCH_TOKENS", 1 << 20)
+    run = open_run(tmp_path, strategy="ddp")
+    world = World(size=2, local_size=2)
+    assert resolve_microbatch(run, world, NO_SUPERVISOR).batch.microbatch == 4

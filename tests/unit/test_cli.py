@@ -17,10 +17,10 @@ from regauge import choices, cli, errors
 from regauge.verbs import init
 
 
-def test_the_public_functions_are_the_verbs_and_load() -> None:
+def test_the_public_names_are_the_verbs_load_and_the_classes_of_callbacks() -> None:
     modules = [choices.module_name("verbs", verb) for verb in choices.names("verbs")]
     stems = {module.rpartition(".")[2] for module in modules}
-    assert set(regauge.__all__) == stems | {"__version__", "load"}
+    assert set(regauge.__all__) == stems | {"__version__", "load", "Callback", "TrainingEvent"}
     assert all(callable(getattr(regauge, name)) for name in (*stems, "load"))
     assert dir(regauge) == regauge.__all__
 

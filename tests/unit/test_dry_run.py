@@ -16,6 +16,7 @@ from regauge.errors import DataError, SettingsError, find_refusal
 from regauge.models import hub
 from regauge.models.flops import FLOPS_FORMULA
 from regauge.training import dry_run, run_record
+from regauge.training.optimizers.optimizer_defaults import resolve_optimizer
 from regauge.verbs import pipeline, train
 from regauge.verbs._train_plan import check_before_start
 
@@ -245,7 +246,8 @@ def test_a_dry_run_shows_that_the_folder_of_another_run_would_be_refused(
     folder = tmp_path / "run"
     manifests, nothing = dry_run.check_run_offline(done)
     assert nothing == {}
-    run_record.write_records(folder, done, manifests[0].fingerprint, "id", "")
+    resolved, _ = resolve_optimizer(done)
+    run_record.write_records(folder, resolved, manifests[0].fingerprint, "id", "")
     before = {path: path.read_bytes() for path in folder.iterdir()}
     assert "error" not in dry_run.plan_run(done)
     other = done.model_copy(update={"seed": 8})

@@ -15,10 +15,11 @@ from regauge.training.optimizer import learning_rate
 from regauge.training.settings import Optimizer, Schedule
 
 TOTAL = 100
+BETAS = (0.9, 0.98)
 
 
 def compute_rates(**schedule: object) -> list[float]:
-    shape = Schedule.model_validate(schedule)
+    shape = Schedule.model_validate({"warmup_steps": 0, **schedule})
     return [learning_rate(2.0, shape, step, TOTAL) for step in range(TOTAL + 10)]
 
 
@@ -61,14 +62,14 @@ def test_wsd_decays_in_the_steps_after_the_warm_up() -> None:
 
 def test_a_run_of_one_step_has_a_learning_rate() -> None:
     for kind in ("constant", "linear", "cosine", "polynomial", "wsd"):
-        schedule = Schedule.model_validate({"kind": kind})
+        schedule = Schedule.model_validate({"kind": kind, "warmup_steps": 0})
         assert learning_rate(2.0, schedule, 0, 1) == pytest.approx(2.0)
 
 
 def train_layer(kind: str, steps: int) -> tuple[nn.Linear, torch.optim.Optimizer]:
     torch.manual_seed(0)
     layer = nn.Linear(4, 3)
-    settings = Optimizer.model_validate({"kind": kind, "learning_rate": 0.1})
+    settings = Optimizer.model_validate({"kind": kind, "learning_rate": 0.1, "betas": BETAS})
     optimizer = optimizers.build_optimizer(settings, layer.named_parameters())
     for _ in range(steps):
         optimizer.zero_grad()
@@ -118,7 +119,9 @@ def test_a_decay_rate_of_one_is_refused(betas: tuple[float, float]) -> None:
 def test_vectors_are_not_decayed_and_frozen_weights_are_left_out() -> None:
     layer = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
     layer[2].requires_grad_(requires_grad=False)
-    optimizer = optimizers.build_optimizer(Optimizer(weight_decay=0.1), layer.named_parameters())
+    optimizer = optimizers.build_optimizer(
+        Optimizer(learning_rate=0.1, betas=BETAS, weight_decay=0.1), layer.named_parameters()
+    )
     groups = [(len(group["params"]), group["weight_decay"]) for group in optimizer.param_groups]
     assert groups == [(1, 0.1), (3, 0.0)]
 
@@ -144,7 +147,10 @@ def test_the_table_of_a_lazy_device_equals_the_schedule(monkeypatch: pytest.Monk
 
 def test_learning_rate_multipliers_apply_by_prefix() -> None:
     layers = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    settings = Optimizer(lr_multipliers={"0.": 0.5, "0.bias": 0.0}, weight_decay=0.1)
+    multipliers = {"0.": 0.5, "0.bias": 0.0}
+    settings = Optimizer(
+        learning_rate=0.1, betas=BETAS, lr_multipliers=multipliers, weight_decay=0.1
+    )
     optimizer = optimizers.build_optimizer(settings, layers.named_parameters())
     optimizers.set_learning_rate(optimizer, 0.2)
     group_sizes = {
@@ -159,7 +165,7 @@ def test_learning_rate_multipliers_apply_by_prefix() -> None:
 
 
 def test_an_optimizer_without_parameters_works() -> None:
-    optimizer = optimizers.build_optimizer(Optimizer(), [])
+    optimizer = optimizers.build_optimizer(Optimizer(learning_rate=0.1, betas=BETAS), [])
     optimizers.prime_state(optimizer)
     optimizer.step()
     assert optimizer.param_groups[0]["params"] == []

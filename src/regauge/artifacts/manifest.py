@@ -3,6 +3,7 @@
     manifest.json        the manifest
     weights.safetensors  the program's weights and buffers, in the dtype of its computation
     model/config.json    the architecture
+    model/dataset.json   the manifest of the dataset, for a trained custom module
     tokenizer/           the tokenizer
     payload/             the compiled program, as the backend wrote it
     parity.json          the row of the best candidate: its quality loss and its speed
@@ -13,7 +14,7 @@ The manifest lists every other file with its size and hash.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, SerializeAsAny
 
@@ -27,6 +28,7 @@ from regauge.models.settings import GREEDY, Generation
 from regauge.models.tokenizer_convention import MIN_TOKENS
 
 MANIFEST, WEIGHTS, MODEL, TOKENIZER = "manifest.json", "weights.safetensors", "model", "tokenizer"
+DATASET_FILE = "dataset.json"
 PAYLOAD, PARITY, BENCHMARK = "payload", "parity.json", "benchmark.json"
 ARTIFACT = "artifact"
 """Subfolder of an artifact in the output folder of a run."""
@@ -107,6 +109,8 @@ class ProgramEntry(Settings):
     """Function of the outputs of a classification head; None for other programs."""
     module: str | None = None
     """Import path of the function that returns a custom module."""
+    task: dict[str, Any] | None = None
+    """Table of the task that builds a trained custom module; None for any other program."""
 
     def with_generation(self, generation: Generation) -> ProgramEntry:
         """Return the program of a model that generates text as these options define.

@@ -14,6 +14,7 @@ import torch
 
 from regauge.artifacts.manifest import ProgramEntry
 from regauge.choices import did_you_mean
+from regauge.config import dump
 from regauge.data import chat_templates
 from regauge.data.tokenizer import LoadedTokenizer, read_truncation_side
 from regauge.errors import DataError, SettingsError, first_line
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from regauge.artifacts.export_settings import TextSettings
     from regauge.models.io_spec import OutputKind
     from regauge.models.tokenizer_convention import Convention
+    from regauge.tasks import Task
 
 
 UNSUPPORTED_HEADS = (
@@ -89,6 +91,8 @@ class ProgramSpec:
     """Function of the outputs of a classification head."""
     module: str | None = None
     """Import path of the function that returns a custom module."""
+    task: Task | None = None
+    """The task that builds a trained custom module."""
 
     @property
     def required_tokenization(self) -> Tokenization:
@@ -115,6 +119,7 @@ class ProgramSpec:
             labels=self.labels,
             activation=self.activation,
             module=self.module,
+            task=dump(self.task) if self.task else None,
         )
 
 
@@ -145,9 +150,7 @@ def build_folder_spec(
     pooling = _resolve_pooling(encoder_files, settings)
     encoder = Encoder(strip_head(model), DropoutKeys(), pooling)
     _load_dense_layers(encoder, pooling, folder)
-    tokenization = _resolve_tokenization(
-        folder, tokenization, settings, encoder.max_tokens, trained
-    )
+    tokenization = resolve_tokenization(folder, tokenization, settings, encoder.max_tokens, trained)
     input_spec = trained or ONE_TEXT
     tokenization = _resolve_token_types(folder, encoder.model, tokenization, input_spec)
     program = build_text_program(encoder, "vectors", tokenization)
@@ -171,7 +174,7 @@ def _build_classifier_spec(
         problem = f"{folder} is a classifier, which returns no vectors"
         raise SettingsError(problem, "remove text.pooling and text.normalize")
     classifier = Classifier(model, DropoutKeys())
-    tokenization = _resolve_tokenization(
+    tokenization = resolve_tokenization(
         folder, tokenization, settings, classifier.max_tokens, trained
     )
     tokenization = _resolve_token_types(folder, model, tokenization, input_spec)
@@ -250,7 +253,7 @@ def _build_generation_spec(
         if max_tokens < tokenizer_convention.MIN_TOKENS:
             problem = f"text.max_new_tokens = {max_new_tokens} leaves no room for a text"
             raise SettingsError(problem, f"set at most {largest}")
-    tokenization = _resolve_tokenization(folder, None, settings, max_tokens, trained)
+    tokenization = resolve_tokenization(folder, None, settings, max_tokens, trained)
     input_format: Any = "chat" if chat_templates.has_template(folder) else "completion"
     tokenization = tokenization.model_copy(update={"input_format": input_format})
     tokenization = _resolve_token_types(folder, model, tokenization, input_spec)
@@ -327,7 +330,7 @@ def _resolve_pooling(encoder_files: SentenceEncoder | None, settings: TextSettin
     return pooling.model_copy(update=overrides)
 
 
-def _resolve_tokenization(
+def resolve_tokenization(
     folder: Path,
     tokenization: Tokenization | None,
     settings: TextSettings,

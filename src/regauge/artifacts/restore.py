@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from regauge import choices
-from regauge.artifacts.manifest import TOKENIZER
+from regauge import choices, config
+from regauge.artifacts.manifest import DATASET_FILE, TOKENIZER
 from regauge.artifacts.programs import build_text_program, strip_head
+from regauge.data.dataset import read_manifest_file
 from regauge.models.architectures import build_template, read_generation_config
 from regauge.models.dropout import DropoutKeys
 from regauge.models.generation.text_generation import build_generation_program
@@ -25,6 +26,7 @@ from regauge.models.init_weights import META, materialize_buffers
 from regauge.models.modules import Classifier, Encoder
 from regauge.models.ranker import Ranker, RankerShape
 from regauge.models.sentence_transformers import Pooling
+from regauge.models.settings import Model
 from regauge.models.tensors import precision_dtype, set_tensor
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
     from regauge.artifacts.manifest import ArtifactManifest
     from regauge.models.io_spec import InputSpec
+    from regauge.models.modules import TextModule
+    from regauge.tasks import Task
 
 
 def restore_program(
@@ -53,11 +57,16 @@ def restore_program(
         cast_program(program, precision_dtype(manifest.compiled.precision))
         program.load_state_dict(dict(weights), strict=False)
         return program.eval()
-    model = build_template(folder)
-    materialize_buffers(model)
     tokenization = entry.tokenization
     if tokenization is None:
         raise TypeError("a text program has no tokenization")
+    if entry.task is not None:
+        module = _build_trained_module(entry.task, folder)
+        output: Any = "vectors" if entry.output_kind == "vectors" else "scores"
+        program = build_text_program(module, output, tokenization)
+        return _load_weights(program, manifest, weights)
+    model = build_template(folder)
+    materialize_buffers(model)
     with META:
         if entry.fields.ranking is not None:
             program = RankProgram(_build_ranker(model, folder, entry.fields))
@@ -73,6 +82,21 @@ def restore_program(
             program = build_text_program(encoder, "vectors", tokenization)
         else:
             program = build_text_program(Classifier(model, DropoutKeys()), "scores", tokenization)
+    return _load_weights(program, manifest, weights)
+
+
+def _build_trained_module(table: dict[str, Any], folder: Path) -> TextModule:
+    """Return a trained custom module without weights; its task is imported if that is allowed."""
+    task: Task = config.parse_choice("tasks", table)
+    manifest = read_manifest_file(folder / DATASET_FILE)
+    with META:
+        return task.build_module(Model(path=str(folder)), manifest, seed=0)
+
+
+def _load_weights(
+    program: nn.Module, manifest: ArtifactManifest, weights: Mapping[str, Tensor]
+) -> nn.Module:
+    """Return a program with its weights, in the compiled precision and in evaluation mode."""
     cast_program(program, precision_dtype(manifest.compiled.precision))
     tied: dict[int, Any] = {}
     for name, value in program.named_parameters(remove_duplicate=False):

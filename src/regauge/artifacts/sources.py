@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from regauge import choices
-from regauge.artifacts.manifest import MODEL, TOKENIZER
+from regauge.artifacts.custom_program import build_custom_spec
+from regauge.artifacts.manifest import DATASET_FILE, MODEL, TOKENIZER
 from regauge.artifacts.preprocess import Preprocessor
 from regauge.artifacts.probe_texts import select_probe_texts
 from regauge.artifacts.programs import (
@@ -21,12 +22,13 @@ from regauge.artifacts.programs import (
 )
 from regauge.artifacts.ranker_program import build_ranker_spec
 from regauge.artifacts.records import TensorRecords, TextRecords, TokenizedTexts
+from regauge.data.dataset import MANIFEST as DATASET
 from regauge.data.dataset import read_manifest
 from regauge.data.randomness import hash_keys
 from regauge.data.tokenizer import LoadedTokenizer, copy_tokenizer_files
 from regauge.errors import DataError, SettingsError, first_line
 from regauge.files import sha256
-from regauge.models.hub import CONFIG, GENERATION_CONFIG
+from regauge.models.hub import CONFIG, GENERATION_CONFIG, is_custom_module
 from regauge.models.io_spec import InputSpec
 from regauge.models.weights import find_weight_files
 
@@ -65,6 +67,8 @@ class TrainedTask:
 def build_source_spec(folder: Path, text: TextSettings, trained: TrainedTask | None) -> ProgramSpec:
     """Return the program of a folder; `trained` is the task of the run that wrote it."""
     input_spec = trained.input_spec if trained else None
+    if trained is not None and is_custom_module(folder):
+        return build_custom_spec(folder, trained.task, read_manifest(trained.dataset), text)
     if trained is not None and input_spec is not None and input_spec.ranking is not None:
         return build_ranker_spec(folder, trained.task, read_manifest(trained.dataset))
     return build_folder_spec(folder, text, input_spec)
@@ -118,6 +122,8 @@ class ModelFolder:
         for name in (CONFIG, GENERATION_CONFIG):
             if (self._folder / name).is_file():
                 shutil.copyfile(self._folder / name, folder / MODEL / name)
+        if self._trained is not None and self.spec.task is not None:
+            shutil.copyfile(self._trained.dataset / DATASET, folder / MODEL / DATASET_FILE)
         if not (self._folder / "tokenizer.json").is_file():
             problem = f"{self._folder} has no tokenizer.json"
             raise SettingsError(problem, "save the tokenizer of the model there")
@@ -141,12 +147,17 @@ class ModelFolder:
         preprocessor = Preprocessor(self._folder, spec.required_tokenization, spec.input_spec)
         return preprocessor.encode_records(probe.columns, values=probe.values).records, probe.origin
 
+    def _read_vocab_size(self) -> int:
+        if self._trained is not None and self.spec.task is not None:
+            return read_manifest(self._trained.dataset).tokenizer.vocab_size
+        return read_vocab_size(self._folder)
+
     def _list_words(self) -> Sequence[str]:
         return LoadedTokenizer(self._folder).list_words()
 
     def synthetic_records(self, count: int, min_length: int, max_length: int) -> Records:
         """Return texts of the last words of the vocabulary, with lengths from long to short."""
-        vocab_size = read_vocab_size(self._folder)
+        vocab_size = self._read_vocab_size()
         words = min(SYNTHETIC_WORDS, vocab_size)
         lengths = [max_length - index % (max_length - min_length + 1) for index in range(count)]
         positions = np.arange(max_length, dtype=np.uint64)

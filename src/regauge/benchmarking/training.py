@@ -22,6 +22,7 @@ from regauge.processes import World
 from regauge.supervision.cost_meter import LedgerLine
 from regauge.supervision.nodes.topology import resolve_topology
 from regauge.training.defaults import count_local_processes
+from regauge.training.optimizers.optimizer_defaults import resolve_optimizer
 from regauge.training.settings import TrainSettings
 from regauge.units import SECONDS_PER_HOUR
 
@@ -79,6 +80,7 @@ def build_short_run(
     settings: TrainingBenchmarkSettings, local_size: int, number: int
 ) -> TrainSettings:
     """Return the settings of a short run on `local_size` processes per machine."""
+    settings, _ = resolve_optimizer(settings)
     benchmark, tables = settings.benchmark, dump(settings)
     del tables["benchmark"]
     world_size = local_size * count_nodes(settings)
@@ -89,6 +91,7 @@ def build_short_run(
             "trackers": ({"kind": "jsonl"},),
             "log_every_steps": _log_interval(benchmark),
             "checkpoint": {"every_steps": NEVER_STEPS, "remote": None, "best_metric": "off"},
+            "final_model": "last",
         },
         "execution": {"processes": local_size, **_shared_execution(settings)},
         "evaluation": {"every_steps": 0, "rows": settings.batch.rows, "samples": {"prompts": 0}},

@@ -17,7 +17,7 @@ from regauge.errors import DataError, SettingsError
 from regauge.files import check_files, stage_output
 from regauge.models import dual_encoder, heads, lora, sentence_transformers
 from regauge.models.architectures import build_template, find_blocks, transformers_class
-from regauge.models.hub import resolve_model
+from regauge.models.hub import record_step, resolve_model
 from regauge.models.init_weights import build_initial_weights
 from regauge.models.settings import Model
 from regauge.models.weights import (
@@ -63,8 +63,11 @@ def export_model(model: Path, target: Path, weight_format: WeightFormat) -> Path
     return target
 
 
-def read_checkpoint_weights(run: Path, step: Literal["latest", "best"] | int) -> dict[str, Tensor]:
-    """Return the weights of a run's checkpoint, whole and in fp32, by the names of the model."""
+def find_checkpoint(run: Path, step: Literal["latest", "best"] | int) -> Path:
+    """Return a whole checkpoint of a run.
+
+    Raises SettingsError if there is none of this step, and DataError if it is damaged.
+    """
     root = run / layout.CHECKPOINTS
     if step == "latest":
         path = find_newest(root, World())
@@ -78,6 +81,11 @@ def read_checkpoint_weights(run: Path, step: Literal["latest", "best"] | int) ->
     damage = verify_checkpoint(path, World())
     if damage:
         raise DataError(damage, "choose another step")
+    return path
+
+
+def read_checkpoint_weights(path: Path) -> dict[str, Tensor]:
+    """Return the weights of a checkpoint, whole and in fp32, by the names of the model."""
     metadata = dcp.HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
     weights = {
         name: torch.empty(facts.size)
@@ -104,7 +112,8 @@ def export_checkpoint(run: Path, step: Literal["latest", "best"] | int, target: 
             "export a final model instead: <run>/model, or <run>/tasks/<name>/model",
         )
     settings = config.build(Model, tables["model"])
-    weights = read_checkpoint_weights(run, step)
+    checkpoint = find_checkpoint(run, step)
+    weights = read_checkpoint_weights(checkpoint)
     head = {name: weights.pop(name) for name in list(weights) if heads.is_head_weight(name)}
     document_weights = {
         name.removeprefix(dual_encoder.DOCUMENT_PREFIX): weights.pop(name)
@@ -113,6 +122,7 @@ def export_checkpoint(run: Path, step: Literal["latest", "best"] | int, target: 
     }
     check_files(final, "copy the folder again")
     shutil.copytree(final, target, ignore=shutil.ignore_patterns("*.safetensors*"))
+    record_step(target, layout.read_state(checkpoint)["step"])
     if head:
         heads.write_head(target, {**read_weight_file(final / heads.HEAD_FILE), **head})
     adapters = target.with_name(lora.ADAPTER_FOLDER)

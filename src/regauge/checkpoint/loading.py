@@ -31,23 +31,36 @@ def find_newest(root: Path, world: World, remote: RemoteCheckpoints | None = Non
         dist.barrier()
     damages = []
     for step in _list_candidates(root, world, remote):
-        path = root / layout.checkpoint_name(step)
-        damage = _share_first_damage(verify_checkpoint(path, world), world)
-        if damage is not None and remote is not None:
-            _download(remote, step, root, world)
-            if not path.is_dir():
-                continue  # the store has files of it, but never had its manifest
-            damage = _share_first_damage(verify_checkpoint(path, world), world)
+        damage = find_damage(root, step, world, remote)
         if damage is None:
-            return path
-        damages.append(damage)
-        logger.warning("skipping a damaged checkpoint: %s", damage)
+            return root / layout.checkpoint_name(step)
+        if damage:
+            damages.append(damage)
+            logger.warning("skipping a damaged checkpoint: %s", damage)
     if damages:
         raise NoCheckpointError(
             f"no checkpoint in {root} can be loaded: {damages[0]}",
             "restore one from a copy, or start a new run in another output.folder",
         )
     return None
+
+
+def find_damage(
+    root: Path, step: int, world: World, remote: RemoteCheckpoints | None = None
+) -> str | None:
+    """Return the damage of a step's checkpoint, the same on every process; None if it is whole.
+
+    A damaged checkpoint is first downloaded again. Empty if neither this machine nor the object
+    store has the checkpoint.
+    """
+    path = root / layout.checkpoint_name(step)
+    damage = _share_first_damage(verify_checkpoint(path, world), world)
+    if damage is not None and remote is not None:
+        download_checkpoint(remote, step, root, world)
+        if not path.is_dir():
+            return ""  # the store has files of it, but never had its manifest
+        damage = _share_first_damage(verify_checkpoint(path, world), world)
+    return damage
 
 
 def _list_candidates(root: Path, world: World, remote: RemoteCheckpoints | None) -> list[int]:
@@ -61,10 +74,16 @@ def _list_candidates(root: Path, world: World, remote: RemoteCheckpoints | None)
     return shared[0]
 
 
-def _download(remote: RemoteCheckpoints, step: int, root: Path, world: World) -> None:
-    """Download a checkpoint, if the store has it; every process calls this."""
+def download_checkpoint(
+    remote: RemoteCheckpoints, step: int, root: Path, world: World, *, if_missing: bool = False
+) -> None:
+    """Download a checkpoint, if the store has it; every process calls this.
+
+    With `if_missing`, a checkpoint on this machine is not replaced.
+    """
     problem: BaseException | None = None
-    if world.is_main_process:
+    is_local = (root / layout.checkpoint_name(step)).is_dir()
+    if world.is_main_process and not (if_missing and is_local):
         try:
             remote.download(step, root)
         except (OSError, TransientError) as error:

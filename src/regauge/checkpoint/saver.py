@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from regauge.checkpoint import layout, tensors
-from regauge.checkpoint.loading import find_newest
+from regauge.checkpoint.loading import download_checkpoint, find_damage, find_newest
 from regauge.checkpoint.remote import RemoteCheckpoints
 from regauge.errors import TransientError
 from regauge.files import fsync_paths, write_json
@@ -40,6 +40,7 @@ class Saver:
 
     `on_point(point, step=step)` is called at each point of a save; an error that it raises fails
     the save. `on_wait()` is called while the process waits for the object store.
+    `on_saved(step, checkpoint)` is called in the training thread after a save.
     """
 
     def __init__(
@@ -49,12 +50,15 @@ class Saver:
         world: World,
         on_point: Callable[..., None] = layout.ignore_point,
         on_wait: Callable[[], None] = lambda: None,
+        *,
+        on_saved: Callable[[int, Path], None] = lambda _step, _checkpoint: None,
     ) -> None:
         self._root = root
         self._settings = settings
         self._world = world
         self._on_point = on_point
         self._on_wait = on_wait
+        self._on_saved = on_saved
         self._remote = RemoteCheckpoints(settings.remote) if settings.remote else None
         self._group = dist.new_group(backend="gloo") if world.size > 1 else None
         self._save_in_progress: Future[None] | None = None
@@ -103,6 +107,7 @@ class Saver:
         self._num_lost = self._num_lost + 1 if error else 0
         self._last_error = error
         if error is None:
+            self._on_saved(self._step, self._root / layout.checkpoint_name(self._step))
             return
         if self._num_lost == MAX_LOST_SAVES or not isinstance(error, OSError | TransientError):
             raise error
@@ -123,6 +128,33 @@ class Saver:
         """Return the newest whole checkpoint, here or in the object store; None without any."""
         search = _start_thread(find_newest, self._root, self._world, self._remote)
         return self._wait_for(search).result()
+
+    def find_step(self, step: int) -> Path | None:
+        """Return a step's checkpoint, here or in the object store; None if it is not whole."""
+        search = _start_thread(find_damage, self._root, step, self._world, self._remote)
+        if self._wait_for(search).result() is not None:
+            return None
+        return self._root / layout.checkpoint_name(step)
+
+    def fetch_best(self, step: int, best: dict[str, Any]) -> None:
+        """Download the best checkpoint if only the object store has it; every process calls this.
+
+        `best` is its metric and value.
+        """
+        if self._remote is None:
+            return
+        work = _start_thread(self._download_best, self._remote, step, best)
+        self._wait_for(work).result()
+
+    def _download_best(self, remote: RemoteCheckpoints, step: int, best: dict[str, Any]) -> None:
+        download_checkpoint(remote, step, self._root, self._world, if_missing=True)
+        is_local = (self._root / layout.checkpoint_name(step)).is_dir()
+        if self._world.is_main_process and is_local:
+            self._write_best(step, best)
+
+    def _write_best(self, step: int, best: dict[str, Any]) -> None:
+        document = {"checkpoint": layout.checkpoint_name(step), **best}
+        write_json(self._root / layout.BEST, document)
 
     def wait(self) -> None:
         """Wait for the save in progress, and raise its error: the last save must not fail."""
@@ -164,8 +196,7 @@ class Saver:
                 if self._remote:
                     self._remote.commit(final / layout.MANIFEST, step)
                 if best is not None:
-                    document = {"checkpoint": layout.checkpoint_name(step), **best}
-                    write_json(self._root / layout.BEST, document)
+                    self._write_best(step, best)
                 on_point("retention")
                 layout.retain(self._root, self._settings.keep_last, step)
                 if self._remote:

@@ -279,6 +279,19 @@ class Dataset:
             _check_hash(self.folder / name, expected)
 
 
+def read_manifest_file(path: Path) -> DatasetManifest:
+    """Return the manifest in a file; raises DataError if it is missing or damaged."""
+    document = find_document(path, REPEAT_REMEDY)
+    if document is None:
+        raise DataError(
+            f"{path.parent} has no prepared dataset", "create it with 'regauge prepare'"
+        )
+    try:
+        return DatasetManifest.model_validate_json(json.dumps(document))
+    except pydantic.ValidationError as error:
+        raise DataError(f"{path} is damaged: {describe_mismatch(error)}", REPEAT_REMEDY) from None
+
+
 def read_manifest(folder: Path) -> DatasetManifest:
     """Return the manifest of a dataset.
 
@@ -286,13 +299,7 @@ def read_manifest(folder: Path) -> DatasetManifest:
     is missing, changed or new. The rows are not read.
     """
     path = folder / MANIFEST
-    document = find_document(path, REPEAT_REMEDY)
-    if document is None:
-        raise DataError(f"{folder} has no prepared dataset", "create it with 'regauge prepare'")
-    try:
-        manifest = DatasetManifest.model_validate_json(json.dumps(document))
-    except pydantic.ValidationError as error:
-        raise DataError(f"{path} is damaged: {describe_mismatch(error)}", REPEAT_REMEDY) from None
+    manifest = read_manifest_file(path)
     if missing := {"train", "heldout"} - manifest.splits.keys():
         raise DataError(f"{path} is damaged: it has no split '{min(missing)}'", REPEAT_REMEDY)
     _check_tokenizer_files(folder, manifest)

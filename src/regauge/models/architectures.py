@@ -16,7 +16,7 @@ from regauge import choices
 from regauge.errors import SettingsError, first_line
 from regauge.models import lora
 from regauge.models.dropout import DropoutKeys, replace_dropout
-from regauge.models.hub import CONFIG, GENERATION_CONFIG, resolve_model
+from regauge.models.hub import CONFIG, GENERATION_CONFIG, is_custom_module, resolve_model
 from regauge.models.init_weights import (
     CPU,
     META,
@@ -146,6 +146,9 @@ def load_model(folder: Path) -> PreTrainedModel:
     """
     import transformers
 
+    if (folder / CONFIG).is_file() and is_custom_module(folder):
+        problem = f"'{folder}' has a custom module, whose code is named by the run file of its run"
+        raise SettingsError(problem, "export it with that run file: regauge export RUN.toml")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     names = {name: unwrap_name(name) for name in list_weights(folder)}

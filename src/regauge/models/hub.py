@@ -11,8 +11,12 @@ from functools import cache
 from pathlib import Path
 
 from regauge.errors import SettingsError, first_line
+from regauge.files import write_json
+from regauge.json_files import read_json
 
 CONFIG = "config.json"
+STEP_KEY = "training_step"
+"""Key of the step of the weights, in the configuration of a trained model."""
 GENERATION_CONFIG = "generation_config.json"
 """End tokens and decoding options of a model that generates text."""
 MODEL_FILE_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
@@ -40,6 +44,23 @@ def loadable_name(path: str) -> str:
     """Return the name by which transformers loads a model: an absolute folder, or a hub name."""
     folder = final_model_dir(path)
     return str(folder.absolute()) if folder.exists() else path
+
+
+def is_custom_module(folder: Path) -> bool:
+    """Return whether a model folder has the weights of a custom module, which its task builds."""
+    return not read_json(folder / CONFIG, "copy the folder again").get("model_type")
+
+
+def record_step(folder: Path, step: int) -> None:
+    """Record the step of the weights of a model folder in its configuration."""
+    document = read_json(folder / CONFIG, "copy the folder again")
+    write_json(folder / CONFIG, {**document, STEP_KEY: step})
+
+
+def read_step(folder: Path) -> int | None:
+    """Return the recorded step of the weights of a model folder; None if there is none."""
+    step = read_json(folder / CONFIG, "copy the folder again").get(STEP_KEY)
+    return step if isinstance(step, int) else None
 
 
 @contextmanager

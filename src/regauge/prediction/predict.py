@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from regauge import config, jsonl, stop_signals
+from regauge import choices, config, jsonl, stop_signals
 from regauge.artifacts.uncompiled import open_model, recommend_export
 from regauge.errors import DataError, LimitReachedError, SettingsError
 from regauge.log import logger
@@ -97,6 +97,7 @@ def plan_predict(settings: PredictSettings) -> PredictPlan:
         kept_fields,
         job.slot,
         WorkerResources.from_artifact(artifact),
+        choices.list_allowed_paths(),
     )
     return PredictPlan(artifact, job, spec)
 

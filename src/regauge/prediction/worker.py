@@ -59,11 +59,13 @@ class WorkerSpec:
     """Fields to copy into the output, with their kinds."""
     slot: JobSlot
     resources: WorkerResources
+    custom_paths: tuple[str, ...] = ()
+    """Import paths that the command allows, such as the task of a custom module."""
 
     @property
     def job(self) -> PredictJob:
         """The job; raises SettingsError if custom code cannot be imported."""
-        choices.allow_imports(self.settings)
+        choices.allow_imports((self.settings, self.custom_paths))
         settings = config.build(PredictSettings, self.settings)
         return PredictJob(settings, self.pieces, self.slot)
 

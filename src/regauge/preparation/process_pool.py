@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from regauge import stop_signals
 from regauge.errors import TransientError
-from regauge.processes import start_resource_tracker
+from regauge.processes import hide_main_module, start_resource_tracker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +30,11 @@ POLL_SECONDS = 0.1
 
 class _WorkerProcess(SpawnProcess):
     """A worker process. It passes SIGTERM on to its parent, which therefore kills it instead."""
+
+    def start(self) -> None:
+        """Start the process without the script of the user, which it would run again."""
+        with hide_main_module():
+            super().start()
 
     def terminate(self) -> None:
         """Kill the process, as an executor does with the workers of a broken pool."""

@@ -20,12 +20,13 @@ from regauge import jsonl, processes, timing
 from regauge.config import FORMAT, dump
 from regauge.errors import FIRST_SIGNAL_CODE, StopSignalError
 from regauge.files import write_json
-from regauge.log import logger
+from regauge.log import is_embedded, logger
 from regauge.stop_signals import defer_stop, is_repeated, is_stop_exit
 from regauge.supervision.channel import HEARTBEATS, AttemptSpec, WorkerReports, read_text
 from regauge.supervision.cost_meter import ATTEMPTS, CostMeter, write_last_seen
 from regauge.supervision.failures import COMMON_EXIT_CODES, Failure
 from regauge.supervision.heartbeat import HeartbeatTable
+from regauge.supervision.log_tail import LogTail
 from regauge.supervision.signals import POLL_SECONDS, SupervisorSignals
 from regauge.supervision.watchdog import PREFLIGHT, Watchdog, blamed_rank, take_snapshots
 
@@ -89,6 +90,8 @@ class Attempt:
         self._stop_began_at: float | None = None
         """When the processes were requested to stop, on the monotonic clock."""
         self._last_seen_clock = meter.start_clock
+        self._tail: LogTail | None = None
+        """Logs the output of rank 0, if a Python program started the run."""
 
     def run(self) -> Failure | None:
         """Run the attempt to its end; return the failure that ended it, or None at the run's end.
@@ -129,9 +132,11 @@ class Attempt:
             self._size,
             self._folder / "ranks",
             variables,
+            quiet=is_embedded(),
             layout=self._layout,
             spawn_function=self._spawn_function,
         )
+        self._tail = LogTail(self._folder / "ranks" / "0.log") if is_embedded() else None
         try:
             with start() as children, defer_stop(has_limit=False):
                 self._signals.pids = [child.pid for child in children]
@@ -140,6 +145,8 @@ class Attempt:
             return self._find_stop([error.exit_code])
         finally:
             self._signals.pids = []
+            if self._tail:
+                self._tail.forward(is_end=True)
         if failure is None:
             return None
         if failure.kind == "process" and _count_oom_kills() > num_oom_kills:
@@ -204,6 +211,8 @@ class Attempt:
             if alarm:
                 return None
             self._write_last_seen()
+            if self._tail:
+                self._tail.forward()
             time.sleep(POLL_SECONDS)
 
     def _forward_stop(self) -> None:

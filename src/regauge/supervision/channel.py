@@ -32,8 +32,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from regauge import jsonl, processes, stop_signals, timing
-from regauge.errors import DataError, PreemptedError, StopSignalError, describe_error
+from regauge import choices, jsonl, processes, stop_signals, timing
+from regauge.errors import DataError, PreemptedError, StopSignalError, describe_error, first_line
 from regauge.files import write_json
 from regauge.json_files import find_json, read_json
 from regauge.supervision import folder_lock
@@ -180,8 +180,12 @@ class WorkerReporter:
 
     def _describe_failure(self, error: BaseException) -> dict[str, Any]:
         line, code = describe_error(error)
+        kind, frame = classify_error(error), choices.find_custom_frame(error)
+        if kind == "code" and frame is not None:
+            line = f"{type(error).__name__} in {frame.filename}:{frame.lineno}: {first_line(error)}"
+            line += "; correct that file"
         failure = Failure(
-            kind=classify_error(error),
+            kind=kind,
             rank=self._rank,
             step=self.step,
             problem=line,

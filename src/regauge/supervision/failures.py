@@ -15,6 +15,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from regauge import choices
 from regauge.errors import (
     DataError,
     DeviceError,
@@ -58,6 +59,7 @@ STORAGE_ADVICE = "free some space, or repair the storage"
 POLICIES = {
     "settings": Policy(2),
     "user": Policy(64, is_retried=True, max_attempts=2),
+    "code": Policy(64),
     "data": Policy(64),
     "memory": Policy(64),
     "checkpoint": Policy(65),
@@ -78,7 +80,8 @@ POLICIES = {
 }
 """Policies by kind of failure.
 
-`process`: a process died by a signal or left early. `memory`: a process ran out of memory.
+`user`: an exception that Regauge does not know. `code`: a bug in custom code. `process`: a process
+died by a signal or left early. `memory`: a process ran out of memory.
 `values`: steps that must not be kept, such as too many skipped ones. `node`: a node was lost or
 left. `resized`: another node joined.
 """
@@ -114,6 +117,8 @@ NETWORK_PHRASES = (
 )
 NETWORK_CLASSES = {"DistBackendError", "DistNetworkError", "DistStoreError"}
 DEVICE_CLASSES = {"AcceleratorError"}
+BUG_ERRORS = (TypeError, ValueError, LookupError, AttributeError, NameError, AssertionError)
+"""Errors that are bugs, and never failures of a device or of the network."""
 MAX_TRACE_LINES = 40
 
 
@@ -178,7 +183,18 @@ def classify_error(error: BaseException) -> str:
     is_network_error = name in NETWORK_CLASSES or isinstance(error, ConnectionError)
     if is_network_error or _contains_any(message, NETWORK_PHRASES):
         return "network"
-    return "user"
+    return "code" if is_custom_bug(error) else "user"
+
+
+def is_custom_bug(error: BaseException) -> bool:
+    """Return whether an error is a bug in custom code, which a restart does not fix.
+
+    A frame of the error is in custom code, or its type is that of a bug and custom code is in use:
+    it may have returned a wrong value.
+    """
+    if not choices.has_custom_code():
+        return False
+    return isinstance(error, BUG_ERRORS) or choices.find_custom_frame(error) is not None
 
 
 def collect_evidence(error: BaseException) -> dict[str, Any]:

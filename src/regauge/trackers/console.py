@@ -53,12 +53,12 @@ class Console(Tracker):
         self._eta.record_step(step, time.monotonic())
         progress, eta = self._eta.format_progress(), self._eta.format_eta()
         if evaluation:
-            _print_line(f"step {progress}  {format_eval_metrics(evaluation)}")
+            log.print_line(f"step {progress}  {format_eval_metrics(evaluation)}")
         self._figures = format_train_metrics(train) if train else self._figures
         if self._display:
             self._display.show(step, progress + eta, self._figures)
         elif train:
-            _print_line(f"step {progress}  {self._figures}{eta}")
+            log.print_line(f"step {progress}  {self._figures}{eta}")
 
     def finish(self, summary: Mapping[str, object]) -> None:  # noqa: ARG002  (the verb shows it)
         """Remove the bar and print the duration of this attempt; the verb shows the result."""
@@ -67,7 +67,7 @@ class Console(Tracker):
         duration = format_duration(time.monotonic() - self._start_seconds)
         line = f"finished at step {self._eta.format_progress()} after {duration}  {self._figures}"
         self.close()
-        _print_line(line.rstrip())
+        log.print_line(line.rstrip())
 
     def close(self) -> None:
         """Remove the bar."""
@@ -87,7 +87,3 @@ def _open_display(run: RunInfo) -> LiveDisplay | None:
         return LiveDisplay(run.name, run.total_steps, run.resumed_step)
     except LiveError:
         return None
-
-
-def _print_line(line: str) -> None:
-    log.stderr.print(line, markup=False)

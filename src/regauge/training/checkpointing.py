@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from regauge import jsonl
+from regauge.checkpoint.layout import list_steps
 from regauge.checkpoint.loading import load_checkpoint
-from regauge.errors import DataError, SettingsError
+from regauge.errors import DataError, PreflightError, SettingsError
+from regauge.health.machine import free_bytes
+from regauge.log import logger
 from regauge.supervision.cost_meter import LedgerLine, write_last_seen
 from regauge.tasks import UNORDERED, lower_is_better
 from regauge.training import optimizer as optimizers
 from regauge.training.guards import check_replicas
 from regauge.training.ledger import LEDGER
-from regauge.training.state import MOMENT_PREFIX
+from regauge.training.state import MOMENT_PREFIX, Improvement
 from regauge.training.task_schedule import data_fingerprint
 from regauge.training.warm_start import count_earlier_steps, find_checkpoint
 
@@ -25,6 +31,30 @@ if TYPE_CHECKING:
     from regauge.training.state import TrainState
 
 
+VALUES_PER_WEIGHT = 3
+"""In a checkpoint: the weight and two moments."""
+
+
+def check_disk(context: RunContext, state: TrainState) -> None:
+    """Raise PreflightError if no checkpoint fits on the disk; warn if not all that are kept fit.
+
+    A checkpoint is assumed to hold every trained weight and two moments of it, in fp32.
+    """
+    options = context.settings.output.checkpoint
+    weights = state.model.module.parameters()
+    count = sum(weight.numel() for weight in weights if weight.requires_grad)
+    needed = count * VALUES_PER_WEIGHT * torch.float32.itemsize
+    free = free_bytes(context.folder)
+    copies = options.keep_last + 1 + bool(best_metric(context))
+    existing = len(list_steps(context.settings.output.checkpoint_folder))
+    problem = f"a checkpoint needs about {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
+    if free < needed:
+        remedy = "free some space, or set another output.folder"
+        raise PreflightError(f"{problem} at {context.folder}", remedy)
+    if context.world.is_main_process and free < needed * (copies - existing):
+        logger.warning("%s: not enough for the %d that are kept at a time", problem, copies)
+
+
 def save_checkpoint(context: RunContext, state: TrainState, metrics: dict[str, float]) -> None:
     """Save the state once all replicas agree; the files are written during the next steps.
 
@@ -33,7 +63,8 @@ def save_checkpoint(context: RunContext, state: TrainState, metrics: dict[str, f
     best = None
     if is_best(context, state, metrics):
         metric = best_metric(context)
-        state.best_value = metrics[metric]
+        state.best_value, state.best_step = metrics[metric], state.step
+        state.best_metrics = metrics
         best = {"metric": metric, "value": state.best_value}
     with context.hooks.phase("checkpoint"):
         check_replicas(state.model.replicated_tensors(), context.world, state.step)
@@ -71,10 +102,15 @@ def is_best(context: RunContext, state: TrainState, metrics: dict[str, float]) -
     value = metrics.get(metric, math.nan)
     if not math.isfinite(value):
         return False
-    mode = context.settings.output.checkpoint.best_mode
-    is_minimum = lower_is_better(metric) if mode == "auto" else mode == "min"
-    sign = -1 if is_minimum else 1
+    sign = metric_sign(context)
     return state.best_value is None or sign * value > sign * state.best_value
+
+
+def metric_sign(context: RunContext) -> int:
+    """Return 1 if a higher value of the metric of the best checkpoint is better, else -1."""
+    mode = context.settings.output.checkpoint.best_mode
+    is_minimum = lower_is_better(best_metric(context)) if mode == "auto" else mode == "min"
+    return -1 if is_minimum else 1
 
 
 def build_document(context: RunContext, state: TrainState) -> dict[str, Any]:
@@ -90,6 +126,9 @@ def build_document(context: RunContext, state: TrainState) -> dict[str, Any]:
         "guard": state.guard.state(),
         "initial_metrics": state.initial_metrics,
         "best_value": state.best_value,
+        "best_step": state.best_step,
+        "best_metrics": state.best_metrics,
+        "improvement": asdict(state.improvement),
         "schedule_offset": state.lr_schedule.offset,
         "ledger": context.ledger.state(),
     }
@@ -101,6 +140,9 @@ def resume_latest(context: RunContext, state: TrainState) -> bool:
     if path is None:
         return False
     document = restore(context, state, path)
+    if state.best_step is not None:
+        best = {"metric": best_metric(context), "value": state.best_value}
+        context.saver.fetch_best(state.best_step, best)
     state.attempt = document["attempt"] + 1
     last_line = jsonl.read_last_line(context.folder / LEDGER, LedgerLine)
     context.ledger.restore(document["ledger"], last_line)
@@ -127,7 +169,9 @@ def restore(context: RunContext, state: TrainState, path: Path) -> dict[str, Any
     state.model.clear_gradients()
     state.step = state.resumed_step = document["step"]
     state.initial_metrics = document["initial_metrics"]
-    state.best_value = document["best_value"]
+    state.best_value, state.best_step = document["best_value"], document.get("best_step")
+    state.best_metrics = document.get("best_metrics", {})
+    state.improvement = Improvement(**document.get("improvement", {}))
     state.lr_schedule.offset = document.get("schedule_offset", 0)
     state.loss_scale.restore(document["loss_scale"])
     state.guard.restore(document["guard"])

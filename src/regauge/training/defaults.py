@@ -18,6 +18,8 @@ from regauge.errors import DataError, SettingsError, TransientError
 from regauge.files import write_json
 from regauge.json_files import find_json
 from regauge.log import logger
+from regauge.training.optimizers.optimizer_defaults import resolve_optimizer
+from regauge.training.run_record import PROBE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +35,6 @@ CAPTURABLE_OPTIMIZERS = ("adamw", "lamb")
 DECISION_FILE, PRECISION = "precision.json", "precision"
 MIN_SPEEDUP = 1.5
 """Measured speedup over the preferred precision that makes another precision the default."""
-PROBE = "probe"
-"""The folder, in the output folder, with measured decisions and the trials behind them."""
 
 
 def default_strategy(num_processes: int) -> Strategy:
@@ -53,12 +53,13 @@ def count_local_processes(requested: int | Literal["auto"], accelerator: Acceler
 def resolve_defaults(
     settings: TrainSettings, world: World, reporter: WorkerReporter | None = None
 ) -> TrainSettings:
-    """Resolve the accelerator, the strategy, the precision and the number of threads.
+    """Resolve the optimizer, accelerator, strategy, precision and number of threads.
 
     With a `reporter`, all processes of a run call this together, and the precision may be measured.
     Without one, the device's preferred precision is used. Raises SettingsError for a combination
     that cannot run, before anything is allocated.
     """
+    settings, _ = resolve_optimizer(settings)
     accelerator, execution = _resolve_accelerator(settings.accelerator, world), settings.execution
     if reporter is not None:
         precision = resolve_precision(settings, accelerator, world, reporter)

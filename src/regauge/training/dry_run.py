@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge import processes
-from regauge.data import mixture, tokenizer
+from regauge.data import tokenizer
 from regauge.data.dataset import MANIFEST
 from regauge.data.unprepared import NO_ROWS, find_rows, is_prepared
 from regauge.errors import SettingsError, find_refusal
@@ -18,6 +18,7 @@ from regauge.planning.catalog import find_price
 from regauge.supervision.nodes.topology import resolve_topology
 from regauge.training import run_record, task_schedule, warm_start
 from regauge.training.defaults import check_world_size
+from regauge.training.optimizers.optimizer_defaults import describe_optimizer, resolve_optimizer
 
 if TYPE_CHECKING:
     from regauge.data.dataset import DatasetManifest
@@ -31,6 +32,7 @@ def plan_run(settings: TrainSettings) -> dict[str, Any]:
     plan: dict[str, Any] = {
         "output": settings.output.folder,
         **_merge_by_task(configs, [_describe_config(config) for config in configs]),
+        **describe_optimizer(settings),
         "processes": settings.execution.processes,
         "price": price.description
         if (price := find_price(settings.execution.price))
@@ -54,7 +56,7 @@ def plan_run(settings: TrainSettings) -> dict[str, Any]:
         pairs = zip(configs, manifests, strict=True)
         lengths = sum(len(config.task.bucket_lengths(manifest)) for config, manifest in pairs)
         plan["graphs_per_block"] = 2 * lengths
-    steps_per_epoch = _count_steps_per_epoch(settings, manifests[0])
+    steps_per_epoch = task_schedule.count_steps_per_epoch(settings, manifests[0])
     pairs = zip(configs, manifests, strict=True)
     return {
         **plan,
@@ -63,15 +65,6 @@ def plan_run(settings: TrainSettings) -> dict[str, Any]:
         **_merge_by_task(configs, [_describe_rows(config, manifest) for config, manifest in pairs]),
         **refusal,
     }
-
-
-def _count_steps_per_epoch(settings: TrainSettings, manifest: DatasetManifest) -> int:
-    """Return the steps in which the first task has one pass over its rows."""
-    configs = settings.task_configs
-    rows = configs[0].batch.rows
-    order = mixture.build_row_order(configs[0].data, manifest, rows, settings.seed)
-    schedule = task_schedule.TaskSchedule([config.weight for config in configs])
-    return schedule.steps_per_epoch(order.steps_per_epoch)
 
 
 @local_only()
@@ -198,7 +191,7 @@ def check_run(settings: TrainSettings) -> list[DatasetManifest]:
 
 
 def _check_data(settings: TrainSettings) -> tuple[TrainSettings, list[DatasetManifest]]:
-    """Return settings with the path of copied weights, and the manifests of the datasets."""
+    """Return settings with copied weights and a resolved optimizer, and the datasets' manifests."""
     resolved = warm_start.use_copied_weights(settings)
     if resolved is settings and settings.model.init_from is not None:
         warm_start.check_source(settings.model.init_from)
@@ -206,7 +199,18 @@ def _check_data(settings: TrainSettings) -> tuple[TrainSettings, list[DatasetMan
     for config, manifest in zip(resolved.task_configs, manifests, strict=True):
         if manifest.splits["train"].rows == 0:
             raise SettingsError(f"{config.data.path} has no training rows", "prepare more text")
-    return task_schedule.resolve_tasks(resolved, manifests), manifests
+    _check_heldout(settings, manifests)
+    resolved = task_schedule.resolve_tasks(resolved, manifests)
+    return resolve_optimizer(resolved)[0], manifests
+
+
+def _check_heldout(settings: TrainSettings, manifests: list[DatasetManifest]) -> None:
+    """Raise SettingsError if the best model is needed and no rows are held out to find it."""
+    needs_best = settings.has_best_final_model or settings.stop.patience is not None
+    if needs_best and not any(manifest.splits["heldout"].rows for manifest in manifests):
+        key = "output.final_model" if settings.stop.patience is None else "stop.patience"
+        problem = f"{key} needs held-out rows, and {settings.data.path} has none"
+        raise SettingsError(problem, f"prepare it with split.heldout_fraction, or remove {key}")
 
 
 def _check_weights(settings: TrainSettings) -> None:

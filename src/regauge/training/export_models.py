@@ -23,7 +23,7 @@ from regauge.models import (
     weights,
 )
 from regauge.models.custom import CustomModule
-from regauge.models.hub import resolve_model
+from regauge.models.hub import record_step, resolve_model
 from regauge.models.modules import Encoder
 from regauge.models.multitask import modules_by_task
 from regauge.models.text_form import TextUse, write_text_form
@@ -44,16 +44,21 @@ INNER_PREFIX = "model."
 """Prefix of the names of the transformers model in the module of a task."""
 
 
-def write_models(context: RunContext, state: TrainState) -> None:
-    """Write the model of each task; every process calls this."""
+def write_models(context: RunContext, state: TrainState, step: int) -> None:
+    """Write the model of each task; every process calls this.
+
+    `step` is the step of the weights, which the configuration of each model records.
+    """
     main_task, *other_tasks = context.tasks
-    write_model(context, state, main_task, context.folder / "model")
+    write_model(context, state, main_task, context.folder / "model", step)
     for task in other_tasks:
-        write_model(context, state, task, context.folder / TASKS / task.name / "model")
+        write_model(context, state, task, context.folder / TASKS / task.name / "model", step)
 
 
-def write_model(context: RunContext, state: TrainState, task: TaskRuntime, folder: Path) -> None:
-    """Write the model of one task; every process calls this.
+def write_model(
+    context: RunContext, state: TrainState, task: TaskRuntime, folder: Path, step: int
+) -> None:
+    """Write the model of one task, and the step of its weights; every process calls this.
 
     A text encoder is also described for sentence-transformers. The first process holds at most the
     weights of one file at a time. LoRA adapters are merged, and saved in a separate folder, too.
@@ -76,6 +81,7 @@ def write_model(context: RunContext, state: TrainState, task: TaskRuntime, folde
         frozen_names = {names[name]: name for name in names.keys() - set(trained_names)}
         all_weights = _add_frozen(state, trained, frozen_names)
     _write_folder(context, task, module, all_weights, folder)
+    record_step(folder, step)
     if adapters:
         _save_adapters(context.settings.model, module, adapters, folder)
     if isinstance(module, Encoder):

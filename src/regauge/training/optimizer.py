@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from regauge.errors import SettingsError
-from regauge.training.lamb import Lamb
+from regauge.training.optimizers.lamb import Lamb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,18 +49,18 @@ def build_optimizer(
         for multiplier, is_matrix in sorted(members, reverse=True)
     ]
     groups = groups or [{"params": []}]  # a process that owns no trained parameter
-    lr = settings.learning_rate
+    lr, betas = settings.peak_learning_rate, settings.moment_decay_rates
     if settings.kind == "sgd":
-        return torch.optim.SGD(groups, lr=lr, momentum=settings.betas[0])
+        return torch.optim.SGD(groups, lr=lr, momentum=betas[0])
     if settings.kind == "adafactor":
         return torch.optim.Adafactor(groups, lr=lr)
     capturable_lr = torch.tensor(lr) if lazy else lr
     if settings.kind == "lamb":
-        return Lamb(groups, capturable_lr, settings.betas, settings.epsilon, capturable=lazy)
+        return Lamb(groups, capturable_lr, betas, settings.epsilon, capturable=lazy)
     return torch.optim.AdamW(
         groups,
         lr=capturable_lr,
-        betas=settings.betas,
+        betas=betas,
         eps=settings.epsilon,
         fused=not lazy,
         capturable=lazy,
@@ -111,7 +111,7 @@ class LRSchedule:
         if step < 0:
             return REHEARSAL_LR
         return learning_rate(
-            self._settings.learning_rate,
+            self._settings.peak_learning_rate,
             self._settings.schedule,
             self.offset + step,
             self.offset + self._total_steps,
@@ -124,10 +124,11 @@ def learning_rate(peak: float, schedule: Schedule, step: int, total_steps: int) 
     "wsd" is warm-up, stable, decay (Hu et al., 2024, "MiniCPM", section 4). Its decay is at most as
     long as the steps after the warm-up.
     """
-    if step < schedule.warmup_steps:
-        return peak * (step + 1) / schedule.warmup_steps
-    steps_after_warmup = max(1, total_steps - schedule.warmup_steps)
-    remaining = max(0.0, 1 - (step - schedule.warmup_steps) / steps_after_warmup)
+    warmup_steps = schedule.num_warmup_steps
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    steps_after_warmup = max(1, total_steps - warmup_steps)
+    remaining = max(0.0, 1 - (step - warmup_steps) / steps_after_warmup)
     decay_steps = min(steps_after_warmup, schedule.decay_fraction * total_steps)
     factors = {
         "constant": 1.0,

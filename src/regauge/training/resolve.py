@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regauge.log import logger
 from regauge.training import run_record, task_schedule
 from regauge.training.batch_finder.finder import resolve_microbatch
 from regauge.training.defaults import resolve_defaults
+from regauge.training.optimizers.optimizer_defaults import resolve_optimizer
 from regauge.training.warm_start import resolve_warm_start
 
 if TYPE_CHECKING:
     from regauge.processes import World
     from regauge.supervision.channel import WorkerReporter
+    from regauge.training.optimizers.optimizer_defaults import OptimizerDefaults
     from regauge.training.settings import TrainSettings
 
 
@@ -29,6 +32,8 @@ class ResolvedRun:
     data_fingerprint: str
     """Hash of all rows and their order."""
     run_id: str
+    optimizer_defaults: OptimizerDefaults
+    """The optimizer settings that the run file leaves open."""
 
 
 def resolve_run(settings: TrainSettings, world: World, reporter: WorkerReporter) -> ResolvedRun:
@@ -42,8 +47,11 @@ def resolve_run(settings: TrainSettings, world: World, reporter: WorkerReporter)
     manifests = task_schedule.read_manifests(settings)
     settings = task_schedule.resolve_tasks(settings, manifests)
     identity = task_schedule.data_fingerprint(manifests)
+    settings, defaults = resolve_optimizer(settings)
+    if defaults.values and world.is_main_process:
+        logger.info("optimizer: %s", defaults.description)
     run_id = run_record.check_same_run(folder, settings, identity)
     settings = run_record.inherit_decisions(settings, folder)
     settings = resolve_defaults(settings, world, reporter)
     settings = resolve_microbatch(settings, world, reporter)
-    return ResolvedRun(settings, identity, run_id)
+    return ResolvedRun(settings, identity, run_id, defaults)

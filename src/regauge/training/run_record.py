@@ -26,7 +26,6 @@ from regauge.files import check_own_folder, write_json
 from regauge.json_files import find_json
 from regauge.log import logger
 from regauge.scratch import is_default_cache
-from regauge.training.defaults import PROBE
 from regauge.training.warm_start import START_FOLDER
 
 if TYPE_CHECKING:
@@ -37,6 +36,10 @@ if TYPE_CHECKING:
 RUN = SAVED_RUN
 ENVIRONMENT = "environment.json"
 RESULT = "result.json"
+DEFAULTS = "defaults"
+"""The entry of the table `run` with the optimizer settings that the run file leaves open."""
+PROBE = "probe"
+"""The folder, in the output folder, with measured decisions and the trials behind them."""
 TASKS = "tasks"
 """The folder with the models of all tasks but the first."""
 IDENTITY_KEYS = (
@@ -121,15 +124,26 @@ def inherit_decisions(settings: TrainSettings, folder: Path) -> TrainSettings:
 
 
 def write_records(
-    folder: Path, settings: TrainSettings, fingerprint: str, run_id: str, weights_checksum: str
+    folder: Path,
+    settings: TrainSettings,
+    fingerprint: str,
+    run_id: str,
+    weights_checksum: str,
+    *,
+    optimizer_defaults: Tables | None = None,
 ) -> None:
-    """Write run.json and environment.json, before the first step."""
+    """Write run.json and environment.json, before the first step.
+
+    The optimizer defaults of the first attempt remain those of the run.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     check_own_folder(folder / "model")
     document = build_document(settings, fingerprint, run_id, weights_checksum)
     previous = read_run(folder)
     if previous is not None:
         _warn_changed_length(document, previous)
+    recorded = (previous or {}).get(RUN_IDENTITY, {}).get(DEFAULTS, optimizer_defaults)
+    document[RUN_IDENTITY] |= {DEFAULTS: recorded} if recorded else {}
     write_json(folder / RUN, document)
     accelerator = settings.accelerator
     environment = describe_environment(accelerator.env_prefixes if accelerator else ())

@@ -230,7 +230,14 @@ def _saver(settings: TrainSettings, world: World, hooks: Hooks, reporter: Worker
             reporter.check_owner()
 
     root = settings.output.checkpoint_folder
-    return Saver(root, settings.output.checkpoint, world, at_point, reporter.heartbeat.beat)
+    return Saver(
+        root,
+        settings.output.checkpoint,
+        world,
+        at_point,
+        reporter.heartbeat.beat,
+        on_saved=hooks.after_save,
+    )
 
 
 def _shard(

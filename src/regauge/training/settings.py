@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import (
     BeforeValidator,
@@ -31,7 +31,10 @@ from regauge.trackers import Tracker
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+T = TypeVar("T")
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Auto = Literal["auto"]
+AUTO: Auto = "auto"
 
 
 class Schedule(Settings):
@@ -39,14 +42,20 @@ class Schedule(Settings):
 
     kind: Literal["constant", "linear", "cosine", "polynomial", "wsd"] = "linear"
     """Shape of the decay after the warm-up; wsd (warm-up, stable, decay) decays only at the end."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Steps of the linear warm-up from 0 to the peak."""
+    warmup_steps: Annotated[int, Field(ge=0)] | Auto = AUTO
+    """Steps of the linear warm-up from 0 to the peak; `auto` is 0 for random weights, and 10 % of
+    all steps for pretrained weights."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
     """Learning rate at the last step, as a fraction of the peak."""
     power: float = Field(default=2.0, gt=0)
     """Exponent of the polynomial decay."""
     decay_fraction: float = Field(default=0.1, gt=0, le=1)
     """Fraction of all steps in which wsd decays linearly, at the end of the run."""
+
+    @property
+    def num_warmup_steps(self) -> int:
+        """Steps of the warm-up; raises SettingsError if they are not resolved yet."""
+        return _check_resolved(self.warmup_steps, "optimizer.schedule.warmup_steps")
 
 
 class GuardSettings(Settings):
@@ -69,10 +78,12 @@ class Optimizer(Settings):
 
     kind: Literal["adamw", "lamb", "sgd", "adafactor"] = "adamw"
     """Optimizer of torch, or LAMB (You et al., 2020) for large batches."""
-    learning_rate: float = Field(default=5e-4, gt=0)
-    """Peak learning rate."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
-    """Decay rates of the moments (adamw, lamb); the first one is the momentum of sgd."""
+    learning_rate: Annotated[float, Field(gt=0)] | Auto = AUTO
+    """Peak learning rate; `auto` is 5e-4 for random weights, 2e-5 for pretrained weights, and 2e-4
+    for LoRA adapters."""
+    betas: tuple[Fraction, Fraction] | Auto = AUTO
+    """Decay rates of the moments (adamw, lamb); the first one is the momentum of sgd. `auto` is 0.9
+    and 0.98 for random weights, else 0.9 and 0.999."""
     epsilon: float = Field(default=1e-8, gt=0)
     """Constant that is added to the root of the second moment (adamw, lamb)."""
     weight_decay: float = Field(default=0.01, ge=0)
@@ -85,6 +96,23 @@ class Optimizer(Settings):
     """The learning rate schedule."""
     guard: GuardSettings = GuardSettings()
     """Actions after bad steps."""
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """Peak learning rate; raises SettingsError if it is not resolved yet."""
+        return _check_resolved(self.learning_rate, "optimizer.learning_rate")
+
+    @property
+    def moment_decay_rates(self) -> tuple[float, float]:
+        """Decay rates of the moments; raises SettingsError if they are not resolved yet."""
+        return _check_resolved(self.betas, "optimizer.betas")
+
+
+def _check_resolved(value: T | Auto, key: str) -> T:
+    """Return a resolved value; raises SettingsError for "auto"."""
+    if value == AUTO:
+        raise SettingsError(f"{key} is not resolved", "set it in the run file")
+    return value
 
 
 class TaskData(Settings):
@@ -190,6 +218,9 @@ class Output(Settings):
     """Steps between two lines of training metrics."""
     checkpoint: Checkpoint = Checkpoint()
     """When checkpoints are saved, and how many are kept."""
+    final_model: Literal["auto", "last", "best"] = "auto"
+    """Step of the final model: the last one, or the best one by `checkpoint.best_metric`. `auto` is
+    `best` with `stop.patience`, else `last`."""
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -202,8 +233,9 @@ class Batch(Settings):
 
     rows: int = Field(ge=1)
     """Rows of a global batch."""
-    microbatch_rows: Annotated[int, Field(ge=1)] | Literal["auto"]
-    """Rows that a process computes at a time; `auto` finds the fastest size that fits, once."""
+    microbatch_rows: Annotated[int, Field(ge=1)] | Auto = AUTO
+    """Rows that a process computes at a time (gradient accumulation). `auto` is the whole share of
+    a process if the batch is small, else the fastest size that fits, measured once."""
 
     @model_validator(mode="after")
     def _check_divisibility(self) -> Batch:
@@ -220,9 +252,7 @@ class Batch(Settings):
     @property
     def microbatch(self) -> int:
         """Rows of a microbatch; raises SettingsError if they are not resolved yet."""
-        if self.microbatch_rows == "auto":
-            raise SettingsError("batch.microbatch_rows is not resolved", "set it to a number")
-        return self.microbatch_rows
+        return _check_resolved(self.microbatch_rows, "batch.microbatch_rows")
 
     @property
     def microbatches(self) -> int:
@@ -312,11 +342,18 @@ class Stop(Settings):
     """Limit in dollars over all attempts; the run saves and stops."""
     target: Target | None = None
     """Target metric that ends the run."""
+    patience: int | None = Field(default=None, ge=1)
+    """Early stopping: number of evaluations without an improvement of
+    `output.checkpoint.best_metric` after which the run ends."""
+    min_delta: float = Field(default=0.0, ge=0)
+    """Smallest change of that metric that is an improvement."""
 
     @model_validator(mode="after")
     def _check_length(self) -> Stop:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("a run has one length: set either stop.steps or stop.epochs")
+        if self.min_delta and self.patience is None:
+            raise ValueError("min_delta has no effect without patience: set stop.patience")
         return self
 
     def total_steps(self, steps_per_epoch: int) -> int:
@@ -377,9 +414,7 @@ class Computation(Settings):
         if duplicate := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two tasks are named '{duplicate}'")
         if isinstance(self.task, tuple) and self.batch.microbatch_rows == "auto":
-            raise ValueError(
-                "batch.microbatch_rows = auto needs a single [task] table: set it to a number"
-            )
+            raise ValueError("several tasks need a number: set batch.microbatch_rows")
         if len(names) > 1 and self.model.lora is not None:
             raise ValueError("LoRA adapters need a single task: leave model.lora out")
         return self
@@ -403,8 +438,27 @@ class TrainSettings(Computation):
     """The parallelism strategy; by default `single` or `ddp`."""
     execution: Execution = Execution()
     """The execution of the run."""
+    callbacks: tuple[str, ...] = ()
+    """Custom callbacks as import paths, `module:Class`; see `regauge.Callback`."""
     profile: bool = False
     """Profile some steps: a breakdown of their time, and advice that may shorten them."""
+
+    @property
+    def has_best_final_model(self) -> bool:
+        """Whether the final model is the best checkpoint, and not the last step."""
+        choice = self.output.final_model
+        return choice == "best" or (choice == "auto" and self.stop.patience is not None)
+
+    @model_validator(mode="after")
+    def _check_best_model(self) -> TrainSettings:
+        key = "stop.patience" if self.stop.patience is not None else "output.final_model = best"
+        if not self.has_best_final_model and self.stop.patience is None:
+            return self
+        if self.output.checkpoint.best_metric == "off":
+            raise ValueError(f"{key} needs a metric: set output.checkpoint.best_metric")
+        if self.stop.patience is not None and self.evaluation.every_steps == 0:
+            raise ValueError(f"{key} needs evaluations: set evaluation.every_steps")
+        return self
 
     @model_validator(mode="after")
     def _check_price(self) -> TrainSettings:

@@ -22,6 +22,16 @@ WEIGHT_PREFIX, MOMENT_PREFIX = "model.", "optimizer."
 """Prefixes of the names of tensors in a checkpoint."""
 
 
+@dataclass(frozen=True)
+class Improvement:
+    """The last improvement of the metric that selects the best checkpoint; see `stop.patience`."""
+
+    value: float | None = None
+    """The metric at the last improvement; None before the first evaluation."""
+    num_evaluations: int = 0
+    """Number of evaluations since then."""
+
+
 @dataclass
 class TrainState:
     """The model, the optimizer, and how far training has come."""
@@ -43,6 +53,12 @@ class TrainState:
     """The held-out metrics before the first step."""
     best_value: float | None = None
     """The best value of the metric that selects the best checkpoint; None before the first."""
+    best_step: int | None = None
+    """The step with the best value."""
+    best_metrics: dict[str, float] = field(default_factory=dict)
+    """The held-out metrics of that step."""
+    improvement: Improvement = Improvement()
+    """The last evaluation that was an improvement."""
 
     @property
     def weights_checksum(self) -> str:

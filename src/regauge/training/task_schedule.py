@@ -112,6 +112,26 @@ def _check_special_tokens(dataset: Path, manifest: DatasetManifest) -> None:
         LoadedTokenizer(folder).check_guessed(dataset, "prepare the data again")
 
 
+def count_steps_per_epoch(settings: TrainSettings, manifest: DatasetManifest) -> int:
+    """Return the steps in which the first task has one pass over its rows.
+
+    `manifest` is that of the dataset of the first task.
+    """
+    configs = settings.task_configs
+    rows = configs[0].batch.rows
+    order = mixture.build_row_order(configs[0].data, manifest, rows, settings.seed)
+    schedule = TaskSchedule([config.weight for config in configs])
+    return schedule.steps_per_epoch(order.steps_per_epoch)
+
+
+def count_total_steps(settings: TrainSettings) -> int:
+    """Return the length of a run in steps; reads the dataset only if the length is in epochs."""
+    if settings.stop.steps is not None:
+        return settings.stop.steps
+    manifest = mixture.read_data_manifest(settings.task_configs[0].data)
+    return settings.stop.total_steps(count_steps_per_epoch(settings, manifest))
+
+
 def data_fingerprint(manifests: Sequence[DatasetManifest]) -> str:
     """Return the hash of all rows that a run trains on, and of their order."""
     if len(manifests) == 1:

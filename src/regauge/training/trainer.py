@@ -17,6 +17,7 @@ from regauge.errors import LimitReachedError, PreemptedError, RegaugeError
 from regauge.log import logger
 from regauge.training.checkpointing import is_best, save_checkpoint
 from regauge.training.compile.warmup import RecompileMonitor
+from regauge.training.early_stopping import count_evaluation, find_stop_reason
 from regauge.training.generation import SAMPLES, generate_samples
 from regauge.training.guards import check_replicas
 from regauge.training.metrics import write_ledger
@@ -37,6 +38,7 @@ LOGGED_CHARACTERS = 60
 NO_STOP, SECONDS, USD, TOKENS, SIGNAL = range(5)
 """Reasons to stop; if processes have several, the largest one counts. A signal adds its number to
 SIGNAL."""
+FINISHED = "finished"
 RESUME_HINT = "run the same command to resume"
 
 
@@ -46,7 +48,8 @@ class Outcome:
 
     metrics: dict[str, float] = field(default_factory=dict)
     """The last evaluation; empty if no rows are held out."""
-    stop_reason: str = "finished"
+    stop_reason: str = FINISHED
+    """FINISHED, or the target or the early stop that ended the run before its last step."""
 
 
 def train(context: RunContext, state: TrainState, trackers: TrackerGroup) -> Outcome:
@@ -60,10 +63,12 @@ def train(context: RunContext, state: TrainState, trackers: TrackerGroup) -> Out
     state.lr_schedule.seek(state.step)
     graphs = RecompileMonitor(context.accelerator, settings.execution.recompile_budget)
     outcome, stop, is_last = Outcome(), NO_STOP, True
+    outcome.stop_reason = find_stop_reason(context, state) or FINISHED
+    steps = _batches(context, state)
     stop_condition = StopCondition(context, state)
     with stop_signals.record_signals(), stop_signals.defer_stop():
-        with closing(context.hooks), context.hooks.phase("step"):
-            for arrays, batches in _batches(context, state):
+        with closing(context.hooks), context.hooks.phase("step"), closing(steps):
+            for arrays, batches in steps if outcome.stop_reason == FINISHED else ():
                 _run_step(context, state, arrays, batches)
                 graphs.check_step(state.step, batches)
                 stop = stop_condition.reason()
@@ -78,9 +83,8 @@ def train(context: RunContext, state: TrainState, trackers: TrackerGroup) -> Out
                     graphs.check_evaluation(state.step)
                     if metrics:
                         trackers.log(state.step, metrics)
-                    if settings.stop.target and settings.stop.target.is_reached(metrics):
-                        outcome.stop_reason = f"reached {settings.stop.target.metric}"
-                is_over = is_last or stop != NO_STOP or outcome.stop_reason != "finished"
+                    outcome.stop_reason = _find_stop_reason(context, state, metrics)
+                is_over = is_last or stop != NO_STOP or outcome.stop_reason != FINISHED
                 is_save_due = is_best(context, state, metrics) or _is_due(
                     state.step, settings.output.checkpoint.every_steps
                 )
@@ -97,6 +101,16 @@ def train(context: RunContext, state: TrainState, trackers: TrackerGroup) -> Out
         if stop and not is_last:
             raise stop_condition.error(stop)
     return outcome
+
+
+def _find_stop_reason(context: RunContext, state: TrainState, metrics: dict[str, float]) -> str:
+    """Return why the run ends after an evaluation, or FINISHED; counts a scheduled evaluation."""
+    target = context.settings.stop.target
+    if _is_due(state.step, context.settings.evaluation.every_steps):
+        count_evaluation(context, state, metrics)
+    if target and target.is_reached(metrics):
+        return f"reached {target.metric}"
+    return find_stop_reason(context, state) or FINISHED
 
 
 def _run_step(
@@ -165,6 +179,8 @@ def evaluate(context: RunContext, state: TrainState) -> dict[str, float]:
             if heldout.task.generative and not heldout.dataset_name:
                 _write_samples(context, state, heldout)
         metrics |= {f"{prefix}/{name}": value for name, value in values.items()}
+    if metrics:
+        context.hooks.after_evaluation(state.step, metrics)
     return metrics
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from regauge.checkpoint import layout
 from regauge.errors import SettingsError, TransientError
-from regauge.models.hub import CONFIG, final_model_dir
+from regauge.models.hub import CONFIG, final_model_dir, read_step
 
 if TYPE_CHECKING:
     from regauge.models.settings import InitFrom
@@ -36,17 +36,25 @@ def check_source(origin: InitFrom) -> None:
 
 
 def find_checkpoint(origin: InitFrom) -> Path:
-    """Return the checkpoint to start from; for a final model the latest one."""
+    """Return the checkpoint to start from; for a final model that of its step, or the latest."""
     root = Path(origin.path) / layout.CHECKPOINTS
     steps = layout.list_steps(root)
     if origin.step == "best":
         best = layout.read_best(root)
         step = layout.parse_step(best["checkpoint"]) if best else None
     else:
-        step = origin.step if isinstance(origin.step, int) else max(steps, default=None)
+        final_step = _read_final_step(origin) if origin.step == "final" else None
+        latest = final_step if final_step in steps else max(steps, default=None)
+        step = origin.step if isinstance(origin.step, int) else latest
     if step is None or step not in steps:
         raise layout.build_missing_error(root, origin.step, "model.init_from.step")
     return root / layout.checkpoint_name(step)
+
+
+def _read_final_step(origin: InitFrom) -> int | None:
+    """Return the step of the final model of the earlier run; None if it is unknown."""
+    folder = final_model_dir(origin.path)
+    return read_step(folder) if (folder / CONFIG).is_file() else None
 
 
 def count_earlier_steps(origin: InitFrom | None) -> int:

@@ -176,7 +176,7 @@ def run_in_processes(
     request = folder / ".request.json"
     write_atomic(request, json.dumps(config.dump(settings)), durable=False)
     command = [sys.executable, "-m", "regauge", verb, str(request), *arguments]
-    code = processes.run_processes(command, size, folder / "ranks")
+    code = processes.run_processes(command, size, folder / "ranks", quiet=log.is_embedded())
     if code:
         problem = f"a process of '{verb}' ended with exit code {code}"
         raise ChildError(code, f"{problem}; see the logs in {folder / 'ranks'}, then run it again")

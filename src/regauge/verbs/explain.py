@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,7 +33,7 @@ def main(
     """Document a name, from the settings classes themselves."""
     if markdown:
         text = _markdown.build_page()
-        sys.stdout.write(text)
+        log.print_text(text)
         return {"markdown": text}
     documents = _list_everything() if word is None else _look_up(word)
     if json:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from regauge import processes, verbs
+from regauge.callbacks import check_callbacks
+from regauge.errors import SettingsError
 from regauge.json_files import read_json
 from regauge.supervision.nodes.topology import is_whole_node
 from regauge.training.defaults import count_local_processes
@@ -25,6 +28,7 @@ def main(
     run_file: RunFile,
     *overrides: Override,
     chaos: Annotated[Path | None, Parameter(show=False, help="Plan of faults to inject.")] = None,
+    callbacks: Annotated[Sequence[Any], Parameter(parse=False, show=False)] = (),
     max_usd: Annotated[
         float | None, Parameter(help="Save and stop when the cost reaches this many dollars.")
     ] = None,
@@ -39,7 +43,7 @@ def main(
 
         dataset_rows = read_dataset_rows(settings, run_file, overrides)
         return verbs.show(plan(settings, dataset_rows), as_json=json)
-    result = run(settings, chaos)
+    result = run(settings, chaos, callbacks)
     return result if processes.is_supervised() else verbs.show(result, as_json=json)
 
 
@@ -53,16 +57,21 @@ def plan(settings: TrainSettings, dataset_rows: RowsByFolder | None = None) -> d
     return plan_training(settings, dataset_rows or {})
 
 
-def run(settings: TrainSettings, chaos: Path | None = None) -> dict[str, Any]:
+def run(
+    settings: TrainSettings, chaos: Path | None = None, callbacks: Sequence[Any] = ()
+) -> dict[str, Any]:
     """Train with the number of processes of the settings or the launcher; return the result.
 
     Without a launcher, this process starts the ranks and supervises them. The single process that a
-    launcher starts on each node does the same.
+    launcher starts on each node does the same. With callback objects, the run is computed in this
+    process.
     """
     if not processes.is_supervised():  # the supervisor has already checked the run of its ranks
         from regauge.verbs._train_plan import check_before_start
 
         check_before_start(settings)
+    if callbacks:
+        return _run_here(settings, callbacks)
     if processes.is_launched() and not is_whole_node(settings.execution.nodes):
         from regauge.training.run import attempt
 
@@ -80,3 +89,16 @@ def run(settings: TrainSettings, chaos: Path | None = None) -> dict[str, Any]:
     goodput = read_goodput(folder)
     result = read_json(folder / RESULT, "run the same command again")
     return {**result, "goodput": round(goodput.fraction, 4)} if goodput else result
+
+
+def _run_here(settings: TrainSettings, callbacks: Sequence[Any]) -> dict[str, Any]:
+    """Train in this process, which calls the callbacks; raises SettingsError for several."""
+    from regauge.training.run import attempt
+
+    check_callbacks(callbacks)
+    num_processes = count_local_processes(settings.execution.processes, settings.accelerator)
+    if num_processes > 1 and not processes.is_launched():
+        problem = f"callbacks of this program need one process, not {num_processes}"
+        remedy = 'set execution.processes = 1, or name importable ones: callbacks=["module:Class"]'
+        raise SettingsError(problem, remedy)
+    return attempt(settings, processes.detect_world(settings.execution.processes), callbacks)

@@ -181,14 +181,14 @@ class _WorkerPool:
 
     def _start_worker(self, device: int) -> _WorkerProcess:
         from regauge.prediction.executors._process import run_worker_process
-        from regauge.processes import start_resource_tracker
+        from regauge.processes import hide_main_module, start_resource_tracker
 
         start_resource_tracker()
         context = multiprocessing.get_context("spawn")
         pipe, worker_pipe = context.Pipe()
         arguments = (worker_pipe, self._spec, device, self._halvings)
         process = context.Process(target=run_worker_process, args=arguments)
-        with stop_signals.block_signals():
+        with stop_signals.block_signals(), hide_main_module():
             process.start()
         worker_pipe.close()
         return _WorkerProcess(device, process, pipe, time.monotonic())

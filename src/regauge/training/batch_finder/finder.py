@@ -28,12 +28,12 @@ from regauge.training import run_record
 from regauge.training.batch_finder.memory import count_processes, estimate_bytes, estimate_row_bytes
 from regauge.training.batch_finder.trial import SizeMeasurement, run_trial
 from regauge.training.defaults import (
-    PROBE,
     Rank0Decision,
     check_world_size,
     digest,
     resolve_defaults,
 )
+from regauge.training.run_record import PROBE
 from regauge.units import GIGA
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ MAX_MEMORY_SHARE = 0.8
 """Fraction of the device memory that may be used, predicted or measured."""
 NEAR_BEST = 0.95
 """Fraction of the best throughput that a smaller size needs to be chosen."""
+SMALL_BATCH_TOKENS = 2**14
+"""Tokens of a process's share of a step up to which the share is one microbatch, unmeasured."""
+UNMEASURED_MEMORY_SHARE = 0.4
+"""Fraction of the device memory up to which a prediction is trusted without a measurement."""
 MAX_SIZES = 6
 """Sizes that one trial measures, each at least twice the previous one."""
 
@@ -177,7 +181,10 @@ def describe_forecast(settings: TrainSettings) -> str:
         forecast = forecast_memory(resolved, World(size=size, local_size=local_size))
     except SettingsError as error:
         return f"auto: {error.problem}"
-    fitting = [rows for rows in usable_sizes(settings.batch.rows, size) if forecast.fits(rows)]
+    sizes = usable_sizes(settings.batch.rows, size)
+    if reason := _find_small_share(resolved, sizes[-1], forecast):
+        return f"{sizes[-1]}: {reason}"
+    fitting = [rows for rows in sizes if forecast.fits(rows)]
     if not fitting:
         return f"auto: no size is predicted to fit into {forecast.device_gigabytes} GB"
     usage = f"{forecast.format_required(fitting[-1])} of {forecast.device_gigabytes} GB"
@@ -190,6 +197,9 @@ def _find_size(
     """Predict, measure and decide; return the decision as JSON-ready fields."""
     forecast = forecast_memory(settings, world)
     sizes = usable_sizes(settings.batch.rows, world.size)
+    if reason := _find_small_share(settings, sizes[-1], forecast):
+        logger.info("batch.microbatch_rows = %d: %s", sizes[-1], reason)
+        return {"microbatch_rows": sizes[-1], "reason": reason}
     candidates = [size for size in sizes if forecast.fits(size)] or sizes[:1]
     while candidates:
         trial = run_trial(settings, select_sizes(candidates), world, folder, reporter)
@@ -213,6 +223,21 @@ def _find_size(
     raise SettingsError(
         f"no microbatch fits into {forecast.device_gigabytes} GB: {reason}",
         "set execution.activation_checkpointing or strategy, or use a device with more memory",
+    )
+
+
+def _find_small_share(settings: TrainSettings, rows: int, forecast: MemoryForecast) -> str:
+    """Return why the whole share of a process is one microbatch; empty if it must be measured."""
+    (config,) = settings.task_configs
+    manifest = mixture.read_data_manifest(config.data)
+    length = config.task.bucket_lengths(manifest)[-1]
+    num_tokens = rows * config.task.sequences_per_row(manifest) * length
+    is_certain = forecast.required_bytes(rows) <= UNMEASURED_MEMORY_SHARE * forecast.device_bytes
+    if num_tokens > SMALL_BATCH_TOKENS or not is_certain:
+        return ""
+    return (
+        f"a small batch, at most {num_tokens:,} tokens per process;"
+        f" {forecast.format_required(rows)} of {forecast.device_gigabytes} GB predicted"
     )
 
 

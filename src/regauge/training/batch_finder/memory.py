@@ -28,7 +28,7 @@ from regauge.strategies import ParamSpec
 from regauge.supervision.nodes.topology import resolve_topology
 from regauge.training import activation_checkpointing
 from regauge.training.defaults import count_local_processes, default_strategy
-from regauge.training.optimizer import build_optimizer, prime_state, state_tensors
+from regauge.training.optimizer import PRIMING_LR, build_optimizer, prime_state, state_tensors
 from regauge.training.task_runtime import build_loader, build_module
 from regauge.units import GIGA
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 PROBE_SHAPE = (7, 11)
 """Shape of a small weight that shows which moments an optimizer keeps."""
 BYTES_PER_MOMENT = 4
+PROBE_BETAS = (0.9, 0.999)
 
 
 def describe_model(settings: TrainSettings, described: RowsByFolder = NO_ROWS) -> dict[str, Any]:
@@ -155,6 +156,8 @@ def _find_precision(settings: TrainSettings) -> str | None:
 
 def count_moments(settings: Optimizer, shapes: Iterable[tuple[int, ...]]) -> int:
     """Return the number of moment values that an optimizer keeps for weights of these shapes."""
+    rates = {"learning_rate": PRIMING_LR, "betas": PROBE_BETAS}  # they do not change the moments
+    settings = settings.model_copy(update=rates)
     moment_axes = {rank: _find_moment_axes(settings, PROBE_SHAPE[:rank]) for rank in (1, 2)}
     flat = ((math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else shape for shape in shapes)
     return sum(

@@ -1,0 +1,170 @@
+"""Resolves the optimizer settings whose defaults depend on the initial weights; no torch here.
+
+| initial weights | learning_rate | betas | warmup_steps |
+| --- | --- | --- | --- |
+| random | 5e-4 | 0.9, 0.98 | 0 |
+| pretrained | 2e-5 | 0.9, 0.999 | 10 % of the steps |
+| pretrained, with LoRA adapters | 2e-4 | 0.9, 0.999 | 10 % of the steps |
+
+The betas of random weights are from Liu et al., 2019, "RoBERTa", section 3.1. The rate and the
+warm-up of pretrained weights are from Devlin et al., 2019, "BERT", appendix A.3. The rate of LoRA
+is from Hu et al., 2021, "LoRA", appendix D.
+
+A run that continues the schedule or the optimizer state of an earlier run takes its values. A later
+attempt of a run takes the values of its first attempt from `run.json`, so that another
+length of the run does not change them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from regauge import config
+from regauge.errors import DataError
+from regauge.training import run_record
+from regauge.training.settings import AUTO, TrainSettings
+
+if TYPE_CHECKING:
+    from regauge.models.settings import Model
+    from regauge.training.settings import Optimizer
+
+S = TypeVar("S", bound=TrainSettings)
+LEARNING_RATE, BETAS = "optimizer.learning_rate", "optimizer.betas"
+WARMUP_STEPS = "optimizer.schedule.warmup_steps"
+WARMUP_DIVISOR = 10
+"""The warm-up of pretrained weights is the length of the run divided by this."""
+FIRST_ATTEMPT = "the first attempt of this run"
+
+
+@dataclass(frozen=True)
+class OptimizerDefaults:
+    """The values of the optimizer settings that a run file leaves open."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    """Values by key; empty if the run file sets all of them."""
+    reason: str = ""
+    """What the values were chosen for, such as `random weights`."""
+
+    @property
+    def description(self) -> str:
+        """The values and the reason as one line."""
+        assignments = [
+            f"{key.rpartition('.')[2]} {_format(self.values[key])}" for key in self.values
+        ]
+        return f"{', '.join(assignments)} (default of {self.reason})"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The entry of `run.json`."""
+        return {"values": self.values, "reason": self.reason}
+
+
+def resolve_optimizer(settings: S) -> tuple[S, OptimizerDefaults]:
+    """Resolve the optimizer settings that are "auto"; also return their values and the reason.
+
+    Raises DataError if the warm-up depends on the rows of a dataset that cannot be read.
+    """
+    open_keys = _list_open_keys(settings.optimizer)
+    if not open_keys:
+        return settings, OptimizerDefaults()
+    earlier = _read_first_attempt(Path(settings.output.folder))
+    known = {key: earlier.values[key] for key in open_keys if key in earlier.values}
+    if len(known) == len(open_keys):
+        defaults = OptimizerDefaults(known, earlier.reason)
+    else:
+        defaults = _choose_values(settings, open_keys)
+    return _apply(settings, defaults.values), defaults
+
+
+def describe_optimizer(settings: TrainSettings) -> dict[str, str]:
+    """Return the optimizer settings of a run and the reason of the defaults, for `--dry-run`."""
+    try:
+        resolved, defaults = resolve_optimizer(settings)
+    except DataError:  # the dataset is not prepared yet
+        return {}
+    optimizer = resolved.optimizer
+    values = {
+        LEARNING_RATE: optimizer.peak_learning_rate,
+        BETAS: optimizer.moment_decay_rates,
+        WARMUP_STEPS: optimizer.schedule.num_warmup_steps,
+    }
+    if not defaults.values:
+        return {}
+    return {"optimizer": OptimizerDefaults(values, defaults.reason).description}
+
+
+def _list_open_keys(optimizer: Optimizer) -> list[str]:
+    values = {
+        LEARNING_RATE: optimizer.learning_rate,
+        BETAS: optimizer.betas,
+        WARMUP_STEPS: optimizer.schedule.warmup_steps,
+    }
+    return [key for key, value in values.items() if value == AUTO]
+
+
+def _read_first_attempt(folder: Path) -> OptimizerDefaults:
+    """Return the defaults that an earlier attempt of the run in a folder has recorded."""
+    try:
+        facts = (run_record.read_run(folder) or {}).get(config.RUN_IDENTITY, {})
+    except DataError:
+        return OptimizerDefaults()
+    document = facts.get(run_record.DEFAULTS, {})
+    return OptimizerDefaults(document.get("values", {}), document.get("reason", FIRST_ATTEMPT))
+
+
+def _choose_values(settings: TrainSettings, open_keys: list[str]) -> OptimizerDefaults:
+    model = settings.model
+    is_pretrained = model.path is not None and model.weights == "pretrained"
+    values: dict[str, Any] = {LEARNING_RATE: 5e-4, BETAS: (0.9, 0.98), WARMUP_STEPS: 0}
+    reason = "random weights"
+    if is_pretrained or model.lora is not None:
+        values |= {LEARNING_RATE: 2e-4 if model.lora else 2e-5, BETAS: (0.9, 0.999)}
+        reason = "LoRA adapters" if model.lora else "pretrained weights"
+        if WARMUP_STEPS in open_keys:
+            values[WARMUP_STEPS] = _count_warmup_steps(settings)
+    continued = _read_continued_values(model)
+    if continued.keys() & set(open_keys):
+        reason = f"{reason}, continuing {model.init_from.path if model.init_from else ''}"
+    values |= continued
+    return OptimizerDefaults({key: values[key] for key in open_keys}, reason)
+
+
+def _count_warmup_steps(settings: TrainSettings) -> int:
+    """Return a tenth of the steps of a run, rounded up."""
+    from regauge.training.task_schedule import count_total_steps
+
+    return -(-count_total_steps(settings) // WARMUP_DIVISOR)
+
+
+def _read_continued_values(model: Model) -> dict[str, Any]:
+    """Return the values of the earlier run whose schedule or optimizer state is continued."""
+    origin = model.init_from
+    if origin is None or (origin.schedule == "restart" and origin.optimizer == "reset"):
+        return {}
+    table = config.read_saved_run(Path(origin.path))["optimizer"]
+    flat = dict(config.flatten({"optimizer": table}))
+    keys = [BETAS] if origin.optimizer == "keep" else []
+    keys += [LEARNING_RATE, WARMUP_STEPS] if origin.schedule == "continue" else []
+    return {key: flat[key] for key in keys if key in flat}
+
+
+def _apply(settings: S, values: dict[str, Any]) -> S:
+    """Return settings with the values in place of "auto"."""
+    optimizer = settings.optimizer
+    update: dict[str, Any] = {}
+    if LEARNING_RATE in values:
+        update["learning_rate"] = values[LEARNING_RATE]
+    if BETAS in values:
+        update["betas"] = tuple(values[BETAS])
+    if WARMUP_STEPS in values:
+        steps = {"warmup_steps": values[WARMUP_STEPS]}
+        update["schedule"] = optimizer.schedule.model_copy(update=steps)
+    return settings.model_copy(update={"optimizer": optimizer.model_copy(update=update)})
+
+
+def _format(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"({', '.join(f'{item:g}' for item in value)})"
+    return f"{value:g}"

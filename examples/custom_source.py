@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from regauge.data.sources import Piece, Record, Source
+from regauge.errors import DataError
 
 
 class Sections(Source):
@@ -18,6 +19,8 @@ class Sections(Source):
 
     def list_pieces(self):
         files = [(str(path), path.read_bytes()) for path in sorted(Path(self.folder).glob("*.md"))]
+        if not files:
+            raise DataError(f"{self.folder} has no .md file", "correct source.folder")
         return tuple(
             Piece(name, len(data), len(data), hashlib.sha256(data).hexdigest(), files=(name,))
             for name, data in files

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -23,6 +24,8 @@ MAX_DEPTH = 100
 """Maximum nesting of a JSON document; the documents of Regauge have less than 20 levels."""
 CHECKSUM = "document_sha256"
 """Key of the SHA-256 of the other keys and values of a document."""
+_NUMBER_LIST = re.compile(r"\[\s+((?:[-+.\deE]+,\s+)*[-+.\deE]+)\s+\]")
+"""A list of numbers in indented JSON; a text in JSON has no line break."""
 TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
 
@@ -107,6 +110,12 @@ def seal(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a document with its checksum, which readers compare."""
     stored: dict[str, Any] = json.loads(json.dumps(document))  # as it will be read
     return {**stored, CHECKSUM: _compute_checksum(stored)}
+
+
+def format_compact(document: Mapping[str, Any]) -> str:
+    """Return a document as indented text, with each list of numbers in one line."""
+    text = json.dumps(document, indent=1) + "\n"
+    return _NUMBER_LIST.sub(lambda match: f"[{' '.join(match[1].split())}]", text)
 
 
 def write_sealed(path: Path, document: Mapping[str, Any]) -> None:

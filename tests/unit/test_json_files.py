@@ -18,6 +18,7 @@ from regauge.json_files import (
     MAX_DEPTH,
     DocumentShape,
     find_json,
+    format_compact,
     parse_object,
     read_json,
 )
@@ -259,3 +260,17 @@ def test_a_folder_that_is_copied_has_only_files(tmp_path: Path, kind: str) -> No
     message = "is a pipe, not a file" if kind == "a pipe" else "is missing"
     with pytest.raises(DataError, match=f"config.json {message}; restore it"):
         files.check_files(tmp_path, REMEDY)
+
+
+def test_a_list_of_numbers_is_one_line() -> None:
+    document = {
+        "lengths": {"train": [0, 12, -3], "heldout": []},
+        "ranges": [[0.5, 1e-7], [2.0, 3.0]],
+        "names": ["a", "[\n 1,\n 2\n]"],
+        "flags": [True, None],
+    }
+    text = format_compact(document)
+    assert json.loads(text) == document
+    assert '"train": [0, 12, -3],' in text
+    assert "[0.5, 1e-07]," in text
+    assert '"a",\n' in text, "other lists have one line for each entry"

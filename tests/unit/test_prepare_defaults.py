@@ -13,6 +13,7 @@ from regauge.config import build
 from regauge.data.dataset import Dataset
 from regauge.data.settings import UNNAMED
 from regauge.errors import DataError, SettingsError
+from regauge.preparation.dataset_build import DatasetBuild
 from regauge.preparation.default_tables import complete_tables
 from regauge.verbs import prepare as verb
 from regauge.verbs._train_plan import read_dataset_rows
@@ -213,6 +214,26 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path, file: str) ->
     with pytest.raises(DataError, match=rf"has other files than a dataset \({file}\); choose"):
         verb.run(build_settings(build_tables(tmp_path)), overwrite=True)
     assert read_contents(folder) == before
+    assert not (tmp_path / "out.partial").exists(), "it is refused before the work"
+
+
+def test_a_file_that_appears_during_the_work_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(tmp_path / "a.jsonl", 60)
+    data = prepare_dataset(tmp_path)
+    build_dataset = DatasetBuild.build
+
+    def build_and_write(*arguments: Any) -> Any:
+        (data.folder / "notes.txt").write_text("mine")
+        return build_dataset(*arguments)
+
+    monkeypatch.setattr(DatasetBuild, "build", build_and_write)
+    settings = build_settings(build_tables(tmp_path, rows={"length": 32}))
+    with pytest.raises(DataError, match=r"has other files than a dataset \(notes\.txt\)"):
+        verb.run(settings, overwrite=True)
+    assert (data.folder / "notes.txt").read_text() == "mine"
+    assert Dataset(data.folder).manifest == data.manifest
 
 
 def test_a_file_or_another_folder_is_not_replaced(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from regauge.data import settings, tokenizer
 from regauge.data.dataset import TOKENIZER
@@ -202,3 +202,34 @@ def test_a_damaged_tokenizer_is_one_line(
         tokenizer.LoadedTokenizer(folder)
     assert f"{folder / name} {damage}" in caught.value.problem
     assert caught.value.remedy == "replace it"
+
+
+def write_wordpiece(folder: Path) -> Path:
+    words = ["[UNK]", "[CLS]", "[SEP]", "river", "##s", "##ide", "run"]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    model = models.WordPiece(vocabulary, unk_token=words[0])
+    wordpiece = Tokenizer(model)
+    wordpiece.pre_tokenizer = pre_tokenizers.Whitespace()
+    wordpiece.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    folder.mkdir()
+    wordpiece.save(str(folder / TOKENIZER))
+    return folder
+
+
+def test_a_chunk_is_cut_to_whole_words(trained_folder: Path, tmp_path: Path) -> None:
+    loaded = tokenizer.LoadedTokenizer(trained_folder)
+    (ids,) = loaded.encode(["unforeseeable rivers"])
+    num_inner = len(loaded.encode(["unforeseeable"])[0])
+    assert num_inner > 2
+    for start in range(num_inner + 1):
+        chunk = loaded.drop_partial_word(loaded.add_prefix(ids[start:]))
+        assert chunk[: len(loaded.prefix)].tolist() == loaded.prefix.tolist()
+        words = loaded.decode(chunk.tolist()).strip()
+        assert words == ("rivers" if start else "unforeseeable rivers")
+    pieces = tokenizer.LoadedTokenizer(write_wordpiece(tmp_path / "wordpiece"))
+    (ids,) = pieces.encode(["riverside run"])
+    assert pieces.drop_partial_word(pieces.add_prefix(ids[1:])).tolist() == [1, 6]
+    assert pieces.drop_partial_word(pieces.add_prefix(ids)).tolist() == [1, *ids.tolist()]
+    assert pieces.drop_partial_word(pieces.add_prefix(ids[1:3])).tolist() == [1, *ids[1:3].tolist()]

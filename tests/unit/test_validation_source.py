@@ -118,6 +118,15 @@ def test_duplicates_are_dropped_in_each_source(prepare: Prepare) -> None:
     assert data.manifest.skipped == {"near duplicate": 3}
 
 
+def test_a_validation_record_is_no_duplicate_of_a_training_record(prepare: Prepare) -> None:
+    train = [*TRAIN, VALIDATION[3]]
+    keep = {"near_duplicates": "keep"}
+    split = {"near_duplicates": "drop"}
+    data = prepare(train, VALIDATION, validation=keep, split=split, source={"duplicates": "drop"})
+    assert read_texts(data, "train") == list_texts(train)
+    assert read_texts(data, "heldout") == list_texts(VALIDATION)
+
+
 def test_a_training_file_of_validation_records_is_refused(prepare: Prepare) -> None:
     with pytest.raises(DataError, match=r"20 of 20 training .* are left out; name another val"):
         prepare(VALIDATION, VALIDATION)

@@ -59,6 +59,8 @@ Side = Literal["left", "right"]
 """The side of a long text that loses tokens, as `truncation_side` of transformers."""
 _SHOWN_LETTERS = 60
 """Number of letters of a text that a message shows."""
+_WORD_STARTS, _WORD_INSIDE = ("Ġ", "▁"), "##"
+"""Marks of tokens that start a word, and of tokens that continue one."""
 _NO_MAX_LENGTH = int(1e30)
 """The `model_max_length` that transformers writes for a tokenizer without a maximum length."""
 
@@ -159,6 +161,22 @@ class LoadedTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def drop_partial_word(self, ids: np.ndarray) -> np.ndarray:
+        """Return a chunk of a text without a word that the previous chunk has begun.
+
+        The special tokens that open the text stay. Words are known by the marks of byte-level,
+        Metaspace and WordPiece tokenizers; other tokens count as words.
+        """
+        has_prefix = ids[: len(self.prefix)].tolist() == self.prefix.tolist()
+        start = len(self.prefix) if has_prefix else 0
+        tokens = [self._tokenizer.id_to_token(token_id) or "" for token_id in ids[start:].tolist()]
+        if any(token.startswith(_WORD_STARTS) for token in tokens):
+            is_inner = [not token.startswith(_WORD_STARTS) for token in tokens]
+        else:
+            is_inner = [token.startswith(_WORD_INSIDE) for token in tokens]
+        num_inner = is_inner.index(False) if False in is_inner else 0
+        return np.concatenate([ids[:start], ids[start + num_inner :]])
 
     def truncate(self, ids: np.ndarray, max_tokens: int) -> np.ndarray:
         """Return at most `max_tokens` of a text's ids, truncated on the tokenizer's side."""

@@ -20,7 +20,7 @@ from regauge.config import FORMAT, check_format, flatten
 from regauge.data import dataset
 from regauge.errors import DataError, SettingsError
 from regauge.files import LOCK, hold_lock, is_temporary, write_atomic
-from regauge.json_files import DocumentShape, find_json, find_mismatch, seal
+from regauge.json_files import DocumentShape, find_json, find_mismatch, format_compact, seal
 from regauge.log import logger
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class BuildDir:
         """Write the manifests, remove the scratch folder, and move the datasets to their folder."""
         for name, manifest in manifests.items():
             document = json.loads(manifest.model_dump_json())
-            text = json.dumps(seal(document), indent=1) + "\n"
+            text = format_compact(seal(document))
             write_atomic(self.folder / name / dataset.MANIFEST, text)
         _remove(self.scratch)
         (self.folder / LOCK).unlink(missing_ok=True)

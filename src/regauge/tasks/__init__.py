@@ -63,6 +63,8 @@ class Task(Choice):
     """Whether the outputs of an artifact are enough to compute the held-out metrics."""
     generative: ClassVar[bool] = False
     """Whether the model predicts next tokens, so that it can generate text."""
+    has_marked_prompts: ClassVar[bool] = False
+    """Whether rows mark the prompts of generation; otherwise these may begin inside a word."""
     has_special_tokens: ClassVar[bool] = False
     """Whether texts for the trained model may have special tokens, such as the mask."""
 

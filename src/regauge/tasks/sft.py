@@ -18,6 +18,7 @@ class Sft(NextTokenTask):
     """Predict the answers of each conversation of a row; prompts have no part in the loss."""
 
     layout: ClassVar[str] = "chat"
+    has_marked_prompts: ClassVar[bool] = True
 
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig

@@ -57,8 +57,8 @@ def generate_samples(
     """
     if not options.prompts:
         return []
-    samples = list(_read_prompts(heldout, options))
     tokenizer = LoadedTokenizer(dataset / "tokenizer")
+    samples = list(_read_prompts(heldout, options, tokenizer))
     end_ids = find_end_token_ids(dataset / "tokenizer")
     generator = _SampleGenerator(heldout, module, options, tokenizer, end_ids)
     size, _ = heldout.loader.largest_shape
@@ -78,7 +78,9 @@ def generate_samples(
     ]
 
 
-def _read_prompts(heldout: HeldoutSet, options: Samples) -> Iterator[GeneratedSample]:
+def _read_prompts(
+    heldout: HeldoutSet, options: Samples, tokenizer: LoadedTokenizer
+) -> Iterator[GeneratedSample]:
     """Yield the first held-out rows that have a prompt, as samples without a completion."""
     count = 0
     for row_number in heldout.row_numbers.tolist():
@@ -88,7 +90,10 @@ def _read_prompts(heldout: HeldoutSet, options: Samples) -> Iterator[GeneratedSa
         texts = heldout.task.prompt_and_reference(row, options.prompt_tokens)
         if texts is not None:
             count += 1
-            yield GeneratedSample(*texts)
+            prompt, reference = texts
+            if not heldout.task.has_marked_prompts:
+                prompt = tokenizer.drop_partial_word(prompt)
+            yield GeneratedSample(prompt, reference)
 
 
 class _SampleGenerator:

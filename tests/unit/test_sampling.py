@@ -201,7 +201,12 @@ def generate(
 def test_drawn_tokens_do_not_depend_on_other_records(declared: dict[str, Any]) -> None:
     program, records = build_program(**declared), random_records(37)
     numbers = np.arange(37)
+    sizes: set[int] = set()
+    model: Any = program.model
+    hook = model.lm_head.register_forward_hook(lambda _, inputs, __: sizes.add(len(inputs[0])))
     together = generate(program, records, numbers)
+    hook.remove()
+    assert sizes == {1 if declared else SAMPLED_ROWS}, "the shape depends on other records"
     assert len(np.unique(together, axis=0)) > 30
     for part in (numbers[::-1].copy(), numbers[5:6], numbers[20:31], numbers[::4].copy()):
         assert np.array_equal(generate(program, records, part), together[part])
@@ -267,3 +272,29 @@ def test_empty_rows_end_at_once_and_change_no_other_row() -> None:
     program(tokens[1:2], lengths[1:2])
     hook.remove()
     assert len(calls) == 1
+
+
+def test_generation_ends_when_every_row_has_a_stop_text() -> None:
+    program: Any = build_program()
+    prompts = torch.arange(4, 37, dtype=torch.int32).view(11, 3)
+    whole = program(prompts, torch.full((11,), 3))
+    texts = [[f"<{token}>" for token in row] for row in whole.tolist()]
+    open_rows = [row for row in range(11) if NO_TOKEN not in whole[row, :4].tolist()]
+    first, second = next(
+        (first, second)
+        for first in open_rows
+        for second in open_rows
+        if texts[first][1] not in (texts[first][0], *texts[second][:3])
+        and texts[second][2] not in (*texts[first], *texts[second][:2])
+    )
+    stops = (texts[first][1], texts[second][2])
+    program.options = Generation(max_new_tokens=NEW_TOKENS, stop=stops)
+    program.decode = lambda ids: "".join(f"<{token}>" for token in ids)
+    calls: list[int] = []
+    hook = program.model.register_forward_hook(lambda *_: calls.append(1))
+    stopped = program(prompts[[first, second]], torch.tensor([3, 3]))
+    hook.remove()
+    assert len(calls) == 3, "the longer answer has three tokens"
+    for row, (number, count) in enumerate(((first, 2), (second, 3))):
+        assert stopped[row, :count].tolist() == whole[number, :count].tolist()
+        assert set(stopped[row, count:].tolist()) == {NO_TOKEN}

@@ -315,7 +315,8 @@ def test_a_run_prepares_its_data(settings: dict[str, Any], tmp_path: Path) -> No
 SCRIPT = """
 import regauge
 settings = {settings!r}
-regauge.prepare(settings, data=[{{"text": f"a text {{n}} about {{n}} cats"}} for n in range(64)])
+texts = [f"text {{n}} about {{n}} cats " * 1500 for n in range(48)]
+regauge.prepare(settings, data=texts, source__chunk_mib=1)
 print("prepared once")
 """
 

@@ -161,6 +161,9 @@ class _ConcatenatedRows(DatasetRows):
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    def read_column(self, name: str) -> np.ndarray:
+        return np.concatenate([rows.read_column(name) for rows in self._datasets])
+
     def take(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
         wrapped = np.fromiter(numbers, np.int64) % len(self)
         indices = np.searchsorted(self._starts, wrapped, side="right") - 1

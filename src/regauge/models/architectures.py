@@ -16,6 +16,7 @@ from regauge import choices
 from regauge.errors import SettingsError, first_line
 from regauge.models import lora
 from regauge.models.dropout import DropoutKeys, replace_dropout
+from regauge.models.heads import POOLER_PREFIX, freeze_encoder
 from regauge.models.hub import CONFIG, GENERATION_CONFIG, resolve_model
 from regauge.models.init_weights import (
     CPU,
@@ -48,8 +49,6 @@ LOAD_OPTIONS: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True}
 """Options for reading weights with transformers: as fp32, never from a pickle."""
 FUSED_ATTENTION = "sdpa"
 """transformers' name of torch's fused scaled dot product attention."""
-POOLER_PREFIX = "pooler."
-"""Prefix of the weight names of a pooling layer."""
 
 
 def build_model(
@@ -98,6 +97,8 @@ def build_model(
         _check_vocabulary(model, vocab_size, settings)
         keys = keys or DropoutKeys()
         _add_dropout_and_adapters(model, settings, keys)
+        layers, has_head = settings.trainable_layers, head != "none"
+        freeze_encoder(model, find_blocks(model), layers, trains_pooler=has_head)
         if not deferred:
             materialize(model, build_initial_weights(model, settings, seed))
     return model, keys

@@ -14,7 +14,13 @@ from regauge import __version__
 from regauge.config import FORMAT
 from regauge.errors import SettingsError
 from regauge.files import write_atomic
-from regauge.reporting import comparison_charts, inference_charts, run_charts, scaling_section
+from regauge.reporting import (
+    classes_section,
+    comparison_charts,
+    inference_charts,
+    run_charts,
+    scaling_section,
+)
 from regauge.reporting.comparison_section import LIMIT_NOTE
 from regauge.reporting.drawing import ChartContext
 from regauge.results import formatting
@@ -60,6 +66,12 @@ def render_html(report: Report) -> str:
         _mark_safe(run_charts.build_charts(section.run, f"chart-{index}"))
         for index, section in enumerate(report.training_sections)
     ]
+    class_charts = [
+        _mark_safe(
+            classes_section.build_charts(section, ChartContext(f"classes-{index}", section.title))
+        )
+        for index, section in enumerate(report.class_sections)
+    ]
     scaling_charts = [
         _mark_safe(
             scaling_section.build_charts(scaling, ChartContext(f"scaling-{index}", scaling.title))
@@ -82,6 +94,7 @@ def render_html(report: Report) -> str:
     return template.render(
         report=report,
         run_charts=run_charts_by_section,
+        class_charts=class_charts,
         scaling_charts=scaling_charts,
         inference_charts=latency_charts,
         comparison_charts=_mark_safe(compared),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from regauge.data.batches import take_rows
 from regauge.errors import DataError
 from regauge.json_files import find_json
 from regauge.log import logger
 from regauge.models.io_spec import InputSpec, read_class_names
-from regauge.tasks import MetricSums, _quality
+from regauge.tasks import ITEMS, ClassReport, MetricSums, _quality
 from regauge.tasks._fields import (
     FieldsTask,
     Texts,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, OptionalRows, RandomKey
-    from regauge.data.dataset import DatasetManifest, DatasetRows
+    from regauge.data.dataset import Dataset, DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
     from regauge.models.io_spec import OutputKind
     from regauge.models.modules import TextModule
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 
 MAX_LOGGED_NAMES = 10
+MAX_MATRIX_CLASSES = 100
+"""Classes up to which a confusion matrix is written."""
 
 
 class Classify(FieldsTask):
@@ -54,6 +56,11 @@ class Classify(FieldsTask):
     """Number of classes; by default that of the class names."""
     class_names: tuple[str, ...] = ()
     """Names of the classes 0, 1, …, for config.json, exports and predictions."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Probability that is moved from the label to all classes equally (Szegedy et al., 2016)."""
+    class_weights: Literal["none", "balanced"] | tuple[PositiveFloat, ...] = "none"
+    """Weight of each class in the loss; `balanced`: inversely proportional to its number of
+    training rows."""
 
     @model_validator(mode="before")
     @classmethod
@@ -75,6 +82,20 @@ class Classify(FieldsTask):
             raise ValueError("a regression has no classes; remove class_names")
         return self
 
+    @model_validator(mode="after")
+    def _check_class_weights(self) -> Classify:
+        if self._is_regression and (self.label_smoothing or self.class_weights != "none"):
+            raise ValueError(
+                "a regression has no classes; remove label_smoothing and class_weights"
+            )
+        weights = self.class_weights
+        if isinstance(weights, tuple) and len(weights) != self.classes:
+            raise ValueError(
+                f"class_weights has {len(weights)} values and classes is {self.classes};"
+                " give each class one weight"
+            )
+        return self
+
     def check_dataset(self, manifest: DatasetManifest) -> None:
         super().check_dataset(manifest)
         for name in self.text_fields:
@@ -82,6 +103,24 @@ class Classify(FieldsTask):
         kinds = ("integer", "float") if self._is_regression else ("integer",)
         check_field(manifest, self.label, kinds)
         self._check_labels(manifest)
+
+    def fill_defaults(self, dataset: Dataset) -> Self:
+        """Return the task with the balanced class weights of the training rows.
+
+        The weight of a class is n / (classes x n_class), as in scikit-learn (King and Zeng, 2001).
+        Raises DataError if a class has no training row.
+        """
+        if self.class_weights != "balanced":
+            return self
+        labels = dataset.rows("train").read_column(self.label)
+        counts = np.bincount(labels, minlength=self.classes)
+        if not counts.all():
+            raise DataError(
+                f"class {self._names[counts.argmin()]} has no training row, so it has no weight",
+                "give task.class_weights as a list, or remove the class",
+            )
+        weights = len(labels) / (self.classes * counts)
+        return self.model_copy(update={"class_weights": tuple(weights.tolist())})
 
     def check_weights(self, folder: Path) -> None:
         from regauge.models.hub import CONFIG
@@ -155,8 +194,8 @@ class Classify(FieldsTask):
         )
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        losses = self._losses(output["scores"], batch["labels"])
-        return (losses * batch["real"]).sum(), batch["real"].sum()
+        losses, weights = self._losses(output["scores"], batch["labels"])
+        return (losses * batch["real"]).sum(), (weights * batch["real"]).sum()
 
     def eval_outputs(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
         """Return the scores and the label, [batch, classes + 1]."""
@@ -164,32 +203,66 @@ class Classify(FieldsTask):
 
         return torch.cat([output["scores"], batch["labels"].float()[:, None]], 1)
 
+    def metric_arrays(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return `scores`, [rows, classes], and `labels`, [rows]."""
+        scores, labels = outputs["vectors"][:, :-1], outputs["vectors"][:, -1]
+        return {"scores": scores, "labels": labels if self._is_regression else labels.long()}
+
     def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
         """Return loss, accuracy, F1 and Matthews correlation; for regression loss and Pearson's."""
-        outputs, real = output["vectors"].cpu(), batch["real"].cpu()
-        scores, labels = outputs[:, :-1], outputs[:, -1]
-        losses = self._losses(scores, labels if self._is_regression else labels.long())
-        sums: MetricSums = {"loss": ((losses * real).sum(), real.sum())}
+        real = batch["real"].cpu()
+        arrays = self.metric_arrays({"vectors": output["vectors"].cpu()})
+        scores, labels = arrays["scores"], arrays["labels"]
+        losses, weights = self._losses(scores, labels)
+        sums: MetricSums = {"loss": ((losses * real).sum(), (weights * real).sum())}
         if self._is_regression:
             return {**sums, "pearson": _quality.pearson(scores[:, 0], labels, real)}
-        counts = _quality.ClassCounts.count(scores.argmax(1), labels.long(), real, self.classes)
+        counts = _quality.ClassCounts.count(scores.argmax(1), labels, real, self.classes)
         return {
             **sums,
             "accuracy": counts.accuracy(),
             "f1": counts.f1(),
             "matthews_correlation": counts.matthews(),
+            ITEMS: (real.sum(), real.new_ones(())),
         }
+
+    def class_report(self, outputs: dict[str, Tensor]) -> ClassReport | None:
+        """Return the metrics of each class, and the confusion matrix of up to 100 classes."""
+        if self._is_regression:
+            return None
+        arrays = self.metric_arrays(outputs)
+        predicted, labels = arrays["scores"].argmax(1), arrays["labels"]
+        real = arrays["scores"].new_ones(len(labels))
+        counts = _quality.ClassCounts.count(predicted, labels, real, self.classes)
+        report = ClassReport(classes=counts.describe(self._names))
+        if self.classes <= MAX_MATRIX_CLASSES:
+            report["confusion_matrix"] = _quality.confusion_matrix(predicted, labels, self.classes)
+        return report
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The names of the classes; their numbers if they have no names."""
+        return self.class_names or tuple(map(str, range(self.classes)))
 
     @property
     def _is_regression(self) -> bool:
         return self.problem_type == "regression"
 
-    def _losses(self, scores: Tensor, labels: Tensor) -> Tensor:
+    def _losses(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weighted losses and their weights, both [rows]."""
+        import torch
         from torch.nn.functional import cross_entropy
 
         if self._is_regression:
-            return (scores[:, 0] - labels).square()
-        return cross_entropy(scores, labels, reduction="none")
+            losses = (scores[:, 0] - labels).square()
+            return losses, torch.ones_like(losses)
+        weights = torch.ones(self.classes)
+        if isinstance(self.class_weights, tuple):
+            weights = torch.tensor(self.class_weights)
+        weights = weights.to(scores.device)
+        smoothing = self.label_smoothing
+        losses = cross_entropy(scores, labels, weights, reduction="none", label_smoothing=smoothing)
+        return losses, weights[labels]
 
     def _join_all_texts(self, records: OptionalRows, special: tuple[int, ...]) -> Texts:
         return [None if row is None else self._join_texts(row, special) for row in records]

@@ -62,7 +62,7 @@ def evaluate_models(settings: EvaluateSettings, world: World) -> dict[str, Any]:
     if num_heldout == 0:
         raise DataError(
             f"{settings.data.path} has no held-out rows",
-            "prepare it with a larger split.heldout_fraction",
+            "name other records with --source, or prepare it with a larger split.heldout_fraction",
         )
     folders = {name: _resolve_folder(path, dataset) for name, path in settings.models.items()}
     tasks = {name: _resolve_task(settings, folder, dataset) for name, folder in folders.items()}

@@ -146,9 +146,11 @@ class DatasetBuild:
                 splits[split], stats[split] = write_shards.write_split(
                     self.layout, split, self.folder, rows, texts
                 )
-        if not splits["train"].rows:
+        is_for_evaluation = shared.settings["split"]["heldout_fraction"] == 1
+        split, kind = ("heldout", "held-out") if is_for_evaluation else ("train", "training")
+        if not splits[split].rows:
             reasons = counts.format_counts("skipped", "rejected")
-            problem = f"{self.build_dir.final / self.name} has no training rows ({reasons})"
+            problem = f"{self.build_dir.final / self.name} has no {kind} rows ({reasons})"
             raise DataError(problem, "correct rows or source")
         left_out = dict(self.layout.left_out)
         for reason, count in left_out.items():

@@ -56,8 +56,28 @@ def write_pairs(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
     splits = {"train": _pair_rows(rows, 3), "heldout": _pair_rows(heldout, 4)}
     limits = {"query": 12, "document": LENGTH}
     fields = {name: _build_text_column(name, limit, splits) for name, limit in limits.items()}
-    fields["label"] = ColumnInfo(max_length=1, kind="integer", min=0, max=2)
+    fields["label"] = ColumnInfo(
+        max_length=1,
+        kind="integer",
+        ranges={"train": (0, 2), "heldout": (0, 2)},
+        class_counts=_count_classes("label", splits),
+    )
+    fields["topics"] = ColumnInfo(
+        max_length=1,
+        kind="integers",
+        class_names=("even", "third", "late", "long"),
+        class_counts=_count_classes("topics", splits),
+    )
     return _write(folder, "fields", fields, splits)
+
+
+def _count_classes(name: str, splits: dict[str, list[Row]]) -> dict[str, tuple[int, ...]]:
+    """Return the number of rows of each class by split."""
+    counts = {}
+    for split, rows in splits.items():
+        classes = [number for row in rows for number in np.atleast_1d(row[name]).tolist()]
+        counts[split] = tuple(np.bincount(np.array(classes, np.int64)).tolist())
+    return counts
 
 
 def _build_text_column(name: str, limit: int, splits: dict[str, list[Row]]) -> ColumnInfo:
@@ -185,13 +205,25 @@ def _pair_rows(count: int, seed: int) -> list[Row]:
     for _ in range(count):
         document = draw.integers(5, VOCABULARY, int(draw.integers(8, LENGTH + 1)))
         query = draw.choice(document, int(draw.integers(3, 13)))
-        label = int(query[0]) % 3
-        rows.append({"query": query.tolist(), "document": document.tolist(), "label": label})
+        first = int(query[0])
+        row = {"query": query.tolist(), "document": document.tolist(), "label": first % 3}
+        is_topic = (
+            first % 2 == 0,
+            first % 3 == 0,
+            first > VOCABULARY / 2,
+            len(document) > LENGTH / 2,
+        )
+        rows.append({**row, "topics": [topic for topic, holds in enumerate(is_topic) if holds]})
     return rows
 
 
 def _type(field: ColumnInfo) -> pa.DataType:
-    lists = {"tokens": TOKENS_TYPE, "segments": TOKENS_TYPE, "loss_mask": MARKS_TYPE}
+    lists = {
+        "tokens": TOKENS_TYPE,
+        "segments": TOKENS_TYPE,
+        "loss_mask": MARKS_TYPE,
+        "integers": pa.list_(pa.int64()),
+    }
     one = lists[field.kind] if field.kind in lists else VALUE_TYPES[field.kind]
     return pa.list_(one) if field.max_group_size > 1 else one
 

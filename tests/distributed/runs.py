@@ -118,6 +118,15 @@ TASKS["balanced"] = {
     },
     "model": TASKS["classify"]["model"],
 }
+TASKS["multi-label"] = {
+    "task": {
+        **{name: value for name, value in TASKS["classify"]["task"].items() if name != "classes"},
+        "label": "topics",
+        "problem_type": "multi-label",
+        "class_weights": "balanced",
+    },
+    "model": TASKS["classify"]["model"],
+}
 TASKS["several"] = {
     "task": (
         {**TASKS["contrastive"]["task"], "name": "search", "weight": 2},

@@ -29,6 +29,7 @@ SOME = {
     "grouped": [(3, "ddp"), (4, "fsdp")],
     "balanced": [(2, "ddp"), (1, "fsdp"), (2, "fsdp"), (3, "zero1"), (4, "hsdp"), (4, "zero1")],
     "classify": [(3, "zero1"), (2, "fsdp"), (4, "ddp")],
+    "multi-label": [(4, "hsdp"), (1, "fsdp"), (2, "fsdp"), (2, "ddp"), (3, "zero1"), (4, "zero1")],
     "rank": [(2, "fsdp"), (3, "zero1"), (4, "ddp"), (4, "hsdp")],
     "frozen": [(2, "fsdp"), (3, "zero1")],
     "last-layer": [(2, "fsdp"), (2, "zero1"), (3, "ddp"), (4, "hsdp"), (4, "shard-grad-op")],

@@ -61,6 +61,9 @@ CASES = [("mlm", size, name) for size in (1, 2, 3, 4) for name in STRATEGIES[siz
 CASES += [
     ("balanced", 2, "fsdp"),
     ("balanced", 4, "hsdp"),
+    ("multi-label", 1, "single"),
+    ("multi-label", 2, "fsdp"),
+    ("multi-label", 4, "zero1"),
     ("classify", 3, "zero1"),
     ("frozen", 2, "fsdp"),
     ("sft", 3, "zero1"),

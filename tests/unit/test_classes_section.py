@@ -71,7 +71,7 @@ def test_many_classes_are_shortened(tmp_path: Path) -> None:
     report = {"classes": classes, "confusion_matrix": matrix}
     assert count > MAX_DRAWN_CLASSES
     run = write_evaluation(tmp_path / "many", report)
-    (section,) = build_classes_sections(run)
+    (section,) = build_classes_sections([run])
     assert [row["class"] for row in section.rows] == [f"c{count - 1 - n}" for n in range(MAX_ROWS)]
     assert section.note == f"The {MAX_ROWS} most frequent of {count} classes."
     assert not section.matrix
@@ -83,7 +83,7 @@ def test_the_classes_of_a_training_run_are_in_its_report(tmp_path: Path) -> None
     report = {"classes": [describe_class("sport")]}
     document = {"format": FORMAT, "step": 3, "classes": {"heldout": report}}
     (tmp_path / "classes.json").write_text(json.dumps(document))
-    (section,) = build_classes_sections(read_run_folder(tmp_path))
+    (section,) = build_classes_sections([read_run_folder(tmp_path)])
     assert section.title.endswith(", heldout")
     assert render_markdown(build_report((read_run_folder(tmp_path),))).count("| sport |") == 1
 

@@ -46,7 +46,8 @@ def build_columns(
 
     A column is [records] or [records, numbers]. A classifier returns `predicted_label`, or the
     index of the class if there are no labels, and `probabilities`: the softmax, or of a multi-label
-    classifier the sigmoid. `decode` converts generated tokens to texts.
+    classifier the sigmoid. The latter also returns `predicted_labels`: the classes with a
+    probability above 0.5, [records] lists. `decode` converts generated tokens to texts.
     """
     if program.output_kind == "text":
         return {"generated_text": pa.array(decode(outputs) if decode else [], pa.string())}
@@ -55,13 +56,25 @@ def build_columns(
     if program.output_kind == "classes":
         best, labels = outputs.argmax(1), program.labels
         classes = pa.array(labels).take(pa.array(best)) if labels else best
-        activation = _sigmoid if program.activation == "sigmoid" else _softmax
-        return {"predicted_label": classes, "probabilities": activation(outputs)}
+        if program.activation == "sigmoid":
+            several = _select_classes(outputs > 0, labels)
+            columns = {"predicted_label": classes, "predicted_labels": several}
+            return {**columns, "probabilities": _sigmoid(outputs)}
+        return {"predicted_label": classes, "probabilities": _softmax(outputs)}
     if program.output_kind in {"values", "scores"}:
         values = outputs[:, 0]
         values = _sigmoid(values) if program.activation == "sigmoid" else values
         return {program.output_kind.removesuffix("s"): values}
     return {"output": outputs}
+
+
+def _select_classes(is_selected: np.ndarray, labels: Sequence[str]) -> pa.Array:
+    """Return the classes of each record as a list; `is_selected` is [records, classes]."""
+    offsets = np.zeros(len(is_selected) + 1, np.int32)
+    np.cumsum(is_selected.sum(1), out=offsets[1:])
+    numbers = pa.array(np.nonzero(is_selected)[1])
+    classes = pa.array(labels).take(numbers) if labels else numbers
+    return pa.ListArray.from_arrays(pa.array(offsets), classes)
 
 
 def convert_vectors(vectors: np.ndarray, dtype: Dtype) -> Columns:

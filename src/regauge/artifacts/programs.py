@@ -190,15 +190,20 @@ def _build_classifier_spec(
         tokenization,
         input_spec,
         labels=read_class_names(model.config.id2label),
-        activation=_read_activation(folder, tokenization, width),
+        activation=_read_activation(folder, model, tokenization),
     )
 
 
-def _read_activation(folder: Path, tokenization: Tokenization, num_labels: int) -> HeadActivation:
+def _read_activation(
+    folder: Path, model: PreTrainedModel, tokenization: Tokenization
+) -> HeadActivation:
     """Return the function of a head's outputs; only third-party folders declare one."""
-    if tokenization.convention == "regauge":
-        return "softmax" if num_labels > 1 else "identity"
-    return sentence_transformers.read_head_activation(folder, num_labels)
+    num_labels: int = model.config.num_labels  # type: ignore[assignment]
+    if tokenization.convention != "regauge":
+        return sentence_transformers.read_head_activation(folder, num_labels)
+    if model.config.problem_type == "multi_label_classification":
+        return "sigmoid"
+    return "softmax" if num_labels > 1 else "identity"
 
 
 def _check_head(folder: Path, model: PreTrainedModel) -> None:

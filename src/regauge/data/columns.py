@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import math
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from regauge.data.classes import NO_CLASS, LabelClasses, list_class_texts
 from regauge.data.dataset import ColumnInfo
 from regauge.data.randomness import mix_bits
 from regauge.data.values import INT64, Value, format_key, read_integer
@@ -24,16 +26,17 @@ MARKS_TYPE = pa.list_(pa.uint8())
 """A 0 or 1 for each token."""
 TEXT_TYPE = pa.large_string()
 """A text before truncation."""
-ValueKind = Literal["integer", "float", "category"]
+ValueKind = Literal["integer", "float", "category", "label"]
 VALUE_TYPES: dict[ValueKind, pa.DataType] = {
     "integer": pa.int64(),
     "float": pa.float64(),
     "category": pa.int64(),
+    "label": pa.list_(pa.string()),
 }
-"""The Arrow type of each kind of value."""
+"""The Arrow type of each kind of value in encoded records. A label has the texts of its classes."""
 VALUE_RANGES = {"integer": "an integer of 64 bits", "float": "a finite number"}
 """The values of a kind, for messages."""
-MISSING = -1
+MISSING = NO_CLASS
 """The cell of a category that a record does not have."""
 MAX_CATEGORIES = 2**20
 """Maximum number of distinct categories of a column that are counted."""
@@ -58,20 +61,19 @@ def build_fixed_list_column(
 
 def build_column(cells: list[Any], arrow_type: pa.DataType) -> pa.Array:
     """Return cells as an Arrow column of a type."""
-    return (
-        build_list_column(cells, arrow_type)
-        if pa.types.is_list(arrow_type)
-        else pa.array(cells, arrow_type)
-    )
+    has_numbers = pa.types.is_list(arrow_type) and not pa.types.is_string(arrow_type.value_type)
+    return build_list_column(cells, arrow_type) if has_numbers else pa.array(cells, arrow_type)
 
 
-def encode_value(value: Value | None, kind: ValueKind) -> int | float:
+def encode_value(value: Value | None, kind: ValueKind) -> int | float | list[str]:
     """Return a value of a record as a cell of its column; None is a missing value.
 
     A whole float is an integer. Raises TypeError if the value is not of the kind of the column.
     """
     if kind == "category":
         return MISSING if value is None else hash_category(value)
+    if kind == "label":
+        return list_class_texts(value)
     if kind == "float":
         if value is None:
             return math.nan
@@ -104,7 +106,8 @@ class ValueStats:
         self.count = self.num_missing = 0
         self.minimum, self.maximum = math.inf, -math.inf
         self.mean = self._sum_of_squares = 0.0
-        self.categories: dict[int, int] | None = {} if kind == "category" else None
+        self.categories: dict[int, int] | None = {} if kind in ("category", "label") else None
+        """Number of rows by category or class; None if there are too many to count."""
 
     def add(self, values: np.ndarray) -> None:
         """Add values, [count]; the moments are merged with the formula of Chan et al., 1979."""
@@ -113,8 +116,10 @@ class ValueStats:
             is_missing = np.zeros(len(values), bool)
         self.num_missing += int(is_missing.sum())
         present = values[~is_missing]
-        if self.kind == "category":
+        if self.kind in ("category", "label"):
             self._count_categories(present)
+        if self.kind == "category":
+            self.count += len(present)
         elif len(present):
             self._merge(present.astype(np.float64))
 
@@ -134,7 +139,6 @@ class ValueStats:
         self.count = total
 
     def _count_categories(self, hashes: np.ndarray) -> None:
-        self.count += len(hashes)
         for category, count in zip(*np.unique(hashes, return_counts=True), strict=True):
             if self.categories is None:
                 return
@@ -152,15 +156,27 @@ class ColumnStats(NamedTuple):
     """Statistics of each column of values."""
 
 
-def describe_column(kind: ValueKind, stats_by_split: dict[str, ValueStats]) -> ColumnInfo:
-    """Return the manifest entry of a column of values from its statistics by split, train first."""
+def describe_column(
+    kind: ValueKind, stats_by_split: dict[str, ValueStats], classes: LabelClasses | None = None
+) -> ColumnInfo:
+    """Return the manifest entry of a column of values from its statistics by split, train first.
+
+    `classes` are those of a label.
+    """
     missing = {split: stats.num_missing for split, stats in stats_by_split.items()}
     ranges = {
         split: (float(stats.minimum), float(stats.maximum))
         for split, stats in stats_by_split.items()
         if math.isfinite(stats.minimum) and math.isfinite(stats.maximum)
     }
-    column = ColumnInfo(max_length=1, kind=kind, num_missing=missing, ranges=ranges)
+    column = ColumnInfo(
+        max_length=1,
+        kind="integer" if kind == "label" else kind,
+        num_missing=missing,
+        ranges=ranges,
+    )
+    if classes is not None:
+        column = column.model_copy(update=_describe_classes(classes, stats_by_split))
     train = next(iter(stats_by_split.values()), None)
     if train is None or not train.count:
         return column
@@ -182,6 +198,24 @@ def describe_column(kind: ValueKind, stats_by_split: dict[str, ValueStats]) -> C
         "std": float(train.std),
     }
     return column.model_copy(update=update)
+
+
+def _describe_classes(
+    classes: LabelClasses, stats_by_split: dict[str, ValueStats]
+) -> dict[str, Any]:
+    """Return the entries of a label: its kind, the names and the number of rows of each class."""
+    counts = {split: stats.categories or {} for split, stats in stats_by_split.items()}
+    names = classes.names
+    numbers = chain.from_iterable(counts.values()) if names is None else range(len(names))
+    num_classes = 1 + max(numbers, default=-1)
+    return {
+        "kind": "integers" if classes.is_list else "integer",
+        "class_names": names,
+        "class_counts": {
+            split: tuple(by_class.get(number, 0) for number in range(num_classes))
+            for split, by_class in counts.items()
+        },
+    }
 
 
 def value_ranges(column: ColumnInfo) -> dict[str, tuple[float, float]]:

@@ -59,20 +59,9 @@ class ShardInfo(FileInfo):
     """Number of tokens in the file, without padding."""
 
 
-class ColumnInfo(Settings):
-    """One column of the rows."""
+class ValueStatistics(Settings):
+    """Statistics of a column of values; they are empty for text."""
 
-    max_length: int
-    """Maximum length in tokens; 1 for a value that is not text."""
-    kind: Literal["tokens", "segments", "loss_mask", "integer", "float", "category"] = "tokens"
-    """"tokens" are token ids. "segments" numbers the document of each token. "loss_mask" is 1
-    for the tokens of answers, else 0. The other kinds are values: an integer, a float or a
-    category."""
-    lengths: dict[str, tuple[int, ...]] = {}
-    """Length histogram by split: entry i is the number of rows with i tokens."""
-    max_group_size: int = 1
-    """Maximum number of cells in one row; more than 1 if each record of a group has its own
-    cell."""
     min: float | None = None
     """Minimum of the training values; None for text, for categories and without values."""
     max: float | None = None
@@ -89,6 +78,37 @@ class ColumnInfo(Settings):
     """Number of distinct categories in the training rows; None if there are too many to count."""
     num_unseen: int | None = None
     """Number of held-out rows whose category does not occur in the training rows."""
+    class_counts: dict[str, tuple[int, ...]] = {}
+    """Number of rows of each class of a label, by split; a row of several classes counts in
+    each."""
+
+
+class ColumnInfo(ValueStatistics):
+    """One column of the rows."""
+
+    max_length: int
+    """Maximum length in tokens; 1 for a value that is not text."""
+    kind: Literal["tokens", "segments", "loss_mask", "integer", "integers", "float", "category"] = (
+        "tokens"
+    )
+    """"tokens" are token ids. "segments" numbers the document of each token. "loss_mask" is 1
+    for the tokens of answers, else 0. The other kinds are values: an integer, a list of integers,
+    a float or a category."""
+    lengths: dict[str, tuple[int, ...]] = {}
+    """Length histogram by split: entry i is the number of rows with i tokens."""
+    max_group_size: int = 1
+    """Maximum number of cells in one row; more than 1 if each record of a group has its own
+    cell."""
+    class_names: tuple[str, ...] | None = None
+    """Names of the classes 0, 1, … of a label; None if its classes are numbers."""
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes of an integer column; None if it has no values."""
+        if self.class_names is not None:
+            return len(self.class_names)
+        highest = [maximum for _, maximum in self.ranges.values()]
+        return int(max(highest)) + 1 if highest else None
 
 
 class SplitInfo(Settings):

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from regauge.data.settings import DataSettings, MixEntry
 
-_CELL_FORMAT = {"kind", "max_length", "max_group_size"}
-"""The attributes of a column that determine the format of its cells."""
+_CELL_FORMAT = {"kind", "max_length", "max_group_size", "class_names"}
+"""The attributes of a column that determine the format and the meaning of its cells."""
 
 
 def read_data_manifest(data: DataSettings) -> DatasetManifest:
@@ -237,6 +237,17 @@ def _merge_columns(columns: list[ColumnInfo]) -> ColumnInfo:
         split: tuple(sum_histograms([column.lengths.get(split, ()) for column in columns]).tolist())
         for split in first.lengths
     }
+    counts = {
+        split: tuple(
+            sum_histograms([column.class_counts.get(split, ()) for column in columns]).tolist()
+        )
+        for split in first.class_counts
+    }
     return first.model_copy(
-        update={"lengths": lengths, "num_missing": dict(missing), "ranges": ranges}
+        update={
+            "lengths": lengths,
+            "num_missing": dict(missing),
+            "ranges": ranges,
+            "class_counts": counts,
+        }
     )

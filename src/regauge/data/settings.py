@@ -21,6 +21,8 @@ DEFAULT_TEXT_FIELD = "text"
 UNNAMED = ""
 """Name of the only layout of a corpus; as a path it is the dataset's folder itself."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_LAYOUT_TABLES = {"fields", "labels"}
+"""Keys of a layout that are tables."""
 T = TypeVar("T")
 
 
@@ -96,8 +98,32 @@ class TokenizerSettings(Settings):
     """Text to train on in MiB; a larger corpus is sampled, record by record."""
 
 
-class RowLayout(Settings):
-    """How rows are made of records; `[rows.<name>]` defines several layouts of one corpus."""
+def _index_labels(value: Any) -> Any:
+    """Return the class names by field; a list of fields declares no names."""
+    if not isinstance(value, list | tuple):
+        return value
+    repeated = [name for name in value if list(value).count(name) > 1]
+    if repeated:
+        raise ValueError(f"'{repeated[0]}' is listed twice; remove one")
+    return dict.fromkeys(value, ())
+
+
+def _check_class_names(labels: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    for field, names in labels.items():
+        if "" in names or len(set(names)) < len(names):
+            problem = "an empty class name" if "" in names else "a class name twice"
+            raise ValueError(f"'{field}' has {problem}; remove it")
+    return labels
+
+
+Labels = Annotated[
+    dict[str, tuple[str, ...]], BeforeValidator(_index_labels), AfterValidator(_check_class_names)
+]
+"""Class names by field; empty for names that are found in the data."""
+
+
+class TextRows(Settings):
+    """The layout of rows, and the keys of the layouts that fill rows with text."""
 
     layout: str = "packed"
     """"packed" fills rows with documents, "chat" with conversations. "fields" makes one row of each
@@ -111,10 +137,18 @@ class RowLayout(Settings):
     """Treatment of documents that are longer than a row; conversations are truncated by default."""
     chat_template: str | None = None
     """Chat template: "alpaca", "chatml" or a Jinja file; by default the tokenizer's template."""
+
+
+class RowLayout(TextRows):
+    """How rows are made of records; `[rows.<name>]` defines several layouts of one corpus."""
+
     fields: dict[str, int] = Field(default={})
     """Text fields of a row and their limits in tokens; longer texts are truncated and counted."""
+    labels: Labels = {}
+    """Fields with the class of a record, or with a list of classes: texts, integers from 0 or truth
+    values. `{label = ["ham", "spam"]}` fixes the names and their order."""
     integers: tuple[str, ...] = ()
-    """Integer fields of a row, such as a label; every record must have them."""
+    """Integer fields of a row; every record must have them."""
     floats: tuple[str, ...] = ()
     """Fields with real numbers, such as a price; they may be missing."""
     categories: tuple[str, ...] = ()
@@ -149,7 +183,8 @@ def _wrap_single(value: Any) -> Any:
     is_table_of_layouts = isinstance(value, dict) and all(
         isinstance(item, dict | RowLayout) for item in value.values()
     )
-    return value if is_table_of_layouts and value and "fields" not in value else {UNNAMED: value}
+    is_layout = not is_table_of_layouts or bool(_LAYOUT_TABLES & set(value))
+    return {UNNAMED: value} if is_layout or not value else value
 
 
 def _check_names(layouts: dict[str, RowLayout]) -> dict[str, RowLayout]:
@@ -172,8 +207,8 @@ Layouts = Annotated[
     AfterValidator(_check_names),
     WrapSerializer(lambda value, handler: unwrap_single(handler(value))),
 ]
-"""One layout, or several by name. No layout is named "fields", because that is a key of a
-layout."""
+"""One layout, or several by name. No layout is named "fields" or "labels", because these are keys
+of a layout."""
 
 
 class TextLimits(Settings):

@@ -139,7 +139,7 @@ def _resolve_task(settings: EvaluateSettings, folder: Path, dataset: Dataset) ->
         raise SettingsError(problem, "remove it from models")
     task.check_dataset(dataset.manifest)
     task.check_weights(folder)
-    return task.fill_defaults(dataset)
+    return task.resolve_defaults(dataset.manifest)
 
 
 def _read_trained_task(folder: Path) -> Task:

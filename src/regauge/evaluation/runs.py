@@ -14,7 +14,7 @@ from regauge.training.run_record import TASKS
 from regauge.training.settings import TaskConfig, TrainSettings
 
 
-class TrainedTask(NamedTuple):
+class RunTask(NamedTuple):
     """A task of a run, and the settings of the run."""
 
     run: Path
@@ -23,7 +23,7 @@ class TrainedTask(NamedTuple):
     settings: TrainSettings
 
 
-def find_trained_task(folder: Path) -> TrainedTask | None:
+def find_trained_task(folder: Path) -> RunTask | None:
     """Return the task of the model in a folder; None if the folder is not from a run.
 
     `folder` is a run, a model of a run or an artifact. Of a run with several tasks it is the first
@@ -39,10 +39,10 @@ def find_trained_task(folder: Path) -> TrainedTask | None:
     return None
 
 
-def _select_task(run: Path, parts: tuple[str, ...]) -> TrainedTask:
+def _select_task(run: Path, parts: tuple[str, ...]) -> RunTask:
     """Return the task whose folder `parts` lead to, from the folder of the run."""
     settings = build(TrainSettings, read_saved_run(run))
     name = parts[1] if parts[:1] == (TASKS,) and len(parts) > 1 else ""
     configs = settings.task_configs
     selected = next((config for config in configs if config.name == name), configs[0])
-    return TrainedTask(run, selected, settings)
+    return RunTask(run, selected, settings)

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from regauge.data import dataset
+from regauge.data.classes import LabelClasses, LabelCounts, find_classes
+from regauge.data.columns import VALUE_TYPES
 from regauge.errors import DataError
 from regauge.files import open_in_place
 from regauge.log import logger
@@ -21,8 +25,6 @@ from regauge.preparation.phase_progress import PhaseProgress
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    import pyarrow as pa
 
     from regauge.data.columns import ColumnStats
     from regauge.data.layouts import Layout
@@ -95,6 +97,7 @@ class DatasetBuild:
         self.gather_rejected(len(shared.pieces))
         counts = PhaseCounts([*shared.read, *encoded])
         self._check_rejected(shared, counts)
+        self.layout.set_classes(_find_classes(self.layout, shared, encoded))
         self._log_counts(counts)
         shutil.copytree(
             shared.tokenizer, self.folder / dataset.TOKENIZER_FOLDER, dirs_exist_ok=True
@@ -173,7 +176,8 @@ class DatasetBuild:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the encoded batches in order; `progress` counts the bytes of finished pieces."""
         for numbered_piece in shared.pieces:
-            yield from read_records.read_batches(self.encoded_folder, numbered_piece.piece_index)
+            for batch in read_records.read_batches(self.encoded_folder, numbered_piece.piece_index):
+                yield _number_labels(batch, self.layout.classes)
             if progress:
                 progress.advance(numbered_piece.piece.bytes)
 
@@ -190,6 +194,34 @@ class DatasetBuild:
         if num_rejected := sum(counts.sum_counts("rejected").values()):
             reasons = counts.format_counts("rejected")
             logger.warning(f"rejected records: {num_rejected} ({reasons}), see {rejected_file}")
+
+
+def _find_classes(
+    layout: Layout, shared: SharedPhases, encoded: list[read_records.Counts]
+) -> dict[str, LabelClasses]:
+    """Return the classes of each label, from the counts of all encoded pieces."""
+    classes: dict[str, LabelClasses] = {}
+    for field, declared in layout.declared_classes().items():
+        total = LabelCounts(Counter(), Counter())
+        for counts in encoded:
+            labels = counts["labels"][field]
+            total.train.update(labels["train"])
+            total.heldout.update(labels["heldout"])
+            total = total._replace(num_lists=total.num_lists + labels["lists"])
+        orders = [counts.get("class_names", {}).get(field) for counts in shared.read]
+        source_names = tuple(orders[0] or ()) if orders.count(orders[0]) == len(orders) else ()
+        classes[field] = find_classes(field, total, declared, source_names)
+    return classes
+
+
+def _number_labels(batch: pa.RecordBatch, classes: dict[str, LabelClasses]) -> pa.RecordBatch:
+    """Return encoded records with class numbers instead of texts."""
+    fields, columns = list(batch.schema), list(batch.columns)
+    for index, field in enumerate(fields):
+        if field.name in classes and field.type == VALUE_TYPES["label"]:
+            columns[index] = classes[field.name].number(columns[index])
+            fields[index] = pa.field(field.name, columns[index].type)
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
 def _count_bytes(shared: SharedPhases) -> int:

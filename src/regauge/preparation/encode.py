@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from regauge.data.classes import replace_numbers
 from regauge.data.columns import build_column
 from regauge.data.layouts import EncodedRecord, Layout, UnusableRecord
 from regauge.data.sources import Rejected
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TRAIN, HELDOUT, DUPLICATE, REPEAT = range(4)
+SPLIT_NAMES = {TRAIN: "train", HELDOUT: "heldout"}
 DROPPED = {DUPLICATE: "exact duplicate", REPEAT: "near duplicate"}
 """Decisions to leave a record out, with their reason."""
 DECISIONS = "decisions.npy"
@@ -62,7 +64,7 @@ def encode_piece(
     with read_records.PieceWriter(folder, numbered_piece.piece_index, schema) as output:
         tokenizer_folder = scratch / "tokenizer"
         tokenizer = _load_tokenizer(tokenizer_folder, hash_tokenizer(tokenizer_folder))
-        record_encoder = _RecordEncoder(layout, tokenizer, output)
+        record_encoder = _RecordEncoder(layout, tokenizer, output, numbered_piece.class_names or {})
         for decisions, batch in _read_decisions(scratch, numbered_piece):
             output.write(_build_batch(schema, list(record_encoder.rows(decisions, batch))))
     number = numbered_piece.piece_index
@@ -73,14 +75,27 @@ class _RecordEncoder:
     """Encodes records as cells, and counts the records that cannot be used."""
 
     def __init__(
-        self, layout: Layout, tokenizer: LoadedTokenizer, output: read_records.PieceWriter
+        self,
+        layout: Layout,
+        tokenizer: LoadedTokenizer,
+        output: read_records.PieceWriter,
+        class_names: dict[str, tuple[str, ...]],
     ) -> None:
         self._layout = layout
+        self._class_names = {
+            name: names for name, names in class_names.items() if name in layout.label_fields()
+        }
         self._tokenizer = tokenizer
         self._output = output
         self._text_fields = [field.name for field in layout.record_text_columns()]
         kinds = ("skipped", "rejected", "truncated", "warnings")
         self.counts: read_records.Counts = {kind: Counter() for kind in kinds}
+        self._label_columns = {
+            field.name: index
+            for index, field in enumerate(layout.encoded_columns())
+            if field.name in layout.label_fields()
+        }
+        self.counts["labels"] = {name: _count_no_labels() for name in self._label_columns}
 
     def rows(self, decisions: list[int], batch: pa.RecordBatch) -> Iterator[list[Any]]:
         """Yield the cells of each row, in the order of `build_schema`."""
@@ -95,6 +110,7 @@ class _RecordEncoder:
             full_texts = [record.fields[name] if is_heldout else None for name in self._text_fields]
             try:
                 for cells in self._build_cells(record, ids):
+                    self._count_labels(record, cells)
                     yield [record.decision, *cells, *full_texts]
             except UnusableRecord as unusable:
                 self._count_unusable(record.file, record.location, unusable)
@@ -105,6 +121,8 @@ class _RecordEncoder:
             self.counts["skipped"][DROPPED[decision]] += 1
             return None
         fields = json.loads(record["fields"])
+        for name, names in self._class_names.items():
+            fields[name] = replace_numbers(fields.get(name), names)
         try:
             texts = self._layout.select_texts(fields, self._tokenizer)
         except UnusableRecord as unusable:
@@ -118,10 +136,22 @@ class _RecordEncoder:
             EncodedRecord(record.fields, ids, self._tokenizer, truncated, warnings)
         )
 
+    def _count_labels(self, record: _UsableRecord, cells: list[Any]) -> None:
+        """Count the classes of a row by split."""
+        for name, index in self._label_columns.items():
+            counts = self.counts["labels"][name]
+            counts[SPLIT_NAMES[record.decision]].update(cells[index])
+            counts["lists"] += isinstance(record.fields[name], list)
+
     def _count_unusable(self, file: str, location: str, unusable: UnusableRecord) -> None:
         if unusable.is_rejected:
             self._output.write_rejected(Rejected(file, location, unusable.reason, unusable.detail))
         self.counts["rejected" if unusable.is_rejected else "skipped"][unusable.reason] += 1
+
+
+def _count_no_labels() -> dict[str, Any]:
+    """Return the counts of a label before any row: class texts by split, and lists of classes."""
+    return {**{split: Counter() for split in SPLIT_NAMES.values()}, "lists": 0}
 
 
 @cache

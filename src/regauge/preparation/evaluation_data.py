@@ -16,6 +16,7 @@ from regauge.processes import available_cores
 from regauge.units import MEGA
 
 if TYPE_CHECKING:
+    from regauge.data.dataset import ColumnInfo
     from regauge.data.sources import Source
 
 TEMPLATE_KEYS = ("chat_template", "template_sha256")
@@ -30,8 +31,11 @@ def prepare_like(dataset: Path, source: Source, folder: Path) -> Path:
     It is a subfolder of `folder`, whose name is a hash of its inputs. So an unchanged source is
     prepared once. Raises DataError if most records are unusable.
     """
-    settings = read_manifest(dataset).settings
+    manifest = read_manifest(dataset)
+    settings = manifest.settings
     rows = {name: value for name, value in settings["rows"].items() if name not in TEMPLATE_KEYS}
+    labels = {name: _list_classes(manifest.columns[name]) for name in rows.get("labels", {})}
+    rows |= {"labels": labels} if labels else {}
     split = SplitSettings(
         heldout_fraction=1.0, similarity=1.0, group_by=settings["split"].get("group_by")
     )
@@ -49,3 +53,8 @@ def prepare_like(dataset: Path, source: Source, folder: Path) -> Path:
     job = replace(job, folder=folder / name, processes=1 if is_small else available_cores())
     prepare_datasets(job)
     return job.folder
+
+
+def _list_classes(column: ColumnInfo) -> tuple[str, ...]:
+    """Return the names of the classes of a label; their numbers if they have no names."""
+    return column.class_names or tuple(map(str, range(column.num_classes or 0)))

@@ -153,6 +153,7 @@ def _run_phases(
         RecordFilter(job.filter, job.split.group_by),
         records_folder,
         with_signatures=needs_signatures,
+        with_class_names=any(build.layout.label_fields() for build in builds),
     )
     counts = read_records.process_pieces(pool, records_folder, items, read_piece, "read")
     _check_records(job, counts, builds)
@@ -169,7 +170,8 @@ def _run_phases(
         build.layout.check_tokenizer(loaded_tokenizer)
     first_numbers = accumulate((piece_counts["records"] for piece_counts in counts), initial=0)
     numbered = [
-        item._replace(first_record=first) for item, first in zip(items, first_numbers, strict=False)
+        item._replace(first_record=first, class_names=piece_counts.get("class_names"))
+        for item, first, piece_counts in zip(items, first_numbers, counts, strict=False)
     ]
     shared = SharedPhases(inputs.settings, numbered, counts, folder, loaded_tokenizer)
     return {build.name: build.build(shared, pool) for build in builds}

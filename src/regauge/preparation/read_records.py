@@ -57,6 +57,8 @@ class NumberedPiece(NamedTuple):
     piece_index: int
     piece: Piece
     first_record: int = 0
+    class_names: dict[str, tuple[str, ...]] | None = None
+    """Names that the source declares for the integers of a field, by field."""
 
 
 def read_piece(
@@ -66,12 +68,18 @@ def read_piece(
     numbered_piece: NumberedPiece,
     *,
     with_signatures: bool = True,
+    with_class_names: bool = False,
 ) -> tuple[int, Counts]:
-    """Read a piece into a file of records; return its index and counts."""
+    """Read a piece into a file of records; return its index and counts.
+
+    With `with_class_names`, the counts have the class names that the source declares.
+    """
     schema = SCHEMA if with_signatures else SCHEMA_WITHOUT_SIGNATURE
     batch: list[Record] = []
     counts: Counts = {"records": 0, "text_bytes": 0}
     counts |= {kind: Counter() for kind in ("rejected", "skipped", "field_names")}
+    if with_class_names:
+        counts["class_names"] = source.class_names(numbered_piece.piece)
     num_characters = 0
     items = _read_checked(source, numbered_piece.piece)
     with PieceWriter(folder, numbered_piece.piece_index, schema) as output:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_TOKENS_PER_SHARD = 2**25
 """Maximum number of tokens of a shard: 128 MiB per column."""
-SPLITS = {"train": encode.TRAIN, "heldout": encode.HELDOUT}
+SPLITS = {name: decision for decision, name in encode.SPLIT_NAMES.items()}
 """The decision of the records of each split."""
 
 

@@ -9,6 +9,8 @@ from regauge.reporting.drawing import Chart, ChartContext, draw_matrix
 from regauge.results import formatting
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from regauge.results.run_folder import RunFolder
     from regauge.tasks import ClassMetrics
 
@@ -33,10 +35,11 @@ class ClassesSection:
     """Numbers of rows, [actual class, predicted class]; empty if there is none to draw."""
 
 
-def build_classes_sections(run: RunFolder) -> tuple[ClassesSection, ...]:
+def build_classes_sections(runs: Iterable[RunFolder]) -> tuple[ClassesSection, ...]:
     """Return one section for each model of an evaluation, or for each held-out set of a run."""
+    reports = ((run, *item) for run in runs for item in run.class_reports.items())
     sections = []
-    for name, report in run.class_reports.items():
+    for run, name, report in reports:
         classes = report["classes"]
         if not classes:
             continue

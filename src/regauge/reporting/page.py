@@ -11,7 +11,6 @@ from regauge.comparison.compare import ComparisonResult
 from regauge.comparison.verdict import heldout_metrics
 from regauge.config import flatten
 from regauge.reporting import inference_section, scaling_section
-from regauge.reporting.classes_section import ClassesSection, build_classes_sections
 from regauge.reporting.comparison_section import (
     ComparisonSection,
     CostRow,
@@ -93,8 +92,6 @@ class Report:
     """Key figures over all runs."""
     tables: tuple[EvaluationTable, ...]
     run_sections: tuple[RunSection, ...]
-    class_sections: tuple[ClassesSection, ...] = ()
-    """The evaluated models by class."""
     training_benchmarks: tuple[ScalingSection, ...] = ()
     """Benchmarks of training."""
     inference_benchmarks: tuple[InferenceSection, ...] = ()
@@ -161,7 +158,6 @@ def build_report(
         figures=_build_key_figures(tables, run_sections),
         tables=tables,
         run_sections=run_sections,
-        class_sections=tuple(section for run in runs for section in build_classes_sections(run)),
         training_benchmarks=tuple(filter(None, scalings)),
         inference_benchmarks=inferences,
         comparison=comparison,

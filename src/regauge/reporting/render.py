@@ -28,6 +28,7 @@ from regauge.results import formatting
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from regauge.reporting.classes_section import ClassesSection
     from regauge.reporting.drawing import Chart
     from regauge.reporting.page import Report
     from regauge.reporting.settings import ReportOptions
@@ -66,11 +67,12 @@ def render_html(report: Report) -> str:
         _mark_safe(run_charts.build_charts(section.run, f"chart-{index}"))
         for index, section in enumerate(report.training_sections)
     ]
+    class_sections = _build_class_sections(report)
     class_charts = [
         _mark_safe(
             classes_section.build_charts(section, ChartContext(f"classes-{index}", section.title))
         )
-        for index, section in enumerate(report.class_sections)
+        for index, section in enumerate(class_sections)
     ]
     scaling_charts = [
         _mark_safe(
@@ -94,6 +96,7 @@ def render_html(report: Report) -> str:
     return template.render(
         report=report,
         run_charts=run_charts_by_section,
+        class_sections=class_sections,
         class_charts=class_charts,
         scaling_charts=scaling_charts,
         inference_charts=latency_charts,
@@ -104,6 +107,11 @@ def render_html(report: Report) -> str:
     )
 
 
+def _build_class_sections(report: Report) -> tuple[ClassesSection, ...]:
+    runs = (section.run for section in report.run_sections)
+    return classes_section.build_classes_sections(runs)
+
+
 def _mark_safe(charts: Iterable[Chart]) -> list[tuple[Chart, Markup]]:
     """Return charts with their SVG, which is not escaped again: matplotlib escapes all text."""
     return [(chart, Markup(chart.svg)) for chart in charts]  # noqa: S704  (drawn by this package)
@@ -112,12 +120,14 @@ def _mark_safe(charts: Iterable[Chart]) -> list[tuple[Chart, Markup]]:
 def render_markdown(report: Report) -> str:
     """Return the report as Markdown, without charts."""
     template = build_environment().get_template("report.md.j2")
-    return template.render(report=report, limit_note=LIMIT_NOTE)
+    sections = _build_class_sections(report)
+    return template.render(report=report, class_sections=sections, limit_note=LIMIT_NOTE)
 
 
 def render_json(report: Report) -> str:
     """Return the report as JSON, with every series of every run."""
-    document = {"format": FORMAT, **_to_dict(report)}
+    sections = _build_class_sections(report)
+    document = {"format": FORMAT, **_to_dict(report), "class_sections": sections}
     del document["comparison"]  # its runs are run sections, or would be written twice
     if report.comparison:
         document["comparison_sections"] = report.comparison_sections

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
-    from regauge.data.dataset import Dataset, DatasetManifest, DatasetRows
+    from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
     from regauge.models.io_spec import InputSpec, OutputKind
     from regauge.models.modules import TextModule
@@ -87,6 +87,19 @@ class Task(Choice):
     has_special_tokens: ClassVar[bool] = False
     """Whether texts for the trained model may have special tokens, such as the mask."""
 
+    def resolve_defaults(self, manifest: DatasetManifest) -> Self:
+        """Return the task with the settings that the run file leaves to the dataset."""
+        del manifest
+        return self
+
+    def find_assumption(self, manifest: DatasetManifest) -> str | None:
+        """Return what the module assumes about a dataset that is not prepared, or None.
+
+        The manifest has the columns of `[rows]`, or no columns.
+        """
+        del manifest
+        return None
+
     def check_dataset(self, manifest: DatasetManifest) -> None:
         """Raise SettingsError or DataError if the task cannot use a dataset."""
         if manifest.layout != self.row_layout():
@@ -95,11 +108,6 @@ class Task(Choice):
                 f" has '{manifest.layout}'",
                 f'prepare it with rows.layout = "{self.row_layout()}"',
             )
-
-    def fill_defaults(self, dataset: Dataset) -> Self:
-        """Return the task with the settings that its dataset determines."""
-        del dataset
-        return self
 
     def row_layout(self) -> str:
         """Return the row layout that the task needs with these settings."""

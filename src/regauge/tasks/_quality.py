@@ -44,6 +44,18 @@ class ClassCounts:
             actual=sum_by_class(labels, weight),
         )
 
+    @classmethod
+    def count_sets(cls, predicted: Tensor, labels: Tensor, real: Tensor) -> ClassCounts:
+        """Count rows with any number of classes; both arguments are [rows, classes] bool."""
+        import torch
+
+        is_real = (real > 0)[:, None]
+
+        def sum_rows(cells: Tensor) -> Tensor:
+            return (cells & is_real).sum(0).to(torch.float64)
+
+        return cls(sum_rows(predicted & labels), sum_rows(predicted), sum_rows(labels))
+
     def accuracy(self) -> Ratio:
         """Return the share of rows that are classified correctly."""
         return self.correct.sum(), self.actual.sum()
@@ -79,6 +91,15 @@ class ClassCounts:
             return 2 * self.correct[1], total[1]
         occurs = total > 0
         return (2 * self.correct[occurs] / total[occurs]).sum(), occurs.sum()
+
+    def micro_f1(self) -> Ratio:
+        """Return the F1 of the classes of all rows together."""
+        return 2 * self.correct.sum(), (self.predicted + self.actual).sum()
+
+    def macro_f1(self) -> Ratio:
+        """Return the mean F1 over all classes; it is 0 for a class that does not occur."""
+        f1 = 2 * self.correct / (self.predicted + self.actual).clamp_min(1)
+        return f1.sum(), f1.new_tensor(len(f1))
 
     def matthews(self) -> Ratio:
         """Return the Matthews correlation for any number of classes (R_K, Gorodkin, 2004)."""

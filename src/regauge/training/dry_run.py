@@ -206,7 +206,7 @@ def _check_data(settings: TrainSettings) -> tuple[TrainSettings, list[DatasetMan
     for config, manifest in zip(resolved.task_configs, manifests, strict=True):
         if manifest.splits["train"].rows == 0:
             raise SettingsError(f"{config.data.path} has no training rows", "prepare more text")
-    return resolved, manifests
+    return task_schedule.resolve_tasks(resolved, manifests), manifests
 
 
 def _check_weights(settings: TrainSettings) -> None:

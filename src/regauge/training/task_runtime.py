@@ -88,7 +88,7 @@ def build_task_runtime(
     device_context: DeviceContext,
 ) -> TaskRuntime:
     """Return the parts of one task; `model` is the model of all tasks."""
-    config = config._replace(task=config.task.fill_defaults(dataset))
+    config = config._replace(task=config.task.resolve_defaults(dataset.manifest))
     manifest, task, batch = dataset.manifest, config.task, config.batch
     bucket_lengths = task.bucket_lengths(manifest)
     loader = build_loader(

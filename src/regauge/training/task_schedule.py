@@ -89,6 +89,22 @@ def read_manifests(settings: TrainSettings) -> list[DatasetManifest]:
     return manifests
 
 
+def resolve_tasks(settings: TrainSettings, manifests: Sequence[DatasetManifest]) -> TrainSettings:
+    """Return settings whose tasks have the defaults of their datasets, such as class names."""
+    configs = settings.task_configs
+    tasks = [
+        config.task.resolve_defaults(manifest)
+        for config, manifest in zip(configs, manifests, strict=True)
+    ]
+    if not isinstance(settings.task, tuple):
+        return settings.model_copy(update={"task": tasks[0]})
+    entries = tuple(
+        entry.model_copy(update={"task": task})
+        for entry, task in zip(settings.task, tasks, strict=True)
+    )
+    return settings.model_copy(update={"task": entries})
+
+
 def _check_special_tokens(dataset: Path, manifest: DatasetManifest) -> None:
     """Raise DataError if an older version put the special tokens of a dataset elsewhere."""
     folder = dataset / "tokenizer"

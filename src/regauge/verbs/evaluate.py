@@ -84,14 +84,14 @@ def run(settings: EvaluateSettings) -> dict[str, Any]:
 
 def _prepare_source(settings: EvaluateSettings, folder: Path) -> EvaluateSettings:
     """Prepare the records of `evaluate.source`; return settings with their dataset."""
-    from regauge.data.dataset import Dataset
+    from regauge.data.dataset import read_manifest
     from regauge.preparation.evaluation_data import prepare_like
 
     source = settings.evaluate.source
     if source is None:
         raise AssertionError("there is no source")
     dataset = Path(settings.data.path)
-    task = settings.task.fill_defaults(Dataset(dataset))
+    task = settings.task.resolve_defaults(read_manifest(dataset))
     prepared = prepare_like(dataset, source, folder)
     options = settings.evaluate.model_copy(update={"source": None})
     data = settings.data.model_copy(update={"path": str(prepared)})

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from regauge import choices, config
 from regauge.choices import did_you_mean
 from regauge.data import dataset
+from regauge.data.classes import LabelClasses
 from regauge.data.columns import (
     TOKENS_TYPE,
     VALUE_TYPES,
@@ -80,6 +81,8 @@ class Layout(ABC):
         self.settings = settings
         self.left_out: Counter[str] = Counter()
         """Number of records that did not fit into a row, by reason."""
+        self.classes: dict[str, LabelClasses] = {}
+        """The classes of each label; they are known when all records are encoded."""
 
     @classmethod
     def check_settings(cls, settings: RowLayout) -> None:
@@ -97,6 +100,18 @@ class Layout(ABC):
     def value_kinds(self) -> dict[str, ValueKind]:
         """Return the kinds of the fields that are values, by name."""
         return {}
+
+    def label_fields(self) -> tuple[str, ...]:
+        """Return the names of the fields with classes."""
+        return tuple(name for name, kind in self.value_kinds().items() if kind == "label")
+
+    def declared_classes(self) -> dict[str, tuple[str, ...]]:
+        """Return the class names of the run file by field; empty for a field without them."""
+        return {name: self.settings.labels.get(name, ()) for name in self.label_fields()}
+
+    def set_classes(self, classes: dict[str, LabelClasses]) -> None:
+        """Set the classes of the labels; raises DataError if rows cannot have them."""
+        self.classes = classes
 
     @abstractmethod
     def token_limits(self) -> dict[str, int]:
@@ -161,14 +176,15 @@ class Layout(ABC):
                 raise UnusableRecord(f"empty '{name}'", is_rejected=False)
         return [str(record[name]) for name in self.text_fields()]
 
-    def encode_values(self, record: dict[str, Value]) -> list[int | float]:
+    def encode_values(self, record: dict[str, Value]) -> list[int | float | list[str]]:
         """Return the cells of a record's values; raises UnusableRecord for one of another kind."""
         cells = []
         for name, kind in self.value_kinds().items():
             try:
                 cells.append(encode_value(record.get(name), kind))
             except TypeError as error:
-                raise UnusableRecord(f"no {kind} field '{name}'", str(error)) from None
+                reason = f"no class in '{name}'" if kind == "label" else f"no {kind} field '{name}'"
+                raise UnusableRecord(reason, str(error)) from None
         return cells
 
     def encode_texts(self, texts: list[str], tokenizer: LoadedTokenizer) -> list[np.ndarray]:
@@ -219,10 +235,18 @@ class Layout(ABC):
         }
         return texts | {
             name: describe_column(
-                kind, {split: stats.values[name] for split, stats in stats_by_split.items()}
+                kind,
+                {split: stats.values[name] for split, stats in stats_by_split.items()},
+                self._find_classes(name),
             )
             for name, kind in self.value_kinds().items()
         }
+
+    def _find_classes(self, name: str) -> LabelClasses | None:
+        """Return the classes of a field; before any record is read, the declared ones."""
+        declared = self.declared_classes().get(name)
+        unread = LabelClasses({}, declared) if declared else None
+        return self.classes.get(name, unread)
 
 
 def build_layout(settings: RowLayout) -> Layout:

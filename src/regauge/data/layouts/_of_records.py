@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from regauge.data.columns import ValueKind
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from regauge.data.layouts import EncodedRecord
     from regauge.data.settings import RowLayout
 
-RECORD_SETTINGS = ("fields", "integers", "floats", "categories")
+RECORD_SETTINGS = ("fields", "labels", "integers", "floats", "categories")
 """The keys of `rows` that these layouts read."""
 
 
@@ -29,7 +30,8 @@ class RecordLayout(Layout, ABC):
         for name, limit in settings.fields.items():
             if limit < MIN_TOKENS:
                 raise ValueError(f"the limit of '{name}' is below {MIN_TOKENS} tokens; increase it")
-        names = [*settings.fields, *settings.integers, *settings.floats, *settings.categories]
+        values = (settings.labels, settings.integers, settings.floats, settings.categories)
+        names = [*settings.fields, *chain.from_iterable(values)]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"'{name}' is listed twice in rows; keep one kind")
@@ -40,6 +42,7 @@ class RecordLayout(Layout, ABC):
     def value_kinds(self) -> dict[str, ValueKind]:
         settings = self.settings
         kinds: dict[ValueKind, tuple[str, ...]] = {
+            "label": tuple(settings.labels),
             "integer": settings.integers,
             "float": settings.floats,
             "category": settings.categories,

@@ -20,6 +20,7 @@ from regauge.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from regauge.data.classes import LabelClasses
     from regauge.data.layouts import EncodedRecord, Lengths
     from regauge.data.settings import RowLayout, SplitSettings
 
@@ -58,6 +59,13 @@ class GroupsLayout(RecordLayout):
                 "records of a group must stay in one split;"
                 f' set split.group_by = "{self.settings.group_by}"'
             )
+
+    def set_classes(self, classes: dict[str, LabelClasses]) -> None:
+        for name, label in classes.items():
+            if label.is_list:
+                remedy = "use the layout 'fields', or one class for each record"
+                raise DataError(f"the records of a group have lists of classes in '{name}'", remedy)
+        super().set_classes(classes)
 
     def encoded_columns(self) -> list[pa.Field]:
         return [pa.field(KEY, pa.int64()), *super().encoded_columns()]

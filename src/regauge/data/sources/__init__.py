@@ -123,3 +123,8 @@ class Source(Choice):
         """Return the kind of each field of a piece, if it is known before reading."""
         del piece
         return {}
+
+    def class_names(self, piece: Piece) -> dict[str, tuple[str, ...]]:
+        """Return the names of the classes 0, 1, … by field, if the input declares them."""
+        del piece
+        return {}

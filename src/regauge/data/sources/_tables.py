@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -23,6 +24,11 @@ OPEN_THREADS = 8
 """Number of files whose metadata is read at the same time, because remote reads have latency."""
 INT64_DIGITS = 18
 """Every integer with this many decimal digits fits into 64 bits."""
+
+
+FEATURES_KEY = b"huggingface"
+"""Key of the schema's metadata in which the library `datasets` stores the types of columns."""
+CLASS_LABEL = "ClassLabel"
 
 
 class TableSource(_files.FileSource):
@@ -75,6 +81,22 @@ class TableSource(_files.FileSource):
         kinds = ((field.name, _field_kind(field.type)) for field in typed)
         return {name: kind for name, kind in kinds if kind is not None}
 
+    def class_names(self, piece: Piece) -> dict[str, tuple[str, ...]]:
+        """Return the names of the features of type ClassLabel, which `datasets` has written."""
+        import pyarrow as pa
+
+        try:
+            metadata = self.read_schema(piece.files[0]).metadata or {}
+        except _list_damage_errors(pa):
+            return {}
+        features = _read_features(metadata.get(FEATURES_KEY, b"{}"))
+        names = {field: _read_class_names(feature) for field, feature in features.items()}
+        return {field: texts for field, texts in names.items() if texts}
+
+    @abstractmethod
+    def read_schema(self, name: str) -> Any:
+        """Return the Arrow schema of a file, with its metadata."""
+
     @abstractmethod
     def divide_file(self, file: _files.InputFile) -> Iterator[Piece]:
         """Yield the pieces of a file; raises Arrow's errors if it cannot be opened."""
@@ -116,6 +138,26 @@ class TableSource(_files.FileSource):
         if isinstance(document, UnicodeDecodeError):
             return Rejected(name, location, "undecodable bytes", str(document))
         return _documents.build_record(name, location, document, self.columns)
+
+
+def _read_features(document: bytes) -> dict[str, Any]:
+    """Return the features of a table by column; empty if the document describes none."""
+    try:
+        features = json.loads(document)["info"]["features"]
+    except (ValueError, TypeError, LookupError):
+        return {}
+    return features if isinstance(features, dict) else {}
+
+
+def _read_class_names(feature: Any) -> tuple[str, ...]:
+    """Return the names of a ClassLabel or of a list of them; empty for other features."""
+    if isinstance(feature, list) and len(feature) == 1:
+        return _read_class_names(feature[0])
+    if not isinstance(feature, dict):
+        return ()
+    if feature.get("_type") == CLASS_LABEL and isinstance(feature.get("names"), list):
+        return tuple(map(str, feature["names"]))
+    return _read_class_names(feature.get("feature"))
 
 
 @cache

@@ -43,6 +43,11 @@ class Arrow(_tables.TableSource):
             stop = end if index + 1 < num_pieces else None
             yield Piece(label, piece_bytes, piece_bytes, version, (file.name,), start, stop)
 
+    def read_schema(self, name: str) -> Any:
+        """Return the schema of a file or of a stream."""
+        with _open(name) as reader:
+            return reader.schema
+
     def read_batches(self, piece: Piece) -> Iterator[tuple[int, Any]]:
         """Yield the batches of a piece with their indices."""
         with _open(piece.files[0]) as reader:

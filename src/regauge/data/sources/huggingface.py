@@ -67,6 +67,10 @@ class HuggingFace(Source):
         """Yield the items that the source of the file's format reads."""
         return self._build_source(piece.files[0]).read(piece)
 
+    def class_names(self, piece: Piece) -> dict[str, tuple[str, ...]]:
+        """Return the names of the features of type ClassLabel."""
+        return self._build_source(piece.files[0]).class_names(piece)
+
     def _build_source(self, file: str) -> _files.FileSource:
         kind = _splits.find_source_kind(file)
         table: dict[str, Any] = {"kind": kind, "files": (file,)}

@@ -33,6 +33,13 @@ class Parquet(_tables.TableSource):
             num_bytes = group.total_byte_size
             yield Piece(label, compressed_bytes, num_bytes, version, (file.name,), index, index + 1)
 
+    def read_schema(self, name: str) -> Any:
+        """Return the Arrow schema of a file."""
+        import pyarrow.parquet as pq
+
+        with _files.open_seekable(name) as location:
+            return pq.read_schema(location)
+
     def read_batches(self, piece: Piece) -> Iterator[tuple[int, Any]]:
         """Yield the batches of a row group."""
         import pyarrow.parquet as pq

@@ -106,6 +106,12 @@ class SeveralSources(Source):
         kinds = entry.source.field_kinds(piece)
         return {entry.rename.get(name, name): kind for name, kind in kinds.items()}
 
+    def class_names(self, piece: Piece) -> dict[str, tuple[str, ...]]:
+        """Return the class names of a piece's source, by the new names of its fields."""
+        entry = self.sources[piece.source]
+        names = entry.source.class_names(piece)
+        return {entry.rename.get(field, field): names[field] for field in names}
+
     def list_pieces(self) -> tuple[Piece, ...]:
         """Return the pieces of all sources, each with the index of its source."""
         all_pieces: list[Piece] = []

@@ -62,6 +62,8 @@ def describe_model(settings: TrainSettings, described: RowsByFolder = NO_ROWS) -
         **{f"{name}_parameters": count for name, count in asdict(counts).items() if name != "all"},
     }
     for config, manifest in zip(settings.task_configs, manifests, strict=True):
+        if assumption := config.task.find_assumption(manifest):
+            description[f"assumed_{config.name}" if config.name else "assumed"] = assumption
         task_module = modules_by_task(module)[config.name]
         length, source = _find_row_length(config, manifest, task_module.max_tokens)
         if length is not None:

@@ -36,7 +36,7 @@ def compile_ahead(
     Every process of the run calls this. Raises SettingsError for a run that compiles nothing.
     """
     settings = warm_start.resolve_warm_start(settings, world, NO_SUPERVISOR)
-    task_schedule.read_manifests(settings)
+    settings = task_schedule.resolve_tasks(settings, task_schedule.read_manifests(settings))
     settings = finder.resolve_microbatch(
         resolve_defaults(settings, world, NO_SUPERVISOR), world, NO_SUPERVISOR
     )

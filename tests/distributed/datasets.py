@@ -167,12 +167,48 @@ def _half_rows(count: int, seed: int) -> list[Row]:
     return rows
 
 
+TAGS = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
+
+
+def write_tagged(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
+    """Write sentences in which tokens below 100 begin an entity that the next ones continue."""
+    splits = {"train": _tagged_rows(rows, 9), "heldout": _tagged_rows(heldout, 10)}
+    fields = {"tokens": _build_text_column("tokens", LENGTH, splits)}
+    counts = {
+        split: tuple(
+            sum(row["tags"].count(number) for row in split_rows) for number in range(len(TAGS))
+        )
+        for split, split_rows in splits.items()
+    }
+    fields["tags"] = ColumnInfo(
+        max_length=1, kind="integers", class_names=TAGS, class_counts=counts
+    )
+    return _write(folder, "tagged", fields, splits)
+
+
+def _tagged_rows(count: int, seed: int) -> list[Row]:
+    draw = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        words = draw.integers(5, VOCABULARY, int(draw.integers(4, LENGTH - 1)))
+        tags = []
+        for previous, word in zip([0, *words], words, strict=False):
+            begins, continues = word < 100, 60 < previous < 100
+            tag = f"{'I' if continues else 'B'}-{'PER' if word % 2 else 'LOC'}" if begins else "O"
+            tags.append(TAGS.index(tag))
+        for index in range(3, len(tags), 5):
+            tags[index] = -1
+        rows.append({"tokens": [2, *words.tolist(), 3], "tags": [-1, *tags, -1]})
+    return rows
+
+
 WRITERS = {
     "packed": write_packed,
     "fields": write_pairs,
     "chat": write_chats,
     "groups": write_groups,
     "sentence-pairs": write_halves,
+    "tagged": write_tagged,
 }
 """Functions that write a dataset, by layout."""
 

@@ -127,6 +127,7 @@ TASKS["multi-label"] = {
     },
     "model": TASKS["classify"]["model"],
 }
+TASKS["tokens"] = {"task": {"kind": "tokens", "max_buckets": 2}, "model": BERT}
 TASKS["several"] = {
     "task": (
         {**TASKS["contrastive"]["task"], "name": "search", "weight": 2},

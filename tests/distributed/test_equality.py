@@ -36,6 +36,7 @@ SOME = {
     "apart": [(3, "zero1"), (2, "fsdp")],
     "llama": [(2, "ddp"), (4, "shard-grad-op")],
     "sft": [(3, "zero1"), (2, "fsdp")],
+    "tokens": [(2, "zero1"), (1, "fsdp"), (2, "ddp"), (2, "fsdp"), (3, "zero1"), (4, "hsdp")],
     "next-sentence": [(3, "zero1"), (2, "fsdp"), (4, "ddp")],
     "several": [(2, "fsdp"), (2, "zero1"), (3, "ddp"), (4, "hsdp")],
 }

@@ -43,7 +43,8 @@ def test_offline_metrics_equal_the_metrics_of_the_run(runs: Runs, task: str) -> 
     run_metrics = {name.removeprefix("heldout/"): last[name] for name in last if "heldout/" in name}
     assert row.keys() - {"name"} == run_metrics.keys()
     for name, value in run_metrics.items():
-        assert row[name] == pytest.approx(value, rel=1e-6), name
+        tolerance = 1e-5 if name == "perplexity" else 1e-6  # that of an exponential
+        assert row[name] == pytest.approx(value, rel=tolerance), name
 
 
 def test_class_reports_equal_those_of_the_run(runs: Runs, tmp_path: Path) -> None:

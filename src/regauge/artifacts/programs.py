@@ -23,6 +23,7 @@ from regauge.models.inference_modules import (
     DTYPES,
     CustomProgram,
     RankProgram,
+    TagProgram,
     TextProgram,
     build_generation_program,
     find_generation_limit,
@@ -35,7 +36,7 @@ from regauge.models.io_spec import (
     program_inputs,
     read_class_names,
 )
-from regauge.models.modules import Classifier, Encoder, TextModule
+from regauge.models.modules import Classifier, Encoder, TextModule, TokenClassifier
 from regauge.models.sentence_transformers import (
     HeadActivation,
     Pooling,
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
 
 
 UNSUPPORTED_HEADS = (
-    "ForTokenClassification",
     "ForQuestionAnswering",
     "ForQuestionAnsweringSimple",
     "ForMultipleChoice",
@@ -145,6 +145,8 @@ def build_folder_spec(
     if is_classifier:
         return _build_classifier_spec(folder, model, settings, tokenization, trained)
     if encoder_files is None and not settings.pooling:
+        if architectures.is_token_classifier(model):
+            return _build_tagger_spec(folder, model, settings, trained)
         if is_causal_lm(model):
             return _build_generation_spec(folder, model, settings, trained)
         _check_head(folder, model)
@@ -191,6 +193,25 @@ def _build_classifier_spec(
         input_spec,
         labels=read_class_names(model.config.id2label),
         activation=_read_activation(folder, model, tokenization),
+    )
+
+
+def _build_tagger_spec(
+    folder: Path, model: PreTrainedModel, settings: TextSettings, trained: InputSpec | None
+) -> ProgramSpec:
+    """Return the program of a token classifier: the entities of a text."""
+    input_spec = trained or ONE_TEXT
+    module = TokenClassifier(model, DropoutKeys())
+    tokenization = _resolve_tokenization(folder, None, settings, module.max_tokens, trained)
+    tokenization = _resolve_token_types(folder, model, tokenization, input_spec)
+    return ProgramSpec(
+        build_tag_program(module, tokenization),
+        "entities",
+        TagProgram.NUMBERS_PER_TOKEN * tokenization.max_length,
+        program_inputs(input_spec),
+        tokenization,
+        input_spec,
+        labels=read_class_names(model.config.id2label),
     )
 
 
@@ -245,6 +266,11 @@ def build_text_program(
     if tokenization.has_token_types is not None:
         module.has_token_types = tokenization.has_token_types
     return TextProgram(module, output).eval()
+
+
+def build_tag_program(module: TokenClassifier, tokenization: Tokenization) -> TagProgram:
+    """Return the program of a token classifier in evaluation mode."""
+    return TagProgram(build_text_program(module, "scores", tokenization)).eval()
 
 
 def _build_generation_spec(

@@ -12,7 +12,7 @@ from torch import nn
 
 from regauge import choices
 from regauge.artifacts.manifest import TOKENIZER
-from regauge.artifacts.programs import build_text_program, strip_head
+from regauge.artifacts.programs import build_tag_program, build_text_program, strip_head
 from regauge.models.architectures import build_template, read_generation_config
 from regauge.models.dropout import DropoutKeys
 from regauge.models.inference_modules import (
@@ -22,7 +22,7 @@ from regauge.models.inference_modules import (
     cast_program,
 )
 from regauge.models.init_weights import META, materialize_buffers
-from regauge.models.modules import Classifier, Encoder
+from regauge.models.modules import Classifier, Encoder, TokenClassifier
 from regauge.models.ranker import Ranker, RankerShape
 from regauge.models.sentence_transformers import Pooling
 from regauge.models.tensors import precision_dtype, set_tensor
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from regauge.artifacts.manifest import ArtifactManifest
+    from regauge.artifacts.manifest import ArtifactManifest, ProgramEntry
     from regauge.models.io_spec import InputSpec
+    from regauge.models.sentence_transformers import Tokenization
 
 
 def restore_program(
@@ -59,20 +60,7 @@ def restore_program(
     if tokenization is None:
         raise TypeError("a text program has no tokenization")
     with META:
-        if entry.fields.ranking is not None:
-            program = RankProgram(_build_ranker(model, folder, entry.fields))
-        elif entry.output_kind == "text":
-            read_generation_config(model, folder)
-            tokenizer, max_new_tokens = folder.parent / TOKENIZER, entry.output_size
-            program = build_generation_program(
-                model, folder, tokenizer, max_new_tokens, tokenization
-            )
-        elif entry.output_kind == "vectors":
-            pooling = entry.pooling or Pooling()
-            encoder = Encoder(strip_head(model), DropoutKeys(), pooling)
-            program = build_text_program(encoder, "vectors", tokenization)
-        else:
-            program = build_text_program(Classifier(model, DropoutKeys()), "scores", tokenization)
+        program = _build_program(model, folder, entry, tokenization)
     cast_program(program, precision_dtype(manifest.compiled.precision))
     tied: dict[int, Any] = {}
     for name, value in program.named_parameters(remove_duplicate=False):
@@ -83,6 +71,25 @@ def restore_program(
         if name in weights:
             set_tensor(program, name, weights[name])
     return program.eval()
+
+
+def _build_program(
+    model: PreTrainedModel, folder: Path, entry: ProgramEntry, tokenization: Tokenization
+) -> nn.Module:
+    """Return a program of text without weights."""
+    if entry.fields.ranking is not None:
+        return RankProgram(_build_ranker(model, folder, entry.fields))
+    if entry.output_kind == "text":
+        read_generation_config(model, folder)
+        tokenizer, max_new_tokens = folder.parent / TOKENIZER, entry.output_size
+        return build_generation_program(model, folder, tokenizer, max_new_tokens, tokenization)
+    if entry.output_kind == "entities":
+        return build_tag_program(TokenClassifier(model, DropoutKeys()), tokenization)
+    if entry.output_kind == "vectors":
+        pooling = entry.pooling or Pooling()
+        encoder = Encoder(strip_head(model), DropoutKeys(), pooling)
+        return build_text_program(encoder, "vectors", tokenization)
+    return build_text_program(Classifier(model, DropoutKeys()), "scores", tokenization)
 
 
 def _build_ranker(model: PreTrainedModel, folder: Path, input_spec: InputSpec) -> Ranker:

@@ -350,6 +350,11 @@ def is_classifier(model: nn.Module) -> bool:
     return class_name(model).endswith("ForSequenceClassification")
 
 
+def is_token_classifier(model: nn.Module) -> bool:
+    """Return whether a model classifies the tokens of a text."""
+    return class_name(model).endswith("ForTokenClassification")
+
+
 def class_name(model: nn.Module) -> str:
     """Return the name of a model's transformers class, also if a wrapper subclasses it."""
     return transformers_class(model).__name__

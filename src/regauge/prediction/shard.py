@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from regauge.artifacts.engine import Engine
     from regauge.artifacts.manifest import ProgramEntry
     from regauge.artifacts.postprocess import Decode
-    from regauge.artifacts.preprocess import Preprocessor
+    from regauge.artifacts.preprocess import Preprocessor, TextWords
     from regauge.artifacts.records import TextRecords
     from regauge.data.sources import Piece, Source, SourceItem
     from regauge.data.values import FieldKind, Value
@@ -57,6 +57,8 @@ class RecordSpec:
     """Numeric features of ranking candidates."""
     categorical_fields: tuple[str, ...] = ()
     """Categorical features of ranking candidates."""
+    needs_words: bool = False
+    """Whether the outputs are entities, which need the words of a text."""
 
     @property
     def value_fields(self) -> tuple[str, ...]:
@@ -95,6 +97,8 @@ class EncodedShard:
     """Number of records by field that is not copied, because the first records do not have it."""
     missing_fields: Counter[str]
     """Number of records without a value by field that the settings name."""
+    words: list[TextWords] = field(default_factory=list)
+    """The words of each text, if the outputs are entities."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Duration of each step."""
     computed_tokens: int = 0
@@ -182,6 +186,8 @@ def read_shard(
         dropped_fields,
         missing_fields,
     )
+    if record_spec.needs_words:
+        encoded_shard.words = preprocessor.find_words(columns[0])
     encoded_shard.seconds["read"] = time.perf_counter() - start
     return encoded_shard
 
@@ -239,7 +245,7 @@ class ShardWriter:
 
     def _write_outputs(self, shard: EncodedShard, outputs: np.ndarray) -> list[Path]:
         output, name, paths = self.record_spec.output, shard.shard_id.name, []
-        columns = build_columns(self.program, output.dtype, outputs, self.decode)
+        columns = build_columns(self.program, output.dtype, outputs, self.decode, shard.words)
         if output.format == "npy":
             array = np.asarray(columns.pop(next(iter(columns))))
             paths.append(self._write_file(SHARDS, f"{name}.npy", lambda file: np.save(file, array)))

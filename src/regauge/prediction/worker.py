@@ -108,6 +108,7 @@ def build_worker(spec: WorkerSpec, device: int, halvings: int = 0) -> Worker:
         settings.output,
         program.fields.numeric_features,
         program.fields.categorical_features,
+        needs_words=program.output_kind == "entities",
     )
     engine = load_engine(artifact, batch_invariant=settings.predict.batch_invariant, device=device)
     engine.halvings = halvings

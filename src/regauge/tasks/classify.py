@@ -10,11 +10,10 @@ from pydantic import Field, PositiveFloat, model_validator
 
 from regauge.data.batches import take_rows
 from regauge.errors import DataError, SettingsError
-from regauge.json_files import find_json
-from regauge.log import logger
-from regauge.models.io_spec import InputSpec, read_class_names
+from regauge.models.io_spec import InputSpec
 from regauge.tasks import ITEMS, ClassReport, MetricSums, _quality
 from regauge.tasks._fields import (
+    MAX_LOGGED_NAMES,
     FieldsTask,
     Texts,
     build_slot_arrays,
@@ -22,6 +21,7 @@ from regauge.tasks._fields import (
     check_field,
     field_histogram,
     label_range,
+    warn_about_class_names,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from regauge.models.settings import Model
 
 
-MAX_LOGGED_NAMES = 10
 MIN_CLASSES = 2
 LABEL_KINDS = {
     "classification": ("integer",),
@@ -181,18 +180,8 @@ class Classify(FieldsTask):
         self._check_labels(manifest)
 
     def check_weights(self, folder: Path) -> None:
-        from regauge.models.hub import CONFIG
-        from regauge.models.tokenizer_convention import COPY_REMEDY
-
-        config = find_json(folder / CONFIG, COPY_REMEDY) or {}
-        names = read_class_names(config.get("id2label"))
-        if self.class_names or self._is_regression or not names:
-            return
-        logger.warning(
-            "%s: its class names are not used: %s; name the classes with task.class_names",
-            folder,
-            ", ".join(names[:MAX_LOGGED_NAMES]),
-        )
+        if not self.class_names and not self._is_regression:
+            warn_about_class_names(folder)
 
     def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
         """Return the number of texts by length; halves of pairs are assumed independent."""

@@ -172,7 +172,7 @@ def _build_source(files: str, tables: config.Tables) -> config.Tables:
 
 def _arrange(answer: dict[str, Any]) -> dict[str, Any]:
     """Return an answer for a terminal: one table for the classes of each model, and its matrix."""
-    arranged = {name: answer[name] for name in ("output", "rows") if name in answer}
+    arranged: dict[str, Any] = {name: answer[name] for name in ("output", "rows") if name in answer}
     for model, report in answer.get("classes", {}).items():
         classes, matrix = report["classes"], report.get("confusion_matrix", ())
         if len(classes) <= MAX_SHOWN_CLASSES:

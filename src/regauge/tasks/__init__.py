@@ -1,9 +1,9 @@
 """Training tasks: which batches a model reads, its loss, and its held-out metrics.
 
 `Task` is the interface; each public file here is one task: `mlm`, `clm`, `sft`, `contrastive`,
-`classify`, `rank`. `_tokens` and `_fields` hold the batches of token rows and of record fields,
-`_pairs` the rows of next-sentence prediction. `_objectives` holds the ranking losses; `_quality`
-and `_retrieval` hold the metrics.
+`classify`, `tokens`, `rank`. `_tokens` and `_fields` hold the batches of token rows and of record
+fields, `_pairs` the rows of next-sentence prediction. `_objectives` holds the ranking losses;
+`_quality`, `_entities` and `_retrieval` hold the metrics.
 
 A task is a frozen settings class. It may import `data` and `models`; torch only inside methods, so
 that a run file is checked without it.

@@ -72,6 +72,11 @@ class Settings(BaseModel):
         strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True
     )
 
+    @classmethod
+    def complete_tables(cls, tables: Tables) -> Tables:
+        """Return the tables of a run file with the defaults that follow from other tables."""
+        return tables
+
 
 class Choice(Settings):
     """Settings whose class is selected by `kind`, the name of the file that defines it."""
@@ -298,8 +303,9 @@ def build(root: type[S], tables: Tables, other_tables: tuple[str, ...] = (), sou
         if name not in fields and name not in other_tables:
             remedy = choices.did_you_mean(name, tuple({*fields, *other_tables}))
             raise SettingsError(f"{_format_location(source)}unknown key '{name}'", remedy)
-    root_tables = {name: value for name, value in tables.items() if name in fields}
     try:
+        completed = root.complete_tables(_convert_value(tables))
+        root_tables = {name: value for name, value in completed.items() if name in fields}
         return root.model_validate(_convert_value(root_tables))
     except SettingsError as error:
         raise (error.add_location(source) if source else error) from None

@@ -80,8 +80,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "delimiter": ";",
             "integers": ("label",),
         },
-        {"layout": "fields", "fields": {"text": 16}, "integers": ("label",)},
-        task={"kind": "classify", "class_names": NAMES, "class_weights": "balanced"},
+        {"layout": "fields", "fields": {"text": 16}, "labels": {"label": NAMES}},
+        task={"kind": "classify", "class_weights": "balanced"},
         model=BERT,
     )
 

@@ -17,6 +17,9 @@ import pytest
 from distributed import datasets
 from distributed.runs import BERT
 from loopback import serve
+from regauge.data.dataset import read_manifest
+from regauge.data.settings import TokenizerSettings
+from regauge.data.tokenizer import train_tokenizer
 from regauge.models import weights
 from regauge.models.architectures import build_model
 from regauge.models.settings import Model
@@ -30,6 +33,15 @@ batch = {{ rows = 4, microbatch_rows = 4 }}
 stop.steps = 1
 accelerator.kind = "cpu"
 execution = {{ threads = 1, precision = "fp32", supervision.preflight = "brief" }}
+"""
+PREPARE = """
+source = {{ kind = "jsonl", files = ["{folder}/a.jsonl"] }}
+data.path = "{folder}/data"
+task = "mlm"
+model.path = "team/open"
+rows.length = 8
+split.heldout_fraction = 0.0
+prepare.processes = 1
 """
 COMMIT = "0" * 39 + "1"
 
@@ -102,6 +114,18 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
+def tokenizer_hub(tmp_path: Path) -> Iterator[str]:
+    """Yield the address of a hub whose model has a tokenizer and a file of weights."""
+    folder = tmp_path / "hub"
+    settings = TokenizerSettings(vocab_size=300)
+    train_tokenizer(iter([["one two three"] * 9]), settings, folder)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    kind = type("TokenizerHub", (Hub,), {"folder": folder, "requested_paths": []})
+    with serve(ThreadingHTTPServer(("127.0.0.1", 0), kind), "hub") as address:
+        yield address
+
+
+@pytest.fixture
 def train(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def train_model(name: str, endpoint: str, *options: str) -> subprocess.CompletedProcess[str]:
         run_file = tmp_path / "run.toml"
@@ -109,18 +133,23 @@ def train(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         if not data.exists():
             datasets.write_packed(data, rows=8, heldout=2)
         run_file.write_text(RUN.format(folder=tmp_path, data=data, name=name))
-        hub_variables = {
-            "HF_ENDPOINT": endpoint,
-            "HF_HOME": str(tmp_path / "home"),
-            "HF_HUB_ETAG_TIMEOUT": "2",
-        }
-        rest = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-        command = [sys.executable, "-m", "regauge", "train", str(run_file), *options]
-        return subprocess.run(
-            command, env={**rest, **hub_variables}, capture_output=True, text=True, check=False
-        )
+        return run_with_hub(endpoint, tmp_path / "home", "train", str(run_file), *options)
 
     return train_model
+
+
+def run_with_hub(endpoint: str, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with a hub and a folder for its downloads."""
+    hub_variables = {
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(home),
+        "HF_HUB_ETAG_TIMEOUT": "2",
+    }
+    rest = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    command = [sys.executable, "-m", "regauge", *arguments]
+    return subprocess.run(
+        command, env={**rest, **hub_variables}, capture_output=True, text=True, check=False
+    )
 
 
 Train = Callable[..., subprocess.CompletedProcess[str]]
@@ -163,3 +192,28 @@ def test_a_model_is_downloaded_once_and_trained(hub: str, train: Train, tmp_path
     assert (tmp_path / "out" / "model" / "model.safetensors").is_file()
     again = train("team/open", "http://127.0.0.1:9", "--dry-run")
     assert "parameters: 29260" in again.stdout, again.stderr
+
+
+def test_a_tokenizer_is_downloaded_without_the_weights(tokenizer_hub: str, tmp_path: Path) -> None:
+    """A dry run downloads nothing; the name of the model is the name of its tokenizer."""
+    (tmp_path / "a.jsonl").write_text('{"text": "one two"}\n{"text": "two three"}\n')
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(PREPARE.format(folder=tmp_path))
+
+    def prepare(*options: str, endpoint: str = tokenizer_hub) -> subprocess.CompletedProcess[str]:
+        return run_with_hub(endpoint, tmp_path / "home", "prepare", str(run_file), *options)
+
+    plan = prepare("--dry-run", endpoint="http://127.0.0.1:9")
+    assert "action: download the tokenizer 'team/open' and prepare the dataset" in plan.stdout
+    completed = prepare()
+    assert completed.returncode == 0, completed.stderr
+    manifest = read_manifest(tmp_path / "data")
+    assert manifest.settings["tokenizer"]["path"] == "team/open"
+    downloaded = {path.name for path in (tmp_path / "home").rglob("*") if path.is_file()}
+    assert "tokenizer.json" in downloaded
+    assert not any(name.endswith(".safetensors") for name in downloaded)
+    again = prepare("--dry-run", endpoint="http://127.0.0.1:9")
+    assert "action: nothing; the dataset is finished" in again.stdout, again.stderr
+    missing = prepare("tokenizer.path=team/none", "data.path=none")
+    assert missing.returncode == 2
+    assert "the hub has no public model 'team/none'" in missing.stderr

@@ -56,6 +56,43 @@ def test_column_names_are_in_the_header_or_the_run_file(tmp_path: Path) -> None:
     assert read_fields(named) == [{"y": "b"}, {"y": "2"}]
 
 
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_a_header_with_another_delimiter_is_refused(tmp_path: Path, delimiter: str) -> None:
+    text = f"a{delimiter}b, c\n1{delimiter}2\n".replace(", ", " ").encode()
+    shown = json.dumps(delimiter)
+    with pytest.raises(DataError) as caught:
+        source(tmp_path, text, integers=("a",)).list_pieces()
+    assert f"which looks separated by {shown}; set source.delimiter = {shown}" in str(caught.value)
+    fields = read_fields(source(tmp_path, text, delimiter=delimiter))
+    assert fields == [{"a": "1", "b c": "2"}]
+    assert read_fields(source(tmp_path, text, delimiter=",")) == [
+        {f"a{delimiter}b c": f"1{delimiter}2"}
+    ]
+
+
+def test_a_tab_separated_file_may_have_commas_in_its_header(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("a,b\n1,2\n")
+    read = config.build(Csv, {"files": (f"{tmp_path}/a.tsv",)})
+    with pytest.raises(DataError, match=r'looks separated by ","; set source\.delimiter = ","'):
+        read.list_pieces()
+
+
+def test_numbers_of_rows_need_no_declaration(tmp_path: Path) -> None:
+    lines = [f"word{index} word{index + 1} of,{index % 3},{index / 4}" for index in range(40)]
+    (tmp_path / "a.csv").write_text("text,stars,price\n" + "\n".join([*lines, "a b c,three,"]))
+    rows = {"layout": "fields", "fields": {"text": 8}, "integers": ["stars"], "floats": ["price"]}
+    data = prepare_dataset(
+        tmp_path,
+        source={"kind": "csv", "files": [f"{tmp_path}/a.csv"]},
+        rows=rows,
+        split={"heldout_fraction": 0.0},
+    )
+    taken = data.rows("train").take(range(40))
+    assert [row["stars"] for row in taken] == [index % 3 for index in range(40)]
+    assert [row["price"] for row in taken] == [index / 4 for index in range(40)]
+    assert data.manifest.skipped == {"no integer field 'stars'": 1}
+
+
 @pytest.mark.parametrize("ending", [".tsv", ".tsv.gz"])
 def test_tsv_files_are_separated_by_tabs(tmp_path: Path, ending: str) -> None:
     path, text = tmp_path / f"a{ending}", b"id\ttext\n1\tone, two\n"

@@ -47,12 +47,28 @@ def test_a_document_is_a_file_a_paragraph_or_a_line(
     assert read_texts(source) == expected
 
 
+def test_a_single_file_is_divided_into_paragraphs(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n\n \nthree\n")
+    assert read_texts(Text(files=(f"{tmp_path}/*.txt",))) == ["one\ntwo", "three"]
+    (tmp_path / "b.txt").write_text("four\n\nfive")
+    assert read_texts(Text(files=(f"{tmp_path}/*.txt",))) == [
+        "one\ntwo\n\n \nthree\n",
+        "four\n\nfive",
+    ]
+    divided = Text(files=(f"{tmp_path}/*.txt",), document="paragraph")
+    assert read_texts(divided) == ["one\ntwo", "three", "four", "five"]
+    files = tuple(f"{tmp_path}/{name}.txt" for name in "ab")
+    entries = [{"kind": "text", "files": (file,)} for file in files]
+    several = config.parse_choice("data/sources", {"kind": "several", "sources": tuple(entries)})
+    assert read_texts(several) == ["one\ntwo", "three", "four", "five"]
+
+
 def test_undecodable_bytes_reject_only_their_line(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"good\nbad \xff\xfe\nfine\n")
     source = Text(files=(f"{tmp_path}/a.txt",), document="line")
     assert read_texts(source) == ["good", "fine"]
     assert list_rejected(source) == [("line 2", "undecodable bytes")]
-    assert list_rejected(Text(files=(f"{tmp_path}/a.txt",))) == [
+    assert list_rejected(Text(files=(f"{tmp_path}/a.txt",), document="file")) == [
         ("the whole file", "undecodable bytes")
     ]
 
@@ -145,7 +161,7 @@ def test_a_truncated_file_is_rejected(tmp_path: Path, name: str) -> None:
     (bad,) = list_rejected(source)
     assert bad[1] == "damaged compressed file"
     assert len(read_texts(source)) < 100_000
-    whole = Text(files=(f"{tmp_path}/{name}",))
+    whole = Text(files=(f"{tmp_path}/{name}",), document="file")
     assert list_rejected(whole) == [("the whole file", "damaged compressed file")]
 
 

@@ -20,11 +20,13 @@ from regauge.artifacts.preprocess import Preprocessor, TextWords
 from regauge.config import build
 from regauge.data.dataset import Dataset
 from regauge.data.loader import CollatorConfig
+from regauge.data.settings import RowLayout
 from regauge.data.tokenizer import LoadedTokenizer, find_first_tokens
 from regauge.errors import DataError, SettingsError
 from regauge.models.io_spec import InputSpec
 from regauge.models.sentence_transformers import Tokenization
 from regauge.models.settings import Model
+from regauge.preparation.default_tables import complete_tables
 from regauge.tasks._entities import Entity, TagScheme
 from regauge.tasks.tokens import Tokens
 from regauge.training.heldout import compute_means
@@ -246,6 +248,13 @@ def test_metrics_equal_seqeval(data: Dataset) -> None:
         peer = expected[row["name"]]
         assert row["f1"] == pytest.approx(peer["f1-score"])
         assert row["support"] == peer["support"]
+
+
+def test_rows_follow_from_the_task() -> None:
+    task = {"kind": "tokens", "words": "text", "tags": "ner", "class_names": ("O", "B-X")}
+    expected = {"layout": "tagged", "fields": {"text": 128}, "labels": {"ner": ("O", "B-X")}}
+    assert complete_tables({"task": task})["rows"] == expected
+    assert build(RowLayout, expected).labels == expected["labels"]
 
 
 @pytest.mark.parametrize(

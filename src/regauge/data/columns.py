@@ -19,7 +19,14 @@ import pyarrow as pa
 from regauge.data.classes import NO_CLASS, LabelClasses, list_class_texts
 from regauge.data.dataset import ColumnInfo
 from regauge.data.randomness import mix_bits
-from regauge.data.values import INT64, Value, format_key, read_integer
+from regauge.data.values import (
+    INT64,
+    Value,
+    format_key,
+    parse_float,
+    parse_integer,
+    read_integer,
+)
 
 TOKENS_TYPE = pa.list_(pa.int32())
 MARKS_TYPE = pa.list_(pa.uint8())
@@ -68,12 +75,16 @@ def build_column(cells: list[Any], arrow_type: pa.DataType) -> pa.Array:
 def encode_value(value: Value | None, kind: ValueKind) -> int | float | list[str]:
     """Return a value of a record as a cell of its column; None is a missing value.
 
-    A whole float is an integer. Raises TypeError if the value is not of the kind of the column.
+    A whole float is an integer, and the text of a number is a number. Raises TypeError if the
+    value is not of the kind of the column.
     """
     if kind == "category":
         return MISSING if value is None else hash_category(value)
     if kind == "label":
         return list_class_texts(value)
+    if isinstance(value, str):  # as in a CSV file, whose values are texts
+        with suppress(ValueError):
+            value = parse_integer(value) if kind == "integer" else parse_float(value)
     if kind == "float":
         if value is None:
             return math.nan

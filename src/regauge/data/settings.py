@@ -87,7 +87,8 @@ class TokenizerSettings(Settings):
     """The tokenizer of a dataset: trained on its training records, or loaded."""
 
     path: str | None = None
-    """Folder of a tokenizer to use unchanged; if unset, a byte-level BPE is trained."""
+    """A tokenizer to use unchanged: a folder, a run, or a Hugging Face Hub name. By default that of
+    `model.path`; without a model path, a byte-level BPE is trained."""
     vocab_size: int = Field(default=8192, ge=300)
     """Vocabulary size of a trained tokenizer; includes the special tokens and the 256 bytes."""
     min_frequency: int = Field(default=2, ge=1)
@@ -178,13 +179,16 @@ class RowLayout(TextRows):
         return self
 
 
+def is_table_of_layouts(value: Any) -> bool:
+    """Return whether a table `rows` has layouts by name, and is not a single layout."""
+    if not isinstance(value, dict) or not value or _LAYOUT_TABLES & set(value):
+        return False
+    return all(isinstance(item, dict | RowLayout) for item in value.values())
+
+
 def _wrap_single(value: Any) -> Any:
     """Return a table of layouts by name; a single layout is stored under UNNAMED."""
-    is_table_of_layouts = isinstance(value, dict) and all(
-        isinstance(item, dict | RowLayout) for item in value.values()
-    )
-    is_layout = not is_table_of_layouts or bool(_LAYOUT_TABLES & set(value))
-    return {UNNAMED: value} if is_layout or not value else value
+    return value if is_table_of_layouts(value) else {UNNAMED: value}
 
 
 def _check_names(layouts: dict[str, RowLayout]) -> dict[str, RowLayout]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from datetime import date, time, timedelta
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
 Value = str | int | float | bool | list[Any] | dict[str, Any]
@@ -22,6 +22,8 @@ any values as JSON texts.
 """
 INT64 = range(-(2**63), 2**63)
 UINT64 = range(2**64)
+MAX_DIGITS = 1000
+"""Maximum number of digits of an integer in a text."""
 TEXT_KINDS = ("text", "date", "decimal")
 """Kinds whose values are stored as texts without quotes."""
 NUMBER_KINDS = {"integer", "uint64", "decimal", "float"}
@@ -118,6 +120,29 @@ def read_integer(value: object) -> int | None:
     if isinstance(value, int):
         return int(value)
     return int(value) if isinstance(value, float) and value.is_integer() else None
+
+
+def parse_integer(text: str) -> int:
+    """Return the integer of a text, of any size; whole decimal numbers such as "7.0" are integers.
+
+    Raises ValueError for other texts.
+    """
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        raise ValueError from None
+    is_number = "_" not in text and number.is_finite() and number.adjusted() < MAX_DIGITS
+    if not is_number or number != number.to_integral_value():
+        raise ValueError
+    return int(number)
+
+
+def parse_float(text: str) -> float:
+    """Return the finite number of a text; raises ValueError for other texts."""
+    number = float(text)
+    if not math.isfinite(number) or "_" in text:
+        raise ValueError
+    return number
 
 
 def format_key(value: Value) -> str:

@@ -17,6 +17,14 @@ GENERATION_CONFIG = "generation_config.json"
 """End tokens and decoding options of a model that generates text."""
 MODEL_FILE_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 """Files of a model that are downloaded from the hub."""
+TOKENIZER_FILE_PATTERNS = (
+    CONFIG,
+    *(f"{name}*" for name in ("tokenizer", "special", "added", "vocab", "merges", "chat")),
+    "additional_chat_templates/*",
+)
+"""Files of a tokenizer that are downloaded; some tokenizers are converted by `config.json`."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "tokenizer.model")
+"""A folder with one of these files has a tokenizer."""
 LOGIN_REMEDY = "run: hf auth login (or set HF_TOKEN), or name a local folder"
 _LOCAL_ONLY = ContextVar("local_only", default=False)
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -61,18 +69,42 @@ def resolve_model(path: str, *, fetch: bool = True) -> Path:
     return folder
 
 
+def resolve_tokenizer(path: str, *, fetch: bool = True) -> Path:
+    """Return the folder of a tokenizer: of a model, a run, a dataset, or a hub download.
+
+    Raises SettingsError if a hub name cannot be resolved. A folder may lack a tokenizer.
+    """
+    folder = Path(path)
+    if not folder.exists() and _HUB_NAME.fullmatch(path):
+        fetch = fetch and not _LOCAL_ONLY.get()
+        return _download(path, TOKENIZER_FILE_PATTERNS, "a tokenizer", fetch=fetch)
+    candidates = (folder, folder / "model", folder / "tokenizer")
+    return next(filter(_has_tokenizer, candidates), folder)
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
 @cache
-def _download(name: str, *, fetch: bool) -> Path:
-    """Return the local copy of a hub model; cached, so that a process uses one revision."""
+def _download(
+    name: str,
+    patterns: tuple[str, ...] = MODEL_FILE_PATTERNS,
+    content: str = "weights",
+    *,
+    fetch: bool,
+) -> Path:
+    """Return the local copy of a hub model; cached, so that a process uses one revision.
+
+    `content` is what the files with these patterns have, for messages.
+    """
     from huggingface_hub import errors, snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
-        folder = snapshot_download(
-            name, allow_patterns=list(MODEL_FILE_PATTERNS), local_files_only=not fetch
-        )
+        folder = snapshot_download(name, allow_patterns=list(patterns), local_files_only=not fetch)
     except errors.GatedRepoError:
         problem = f"hub model '{name}' is gated"
         raise SettingsError(problem, f"accept its terms on the hub, then {LOGIN_REMEDY}") from None
@@ -82,5 +114,5 @@ def _download(name: str, *, fetch: bool) -> Path:
     except (errors.HfHubHTTPError, OSError, ValueError) as error:
         reason = f"the hub failed: {first_line(error)}" if fetch else "no copy from the hub"
         problem = f"there is no folder '{name}', and {reason}"
-        raise SettingsError(problem, "name a folder with weights") from None
+        raise SettingsError(problem, f"name a folder with {content}") from None
     return Path(folder)

@@ -9,6 +9,7 @@ import shutil
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -46,6 +47,8 @@ class SharedPhases:
     tokenizer: Path
     """Folder of the tokenizer."""
     loaded_tokenizer: LoadedTokenizer
+    warnings: dict[str, int]
+    """Number of records by warning of the split."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class DatasetBuild:
         )
         self.gather_rejected(len(shared.pieces))
         counts = PhaseCounts([*shared.read, *encoded])
-        self._check_rejected(shared, counts)
+        self._check_rejected(shared, encoded)
         self.layout.set_classes(_find_classes(self.layout, shared, encoded))
         self._log_counts(counts)
         shutil.copytree(
@@ -117,20 +120,27 @@ class DatasetBuild:
                         file.write(piece_file.read_bytes())
         return path
 
-    def _check_rejected(self, shared: SharedPhases, counts: PhaseCounts) -> None:
-        """Raise DataError if most records are rejected.
+    def _check_rejected(self, shared: SharedPhases, encoded: list[read_records.Counts]) -> None:
+        """Raise DataError if most records of a source are rejected.
 
         Of several layouts, each may use the records of another source: then only records count that
         no layout can use.
         """
-        at_read = sum(PhaseCounts(shared.read).sum_counts("rejected").values())
-        num_records = at_read + sum(piece_counts["records"] for piece_counts in shared.read)
-        num_rejected = at_read if self.name else sum(counts.sum_counts("rejected").values())
-        if num_rejected > num_records / 2:
-            reasons = counts.format_counts("rejected")
-            problem = f"most records are rejected: {num_rejected} of {num_records} ({reasons})"
-            path = self.folder / dataset.REJECTED
-            raise DataError(problem, f"correct rows or source; see the records in {path}")
+        for is_validation in (False, True):
+            selected = [item.is_validation == is_validation for item in shared.pieces]
+            read = list(compress(shared.read, selected))
+            counts = PhaseCounts([*read, *compress(encoded, selected)])
+            at_read = sum(PhaseCounts(read).sum_counts("rejected").values())
+            num_records = at_read + sum(piece_counts["records"] for piece_counts in read)
+            num_rejected = at_read if self.name else sum(counts.sum_counts("rejected").values())
+            if num_rejected > num_records / 2:
+                source = "validation.source" if is_validation else "source"
+                reasons = counts.format_counts("rejected")
+                records = "validation records" if is_validation else "records"
+                problem = f"most {records} are rejected: {num_rejected} of {num_records}"
+                path = self.folder / dataset.REJECTED
+                remedy = f"correct rows or {source}; see the records in {path}"
+                raise DataError(f"{problem} ({reasons})", remedy)
 
     def _write_dataset(self, shared: SharedPhases, counts: PhaseCounts) -> dataset.DatasetManifest:
         splits: dict[str, dataset.SplitInfo] = {}
@@ -149,12 +159,7 @@ class DatasetBuild:
                 splits[split], stats[split] = write_shards.write_split(
                     self.layout, split, self.folder, rows, texts
                 )
-        is_for_evaluation = shared.settings["split"]["heldout_fraction"] == 1
-        split, kind = ("heldout", "held-out") if is_for_evaluation else ("train", "training")
-        if not splits[split].rows:
-            reasons = counts.format_counts("skipped", "rejected")
-            problem = f"{self.build_dir.final / self.name} has no {kind} rows ({reasons})"
-            raise DataError(problem, "correct rows or source")
+        self._check_rows(splits, shared, counts)
         left_out = dict(self.layout.left_out)
         for reason, count in left_out.items():
             logger.info(f"{self.build_dir.final / self.name}: {count} records left out ({reason})")
@@ -166,10 +171,27 @@ class DatasetBuild:
             special_tokens="read",
             skipped=dict(sorted((counts.sum_counts("skipped", "rejected") | left_out).items())),
             truncated=counts.sum_counts("truncated"),
-            warnings=counts.sum_counts("warnings"),
+            warnings=counts.sum_counts("warnings") | shared.warnings,
             settings={**shared.settings, "rows": self.layout.to_document()},
             files=dataset.hash_other_files(self.folder),
         )
+
+    def _check_rows(
+        self, splits: dict[str, dataset.SplitInfo], shared: SharedPhases, counts: PhaseCounts
+    ) -> None:
+        """Raise DataError without training rows, or if a validation source gives no rows."""
+        reasons = counts.format_counts("skipped", "rejected") or "no record has text"
+        see = f"see the records in {self.folder / dataset.REJECTED}"
+        folder = self.build_dir.final / self.name
+        is_for_evaluation = shared.settings["split"]["heldout_fraction"] == 1
+        split, kind = ("heldout", "held-out") if is_for_evaluation else ("train", "training")
+        if not splits[split].rows:
+            problem = f"{folder} has no {kind} rows ({reasons})"
+            raise DataError(problem, f"correct rows or source; {see}")
+        has_validation = any(item.is_validation for item in shared.pieces)
+        if has_validation and not splits["heldout"].rows and not self.name:
+            problem = f"{folder} has no validation rows ({reasons})"
+            raise DataError(problem, f"correct rows or validation.source; {see}")
 
     def _read_encoded(
         self, shared: SharedPhases, progress: PhaseProgress | None = None
@@ -186,14 +208,10 @@ class DatasetBuild:
 
     def _log_counts(self, counts: PhaseCounts) -> None:
         folder = self.build_dir.final / self.name
-        rejected_file = folder / dataset.REJECTED
         for name, count in counts.sum_counts("truncated").items():
             logger.info(f"{folder}: {count} texts of '{name}' truncated at their limit")
         for warning, count in counts.sum_counts("warnings").items():
             logger.warning(f"{folder}: in {count} records, {warning}")
-        if num_rejected := sum(counts.sum_counts("rejected").values()):
-            reasons = counts.format_counts("rejected")
-            logger.warning(f"rejected records: {num_rejected} ({reasons}), see {rejected_file}")
 
 
 def _find_classes(

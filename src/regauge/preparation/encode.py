@@ -31,9 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-TRAIN, HELDOUT, DUPLICATE, REPEAT = range(4)
+TRAIN, HELDOUT, DUPLICATE, REPEAT, LEAKED = range(5)
 SPLIT_NAMES = {TRAIN: "train", HELDOUT: "heldout"}
-DROPPED = {DUPLICATE: "exact duplicate", REPEAT: "near duplicate"}
+DROPPED = {
+    DUPLICATE: "exact duplicate",
+    REPEAT: "near duplicate",
+    LEAKED: "near duplicate of a validation record",
+}
 """Decisions to leave a record out, with their reason."""
 DECISIONS = "decisions.npy"
 

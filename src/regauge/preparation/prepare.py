@@ -8,7 +8,9 @@ a dataset depend on the inputs alone, and not on the processes.
 from __future__ import annotations
 
 import errno
+import json
 import shutil
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -18,20 +20,32 @@ from typing import TYPE_CHECKING, Any
 from regauge import config
 from regauge.choices import did_you_mean
 from regauge.data import tokenizer
+from regauge.data.dataset import REJECTED
 from regauge.data.layouts import build_layout
 from regauge.data.settings import unwrap_single
-from regauge.errors import DataError, PreflightError, SettingsError, TransientError
+from regauge.errors import (
+    DataError,
+    PreflightError,
+    RegaugeError,
+    SettingsError,
+    TransientError,
+)
 from regauge.log import logger
+from regauge.models import hub
 from regauge.preparation import process_pool, read_records, split, workdir
 from regauge.preparation.dataset_build import DatasetBuild, PhaseCounts, SharedPhases
 from regauge.preparation.filters import RecordFilter
+from regauge.preparation.split import SplitRules
 from regauge.units import MEGA
 
 if TYPE_CHECKING:
     from regauge.data.layouts import Layout
     from regauge.data.settings import Filter, RowLayout, SplitSettings, TokenizerSettings
     from regauge.data.sources import Piece, Source
+    from regauge.preparation.settings import Validation
 
+SOURCE_KEYS = ("source", "validation.source")
+"""The keys of the sources of training and validation records."""
 DISK_FOR_RECORDS = 2
 """Disk space per byte of input text for fields, hashes and signatures."""
 DISK_FOR_ROWS = 3
@@ -50,11 +64,36 @@ class PrepareJob:
     """Row layouts by name; UNNAMED for a single one."""
     split: SplitSettings
     filter: Filter = field(default_factory=dict)
+    validation: Validation | None = None
     processes: int = 1
+    overwrite: bool = False
+    """Whether to replace a dataset in the folder, when the new one is complete."""
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The source of the training records, and the source of validation records, if any."""
+        return (self.source, *([self.validation.source] if self.validation else []))
+
+    @property
+    def split_rules(self) -> SplitRules:
+        """Everything that decides the split of a record."""
+        return SplitRules(
+            self.split,
+            drop_duplicates=tuple(source.duplicates == "drop" for source in self.sources),
+            validation=self.validation.near_duplicates if self.validation else None,
+            division_remedy=self.source.division_remedy(),
+        )
 
     def build_layouts(self) -> dict[str, Layout]:
         """Return the layouts by name."""
         return {name: build_layout(rows) for name, rows in self.layouts.items()}
+
+    def resolve_tokenizer(self) -> TokenizerSettings:
+        """Return the settings of the tokenizer with a local folder for its path."""
+        if self.tokenizer.path is None:
+            return self.tokenizer
+        folder = str(hub.resolve_tokenizer(self.tokenizer.path))
+        return self.tokenizer.model_copy(update={"path": folder})
 
     def collect_inputs(self) -> workdir.BuildInputs:
         """Return everything that determines the bytes; raises DataError for an empty source."""
@@ -72,25 +111,37 @@ class PrepareJob:
         if any(limits.values()):
             tables["filter"] = limits
         if self.tokenizer.path:
-            tables["tokenizer"]["sha256"] = tokenizer.hash_tokenizer(Path(self.tokenizer.path))
-        return workdir.BuildInputs(tables, self.source.list_pieces(), tuple(self.layouts))
+            folder = Path(str(self.resolve_tokenizer().path))
+            tables["tokenizer"]["sha256"] = tokenizer.hash_tokenizer(folder)
+        validation: tuple[Piece, ...] = ()
+        if self.validation is not None:
+            tables["validation"] = config.dump(self.validation)
+            validation = _list_validation_pieces(self.validation.source)
+        pieces = self.source.list_pieces()
+        return workdir.BuildInputs(
+            tables, (*pieces, *validation), tuple(self.layouts), len(validation)
+        )
 
 
 def prepare_datasets(job: PrepareJob) -> workdir.Manifests:
     """Prepare the datasets of a job unless they exist; return their manifests by name."""
     inputs = job.collect_inputs()
     check_job(job)
-    if manifests := workdir.find_finished(job.folder, inputs):
+    if job.overwrite:
+        workdir.check_replaceable(job.folder)
+    elif manifests := workdir.find_finished(job.folder, inputs):
         logger.info(f"{job.folder} is already prepared; nothing to do")
         return manifests
     check_disk(job, inputs.pieces)
     try:
         with (
-            workdir.BuildDir(job.folder, inputs) as build_dir,
+            workdir.BuildDir(job.folder, inputs, overwrite=job.overwrite) as build_dir,
             process_pool.ProcessPool(job.processes) as pool,
         ):
             manifests = build_dir.read_manifests() or _run_phases(job, inputs, build_dir, pool)
             build_dir.commit(manifests)
+        for name in manifests:
+            _log_rejected(job.folder / name / REJECTED)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -101,14 +152,23 @@ def prepare_datasets(job: PrepareJob) -> workdir.Manifests:
 
 def check_job(job: PrepareJob) -> None:
     """Raise SettingsError for invalid settings that can be detected before reading."""
+    settings = job.resolve_tokenizer()
     for layout in job.build_layouts().values():
-        layout.check_inputs(job.tokenizer)
-    if field_names := job.source.field_names():
-        check_fields(job, field_names)
+        layout.check_inputs(settings)
+    for name, source in zip(SOURCE_KEYS, job.sources, strict=False):
+        if field_names := source.field_names():
+            check_fields(job, field_names, name)
 
 
-def check_fields(job: PrepareJob, field_names: tuple[str, ...]) -> None:
+def check_fields(job: PrepareJob, field_names: tuple[str, ...], source_key: str) -> None:
     """Raise SettingsError if a layout, a filter or the split uses a field that no record has."""
+    try:
+        _check_fields(job, field_names)
+    except SettingsError as error:
+        raise (error if source_key == "source" else error.add_location(source_key)) from None
+
+
+def _check_fields(job: PrepareJob, field_names: tuple[str, ...]) -> None:
     for layout in job.build_layouts().values():
         layout.check_fields(field_names)
     group_fields = (job.split.group_by,) if job.split.group_by else ()
@@ -145,23 +205,24 @@ def _run_phases(
     if build_dir.is_resumed:
         logger.info(f"resuming in {build_dir.folder}")
     builds = [DatasetBuild(name, layout, build_dir) for name, layout in job.build_layouts().items()]
-    items = [read_records.NumberedPiece(index, piece) for index, piece in enumerate(inputs.pieces)]
-    records_folder, needs_signatures = build_dir.scratch / "read", job.split.needs_signatures
+    items = [
+        read_records.NumberedPiece(index, piece, is_validation=index >= inputs.num_training)
+        for index, piece in enumerate(inputs.pieces)
+    ]
+    records_folder, rules = build_dir.scratch / "read", job.split_rules
     read_piece = partial(
-        read_records.read_piece,
-        job.source,
+        read_records.read_piece_of_any,
+        job.sources,
         RecordFilter(job.filter, job.split.group_by),
         records_folder,
-        with_signatures=needs_signatures,
+        with_signatures=rules.needs_signatures,
         with_class_names=any(build.layout.label_fields() for build in builds),
     )
     counts = read_records.process_pieces(pool, records_folder, items, read_piece, "read")
-    _check_records(job, counts, builds)
-    drop_duplicates = job.source.duplicates == "drop"
-    decisions = split.decide_splits(
-        build_dir.scratch, len(items), job.split, drop_duplicates=drop_duplicates
-    )
-    folder = split.build_tokenizer(build_dir.scratch, len(items), job.tokenizer, decisions)
+    _check_records(job, items, counts, builds)
+    decisions, warnings = split.decide_splits(build_dir.scratch, items, counts, rules)
+    settings = job.resolve_tokenizer()
+    folder = split.build_tokenizer(build_dir.scratch, len(items), settings, decisions)
     loaded_tokenizer = tokenizer.LoadedTokenizer(folder)
     if loaded_tokenizer.omits_unknown_characters:
         warning = "the tokenizer %s has no unknown token: it leaves out unknown characters"
@@ -173,24 +234,51 @@ def _run_phases(
         item._replace(first_record=first, class_names=piece_counts.get("class_names"))
         for item, first, piece_counts in zip(items, first_numbers, counts, strict=False)
     ]
-    shared = SharedPhases(inputs.settings, numbered, counts, folder, loaded_tokenizer)
+    shared = SharedPhases(inputs.settings, numbered, counts, folder, loaded_tokenizer, warnings)
     return {build.name: build.build(shared, pool) for build in builds}
 
 
 def _check_records(
-    job: PrepareJob, counts: list[read_records.Counts], builds: list[DatasetBuild]
+    job: PrepareJob,
+    items: list[read_records.NumberedPiece],
+    counts: list[read_records.Counts],
+    builds: list[DatasetBuild],
 ) -> None:
-    """Raise an error if no row can be made: there are no records, or they lack fields."""
-    if names := {name for piece_counts in counts for name in piece_counts["field_names"]}:
-        check_fields(job, tuple(names))
-    if not sum(piece_counts["records"] for piece_counts in counts):
+    """Raise an error if no row can be made of a source: it has no records, or they lack fields."""
+    for number, key in enumerate(SOURCE_KEYS[: len(job.sources)]):
+        pairs = zip(items, counts, strict=True)
+        selected = [piece_counts for item, piece_counts in pairs if item.is_validation == number]
+        if names := {name for piece_counts in selected for name in piece_counts["field_names"]}:
+            check_fields(job, tuple(names), key)
+        if sum(piece_counts["records"] for piece_counts in selected):
+            continue
         rejected = [build.gather_rejected(len(counts)) for build in builds]
-        phase_counts = PhaseCounts(counts)
+        phase_counts = PhaseCounts(selected)
         if phase_counts.sum_counts("skipped"):
             reasons = phase_counts.format_counts("skipped", "rejected")
-            raise DataError(f"no record is left ({reasons})", "correct filter or source")
+            raise DataError(f"no record is left ({reasons})", f"correct filter or {key}")
         if count := sum(phase_counts.sum_counts("rejected").values()):
             raise DataError(
                 f"all {count} records are rejected", f"see the reasons in {rejected[0]}"
             )
-        raise DataError("the source has no records", "correct source in the run file")
+        noun = "the validation source" if number else "the source"
+        raise DataError(f"{noun} has no records", f"correct {key} in the run file")
+
+
+def _log_rejected(path: Path) -> None:
+    """Log the number of rejected records by reason, and their file."""
+    with path.open(encoding="utf-8") as file:
+        reasons = Counter(json.loads(line)["reason"] for line in file)
+    if reasons:
+        counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+        logger.warning(f"rejected records: {reasons.total()} ({counts}), see {path}")
+
+
+def _list_validation_pieces(source: Source) -> tuple[Piece, ...]:
+    """Return the pieces of the validation source; their names differ from those of the source."""
+    try:
+        pieces = source.list_pieces()
+    except RegaugeError as error:
+        remedy = error.remedy.replace("source.", f"{SOURCE_KEYS[1]}.")
+        raise type(error)(f"{SOURCE_KEYS[1]}: {error.problem}", remedy) from None
+    return tuple(piece._replace(name=f"{SOURCE_KEYS[1]}: {piece.name}") for piece in pieces)

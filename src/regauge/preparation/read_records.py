@@ -57,6 +57,8 @@ class NumberedPiece(NamedTuple):
     piece_index: int
     piece: Piece
     first_record: int = 0
+    is_validation: bool = False
+    """Whether the piece is one of the validation source."""
     class_names: dict[str, tuple[str, ...]] | None = None
     """Names that the source declares for the integers of a field, by field."""
 
@@ -101,6 +103,18 @@ def read_piece(
         if batch:
             output.write(_build_batch(batch, counts, schema))
     return numbered_piece.piece_index, commit_counts(folder, numbered_piece.piece_index, counts)
+
+
+def read_piece_of_any(
+    sources: tuple[Source, ...],
+    record_filter: RecordFilter,
+    folder: Path,
+    numbered_piece: NumberedPiece,
+    **options: bool,
+) -> tuple[int, Counts]:
+    """Read a piece of the source of training or of validation records, as `read_piece`."""
+    source = sources[numbered_piece.is_validation]
+    return read_piece(source, record_filter, folder, numbered_piece, **options)
 
 
 def process_pieces(

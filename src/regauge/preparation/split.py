@@ -11,17 +11,26 @@ import shutil
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from regauge.data import duplicates, tokenizer
 from regauge.data.values import format_key
+from regauge.errors import DataError
 from regauge.files import replace_atomically, write_json
 from regauge.json_files import read_json
 from regauge.log import logger
 from regauge.preparation import read_records
-from regauge.preparation.encode import DECISIONS, DROPPED, DUPLICATE, HELDOUT, REPEAT, TRAIN
+from regauge.preparation.encode import (
+    DECISIONS,
+    DROPPED,
+    DUPLICATE,
+    HELDOUT,
+    LEAKED,
+    REPEAT,
+    TRAIN,
+)
 from regauge.preparation.phase_progress import PhaseProgress
 from regauge.units import MIB
 
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
 SPLIT_UNITS = "split.json"
 MAX_DEVIATION = 0.25
 """Relative deviation of the held-out share from the requested one without a warning."""
+LEAK_WARNING = DROPPED[LEAKED]
 TEXTS_PER_BATCH = 512
 NO_HASHES = np.zeros((0, duplicates.HASH_BYTES), dtype=np.uint8)
 
@@ -46,39 +56,64 @@ class SplitUnits:
     count: int
     largest: int
     """Number of records of the largest unit."""
+    num_leaked: int = 0
+    """Number of training records that are near-duplicates of validation records."""
+
+
+@dataclass(frozen=True)
+class SplitRules:
+    """Everything that decides the split of a record."""
+
+    settings: SplitSettings
+    drop_duplicates: tuple[bool, ...] = (False,)
+    """Whether equal records are dropped: of the source, and of the validation source."""
+    validation: Literal["drop", "keep"] | None = None
+    """Treatment of training records that are near-duplicates of validation records."""
+    division_remedy: str = ""
+    """Remedy for a source with a single record."""
+
+    @property
+    def needs_signatures(self) -> bool:
+        """Whether near-duplicates must be found, so that records need MinHash signatures."""
+        compares_sources = self.validation is not None and self.settings.similarity < 1
+        return compares_sources or self.settings.needs_signatures
 
 
 def decide_splits(
-    scratch: Path, num_pieces: int, split: SplitSettings, *, drop_duplicates: bool
-) -> np.ndarray:
-    """Return the decision for every record of the pieces, in order, [records] uint8.
+    scratch: Path,
+    items: list[read_records.NumberedPiece],
+    counts: list[read_records.Counts],
+    rules: SplitRules,
+) -> tuple[np.ndarray, dict[str, int]]:
+    """Return the decision for every record of the pieces, in order, and the counted warnings.
 
-    A decision is TRAIN, HELDOUT, REPEAT (a near-duplicate), or DUPLICATE (with `drop_duplicates`:
-    the record equals an earlier one).
+    A decision, [records] uint8, is TRAIN, HELDOUT, or a reason of DROPPED. Raises DataError if all
+    training records are near-duplicates of validation records.
     """
     path, units_path = scratch / DECISIONS, scratch / SPLIT_UNITS
+    pairs = list(zip(items, counts, strict=True))
+    num_training = sum(table["records"] for item, table in pairs if not item.is_validation)
     if not (path.exists() and units_path.exists()):
         with (
             PhaseProgress("split", 0),
             replace_atomically(path, durable=False) as temporary,
             temporary.open("wb") as file,
         ):
-            records = scratch / "read"
-            decided, units = _compute_decisions(
-                records, num_pieces, split, drop_duplicates=drop_duplicates
-            )
+            decided, units = _compute_decisions(scratch / "read", len(items), num_training, rules)
             write_json(units_path, asdict(units))
             np.save(file, decided)
     decisions: np.ndarray = np.load(path)
     units = SplitUnits(**read_json(units_path, "delete that file"))
-    if warning := _check_fraction(decisions, units, split):
+    if warning := _check_fraction(decisions, units, rules):
         logger.warning(warning)
+    _check_leaked(decisions, units, num_training)
     parts = [f"{len(decisions)} records, {(decisions == HELDOUT).sum()} held out"]
     for decision, name in DROPPED.items():
         if num_dropped := int((decisions == decision).sum()):
-            parts.append(f"{num_dropped} {name}s dropped")
+            parts.append(f"{num_dropped} dropped ({name})")
     logger.info(", ".join(parts))
-    return decisions
+    is_kept = units.num_leaked and rules.validation == "keep"
+    return decisions, {LEAK_WARNING: units.num_leaked} if is_kept else {}
 
 
 def build_tokenizer(
@@ -120,11 +155,12 @@ def _view_column(batch: pa.RecordBatch, name: str, dtype: np.dtype) -> np.ndarra
 
 
 def _compute_decisions(
-    folder: Path, num_pieces: int, split: SplitSettings, *, drop_duplicates: bool
+    folder: Path, num_pieces: int, num_training: int, rules: SplitRules
 ) -> tuple[np.ndarray, SplitUnits]:
     """Return the decisions, [records] uint8, and the units that were drawn."""
+    split = rules.settings
     hashes = np.concatenate([NO_HASHES, *_read_column(folder, num_pieces, "hash", np.dtype("u1"))])
-    if split.needs_signatures:
+    if rules.needs_signatures:
         signatures = duplicates.SignatureTable(
             _read_column(folder, num_pieces, "signature", np.dtype("<u4"))
         )
@@ -132,16 +168,54 @@ def _compute_decisions(
     else:
         labels = duplicates.find_equal_records(hashes)
     decisions = np.full(len(hashes), TRAIN, dtype=np.uint8)
-    if split.group_by is None:
+    if rules.validation is not None:
+        is_heldout = np.arange(len(hashes)) >= num_training
+        is_leaked = np.isin(labels, labels[is_heldout]) & ~is_heldout
+        units = SplitUnits(0, 0, int(is_leaked.sum()))
+    elif split.group_by is None:
         is_heldout, units = _hold_out_clusters(labels, hashes, split)
     else:
         is_heldout, units = _hold_out_groups(folder, num_pieces, split)
     decisions[is_heldout] = HELDOUT
+    sources = (slice(0, num_training), slice(num_training, None))
     if split.near_duplicates == "drop":
-        decisions[labels != np.arange(len(labels))] = REPEAT
-    if drop_duplicates:
-        decisions[duplicates.find_equal_records(hashes) != np.arange(len(hashes))] = DUPLICATE
+        for records in sources:
+            decisions[records][_find_repeats(labels[records])] = REPEAT
+    if rules.validation == "drop":
+        decisions[is_leaked] = LEAKED
+    equal = duplicates.find_equal_records(hashes) if any(rules.drop_duplicates) else labels
+    for records, has_drop in zip(sources, rules.drop_duplicates, strict=False):
+        if has_drop:
+            decisions[records][_find_repeats(equal[records])] = DUPLICATE
     return decisions, units
+
+
+def _find_repeats(labels: np.ndarray) -> np.ndarray:  # [records] bool
+    """Return whether an earlier record has the same label."""
+    is_repeat = np.ones(len(labels), dtype=bool)
+    is_repeat[np.unique(labels, return_index=True)[1]] = False
+    return is_repeat
+
+
+def _check_leaked(decisions: np.ndarray, units: SplitUnits, num_training: int) -> None:
+    """Warn about training records that are near-duplicates of validation records.
+
+    Raises DataError if no training record is left because of them.
+    """
+    if not units.num_leaked:
+        return
+    is_dropped = bool((decisions == LEAKED).any())
+    problem = (
+        f"{units.num_leaked} of {num_training} training records are near-duplicates of"
+        f" validation records and are {'left out' if is_dropped else 'kept'}"
+    )
+    if is_dropped and not (decisions == TRAIN).any():
+        remedy = (
+            "name another validation.source, or set split.similarity = 1 or"
+            ' validation.near_duplicates = "keep"'
+        )
+        raise DataError(problem, remedy)
+    logger.warning(problem)
 
 
 def _hold_out_clusters(
@@ -175,12 +249,15 @@ def _hold_out_groups(
     return np.array(is_heldout, dtype=bool), units
 
 
-def _check_fraction(decisions: np.ndarray, units: SplitUnits, split: SplitSettings) -> str:
+def _check_fraction(decisions: np.ndarray, units: SplitUnits, rules: SplitRules) -> str:
     """Return a warning if the share of held-out records is far from the requested one, else ""."""
+    split = rules.settings
     num_records, num_heldout = len(decisions), int((decisions == HELDOUT).sum())
     num_split = num_heldout + int((decisions == TRAIN).sum())
     requested = split.heldout_fraction
-    if not num_split or abs(num_heldout / num_split - requested) <= MAX_DEVIATION * requested:
+    if rules.validation is not None or not num_split:
+        return ""
+    if abs(num_heldout / num_split - requested) <= MAX_DEVIATION * requested:
         return ""
     share = f"{num_heldout} of {num_records} records are held out, and split.heldout_fraction is"
     unit = (
@@ -195,7 +272,7 @@ def _check_fraction(decisions: np.ndarray, units: SplitUnits, split: SplitSettin
     else:
         cause = f"the split draws from only {units.count} units"
     if num_records == 1:
-        remedy = "divide it into documents"
+        remedy = rules.division_remedy
     elif units.largest > 1 and split.needs_signatures:
         remedy = "set split.similarity = 1 to separate near-duplicates"
     elif units.count == 1:

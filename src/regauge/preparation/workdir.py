@@ -11,6 +11,7 @@ Layouts with names make one dataset each, in subfolders that are moved together.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
 
 INPUTS = "inputs.json"
 """File of the inputs."""
+OVERWRITE_REMEDY = "replace the dataset with --overwrite"
+_DATASET_FILE = re.compile(
+    rf"(train|heldout)(-texts)?-\d+\.arrow|{re.escape(dataset.MANIFEST)}|{dataset.TOKENIZER_FOLDER}"
+    rf"|{re.escape(dataset.REJECTED)}"
+)
+"""Names of the files and folders of a dataset."""
 BUILD_FILES = (INPUTS, LOCK)
 """Files of a build folder, apart from the datasets."""
 
@@ -52,6 +59,13 @@ class BuildInputs(NamedTuple):
     pieces: tuple[Piece, ...]
     datasets: tuple[str, ...]
     """Subfolders of the datasets; "" is the folder itself."""
+    num_validation: int = 0
+    """Number of the last pieces, which are those of the validation source."""
+
+    @property
+    def num_training(self) -> int:
+        """Number of pieces of the training source."""
+        return len(self.pieces) - self.num_validation
 
     def to_document(self) -> dict[str, Any]:
         """Return the stored form, JSON-ready."""
@@ -76,13 +90,37 @@ def find_finished(folder: Path, inputs: BuildInputs) -> Manifests | None:
         raise DataError(
             f"{folder} has other files ({name})", "choose another data.path, or empty the folder"
         )
-    check_format(document, folder, "choose another data.path, or delete the folder")
+    check_format(document, folder, f"choose another data.path, or {OVERWRITE_REMEDY}")
     if document != inputs.to_document():
         raise DataError(
             f"{folder} has another dataset: {describe_difference(document, inputs.to_document())}",
-            "choose another data.path, or delete the folder",
+            f"choose another data.path, or {OVERWRITE_REMEDY}",
         )
     return {name: _read_complete(folder / name) for name in inputs.datasets}
+
+
+def check_replaceable(folder: Path) -> None:
+    """Raise DataError if a folder has other files than those of datasets."""
+    if not folder.exists():
+        return
+    foreign = folder.name if not folder.is_dir() else _find_foreign_file(folder)
+    if foreign:
+        problem = f"{folder} has other files than a dataset ({foreign})"
+        raise DataError(problem, "choose another data.path, or move these files away")
+
+
+def _find_foreign_file(folder: Path) -> str:
+    """Return the name of a file that belongs to no dataset, or an empty string."""
+    entries = sorted(path for path in folder.iterdir() if not _is_build_file(path))
+    if entries and not (folder / INPUTS).is_file():
+        return entries[0].name
+    for path in entries:
+        is_dataset = path.is_dir() and (path / dataset.MANIFEST).is_file()
+        contents = path.iterdir() if is_dataset else [path]
+        for content in contents:
+            if not _DATASET_FILE.fullmatch(content.name):
+                return content.relative_to(folder).as_posix()
+    return ""
 
 
 def _read_complete(folder: Path) -> dataset.DatasetManifest:
@@ -101,10 +139,12 @@ def _read_complete(folder: Path) -> dataset.DatasetManifest:
 class BuildDir:
     """The build folder of unfinished datasets, locked by this process until it is closed."""
 
-    def __init__(self, folder: Path, inputs: BuildInputs) -> None:
+    def __init__(self, folder: Path, inputs: BuildInputs, *, overwrite: bool = False) -> None:
+        """Lock the folder; with `overwrite`, `commit` replaces the datasets in the final folder."""
         self.folder = folder.with_name(f"{folder.name}.partial")
         self.scratch = self.folder / ".work"
         self.final = folder
+        self._overwrite = overwrite
         self._datasets = inputs.datasets
         with ExitStack() as stack:
             self._acquire(stack)
@@ -126,6 +166,9 @@ class BuildDir:
         _remove(self.scratch)
         (self.folder / LOCK).unlink(missing_ok=True)
         try:
+            if self._overwrite:
+                check_replaceable(self.final)
+                _remove(self.final)
             self.folder.replace(self.final)
         except OSError as error:
             remedy = f"move {self.folder} there; it is complete"

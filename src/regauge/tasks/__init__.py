@@ -109,6 +109,10 @@ class Task(Choice):
                 f'prepare it with rows.layout = "{self.row_layout()}"',
             )
 
+    def default_rows(self) -> dict[str, Any]:
+        """Return the table `rows` that `prepare` uses for the task if a run file has none."""
+        return {"layout": self.row_layout()}
+
     def row_layout(self) -> str:
         """Return the row layout that the task needs with these settings."""
         return self.layout

@@ -36,6 +36,10 @@ Texts = list[np.ndarray | None]
 """Token ids of texts, each [length]; None for a text of a padding row."""
 
 
+TEXT_TOKENS = 128
+"""Default token limit of a text field, special tokens included."""
+
+
 class FieldsTask(Task):
     """A task whose rows are records; a text has a row number and a text number in its row."""
 

@@ -14,6 +14,7 @@ from regauge.models.io_spec import InputSpec
 from regauge.tasks import ITEMS, ClassReport, MetricSums, _quality
 from regauge.tasks._fields import (
     MAX_LOGGED_NAMES,
+    TEXT_TOKENS,
     FieldsTask,
     Texts,
     build_slot_arrays,
@@ -111,6 +112,13 @@ class Classify(FieldsTask):
                 " give each class one weight"
             )
         return self
+
+    def default_rows(self) -> dict[str, Any]:
+        fields = dict.fromkeys(self.text_fields, TEXT_TOKENS)
+        rows = {**super().default_rows(), "fields": fields}
+        if self._is_regression:
+            return {**rows, "floats": [self.label]}
+        return {**rows, "labels": {self.label: self.class_names}}
 
     def resolve_defaults(self, manifest: DatasetManifest) -> Self:
         """Return the task with the number, the names and the weights of the classes of a dataset.

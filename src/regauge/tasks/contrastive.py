@@ -14,6 +14,7 @@ from regauge.models import sentence_transformers
 from regauge.models.io_spec import InputSpec
 from regauge.tasks import MetricSums, _retrieval
 from regauge.tasks._fields import (
+    TEXT_TOKENS,
     FieldsTask,
     Texts,
     build_slot_arrays,
@@ -57,6 +58,10 @@ class Contrastive(FieldsTask):
     """Also rank the queries for each document, not only the documents for each query."""
     pooling: tuple[sentence_transformers.PoolingMode, ...] = ()
     """Pooling of the last hidden states; by default as in the weights folder, or the mean."""
+
+    def default_rows(self) -> dict[str, Any]:
+        fields = dict.fromkeys((self.query, self.document), TEXT_TOKENS)
+        return {**super().default_rows(), "fields": fields}
 
     def check_dataset(self, manifest: DatasetManifest) -> None:
         super().check_dataset(manifest)

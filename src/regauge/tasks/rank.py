@@ -17,6 +17,7 @@ from regauge.models.io_spec import InputSpec, RankingSpec
 from regauge.models.settings import Interactions
 from regauge.tasks import MetricSums, _quality, _ranking, _retrieval
 from regauge.tasks._fields import (
+    TEXT_TOKENS,
     FieldsTask,
     Texts,
     build_text_arrays,
@@ -76,6 +77,18 @@ class Rank(FieldsTask):
         if self.encoders == "separate" and not self.query:
             raise ValueError('encoders = "separate" needs texts; set query and document')
         return self
+
+    def default_rows(self) -> dict[str, Any]:
+        """Return groups of one query; several query fields need `rows.group_by`."""
+        group_by = {"group_by": self.query[0]} if len(self.query) == 1 else {}
+        return {
+            **super().default_rows(),
+            **group_by,
+            "fields": dict.fromkeys((*self.query, *self.document), TEXT_TOKENS),
+            "shared": self.query,
+            "floats": [self.label, *self.numeric_features],
+            "categories": self.categorical_features,
+        }
 
     def check_dataset(self, manifest: DatasetManifest) -> None:
         super().check_dataset(manifest)

@@ -13,6 +13,8 @@ from regauge.models.io_spec import InputSpec
 from regauge.tasks import ITEMS, ClassReport, MetricSums, _quality
 from regauge.tasks._entities import TagScheme
 from regauge.tasks._fields import (
+    MAX_LOGGED_NAMES,
+    TEXT_TOKENS,
     FieldsTask,
     Texts,
     build_slot_arrays,
@@ -74,8 +76,8 @@ class Tokens(FieldsTask):
         return self
 
     def default_rows(self) -> dict[str, Any]:
-        """Return the table `rows` of the layout."""
-        return {"layout": self.layout, "fields": {self.words: 128}, "labels": [self.tags]}
+        fields, labels = {self.words: TEXT_TOKENS}, {self.tags: self.class_names}
+        return {**super().default_rows(), "fields": fields, "labels": labels}
 
     def resolve_defaults(self, manifest: DatasetManifest) -> Self:
         """Return the task with the number and the names of the tags of a dataset."""
@@ -93,10 +95,9 @@ class Tokens(FieldsTask):
         column = manifest.columns[self.tags]
         names = column.class_names
         if names is not None and self.class_names not in {(), names}:
-            problem = f"the tags of '{self.tags}' are {', '.join(names)}"
-            raise SettingsError(
-                f"{problem}, and task.class_names differ", "remove task.class_names"
-            )
+            listed = ", ".join(names[:MAX_LOGGED_NAMES])
+            problem = f"the tags of '{self.tags}' are {listed}, and task.class_names differ"
+            raise SettingsError(problem, "remove task.class_names")
         num_classes = column.num_classes or 0
         if self.classes is not None and num_classes > self.classes:
             problem = f"'{self.tags}' has {num_classes} tags, and task.classes = {self.classes}"

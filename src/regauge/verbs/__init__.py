@@ -34,6 +34,9 @@ S = TypeVar("S", bound=config.Settings)
 # Parameters that several verbs share, with their help on the command line.
 RunFile = Annotated[Path, Parameter(help="Run file (TOML), or the run.json of an earlier run.")]
 Override = Annotated[str, Parameter(help="Overrides of the run file, as key.path=value.")]
+Overwrite = Annotated[
+    bool, Parameter(help="Replace the output that an earlier command wrote to the same folder.")
+]
 DryRun = Annotated[bool, Parameter(help="Print what would be done, without doing it.")]
 AsJson = Annotated[bool, Parameter(help="Print one JSON document to standard output.")]
 RUN_FILE_SUFFIXES = (".toml", ".json")

@@ -22,10 +22,11 @@ DatasetRows = dict[str, Any]
 def describe_datasets(stages: list[ResolvedStage], shared: config.Tables) -> DatasetRows:
     """Return the row layouts of datasets in the shared tables, and of those that stages prepare."""
     from regauge.data import unprepared
+    from regauge.preparation.default_tables import complete_tables
 
     dataset_rows: DatasetRows = {}
     with suppress(SettingsError):  # the tables of a stage may complete the shared ones
-        dataset_rows |= unprepared.describe_datasets(shared)
+        dataset_rows |= unprepared.describe_datasets(complete_tables(shared))
     for stage in stages:
         list_datasets = getattr(verbs.import_verb(stage.verb), "list_datasets", None)
         if list_datasets is not None:

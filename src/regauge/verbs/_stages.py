@@ -71,7 +71,7 @@ def resolve_stages(
         name = _check_name(stage, resolved_stages)
         root = _find_root(stage.verb, name)
         stage_folder = folder / f"{number}-{name}"
-        tables = _merge_tables(stage, name, root, shared)
+        tables = root.complete_tables(_merge_tables(stage, name, root, shared))
         output_key = getattr(verbs.import_verb(stage.verb), "OUTPUT", None)
         _set_output(tables, output_key, stage_folder)
         earlier_folders = {earlier.name: earlier.folder for earlier in resolved_stages}

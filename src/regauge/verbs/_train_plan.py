@@ -9,6 +9,7 @@ from regauge import config, processes
 from regauge.data.dataset import Dataset
 from regauge.data.unprepared import describe_datasets, is_prepared
 from regauge.models import hub
+from regauge.preparation.default_tables import complete_tables
 from regauge.training import dry_run, warm_start
 
 if TYPE_CHECKING:
@@ -44,7 +45,10 @@ def read_dataset_rows(
         return {}
     tables = config.read(run_file)
     other_overrides = tuple(text for text in overrides if not text.startswith("data."))
-    versions = (config.apply_overrides(tables, texts) for texts in (other_overrides, overrides))
+    versions = (
+        complete_tables(config.apply_overrides(tables, texts))
+        for texts in (other_overrides, overrides)
+    )
     return dict(item for version in versions for item in describe_datasets(version).items())
 
 

@@ -20,23 +20,19 @@ from regauge.data.settings import (
     unwrap_single,
 )
 from regauge.data.sources import Source
-from regauge.errors import find_refusal
+from regauge.errors import SettingsError, find_refusal
+from regauge.preparation.settings import PrepareOptions, Validation
 
 if TYPE_CHECKING:
+    from regauge.config import Tables
     from regauge.data.dataset import DatasetManifest
     from regauge.data.layouts import Layout
     from regauge.preparation.prepare import PrepareJob
+    from regauge.preparation.workdir import BuildInputs
 
 OUTPUT = "data.path"
 SHOWN_KINDS = ("tokens", "integer")
 """The kinds of columns whose maximum length a dry run shows."""
-
-
-class PrepareOptions(Settings):
-    """Execution of `prepare`; these options do not change the dataset."""
-
-    processes: int = Field(default=0, ge=0)
-    """Number of processes that read and encode; 0 is one for each CPU core."""
 
 
 class PrepareSettings(Settings):
@@ -52,16 +48,28 @@ class PrepareSettings(Settings):
     """Tokenizer that is loaded or trained."""
     rows: Layouts = Field(default_factory=lambda: {UNNAMED: RowLayout()})
     """Layout of the rows, or several layouts by name: each writes a dataset
-    `<data.path>/<name>`."""
+    `<data.path>/<name>`. Keys that are missing without a layout are those of the task."""
     split: SplitSettings = SplitSettings()
     """Selection of the held-out set."""
+    validation: Validation | None = None
+    """Held-out rows from another source."""
     prepare: PrepareOptions = PrepareOptions()
     """Execution of the work."""
+
+    @classmethod
+    def complete_tables(cls, tables: Tables) -> Tables:
+        """Return the tables with the rows of the task and the tokenizer of the model."""
+        from regauge.preparation.default_tables import complete_tables
+
+        return complete_tables(tables)
 
     @model_validator(mode="after")
     def _check_split(self) -> PrepareSettings:
         from regauge.data.layouts import build_layout
 
+        if self.validation is not None and self.split.heldout_fraction:
+            problem = "the rows of validation.source are held out, and no others"
+            raise SettingsError(problem, "remove split.heldout_fraction")
         for rows in self.rows.values():
             build_layout(rows).check_split(self.split)
         return self
@@ -73,6 +81,7 @@ ROOT = PrepareSettings
 def main(
     run_file: verbs.RunFile,
     *overrides: verbs.Override,
+    overwrite: verbs.Overwrite = False,
     dry_run: verbs.DryRun = False,
     json: verbs.AsJson = False,
 ) -> dict[str, Any]:
@@ -81,15 +90,19 @@ def main(
     The same command resumes a stopped job; the result has the same bytes.
     """
     settings = verbs.load_settings(ROOT, run_file, overrides)
-    answer = plan(settings) if dry_run else run(settings)
+    prepare = plan if dry_run else run
+    answer = prepare(settings, overwrite=overwrite)
     return verbs.show(answer, as_json=json)
 
 
-def run(settings: PrepareSettings) -> dict[str, Any]:
-    """Prepare the dataset; return its sizes and its fingerprint."""
+def run(settings: PrepareSettings, *, overwrite: bool = False) -> dict[str, Any]:
+    """Prepare the dataset; return its sizes and its fingerprint.
+
+    With `overwrite`, a dataset in the folder is replaced when the new one is complete.
+    """
     from regauge.preparation import prepare
 
-    job = _build_job(settings)
+    job = _build_job(settings, overwrite=overwrite)
     manifests = prepare.prepare_datasets(job)
     log.logger.info(f"prepared {job.folder}")
     return unwrap_single(
@@ -97,23 +110,28 @@ def run(settings: PrepareSettings) -> dict[str, Any]:
     )
 
 
-def plan(settings: PrepareSettings) -> dict[str, Any]:
+def plan(settings: PrepareSettings, *, overwrite: bool = False) -> dict[str, Any]:
     """Return the planned work; raises the errors of `run` that do not depend on the output folder.
 
     If the output folder belongs to another dataset, the answer contains the refusal.
     """
-    from regauge.preparation import prepare
+    from regauge.models import hub
 
-    job = _build_job(settings)
-    prepare.check_job(job)
+    job = _build_job(settings, overwrite=overwrite)
     layouts = job.build_layouts()
+    with hub.local_only():
+        work = _describe_work(job)
     return {
         "dataset": str(job.folder),
-        **_describe_work(job),
+        **work,
         "source": job.source.kind,
         "rows": unwrap_single({name: _describe_layout(layouts[name]) for name in layouts}),
         "tokenizer": settings.tokenizer.path or f"trained, {settings.tokenizer.vocab_size} entries",
-        "heldout_fraction": job.split.heldout_fraction,
+        **(
+            {"validation": job.validation.source.kind}
+            if job.validation
+            else {"heldout_fraction": job.split.heldout_fraction}
+        ),
         "processes": job.processes,
     }
 
@@ -127,21 +145,35 @@ def list_datasets(settings: PrepareSettings) -> dict[str, RowLayout]:
 
 def _describe_work(job: PrepareJob) -> dict[str, Any]:
     """Return the remaining work and the size of the inputs; contacts no other machine."""
-    from regauge.preparation import prepare, workdir
+    from regauge.preparation import prepare
 
-    if address := job.source.remote_location():
+    if job.tokenizer.path and find_refusal(job.resolve_tokenizer):
+        return {"action": f"download the tokenizer '{job.tokenizer.path}' and prepare the dataset"}
+    prepare.check_job(job)
+    if address := next(filter(None, (source.remote_location() for source in job.sources)), ""):
         return {"action": f"read {address} and prepare the dataset"}
     inputs = job.collect_inputs()
     sizes = {"pieces": len(inputs.pieces), "bytes": sum(piece.bytes for piece in inputs.pieces)}
-    if refusal := find_refusal(lambda: workdir.find_finished(job.folder, inputs)):
+    if refusal := find_refusal(lambda: _is_finished(job, inputs)):
         return {"action": "nothing", **sizes, **refusal}
-    if workdir.find_finished(job.folder, inputs):
+    if _is_finished(job, inputs):
         return {"action": "nothing; the dataset is finished", **sizes}
     prepare.check_disk(job, inputs.pieces)
-    return {"action": "prepare the dataset", **sizes}
+    verb = "replace" if job.overwrite and job.folder.exists() else "prepare"
+    return {"action": f"{verb} the dataset", **sizes}
 
 
-def _build_job(settings: PrepareSettings) -> PrepareJob:
+def _is_finished(job: PrepareJob, inputs: BuildInputs) -> bool:
+    """Return whether there is nothing to do; raises DataError if the folder has other files."""
+    from regauge.preparation import workdir
+
+    if job.overwrite:
+        workdir.check_replaceable(job.folder)
+        return False
+    return workdir.find_finished(job.folder, inputs) is not None
+
+
+def _build_job(settings: PrepareSettings, *, overwrite: bool = False) -> PrepareJob:
     from regauge.preparation.prepare import PrepareJob
     from regauge.processes import available_cores
 
@@ -152,7 +184,9 @@ def _build_job(settings: PrepareSettings) -> PrepareJob:
         layouts=settings.rows,
         split=settings.split,
         filter=settings.filter,
+        validation=settings.validation,
         processes=settings.prepare.processes or available_cores(),
+        overwrite=overwrite,
     )
 
 
@@ -168,10 +202,16 @@ def _build_answer(folder: Path, manifest: DatasetManifest) -> dict[str, Any]:
         for name, split in manifest.splits.items()
         for unit in ("rows", "tokens")
     }
+    names = {
+        name: list(column.class_names)
+        for name, column in manifest.columns.items()
+        if column.class_names
+    }
     return {
         "dataset": str(folder),
         "layout": manifest.layout,
         **counts,
+        **({"classes": names} if names else {}),
         "real_token_fraction": round(manifest.real_token_fraction, 4),
         "vocab_size": manifest.tokenizer.vocab_size,
         "skipped": manifest.skipped,

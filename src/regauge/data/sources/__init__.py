@@ -36,6 +36,8 @@ class Piece(NamedTuple):
     """End of the part, exclusive; None for the end of the file."""
     source: int = 0
     """Index of the source, if several sources are combined."""
+    unit: str = ""
+    """The unit that becomes a record, if the files decide it."""
 
 
 class Record(NamedTuple):
@@ -110,6 +112,10 @@ class Source(Choice):
     @abstractmethod
     def read(self, piece: Piece) -> Iterator[SourceItem]:
         """Yield the items of a piece, in a fixed order."""
+
+    def division_remedy(self) -> str:
+        """Return the remedy for a source with a single record, which cannot be split."""
+        return "divide it into documents"
 
     def remote_location(self) -> str:
         """Return the remote location that is needed to list the pieces; empty for local files."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import csv
-import math
-from decimal import Decimal, InvalidOperation
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,6 +11,7 @@ from pydantic import Field, model_validator
 
 from regauge.choices import did_you_mean
 from regauge.data.sources import Piece, Record, Rejected, _files
+from regauge.data.values import parse_float, parse_integer
 from regauge.errors import DataError
 from regauge.units import MIB
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from regauge.data.values import Value
 
 COMMA, TAB = ",", "\t"
+OTHER_DELIMITERS = (";", TAB, "|", COMMA)
+"""Delimiters that a header of one column may have."""
 TAB_SUFFIX = ".tsv"
 """Suffix of files whose values are separated by tabs; a suffix of compression may follow."""
-MAX_DIGITS = 1000
-"""Maximum number of digits of an integer."""
 
 
 class Csv(_files.FileSource):
@@ -67,6 +67,7 @@ class Csv(_files.FileSource):
         first = files[0].name
         header = self._read_header(self._read_rows(first))
         if not isinstance(header, Rejected):
+            self._check_delimiter(first, header)
             self._locate_columns(first, header)
         return _files.group_files(files, self.chunk_mib * MIB, is_divisible=not self.quote)
 
@@ -94,6 +95,19 @@ class Csv(_files.FileSource):
             return first
         return tuple(first.values) if first else ()
 
+    def _check_delimiter(self, name: str, header: tuple[str, ...]) -> None:
+        """Raise DataError if a header of one column looks separated by another character."""
+        if self.delimiter is not None or self.column_names or len(header) != 1:
+            return
+        counts = {character: header[0].count(character) for character in OTHER_DELIMITERS}
+        delimiter = max(counts, key=lambda character: counts[character])
+        if counts[delimiter]:
+            shown = json.dumps(delimiter)
+            raise DataError(
+                f"{name} has one column, '{header[0]}', which looks separated by {shown}",
+                f"set source.delimiter = {shown}, or to {json.dumps(COMMA)} if it is one column",
+            )
+
     def _locate_columns(self, name: str, header: tuple[str, ...]) -> list[_Column]:
         """Return the positions of the selected columns; raises DataError if one does not exist."""
         if not header:
@@ -107,8 +121,8 @@ class Csv(_files.FileSource):
             if header.count(column) > 1:
                 remedy = "set source.column_names to distinct names"
                 raise DataError(f"{name} has {header.count(column)} columns '{column}'", remedy)
-        parsers = dict.fromkeys(self.integers, _parse_integer) | dict.fromkeys(
-            self.floats, _parse_real
+        parsers = dict.fromkeys(self.integers, parse_integer) | dict.fromkeys(
+            self.floats, parse_float
         )
         return [_Column(column, header.index(column), parsers.get(column)) for column in selected]
 
@@ -124,7 +138,7 @@ class Csv(_files.FileSource):
             if value not in self.na_values:
                 try:
                     fields[column.name] = column.parse(value) if column.parse else value
-                except (ValueError, InvalidOperation):
+                except ValueError:
                     return Rejected(name, row.location, f"no number in '{column.name}'", value[:80])
         return Record(name, row.location, fields)
 
@@ -204,19 +218,3 @@ def _parse_rows(
     if feed.rejected:
         yield feed.rejected
         feed.rejected = None
-
-
-def _parse_integer(value: str) -> int:
-    """Return an integer of any size; whole decimal numbers such as "7.0" are integers."""
-    number = Decimal(value)
-    is_number = "_" not in value and number.is_finite() and number.adjusted() < MAX_DIGITS
-    if not is_number or number != number.to_integral_value():
-        raise ValueError
-    return int(number)
-
-
-def _parse_real(value: str) -> float:
-    number = float(value)
-    if not math.isfinite(number) or "_" in value:
-        raise ValueError
-    return number

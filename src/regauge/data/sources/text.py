@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 class Text(_files.FileSource):
     """UTF-8 text with one field, `text`."""
 
-    document: Literal["file", "paragraph", "line"] = "file"
-    """The unit that becomes a record; paragraphs are separated by blank lines."""
+    document: Literal["auto", "file", "paragraph", "line"] = "auto"
+    """The unit that becomes a record; paragraphs are separated by blank lines. `auto`: the
+    paragraphs of a single file, or else the files."""
     chunk_mib: int = Field(default=8, ge=1)
     """Size of a piece in MiB."""
+
+    def division_remedy(self) -> str:
+        return 'set source.document = "line" to divide it'
 
     def field_names(self) -> tuple[str, ...]:
         """Return the only field."""
@@ -27,11 +31,16 @@ class Text(_files.FileSource):
 
     def divide_files(self, files: list[_files.InputFile]) -> tuple[Piece, ...]:
         """Group small files; divide large ones if each line is a document."""
-        return _files.group_files(files, self.chunk_mib * MIB, is_divisible=self.document == "line")
+        is_divisible = self.document == "line"
+        pieces = _files.group_files(files, self.chunk_mib * MIB, is_divisible=is_divisible)
+        unit = self.document
+        if unit == "auto":
+            unit = "paragraph" if len(files) == 1 else "file"
+        return tuple(piece._replace(unit=unit) for piece in pieces)
 
     def read(self, piece: Piece) -> Iterator[Record | Rejected]:
         """Yield the documents of a piece."""
-        if self.document == "file":
+        if piece.unit == "file":
             for name in piece.files:
                 yield _read_file(name)
             return
@@ -39,7 +48,7 @@ class Text(_files.FileSource):
         file_name = ""
         for name, line in _files.read_lines(piece):
             is_separator = isinstance(line, Rejected) or not line.data.strip()
-            if pending and (is_separator or name != file_name or self.document == "line"):
+            if pending and (is_separator or name != file_name or piece.unit == "line"):
                 yield _join_lines(file_name, pending)
                 pending = []
             file_name = name

@@ -4,9 +4,9 @@
 other file changes. Another package adds a choice with an entry point of the group
 `regauge.<folder>`. A file or folder whose name starts with an underscore is shared by the choices.
 
-A name with a colon, `module:Class`, is custom code. It is imported only if the run file or the
-command line of this command names it. Other files, such as the `run.json` of an earlier run,
-cannot cause an import.
+A name with a colon, `module:Class` or `file.py:Class`, is custom code. It is imported only if the
+run file or the command line of this command names it. Other files, such as the `run.json` of an
+earlier run, cannot cause an import.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _load_module(path: str, remedy: str) -> ModuleType:
     if path not in _allowed_paths:
         problem = f"'{path}' is custom code, but the run file of this command does not name it"
         raise SettingsError(problem, remedy)
-    module = _import_module(path.partition(":")[0], path)
+    module = _import_module(path.partition(":")[0].removesuffix(".py"), path)
     if not module.__name__.startswith("regauge."):
         _custom_modules.add(module.__name__)
     return module

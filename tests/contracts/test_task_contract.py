@@ -33,7 +33,6 @@ from regauge.training.heldout import compute_means
 SEED, ROWS, BATCH = 5, 20, 4
 POSITION_DEPENDENT = {"slots"}
 """Arrays of a batch that depend on the position of a text in the batch."""
-OF_TOKENS = {"tokens", "segments", "positions", "types"}
 
 
 @dataclass
@@ -101,7 +100,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     task: Task = config.parse_choice("tasks", run["task"])
     folder: Path = tmp_path_factory.mktemp(request.param) / "data"
     write = datasets.WRITERS[task.row_layout()]
-    return Case(task, Dataset(write(folder, ROWS)), build(Model, run["model"]))
+    data = Dataset(write(folder, ROWS))
+    return Case(task.resolve_defaults(data.manifest), data, build(Model, run["model"]))
 
 
 def tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
@@ -228,8 +228,11 @@ def values_by_text(
         ):
             values = {name: select_text(value, index, piece) for name, value in arrays.items()}
             longest = int(values["segments"].astype(bool).sum(-1).max())
+            length = values["tokens"].shape[-1:]
             texts[text] = {
-                name: np.nan_to_num(value[..., :longest] if name in OF_TOKENS else value).tolist()
+                name: np.nan_to_num(
+                    value[..., :longest] if value.shape[-1:] == length else value
+                ).tolist()
                 for name, value in values.items()
                 if name not in POSITION_DEPENDENT
             }

@@ -62,10 +62,32 @@ def write_pairs(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
     splits = {"train": _pair_rows(rows, 3), "heldout": _pair_rows(heldout, 4)}
     limits = {"query": 12, "document": LENGTH, "abstract": 20, "negative": 24}
     fields = {name: _build_text_column(name, limit, splits) for name, limit in limits.items()}
-    fields["label"] = ColumnInfo(max_length=1, kind="integer", min=0, max=2)
+    fields["label"] = ColumnInfo(
+        max_length=1,
+        kind="integer",
+        ranges={"train": (0, 2), "heldout": (0, 2)},
+        class_counts=_count_classes("label", splits),
+        min=0,
+        max=2,
+    )
+    fields["topics"] = ColumnInfo(
+        max_length=1,
+        kind="integers",
+        class_names=("even", "third", "late", "long"),
+        class_counts=_count_classes("topics", splits),
+    )
     fields["similarity"] = ColumnInfo(max_length=1, kind="float", min=0, max=1)
     fields["embedding"] = ColumnInfo(max_length=WIDTH, kind="vector", min=1, max=1)
     return _write(folder, "fields", fields, splits)
+
+
+def _count_classes(name: str, splits: dict[str, list[Row]]) -> dict[str, tuple[int, ...]]:
+    """Return the number of rows of each class by split."""
+    counts = {}
+    for split, rows in splits.items():
+        classes = [number for row in rows for number in np.atleast_1d(row[name]).tolist()]
+        counts[split] = tuple(np.bincount(np.array(classes, np.int64)).tolist())
+    return counts
 
 
 def _build_text_column(name: str, limit: int, splits: dict[str, list[Row]]) -> ColumnInfo:
@@ -155,12 +177,48 @@ def _half_rows(count: int, seed: int) -> list[Row]:
     return rows
 
 
+TAGS = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
+
+
+def write_tagged(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
+    """Write sentences in which tokens below 100 begin an entity that the next ones continue."""
+    splits = {"train": _tagged_rows(rows, 9), "heldout": _tagged_rows(heldout, 10)}
+    fields = {"tokens": _build_text_column("tokens", LENGTH, splits)}
+    counts = {
+        split: tuple(
+            sum(row["tags"].count(number) for row in split_rows) for number in range(len(TAGS))
+        )
+        for split, split_rows in splits.items()
+    }
+    fields["tags"] = ColumnInfo(
+        max_length=1, kind="integers", class_names=TAGS, class_counts=counts
+    )
+    return _write(folder, "tagged", fields, splits)
+
+
+def _tagged_rows(count: int, seed: int) -> list[Row]:
+    draw = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        words = draw.integers(5, VOCABULARY, int(draw.integers(4, LENGTH - 1)))
+        tags = []
+        for previous, word in zip([0, *words], words, strict=False):
+            begins, continues = word < 100, 60 < previous < 100
+            tag = f"{'I' if continues else 'B'}-{'PER' if word % 2 else 'LOC'}" if begins else "O"
+            tags.append(TAGS.index(tag))
+        for index in range(3, len(tags), 5):
+            tags[index] = -1
+        rows.append({"tokens": [2, *words.tolist(), 3], "tags": [-1, *tags, -1]})
+    return rows
+
+
 WRITERS = {
     "packed": write_packed,
     "fields": write_pairs,
     "chat": write_chats,
     "groups": write_groups,
     "sentence-pairs": write_halves,
+    "tagged": write_tagged,
 }
 """Functions that write a dataset, by layout."""
 
@@ -193,10 +251,17 @@ def _pair_rows(count: int, seed: int) -> list[Row]:
     for _ in range(count):
         document = draw.integers(5, VOCABULARY, int(draw.integers(8, LENGTH + 1)))
         query = draw.choice(document, int(draw.integers(3, 13)))
-        label = int(query[0]) % 3
+        first = int(query[0])
+        label = first % 3
         abstract = others.choice(document, int(others.integers(3, 21)))
         negative = others.integers(5, VOCABULARY, int(others.integers(3, 25)))
         vector = others.normal(size=WIDTH) + 4 * (np.arange(WIDTH) % 3 == label)
+        is_topic = (
+            first % 2 == 0,
+            first % 3 == 0,
+            first > VOCABULARY / 2,
+            len(document) > LENGTH / 2,
+        )
         rows.append(
             {
                 "query": query.tolist(),
@@ -204,7 +269,8 @@ def _pair_rows(count: int, seed: int) -> list[Row]:
                 "abstract": abstract.tolist(),
                 "negative": negative.tolist(),
                 "label": label,
-                "similarity": (int(query[0]) % 5) / 4,
+                "topics": [topic for topic, holds in enumerate(is_topic) if holds],
+                "similarity": (first % 5) / 4,
                 "embedding": (vector / np.linalg.norm(vector)).tolist(),
             }
         )
@@ -212,7 +278,12 @@ def _pair_rows(count: int, seed: int) -> list[Row]:
 
 
 def _type(field: ColumnInfo) -> pa.DataType:
-    lists = {"tokens": TOKENS_TYPE, "segments": TOKENS_TYPE, "loss_mask": MARKS_TYPE}
+    lists = {
+        "tokens": TOKENS_TYPE,
+        "segments": TOKENS_TYPE,
+        "loss_mask": MARKS_TYPE,
+        "integers": pa.list_(pa.int64()),
+    }
     one = lists[field.kind] if field.kind in lists else VALUE_TYPES[field.kind]
     return pa.list_(one) if field.max_group_size > 1 else one
 

@@ -27,6 +27,7 @@ BERT = {
         "max_position_embeddings": 32,
     },
 }
+LAST_LAYER = {**BERT, "trainable_layers": 1}
 GPT = {
     "architecture": "gpt2",
     "dropout": 0.1,
@@ -47,6 +48,7 @@ ORDERED = {"epsilon": 1e-6}
 """Ranking losses ignore components that all candidates share; those gradients are rounding."""
 TASKS: dict[str, dict[str, Any]] = {
     "mlm": {"task": {"kind": "mlm"}, "model": BERT},
+    "last-layer": {"task": {"kind": "mlm"}, "model": LAST_LAYER},
     "next-sentence": {"task": {"kind": "mlm", "next_sentence": True}, "model": BERT},
     "clm": {"task": {"kind": "clm"}, "model": GPT},
     "sft": {"task": {"kind": "sft"}, "model": LLAMA},
@@ -120,24 +122,22 @@ TASKS: dict[str, dict[str, Any]] = {
         "task": {
             "kind": "rank",
             "objective": "pairwise",
-            "trainable_layers": 1,
             "numeric_features": ("price",),
             "interactions": {"hidden": (16,), "rank": 4, "experts": 2, "structure": "stacked"},
             "max_buckets": 2,
         },
-        "model": BERT,
+        "model": LAST_LAYER,
         "optimizer": ORDERED,
     },
     "apart": {
         "task": {
             "kind": "rank",
             "encoders": "separate",
-            "trainable_layers": 1,
             "numeric_features": ("price",),
             "interactions": {"hidden": (16,)},
             "max_buckets": 2,
         },
-        "model": BERT,
+        "model": LAST_LAYER,
         "optimizer": ORDERED,
     },
     "classify": {
@@ -150,6 +150,24 @@ TASKS: dict[str, dict[str, Any]] = {
         "model": merge(BERT, {"config": {"max_position_embeddings": 48}}),
     },
 }
+TASKS["balanced"] = {
+    "task": {
+        **TASKS["classify"]["task"],
+        "label_smoothing": 0.1,
+        "class_weights": "balanced",
+    },
+    "model": TASKS["classify"]["model"],
+}
+TASKS["multi-label"] = {
+    "task": {
+        **{name: value for name, value in TASKS["classify"]["task"].items() if name != "classes"},
+        "label": "topics",
+        "problem_type": "multi-label",
+        "class_weights": "balanced",
+    },
+    "model": TASKS["classify"]["model"],
+}
+TASKS["tokens"] = {"task": {"kind": "tokens", "max_buckets": 2}, "model": BERT}
 TASKS["several"] = {
     "task": (
         {**TASKS["contrastive"]["task"], "name": "search", "weight": 2},

@@ -221,9 +221,9 @@ def test_datasets_with_different_tokenizers_are_refused(runs: Runs, tmp_path: Pa
         read_manifests(run_settings)
 
 
-def test_tasks_with_different_trainable_layers_are_refused(runs: Runs, tmp_path: Path) -> None:
-    frozen = {**TASKS["frozen"]["task"], "name": "rank", "data": {"path": "groups"}}
-    tasks = (TASKS["several"]["task"][0], frozen)
+def test_a_task_without_texts_shares_no_encoder(runs: Runs, tmp_path: Path) -> None:
+    features = {**TASKS["frozen"]["task"], "name": "rank", "data": {"path": "groups"}}
+    tasks = (TASKS["several"]["task"][0], {**features, "query": (), "document": ()})
     run_settings = settings(tmp_path / "run", runs.data["pairs"], "several", task=tasks)
     with pytest.raises(SettingsError, match="tasks 'search' and 'rank' train different layers"):
         set_up(resolve_defaults(run_settings, World()), World())

@@ -55,14 +55,33 @@ def assert_same(whole: Path, resumed: Path) -> None:
 
 
 FIRST = [("mlm", 2, "fsdp"), ("mlm", 3, "zero1"), ("mlm", 4, "hsdp")]
-FIRST += [("contrastive", 3, "ddp"), ("several", 2, "fsdp"), ("similarity", 2, "zero1")]
+FIRST += [("contrastive", 3, "ddp"), ("several", 2, "fsdp"), ("last-layer", 3, "zero1")]
+FIRST += [("similarity", 2, "zero1")]
 """The cases that `make test` runs."""
-CASES = [("mlm", size, name) for size in (1, 2, 3, 4) for name in STRATEGIES[size]] + FIRST[3:]
-CASES += [("classify", 3, "zero1"), ("frozen", 2, "fsdp"), ("sft", 3, "zero1")]
+CASES = [("mlm", size, name) for size in (1, 2, 3, 4) for name in STRATEGIES[size]] + FIRST[3:5]
+CASES += [
+    ("balanced", 2, "fsdp"),
+    ("balanced", 4, "hsdp"),
+    ("multi-label", 1, "single"),
+    ("multi-label", 2, "fsdp"),
+    ("multi-label", 4, "zero1"),
+    ("tokens", 1, "single"),
+    ("tokens", 2, "zero1"),
+    ("tokens", 4, "hsdp"),
+    ("classify", 3, "zero1"),
+    ("frozen", 2, "fsdp"),
+    ("sft", 3, "zero1"),
+]
+CASES += [("last-layer", *case) for case in ((1, "single"), (2, "fsdp"), (3, "zero1"), (4, "hsdp"))]
 CASES += [("contrastive", 4, "hsdp"), ("clm", 4, "ddp"), ("rank", 4, "ddp"), ("apart", 2, "fsdp")]
 CASES += [("next-sentence", 3, "ddp"), ("sft", 2, "fsdp"), ("several", 3, "zero1")]
 CASES += [("negatives", 4, "hsdp"), ("negatives", 3, "zero1"), ("triplet", 3, "ddp")]
-CASES += [("similarity", 4, "hsdp"), ("distill", 2, "fsdp"), ("distill", 4, "ddp")]
+CASES += [
+    ("similarity", 2, "zero1"),
+    ("similarity", 4, "hsdp"),
+    ("distill", 2, "fsdp"),
+    ("distill", 4, "ddp"),
+]
 
 
 @pytest.mark.parametrize(("task", "size", "strategy"), cases(CASES, FIRST))

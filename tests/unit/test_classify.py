@@ -9,6 +9,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from sklearn.metrics import (
+    accuracy_score,
+    confusion_matrix,
+    f1_score,
+    precision_recall_fscore_support,
+)
+from sklearn.utils.class_weight import compute_class_weight
 
 from distributed import datasets
 from distributed.datasets import read_first_batch
@@ -16,7 +23,7 @@ from distributed.runs import BERT
 from regauge.config import merge
 from regauge.data.dataset import Dataset
 from regauge.data.loader import CollatorConfig
-from regauge.errors import DataError, RegaugeError
+from regauge.errors import DataError, RegaugeError, SettingsError
 from regauge.models.settings import Model
 from regauge.tasks import _quality
 from regauge.tasks.classify import Classify
@@ -123,6 +130,196 @@ def test_regression_metrics_are_squared_error_and_pearson() -> None:
     assert metrics["loss"] == pytest.approx(
         np.square(scores[:, 0].numpy() - values).mean(), rel=1e-5
     )
+
+
+SMOOTHED = {"label_smoothing": 0.1}
+WEIGHTED = {"class_weights": (0.5, 2.0, 1.0, 3.0)}
+
+
+@pytest.mark.parametrize("changes", [{}, SMOOTHED, WEIGHTED, {**SMOOTHED, **WEIGHTED}])
+def test_the_loss_equals_the_loss_of_torch(changes: dict[str, Any]) -> None:
+    """Padding rows and the division of the batch into microbatches change nothing."""
+    task = Classify(classes=4, **changes)
+    draw = torch.Generator().manual_seed(0)
+    scores, labels = torch.randn(9, 4, generator=draw), torch.arange(9) % 4
+    weights = torch.tensor(task.class_weights) if "class_weights" in changes else None
+    peer = torch.nn.CrossEntropyLoss(weights, label_smoothing=task.label_smoothing)
+    sums = [
+        task.loss(
+            {"scores": torch.cat([part, torch.randn(2, 4)])},
+            {
+                "labels": torch.cat([part_labels, torch.zeros(2, dtype=torch.int64)]),
+                "real": torch.tensor([1.0] * len(part) + [0.0, 0.0]),
+            },
+        )
+        for part, part_labels in ((scores[:5], labels[:5]), (scores[5:], labels[5:]))
+    ]
+    loss = sum(loss for loss, _ in sums) / sum(weight for _, weight in sums)
+    torch.testing.assert_close(loss, peer(scores, labels), rtol=1e-5, atol=1e-6)
+    metrics = compute_metrics(task, scores, labels)
+    assert metrics["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert metrics["items"] == 9
+
+
+def test_label_smoothing_equals_the_trainer_of_transformers() -> None:
+    smoother = transformers.trainer_pt_utils.LabelSmoother(0.2)
+    scores, labels = (
+        torch.randn(7, 3, generator=torch.Generator().manual_seed(1)),
+        torch.arange(7) % 3,
+    )
+    task = Classify(classes=3, label_smoothing=0.2)
+    loss, weight = task.loss({"scores": scores}, {"labels": labels, "real": torch.ones(7)})
+    expected = smoother({"logits": scores}, labels)
+    torch.testing.assert_close(loss / weight, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_balanced_weights_equal_scikit_learn(data: Dataset) -> None:
+    task = PAIR.model_copy(update={"class_weights": "balanced"}).resolve_defaults(data.manifest)
+    labels = data.rows("train").read_column("label")
+    assert len(labels) == 40
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
+    assert task.class_weights == pytest.approx(expected.tolist(), rel=1e-12)
+    unseen = Classify(text_fields=("query",), classes=4, class_weights="balanced")
+    with pytest.raises(DataError, match=r"class 3 has no training row; give task.class_weights"):
+        unseen.resolve_defaults(data.manifest)
+    columns = data.manifest.columns
+    uncounted = columns["label"].model_copy(update={"class_counts": {}})
+    manifest = data.manifest.model_copy(update={"columns": {**columns, "label": uncounted}})
+    with pytest.raises(SettingsError, match=r"list it in rows.labels, or give task.class_weights"):
+        unseen.resolve_defaults(manifest)
+    few = Classify(text_fields=("query",), class_weights=(1.0, 2.0))
+    with pytest.raises(SettingsError, match="has 2 values for 3 classes; give each class one"):
+        few.resolve_defaults(data.manifest)
+
+
+TOPICS = Classify(text_fields=("query",), label="topics", problem_type="multi-label")
+
+
+@pytest.mark.parametrize("weights", ["none", (0.5, 2.0, 1.0, 3.0)])
+def test_the_loss_of_several_labels_equals_the_loss_of_torch(weights: Any) -> None:
+    """The mean over rows and classes is that of transformers."""
+    draw = torch.Generator().manual_seed(0)
+    scores = torch.randn(9, 4, generator=draw)
+    labels = (torch.rand(9, 4, generator=draw) > 0.5).float()
+    task = TOPICS.model_copy(update={"class_weights": weights})
+    pos_weight = None if weights == "none" else torch.tensor(weights)
+    expected = torch.nn.BCEWithLogitsLoss(pos_weight=pos_weight)(scores, labels)
+    padded = torch.cat([scores, torch.randn(2, 4)]), torch.cat([labels, torch.zeros(2, 4)])
+    real = torch.tensor([1.0] * 9 + [0.0] * 2)
+    loss, weight = task.loss({"scores": padded[0]}, {"labels": padded[1], "real": real})
+    torch.testing.assert_close(loss / weight, expected, rtol=1e-5, atol=1e-6)
+    assert compute_metrics(task, scores, labels)["loss"] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_the_loss_of_several_labels_equals_transformers(data: Dataset) -> None:
+    task = TOPICS.resolve_defaults(data.manifest)
+    module = task.build_module(MODEL, data.manifest, 0).eval()
+    inner = module.model
+    assert inner.config.problem_type == "multi_label_classification"
+    assert inner.config.id2label == dict(enumerate(("even", "third", "late", "long")))
+    batch = read_first_batch(task, data, CONFIG)
+    with torch.no_grad():
+        expected = inner(
+            input_ids=batch["tokens"],
+            attention_mask=(batch["segments"] > 0).long(),
+            labels=batch["labels"],
+        ).loss
+        loss, weight = task.loss(module(batch), batch)
+    torch.testing.assert_close(loss / weight, expected, rtol=1e-5, atol=1e-6)
+    for index, slot in enumerate(batch["slots"].tolist()):
+        (row,) = data.rows("train").take([slot])
+        assert batch["labels"][index].nonzero().flatten().tolist() == row["topics"].tolist()
+
+
+def test_balanced_weights_of_several_labels_are_ratios(data: Dataset) -> None:
+    task = TOPICS.model_copy(update={"class_weights": "balanced"}).resolve_defaults(data.manifest)
+    rows = data.rows("train").take(range(40))
+    held = [sum(topic in row["topics"] for row in rows) for topic in range(4)]
+    assert task.class_weights == pytest.approx([(40 - count) / count for count in held])
+    columns = data.manifest.columns
+    column = columns["topics"].model_copy(update={"class_counts": {"train": (1, 40, 2, 3)}})
+    manifest = data.manifest.model_copy(update={"columns": {**columns, "topics": column}})
+    task = TOPICS.model_copy(update={"class_weights": "balanced"})
+    with pytest.raises(DataError, match="every training row has the class third; give task"):
+        task.resolve_defaults(manifest)
+
+
+def test_metrics_of_several_labels_equal_scikit_learn() -> None:
+    """The last class has neither labels nor predictions."""
+    draw = np.random.default_rng(0)
+    labels = draw.random((60, 5)) > 0.6
+    labels[:, 4] = False
+    scores = draw.normal(size=(60, 5)).astype(np.float32) + labels
+    scores[:, 4] = -1
+    tensors = torch.from_numpy(scores.astype(np.float32)), torch.from_numpy(labels).float()
+    metrics = compute_metrics(TOPICS, *tensors)
+    predicted = scores > 0
+    expected = {
+        "accuracy": accuracy_score(labels, predicted),
+        "f1_micro": f1_score(labels, predicted, average="micro"),
+        "f1_macro": f1_score(labels, predicted, average="macro", zero_division=0),
+        "items": 60,
+    }
+    assert metrics == pytest.approx({**expected, "loss": metrics["loss"]}, rel=1e-6)
+    vectors = TOPICS.eval_outputs({"scores": tensors[0]}, {"labels": tensors[1]})
+    report = TOPICS.class_report({"vectors": vectors})
+    assert report is not None
+    assert "confusion_matrix" not in report
+    by_class = precision_recall_fscore_support(labels, predicted, zero_division=0)
+    for row, *values in zip(report["classes"], *by_class, strict=True):
+        columns = [row["precision"], row["recall"], row["f1"], row["support"]]
+        assert columns == pytest.approx([float(value) for value in values], abs=1e-12)
+
+
+def test_one_class_needs_one_label(data: Dataset) -> None:
+    task = Classify(text_fields=("query",), label="topics")
+    with pytest.raises(SettingsError, match=r"lists of classes; set task.problem_type"):
+        task.check_dataset(data.manifest)
+    TOPICS.check_dataset(data.manifest)
+    single = TOPICS.model_copy(update={"label": "label", "classes": 3})
+    single.check_dataset(data.manifest)
+    batch = read_first_batch(single, data, CONFIG)
+    assert batch["labels"].sum(1).tolist() == [1.0] * 6
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_metrics_of_each_class_equal_scikit_learn(classes: int) -> None:
+    """Of five classes, the last one occurs neither as a label nor as a prediction."""
+    draw = np.random.default_rng(classes)
+    labels = draw.integers(0, min(classes, 4), 50)
+    scores = torch.from_numpy(draw.normal(size=(50, classes)).astype(np.float32))
+    scores[:, min(classes, 4) :] = -9
+    scores[np.arange(50), labels] += 1
+    names = tuple(f"class {index}" for index in range(classes))
+    task = Classify(class_names=names)
+    vectors = task.eval_outputs({"scores": scores}, {"labels": torch.from_numpy(labels)})
+    report = task.class_report({"vectors": vectors})
+    assert report is not None
+    predicted, present = scores.argmax(1).numpy(), range(classes)
+    expected = precision_recall_fscore_support(labels, predicted, labels=present, zero_division=0)
+    for row, name, *values in zip(report["classes"], names, *expected, strict=True):
+        assert row["name"] == name
+        columns = [row["precision"], row["recall"], row["f1"], row["support"]]
+        assert columns == pytest.approx([float(value) for value in values], abs=1e-12)
+    matrix = confusion_matrix(labels, predicted, labels=present)
+    assert report["confusion_matrix"] == matrix.tolist()
+    metrics = compute_metrics(task, scores, torch.from_numpy(labels))
+    average = "binary" if classes == 2 else "macro"
+    assert metrics["f1"] == pytest.approx(f1_score(labels, predicted, average=average), rel=1e-6)
+
+
+def test_a_regression_has_no_classes_to_report() -> None:
+    outputs = {"vectors": torch.zeros(3, 2)}
+    assert Classify(problem_type="regression").class_report(outputs) is None
+
+
+def test_the_matrix_of_many_classes_is_left_out() -> None:
+    task = Classify(classes=101)
+    vectors = torch.cat([torch.eye(101), torch.arange(101.0)[:, None]], 1)
+    report = task.class_report({"vectors": vectors})
+    assert report is not None
+    assert "confusion_matrix" not in report
+    assert [row["f1"] for row in report["classes"]] == [1.0] * 101
 
 
 def test_constant_predictions_have_no_correlation() -> None:
@@ -251,6 +448,13 @@ def test_names_in_the_configuration_of_a_model_from_scratch_are_used(data: Datas
         ({"class_names": ("a", "b"), "classes": 3}, "2 names and classes is 3; remove classes"),
         ({"class_names": ("a", "a")}, "class_names has a name twice"),
         ({"class_names": ("a", "b"), "problem_type": "regression"}, "a regression has no classes"),
+        ({"label_smoothing": 0.1, "problem_type": "regression"}, "remove label_smoothing"),
+        ({"class_weights": "balanced", "problem_type": "regression"}, "class_weights"),
+        ({"class_weights": (1.0, 2.0), "classes": 3}, "2 values and classes is 3; give each class"),
+        ({"class_weights": (1.0, 0.0)}, "greater than 0"),
+        ({"class_weights": "equal"}, "'none' or 'balanced'"),
+        ({"label_smoothing": 1.0}, "less than 1"),
+        ({"label_smoothing": 0.1, "problem_type": "multi-label"}, "needs one class per text"),
     ],
 )
 def test_invalid_class_names_are_refused(table: dict[str, Any], problem: str) -> None:

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from distributed.runs import BERT
 from regauge.config import merge
 from regauge.data.batches import MicrobatchPlan, RandomKey, build_dropout_keys
-from regauge.models.architectures import build_model, restore_dropout
+from regauge.models.architectures import ClassHead, build_model, restore_dropout
 from regauge.models.dropout import CounterDropout, DropoutKeys, replace_dropout
 from regauge.models.settings import Model
 
 BATCH, LENGTH, WIDTH = 64, 48, 64
+
+HEAD = ClassHead(2)
 
 
 def build_keys(step: int = 0, rows: range = range(BATCH)) -> Tensor:
@@ -113,7 +115,9 @@ def start(tmp_path: Path) -> Path:
     """Return a folder whose configuration has four dropout rates."""
     rates = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}
     table = merge(BERT, {"config": {**rates, "classifier_dropout": 0.4}})
-    model, _ = build_model(Model(**{**table, "dropout": None}), "classes", 300, 0, outputs=2)
+    model, _ = build_model(
+        Model(**{**table, "dropout": None}), "classes", 300, 0, class_head=ClassHead(2)
+    )
     for name, value in {**rates, "classifier_dropout": 0.4}.items():
         setattr(model.config, name, value)
     model.save_pretrained(tmp_path / "start")
@@ -127,7 +131,9 @@ def start(tmp_path: Path) -> Path:
 def test_the_default_rates_are_those_of_the_folder(
     start: Path, settings: dict[str, Any], expected: set[float]
 ) -> None:
-    model, _ = build_model(Model(path=str(start), **settings), "classes", 300, 0, outputs=2)
+    model, _ = build_model(
+        Model(path=str(start), **settings), "classes", 300, 0, class_head=ClassHead(2)
+    )
     assert read_rates(model) == expected
     config: Any = model.config
     assert config.attention_probs_dropout_prob == 0

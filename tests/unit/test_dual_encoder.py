@@ -48,7 +48,7 @@ def trained_run(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def run(folder: Path, data: Path, model: Model, **changes: Any) -> Any:
     run_settings = settings(
-        folder, data, "apart", task={"trainable_layers": "all"}, stop={"steps": 6}, **changes
+        folder, data, "apart", model={"trainable_layers": "all"}, stop={"steps": 6}, **changes
     )
     return run_settings.model_copy(update={"model": model})
 
@@ -106,7 +106,7 @@ def test_each_encoder_reads_only_its_texts(data: Dataset) -> None:
 def test_trainable_layers_apply_to_both_encoders(
     layers: str | int, count: int, data: Dataset
 ) -> None:
-    module = build(SEPARATE.model_copy(update={"trainable_layers": layers}), data)
+    module = build(SEPARATE, data, SCRATCH.model_copy(update={"trainable_layers": layers}))
     for model in (module.model, module.documents):
         assert [
             all(value.requires_grad for value in block.parameters()) for block in find_blocks(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -151,10 +152,25 @@ def test_the_pair_loss_is_weighted_by_predicted_tokens() -> None:
     }
     assert sums == {
         "loss": (8.25, 3),
+        "token_loss": (7, 3),
         "accuracy": (2, 3),
         "next_sentence_accuracy": (1, 2),
     }
     assert Mlm().loss(output, batch)[0] == 7
+
+
+@pytest.mark.parametrize(
+    ("means", "perplexity"),
+    [
+        ({"loss": 2.0}, math.exp(2)),
+        ({"loss": 2.5, "token_loss": 2.0}, math.exp(2)),
+        ({"loss": 1000.0}, math.inf),
+    ],
+)
+def test_perplexity_is_the_exponential_of_the_token_loss(
+    means: dict[str, float], perplexity: float
+) -> None:
+    assert Mlm().derive_metrics(means) == {**means, "perplexity": perplexity}
 
 
 def test_the_pair_loss_equals_transformers(pair_data: Dataset) -> None:

@@ -63,11 +63,13 @@ class Engine:
     def compute(self, records: Records) -> np.ndarray:
         """Return the outputs of records, [records, width] fp32.
 
+        Outputs of a shorter bucket are filled with zeros.
+
         The next batch is submitted to the device before the outputs of the previous one are copied
         back. If memory runs out, this batch and all later ones are halved. Raises TransientError if
         memory does not suffice for the smallest batch.
         """
-        outputs = np.empty((len(records), self.output_size), np.float32)
+        outputs = np.zeros((len(records), self.output_size), np.float32)
         lengths = records.lengths
         pending = deque(self.buckets.make_batches(lengths, self.halvings))
         submitted: tuple[BucketBatch, Tensor] | None = None
@@ -201,7 +203,8 @@ def _copy_outputs(submitted: tuple[BucketBatch, Tensor] | None, outputs: np.ndar
     if submitted is not None:
         batch, output = submitted
         count = len(batch.record_indices)
-        outputs[batch.record_indices] = output.cpu().float().numpy()[:count]
+        values = output.cpu().float().numpy()[:count]
+        outputs[batch.record_indices, : values.shape[1]] = values
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -13,7 +13,7 @@ from regauge.artifacts.engine import load_engine
 from regauge.artifacts.export_settings import TextSettings
 from regauge.artifacts.generator import Generator, is_single_prompt
 from regauge.artifacts.postprocess import build_columns, convert_vectors
-from regauge.artifacts.preprocess import NO_VALUES, Preprocessor
+from regauge.artifacts.preprocess import NO_VALUES, Preprocessor, TextWords
 from regauge.artifacts.records import TensorRecords
 from regauge.artifacts.uncompiled import open_model, recommend_export
 from regauge.choices import did_you_mean
@@ -89,6 +89,8 @@ class LoadedModel:
         - classes: `predicted_label`, [records], and `probabilities`, [records, classes] fp32
         - values: `value`, [records] fp32
         - scores: `score`, [records] fp32
+        - entities: `entities`, a list of dictionaries for each text, with `text`, `label`, `start`,
+          `end` and `score`
         - text: `generated_text`, a list of strings
 
         Raises SettingsError for a wrong number of columns, and DataError if an element is not a
@@ -96,10 +98,15 @@ class LoadedModel:
         """
         texts = [[column] if isinstance(column, str) else list(column) for column in columns]
         outputs = self._compute(texts, prompt, values)
-        decode = self._preprocessor.decode if self._preprocessor else None
+        decode, words = None, list[TextWords]()
+        if self._preprocessor is not None:
+            decode = self._preprocessor.decode
+            if self.program.output_kind == "entities":
+                words = self._preprocessor.find_words(texts[0])
+        answer = build_columns(self.program, "float32", outputs, decode, words)
         return {
             name: column if isinstance(column, np.ndarray) else column.to_pylist()
-            for name, column in build_columns(self.program, "float32", outputs, decode).items()
+            for name, column in answer.items()
         }
 
     def generate(

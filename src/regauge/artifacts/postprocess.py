@@ -9,11 +9,13 @@ import numpy as np
 import pyarrow as pa
 
 from regauge.data.values import FieldKind, to_cell
+from regauge.tasks._entities import TagScheme
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from regauge.artifacts.manifest import Dtype, ProgramEntry
+    from regauge.artifacts.preprocess import TextWords
     from regauge.data.values import Value
 
     Decode = Callable[[np.ndarray], list[str]]
@@ -26,6 +28,18 @@ COLUMN_TYPES: dict[FieldKind, pa.DataType] = {
     "boolean": pa.bool_(),
 }
 """Types of the columns of kept fields by their kind; other kinds are texts."""
+ENTITIES_TYPE = pa.list_(
+    pa.struct(
+        [
+            ("text", pa.string()),
+            ("label", pa.string()),
+            ("start", pa.int64()),
+            ("end", pa.int64()),
+            ("score", pa.float32()),
+        ]
+    )
+)
+"""The type of the column `entities`."""
 INT8_MAX = 127
 Columns = dict[str, np.ndarray | pa.Array]
 
@@ -40,14 +54,25 @@ def import_pyarrow() -> None:
 
 
 def build_columns(
-    program: ProgramEntry, dtype: Dtype, outputs: np.ndarray, decode: Decode | None = None
+    program: ProgramEntry,
+    dtype: Dtype,
+    outputs: np.ndarray,
+    decode: Decode | None = None,
+    words: Sequence[TextWords] = (),
 ) -> Columns:
     """Return the columns of outputs, [records, width] fp32, by name.
 
     A column is [records] or [records, numbers]. A classifier returns `predicted_label`, or the
     index of the class if there are no labels, and `probabilities`: the softmax, or of a multi-label
-    classifier the sigmoid. `decode` converts generated tokens to texts.
+    classifier the sigmoid. The latter also returns `predicted_labels`: the classes with a
+    probability above 0.5, [records] lists. `decode` converts generated tokens to texts.
+    `words` are those of texts with `entities`, [records] lists.
     """
+    if program.output_kind == "entities":
+        tags = outputs.reshape(len(outputs), -1, 2)
+        pairs = zip(tags, words, strict=True) if words else ()
+        entities = [find_entities(cells, text, program.labels) for cells, text in pairs]
+        return {"entities": pa.array(entities, ENTITIES_TYPE)}
     if program.output_kind == "text":
         return {"generated_text": pa.array(decode(outputs) if decode else [], pa.string())}
     if program.output_kind == "vectors":
@@ -55,13 +80,48 @@ def build_columns(
     if program.output_kind == "classes":
         best, labels = outputs.argmax(1), program.labels
         classes = pa.array(labels).take(pa.array(best)) if labels else best
-        activation = _sigmoid if program.activation == "sigmoid" else _softmax
-        return {"predicted_label": classes, "probabilities": activation(outputs)}
+        if program.activation == "sigmoid":
+            several = _select_classes(outputs > 0, labels)
+            columns = {"predicted_label": classes, "predicted_labels": several}
+            return {**columns, "probabilities": _sigmoid(outputs)}
+        return {"predicted_label": classes, "probabilities": _softmax(outputs)}
     if program.output_kind in {"values", "scores"}:
         values = outputs[:, 0]
         values = _sigmoid(values) if program.activation == "sigmoid" else values
         return {program.output_kind.removesuffix("s"): values}
     return {"output": outputs}
+
+
+def _select_classes(is_selected: np.ndarray, labels: Sequence[str]) -> pa.Array:
+    """Return the classes of each record as a list; `is_selected` is [records, classes]."""
+    offsets = np.zeros(len(is_selected) + 1, np.int32)
+    np.cumsum(is_selected.sum(1), out=offsets[1:])
+    numbers = pa.array(np.nonzero(is_selected)[1])
+    classes = pa.array(labels).take(numbers) if labels else numbers
+    return pa.ListArray.from_arrays(pa.array(offsets), classes)
+
+
+def find_entities(
+    tags: np.ndarray,  # [tokens, 2]: classes and their probabilities
+    words: TextWords,
+    labels: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Return the entities of a text with their type, characters and mean probability.
+
+    Without the tags of IOB2, each word is an entity.
+    """
+    classes, probabilities = tags[words.positions].T
+    numbers = classes.astype(int).tolist()
+    names = labels or tuple(map(str, range(max(numbers, default=0) + 1)))
+    scheme = TagScheme(names)
+    entities = []
+    for entity in scheme.find_entities(numbers):
+        start, end = int(words.spans[entity.start, 0]), int(words.spans[entity.stop - 1, 1])
+        score = float(probabilities[entity.start : entity.stop].mean())
+        label = scheme.types[entity.type]
+        text = words.text[start:end]
+        entities.append({"text": text, "label": label, "start": start, "end": end, "score": score})
+    return entities
 
 
 def convert_vectors(vectors: np.ndarray, dtype: Dtype) -> Columns:

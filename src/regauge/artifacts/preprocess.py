@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from regauge.data.conversations import Conversation
+    from regauge.data.tokenizer import EncodedText
     from regauge.data.values import Value
     from regauge.models.io_spec import InputSpec
     from regauge.models.sentence_transformers import Tokenization
@@ -30,6 +31,16 @@ MAX_CHECKED_CONVERSATIONS = 100
 """Conversations whose parts are searched in the rendered text."""
 Ids = list[np.ndarray]
 NO_VALUES: Mapping[str, Sequence[Value | None]] = MappingProxyType({})
+
+
+class TextWords(NamedTuple):
+    """The words of a text that a model reads, in order."""
+
+    text: str
+    positions: np.ndarray
+    """Index of the first token of each word in the input of the model, [words]."""
+    spans: np.ndarray
+    """First character and end of each word, [words, 2]."""
 
 
 class EncodedRecords(NamedTuple):
@@ -114,6 +125,37 @@ class Preprocessor:
         starts = np.fromiter((start for _, start in pairs), np.int32, len(pairs))
         records = TextRecords([TokenizedTexts.from_lists(joined)], [starts])
         return EncodedRecords(records, truncated)
+
+    def find_words(self, texts: Sequence[str]) -> list[TextWords]:
+        """Return the words of texts, as the pre-tokenizer of the model splits them.
+
+        Words after the length limit of the model are left out.
+        """
+        max_tokens = self._tokenization.max_length
+        room = min((max_tokens, *self._input_spec.max_lengths)) - self._tokenizer.num_special_tokens
+        encoded = self._tokenizer.encode_with_offsets(
+            texts, parse_special_tokens=self._parses_special_tokens
+        )
+        pairs = zip(texts, encoded, strict=True)
+        return [self._locate_words(text, tokens, room) for text, tokens in pairs]
+
+    def _locate_words(self, text: str, tokens: EncodedText, room: int) -> TextWords:
+        """Return the words of a text of which the model reads `room` tokens."""
+        indices = truncate_ids(np.arange(len(tokens.ids)), room, self._tokenization.truncation_side)
+        words, offsets = tokens.words[indices], tokens.offsets[indices]
+        is_first = np.diff(words, prepend=-1) != 0
+        starts = np.flatnonzero(is_first & (words >= 0))
+        stops = np.append(starts, len(words))[1:]
+        spans = np.array(
+            [
+                _strip_span(text, int(offsets[start, 0]), int(offsets[start:stop, 1].max()))
+                for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
+            ],
+            np.int64,
+        ).reshape(-1, 2)
+        is_filled = spans[:, 0] < spans[:, 1]  # a pre-tokenizer may split off spaces
+        positions = starts + len(self._tokenizer.prefix)
+        return TextWords(text, positions[is_filled], spans[is_filled])
 
     def _build_features(
         self, values: Mapping[str, Sequence[Value | None]], count: int
@@ -238,3 +280,10 @@ class Preprocessor:
     def _join(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Return two texts as one, without the special tokens at the start of the second."""
         return np.concatenate([first, second[len(self._tokenizer.prefix) :]])
+
+
+def _strip_span(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return a span of characters without the white space at its ends."""
+    content = text[start:end]
+    start += len(content) - len(content.lstrip())
+    return start, start + len(content.strip())

@@ -27,6 +27,7 @@ from regauge.models.generation.text_generation import (
 from regauge.models.inference_modules import (
     DTYPES,
     CustomProgram,
+    TagProgram,
     TextProgram,
 )
 from regauge.models.io_spec import (
@@ -36,7 +37,7 @@ from regauge.models.io_spec import (
     program_inputs,
     read_class_names,
 )
-from regauge.models.modules import Classifier, Encoder, TextModule
+from regauge.models.modules import Classifier, Encoder, TextModule, TokenClassifier
 from regauge.models.sentence_transformers import (
     HeadActivation,
     Pooling,
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
 
 
 UNSUPPORTED_HEADS = (
-    "ForTokenClassification",
     "ForQuestionAnswering",
     "ForQuestionAnsweringSimple",
     "ForMultipleChoice",
@@ -144,6 +144,8 @@ def build_folder_spec(
     if is_classifier:
         return _build_classifier_spec(folder, model, settings, tokenization, trained)
     if encoder_files is None and not settings.pooling:
+        if architectures.is_token_classifier(model):
+            return _build_tagger_spec(folder, model, settings, trained)
         if is_causal_lm(model):
             return _build_generation_spec(folder, model, settings, trained)
         _check_head(folder, model)
@@ -187,15 +189,39 @@ def _build_classifier_spec(
         tokenization,
         input_spec,
         labels=read_class_names(model.config.id2label),
-        activation=_read_activation(folder, tokenization, width),
+        activation=_read_activation(folder, model, tokenization),
     )
 
 
-def _read_activation(folder: Path, tokenization: Tokenization, num_labels: int) -> HeadActivation:
+def _build_tagger_spec(
+    folder: Path, model: PreTrainedModel, settings: TextSettings, trained: InputSpec | None
+) -> ProgramSpec:
+    """Return the program of a token classifier: the entities of a text."""
+    input_spec = trained or ONE_TEXT
+    module = TokenClassifier(model, DropoutKeys())
+    tokenization = resolve_tokenization(folder, None, settings, module.max_tokens, trained)
+    tokenization = _resolve_token_types(folder, model, tokenization, input_spec)
+    return ProgramSpec(
+        build_tag_program(module, tokenization),
+        "entities",
+        TagProgram.NUMBERS_PER_TOKEN * tokenization.max_length,
+        program_inputs(input_spec),
+        tokenization,
+        input_spec,
+        labels=read_class_names(model.config.id2label),
+    )
+
+
+def _read_activation(
+    folder: Path, model: PreTrainedModel, tokenization: Tokenization
+) -> HeadActivation:
     """Return the function of a head's outputs; only third-party folders declare one."""
-    if tokenization.convention == "regauge":
-        return "softmax" if num_labels > 1 else "identity"
-    return sentence_transformers.read_head_activation(folder, num_labels)
+    num_labels: int = model.config.num_labels  # type: ignore[assignment]
+    if tokenization.convention != "regauge":
+        return sentence_transformers.read_head_activation(folder, num_labels)
+    if model.config.problem_type == "multi_label_classification":
+        return "sigmoid"
+    return "softmax" if num_labels > 1 else "identity"
 
 
 def _check_head(folder: Path, model: PreTrainedModel) -> None:
@@ -237,6 +263,11 @@ def build_text_program(
     if tokenization.has_token_types is not None:
         module.has_token_types = tokenization.has_token_types
     return TextProgram(module, output).eval()
+
+
+def build_tag_program(module: TokenClassifier, tokenization: Tokenization) -> TagProgram:
+    """Return the program of a token classifier in evaluation mode."""
+    return TagProgram(build_text_program(module, "scores", tokenization)).eval()
 
 
 def _build_generation_spec(

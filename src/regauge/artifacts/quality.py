@@ -30,6 +30,7 @@ def quality_loss(
     - vectors: 1 minus the mean cosine similarity; also the shared nearest neighbors
     - text: the fraction of reference tokens from the first one that differs
     - classes: the fraction of texts whose class differs
+    - entities: the fraction of tokens whose class differs
     - values, scores, tensor: mean absolute difference, relative to the mean magnitude
     """
     row = {"max_abs_error": float(np.abs(outputs - reference).max(initial=0.0))}
@@ -44,6 +45,11 @@ def quality_loss(
     if output_kind == "text":
         agreement = matching_prefix_fraction(outputs, reference)
         return {**row, "token_agreement": agreement, "quality_loss": 1.0 - agreement}
+    if output_kind == "entities":
+        is_token = reference[:, 1::2] > 0  # classes and probabilities alternate; 0 is padding
+        matches = (outputs[:, ::2] == reference[:, ::2])[is_token]
+        agreement = float(matches.mean()) if len(matches) else 1.0
+        return {**row, "class_agreement": agreement, "quality_loss": 1.0 - agreement}
     if output_kind == "classes":
         agreement = float((outputs.argmax(1) == reference.argmax(1)).mean())
         return {**row, "class_agreement": agreement, "quality_loss": 1.0 - agreement}

@@ -12,7 +12,7 @@ from torch import nn
 
 from regauge import choices, config
 from regauge.artifacts.manifest import DATASET_FILE, TOKENIZER
-from regauge.artifacts.programs import build_text_program, strip_head
+from regauge.artifacts.programs import build_tag_program, build_text_program, strip_head
 from regauge.data.dataset import read_manifest_file
 from regauge.models.architectures import build_template, read_generation_config
 from regauge.models.dropout import DropoutKeys
@@ -23,7 +23,7 @@ from regauge.models.inference_modules import (
     cast_program,
 )
 from regauge.models.init_weights import META, materialize_buffers
-from regauge.models.modules import Classifier, Encoder
+from regauge.models.modules import Classifier, Encoder, TokenClassifier
 from regauge.models.ranker import Ranker, RankerShape
 from regauge.models.sentence_transformers import Pooling
 from regauge.models.settings import Model
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from regauge.artifacts.manifest import ArtifactManifest
+    from regauge.artifacts.manifest import ArtifactManifest, ProgramEntry
     from regauge.models.io_spec import InputSpec
     from regauge.models.modules import TextModule
+    from regauge.models.sentence_transformers import Tokenization
     from regauge.tasks import Task
 
 
@@ -68,20 +69,7 @@ def restore_program(
     model = build_template(folder)
     materialize_buffers(model)
     with META:
-        if entry.fields.ranking is not None:
-            program = RankProgram(_build_ranker(model, folder, entry.fields))
-        elif entry.output_kind == "text":
-            read_generation_config(model, folder)
-            tokenizer, max_new_tokens = folder.parent / TOKENIZER, entry.output_size
-            program = build_generation_program(
-                model, folder, tokenizer, max_new_tokens, tokenization
-            )
-        elif entry.output_kind == "vectors":
-            pooling = entry.pooling or Pooling()
-            encoder = Encoder(strip_head(model), DropoutKeys(), pooling)
-            program = build_text_program(encoder, "vectors", tokenization)
-        else:
-            program = build_text_program(Classifier(model, DropoutKeys()), "scores", tokenization)
+        program = _build_program(model, folder, entry, tokenization)
     return _load_weights(program, manifest, weights)
 
 
@@ -107,6 +95,25 @@ def _load_weights(
         if name in weights:
             set_tensor(program, name, weights[name])
     return program.eval()
+
+
+def _build_program(
+    model: PreTrainedModel, folder: Path, entry: ProgramEntry, tokenization: Tokenization
+) -> nn.Module:
+    """Return a program of text without weights."""
+    if entry.fields.ranking is not None:
+        return RankProgram(_build_ranker(model, folder, entry.fields))
+    if entry.output_kind == "text":
+        read_generation_config(model, folder)
+        tokenizer, max_new_tokens = folder.parent / TOKENIZER, entry.output_size
+        return build_generation_program(model, folder, tokenizer, max_new_tokens, tokenization)
+    if entry.output_kind == "entities":
+        return build_tag_program(TokenClassifier(model, DropoutKeys()), tokenization)
+    if entry.output_kind == "vectors":
+        pooling = entry.pooling or Pooling()
+        encoder = Encoder(strip_head(model), DropoutKeys(), pooling)
+        return build_text_program(encoder, "vectors", tokenization)
+    return build_text_program(Classifier(model, DropoutKeys()), "scores", tokenization)
 
 
 def _build_ranker(model: PreTrainedModel, folder: Path, input_spec: InputSpec) -> Ranker:

@@ -18,7 +18,7 @@ from regauge.checkpoint.unpickle import METADATA_FILE
 from regauge.errors import DataError, SettingsError
 from regauge.files import check_free, stage_output
 from regauge.log import logger
-from regauge.models import architectures, sentence_transformers
+from regauge.models import architectures, heads, sentence_transformers
 from regauge.models.hub import CONFIG
 from regauge.models.weights import (
     WEIGHTS_FILE,
@@ -144,7 +144,7 @@ def load_into_model(weights: dict[str, Tensor], model: torch.nn.Module, origin: 
     tied = set(state) - {name for name, _ in model.named_parameters()}
     missing = sorted(set(state) - set(weights) - tied)
     unknown = sorted(set(weights) - set(state))
-    pooler = [name for name in unknown if name.startswith(architectures.POOLER_PREFIX)]
+    pooler = [name for name in unknown if name.startswith(heads.POOLER_PREFIX)]
     if pooler:
         logger.warning("%s: ignoring '%s'; no task trains a pooling layer", origin, pooler[0])
         unknown = [name for name in unknown if name not in pooler]

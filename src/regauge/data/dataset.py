@@ -214,6 +214,11 @@ class DatasetRows:
         """
         return [self._row(int(number)) for number in numbers]
 
+    def read_column(self, name: str) -> np.ndarray:
+        """Return the values of a column in all rows, in order; lists are concatenated."""
+        parts = [columns[name].values for columns in self._shards]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
     def _row(self, number: int) -> dict[str, Any]:
         shard = bisect.bisect_right(self._ends, number)
         if number < 0 or shard == len(self._ends):

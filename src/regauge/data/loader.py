@@ -138,6 +138,8 @@ class BatchLoader:
     def load_evaluation_batches(self, row_numbers: np.ndarray) -> tuple[Iterator[Arrays], int]:
         """Return the batches of this process that cover given rows once, and the padded row count.
 
+        Each batch has the `slots` of its rows, and whether they are `real`.
+
         The padded count includes the rows that fill the last microbatch.
         """
         num_padded = -(-len(row_numbers) // self._microbatch_rows) * self._microbatch_rows
@@ -148,10 +150,13 @@ class BatchLoader:
         )
         key = RandomKey(self._seed, EVALUATION, EVALUATION)
         local_plans = self._share.select(plans, self._bucket_lengths)
-        batches = (
-            self._collator.build_batch(self._rows, plan, key, self._config) for plan in local_plans
-        )
-        return batches, num_padded
+
+        def build_batch(plan: MicrobatchPlan) -> Arrays:
+            is_real = (plan.row_numbers != PADDING).astype(np.float32)
+            arrays = self._collator.build_batch(self._rows, plan, key, self._config)
+            return {"slots": plan.slots, "real": is_real, **arrays}
+
+        return map(build_batch, local_plans), num_padded
 
 
 def prefetch_batches(

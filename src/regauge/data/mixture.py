@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from regauge.data.settings import DataSettings, MixEntry
 
-_CELL_FORMAT = {"kind", "max_length", "max_group_size", "prompt"}
+_CELL_FORMAT = {"kind", "max_length", "max_group_size", "class_names", "prompt"}
 """The attributes of a column that determine the format and the meaning of its cells."""
 
 
@@ -161,6 +161,9 @@ class _ConcatenatedRows(DatasetRows):
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    def read_column(self, name: str) -> np.ndarray:
+        return np.concatenate([rows.read_column(name) for rows in self._datasets])
+
     def take(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
         wrapped = np.fromiter(numbers, np.int64) % len(self)
         indices = np.searchsorted(self._starts, wrapped, side="right") - 1
@@ -234,6 +237,17 @@ def _merge_columns(columns: list[ColumnInfo]) -> ColumnInfo:
         split: tuple(sum_histograms([column.lengths.get(split, ()) for column in columns]).tolist())
         for split in first.lengths
     }
+    counts = {
+        split: tuple(
+            sum_histograms([column.class_counts.get(split, ()) for column in columns]).tolist()
+        )
+        for split in first.class_counts
+    }
     return first.model_copy(
-        update={"lengths": lengths, "num_missing": dict(missing), "ranges": ranges}
+        update={
+            "lengths": lengths,
+            "num_missing": dict(missing),
+            "ranges": ranges,
+            "class_counts": counts,
+        }
     )

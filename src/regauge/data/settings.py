@@ -262,8 +262,9 @@ Filter = Annotated[dict[str, TextLimits], BeforeValidator(_wrap_default_field)]
 class SplitSettings(Settings):
     """The held-out split: a hash selects whole clusters of near-duplicates, or whole groups."""
 
-    heldout_fraction: float = Field(default=0.05, ge=0.0, lt=1.0)
-    """Fraction of the clusters or groups that is held out."""
+    heldout_fraction: float = Field(default=0.05, ge=0.0, le=1.0)
+    """Fraction of the clusters or groups that is held out; 1 makes a dataset for evaluations
+    only."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the hash; another seed holds out other clusters."""
     similarity: float = Field(default=0.7, gt=0.0, le=1.0)

@@ -76,6 +76,17 @@ class EncodedPair(NamedTuple):
     """Whether tokens were removed to keep the length limit."""
 
 
+class EncodedText(NamedTuple):
+    """A text as tokens that know their characters."""
+
+    ids: np.ndarray
+    """Token ids without special tokens, [tokens] int32."""
+    offsets: np.ndarray
+    """First character and end of each token in the text, [tokens, 2]."""
+    words: np.ndarray
+    """Index of the word of each token, as the pre-tokenizer splits the text, [tokens]."""
+
+
 class LoadedTokenizer:
     """A tokenizer that is loaded from a folder; it encodes texts as token ids."""
 
@@ -117,6 +128,24 @@ class LoadedTokenizer:
         encoded = iter(self._encode_batch(rest, add_special_tokens=False))
         return [
             np.array(next(encoded).ids, dtype=np.int32) if ids is None else ids for ids in cached
+        ]
+
+    def encode_with_offsets(
+        self, texts: Sequence[str], *, parse_special_tokens: bool = False
+    ) -> list[EncodedText]:
+        """Return every text with the characters of each token, without added special tokens.
+
+        The ids are those of `encode`. Raises DataError as `encode` does.
+        """
+        self._tokenizer.encode_special_tokens = not parse_special_tokens
+        encodings = self._encode_batch(texts, add_special_tokens=False, with_offsets=True)
+        return [
+            EncodedText(
+                np.array(encoding.ids, np.int32),
+                np.array(encoding.offsets, np.int64).reshape(-1, 2),
+                np.array([-1 if word is None else word for word in encoding.word_ids], np.int64),
+            )
+            for encoding in encodings
         ]
 
     def encode_pairs(
@@ -235,10 +264,18 @@ class LoadedTokenizer:
         """The cached encoder; it is built on first use, because that reads the whole tokenizer."""
         return build_cached_bpe(self._tokenizer)
 
-    def _encode_batch(self, texts: Sequence[Any], *, add_special_tokens: bool = True) -> Any:
+    def _encode_batch(
+        self,
+        texts: Sequence[Any],
+        *,
+        add_special_tokens: bool = True,
+        with_offsets: bool = False,
+    ) -> Any:
         """Return the encodings of texts or pairs; raises DataError for an unknown character."""
+        encoder = self._tokenizer
+        encode_batch = encoder.encode_batch if with_offsets else encoder.encode_batch_fast
         try:
-            return self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+            return encode_batch(texts, add_special_tokens=add_special_tokens)
         except Exception as error:  # the library raises Exception itself
             if type(error) is not Exception:
                 raise
@@ -279,6 +316,22 @@ class LoadedTokenizer:
             special_token_ids=tuple(sorted(special_ids)),
             truncation_side=self.truncation_side,
         )
+
+
+def find_first_tokens(words: Sequence[str], offsets: np.ndarray) -> list[int | None]:
+    """Return the index of the first token of each word; None for a word without tokens.
+
+    `offsets`, [tokens, 2], are those of the words joined by spaces. A token that begins with a
+    space, or is one, belongs to the word after the space.
+    """
+    ends = np.cumsum([len(word) + 1 for word in words]) - 1
+    last_characters = np.maximum(offsets[:, 1] - 1, offsets[:, 0])
+    words_of_tokens = np.searchsorted(ends, last_characters, side="right")
+    first_tokens: list[int | None] = [None] * len(words)
+    for token, word in reversed(list(enumerate(words_of_tokens.tolist()))):
+        if word < len(words):
+            first_tokens[word] = token
+    return first_tokens
 
 
 def train_tokenizer(texts: Iterator[list[str]], settings: TokenizerSettings, folder: Path) -> None:

@@ -41,6 +41,7 @@ def compute_heldout_metrics(
     opened = Dataset(dataset)
     if not len(opened.rows("heldout")):
         return {}
+    task = task.resolve_defaults(opened.manifest)
     reference: Accelerator = parse_choice("accelerators", REFERENCE_KIND)
     loader = build_loader(
         task,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch.distributed as dist
 
@@ -25,7 +25,7 @@ from regauge.models.settings import Model
 from regauge.models.tensors import move_module, precision_dtype
 from regauge.training.defaults import resolve_execution
 from regauge.training.generation import SAMPLES, generate_samples
-from regauge.training.heldout import HeldoutSet, compute_means
+from regauge.training.heldout import HeldoutSet, compute_means, load_custom_metrics
 from regauge.training.run_record import RUN
 from regauge.training.settings import TrainSettings
 from regauge.training.task_runtime import build_loader
@@ -37,10 +37,21 @@ if TYPE_CHECKING:
     from regauge.accelerators import Accelerator
     from regauge.evaluation.settings import EvaluateSettings
     from regauge.processes import World
-    from regauge.tasks import Task
+    from regauge.tasks import ClassReport, Task
 
 Row = dict[str, Any]
 EvaluatedModel = Model | Artifact
+
+
+class Results(NamedTuple):
+    """The results of all models."""
+
+    rows: list[Row]
+    """The metrics of each model and baseline."""
+    classes: dict[str, ClassReport]
+    """The metrics of each class, by model; empty for tasks without classes."""
+    samples: list[Row]
+    """The completions of held-out prompts."""
 
 
 def evaluate_models(settings: EvaluateSettings, world: World) -> dict[str, Any]:
@@ -51,7 +62,7 @@ def evaluate_models(settings: EvaluateSettings, world: World) -> dict[str, Any]:
     if num_heldout == 0:
         raise DataError(
             f"{settings.data.path} has no held-out rows",
-            "prepare it with a larger split.heldout_fraction",
+            "name other records with --source, or prepare it with a larger split.heldout_fraction",
         )
     folders = {name: _resolve_folder(path, dataset) for name, path in settings.models.items()}
     tasks = {name: _resolve_task(settings, folder, dataset) for name, folder in folders.items()}
@@ -64,14 +75,14 @@ def evaluate_models(settings: EvaluateSettings, world: World) -> dict[str, Any]:
         for name, task in tasks.items()
     }
     dtype = precision_dtype(execution.precision)
-    rows, samples = _evaluate_all(settings, dataset, models, dtype)
-    if world.is_main_process and samples:
-        _write_samples(Path(settings.output.folder) / SAMPLES, samples)
+    results = _evaluate_all(settings, dataset, models, dtype)
+    if world.is_main_process and results.samples:
+        _write_samples(Path(settings.output.folder) / SAMPLES, results.samples)
     if dist.is_initialized():
         dist.barrier()
     resolved = settings.model_copy(update={"accelerator": accelerator, "execution": execution})
     num_rows = min(num_heldout, settings.evaluation.rows or num_heldout)
-    return _write_table(resolved, rows, world, num_rows, dataset.manifest.fingerprint)
+    return _write_table(resolved, results, world, num_rows, dataset.manifest.fingerprint)
 
 
 def _open_model(folder: Path, task: Task, attention: Literal["sdpa", "chunked"]) -> EvaluatedModel:
@@ -106,7 +117,15 @@ def _build_heldout_set(
         seed=settings.seed,
     )
     row_numbers = sample_rows(len(loader), settings.evaluation.rows, dataset.manifest.fingerprint)
-    return HeldoutSet(task, accelerator, accelerator.end_microbatch, device, loader, row_numbers)
+    return HeldoutSet(
+        task,
+        accelerator,
+        accelerator.end_microbatch,
+        device,
+        loader,
+        row_numbers,
+        custom_metrics=load_custom_metrics(settings.evaluation.metrics),
+    )
 
 
 def _resolve_task(settings: EvaluateSettings, folder: Path, dataset: Dataset) -> Task:
@@ -153,10 +172,9 @@ def _evaluate_all(
     dataset: Dataset,
     models: dict[str, tuple[EvaluatedModel, HeldoutSet]],
     dtype: torch.dtype,
-) -> tuple[list[Row], list[Row]]:
-    """Return the rows of the table, and the completions of held-out prompts."""
-    rows: list[Row] = []
-    samples: list[Row] = []
+) -> Results:
+    """Evaluate the models, an untrained one and the baselines, as far as they are requested."""
+    results = Results([], {}, [])
 
     def load_module(heldout: HeldoutSet, model: EvaluatedModel) -> nn.Module:
         if not isinstance(model, Model):
@@ -174,21 +192,25 @@ def _evaluate_all(
     if settings.evaluate.untrained:
         untrained, heldout = _select_random_model(list(models.values()))
         metrics = heldout.compute_metrics(load_module(heldout, untrained))
-        rows.append({"name": "untrained", **metrics})
+        results.rows.append({"name": "untrained", **metrics})
     outputs: dict[str, torch.Tensor] = {}
     for name, (model, heldout) in models.items():
         module = load_module(heldout, model)
         metrics, outputs = heldout.evaluate(module)
-        rows.append({"name": name, **metrics})
+        results.rows.append({"name": name, **metrics})
+        if report := heldout.class_report(outputs):
+            results.classes[name] = report
         options = settings.evaluation.samples
         generated = generate_samples(heldout, module, options, dataset.folder)
-        samples += [{"model": name, **sample} for sample in generated]
+        results.samples.extend({"model": name, **sample} for sample in generated)
     texts = dataset.read_texts("heldout")
     if settings.evaluate.baselines and texts and outputs:
         row_texts = [texts[number] for number in heldout.row_numbers.tolist()]
         baselines = heldout.task.baselines(outputs, outputs, row_texts)
-        rows += [{"name": name, **compute_means(sums)} for name, sums in baselines.items()]
-    return rows, samples
+        results.rows.extend(
+            {"name": name, **compute_means(sums)} for name, sums in baselines.items()
+        )
+    return results
 
 
 def _select_random_model(
@@ -210,13 +232,14 @@ def _write_samples(path: Path, samples: list[Row]) -> None:
 
 
 def _write_table(
-    settings: EvaluateSettings, rows: list[Row], world: World, num_rows: int, fingerprint: str
+    settings: EvaluateSettings, results: Results, world: World, num_rows: int, fingerprint: str
 ) -> dict[str, Any]:
     folder = Path(settings.output.folder)
     table = {
         "format": FORMAT,
         "title": settings.evaluate.title,
-        "rows": rows,
+        "rows": results.rows,
+        "classes": results.classes,
         "notes": [f"{num_rows} held-out rows of {settings.data.path}"],
         "settings": dump(settings),
         "identity": {"data_fingerprint": fingerprint},
@@ -224,4 +247,4 @@ def _write_table(
     if world.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         write_sealed(folder / EVALUATION, table)
-    return {"output": str(folder / EVALUATION), "rows": rows}
+    return {"output": str(folder / EVALUATION), "rows": results.rows, "classes": results.classes}

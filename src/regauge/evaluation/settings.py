@@ -9,6 +9,7 @@ from pydantic import Field, SerializeAsAny
 from regauge.accelerators import Accelerator
 from regauge.config import Settings, choice_of
 from regauge.data.settings import DataSettings
+from regauge.data.sources import Source
 from regauge.tasks import Task
 from regauge.training.settings import Evaluation, Execution, Output
 
@@ -21,6 +22,8 @@ class EvaluateOptions(Settings):
 
     task_settings: Literal["given", "run"] = "given"
     """Evaluates runs with the task of this run file (`given`), or with that of the run (`run`)."""
+    source: Annotated[SerializeAsAny[Source], choice_of("data/sources")] | None = None
+    """Records to evaluate instead of the held-out rows; they are prepared like the dataset."""
     untrained: bool = False
     """Adds a row for random weights with the dimensions of the first model."""
     baselines: bool = True

@@ -6,7 +6,7 @@ import inspect
 import re
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -16,6 +16,7 @@ from regauge import choices
 from regauge.errors import SettingsError, first_line
 from regauge.models import lora
 from regauge.models.dropout import DropoutKeys, replace_dropout
+from regauge.models.heads import POOLER_PREFIX, freeze_encoder
 from regauge.models.hub import CONFIG, GENERATION_CONFIG, is_custom_module, resolve_model
 from regauge.models.init_weights import (
     CPU,
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 
     from regauge.models.settings import Model
 
-HeadKind = Literal["none", "masked", "pairs", "causal", "classes"]
+HeadKind = Literal["none", "masked", "pairs", "causal", "classes", "tokens"]
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
 AUTO_CLASSES: dict[HeadKind, str] = {
     "none": "AutoModel",
@@ -43,13 +45,22 @@ AUTO_CLASSES: dict[HeadKind, str] = {
     "pairs": "AutoModelForPreTraining",
     "causal": "AutoModelForCausalLM",
     "classes": "AutoModelForSequenceClassification",
+    "tokens": "AutoModelForTokenClassification",
 }
 LOAD_OPTIONS: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True}
 """Options for reading weights with transformers: as fp32, never from a pickle."""
 FUSED_ATTENTION = "sdpa"
 """transformers' name of torch's fused scaled dot product attention."""
-POOLER_PREFIX = "pooler."
-"""Prefix of the weight names of a pooling layer."""
+
+
+class ClassHead(NamedTuple):
+    """A head whose outputs are the scores of classes, or one value."""
+
+    outputs: int
+    """Number of classes; 1 for a regression."""
+    names: tuple[str, ...] = ()
+    """Names of the classes; empty for those of the configuration."""
+    problem_type: ProblemType = "single_label_classification"
 
 
 def build_model(
@@ -59,16 +70,14 @@ def build_model(
     seed: int,
     pad_id: int = 0,
     *,
-    outputs: int = 0,
-    class_names: tuple[str, ...] = (),
+    class_head: ClassHead | None = None,
     keys: DropoutKeys | None = None,
 ) -> tuple[PreTrainedModel, DropoutKeys]:
     """Build a transformers model in fp32 on the CPU; return it with its dropout keys.
 
-    `outputs` is the number of classes of a classification head, and `class_names` are their names.
-    `keys` are the dropout keys of another model to share. Equal settings, vocabulary size and seed
-    give equal weights. If torch's default device is meta, the model has no weights until
-    `materialize`.
+    `class_head` describes a head of classes. `keys` are the dropout keys of another model to share.
+    Equal settings, vocabulary size and seed give equal weights. If torch's default device is meta,
+    the model has no weights until `materialize`.
 
     Raises SettingsError if the architecture, its attention, a field of its configuration, its
     weights or the vocabulary size does not fit.
@@ -81,10 +90,10 @@ def build_model(
     with CPU:
         try:
             config = _build_config(settings, vocab_size, pad_id)
-            if outputs:
+            if class_head is not None:
                 # The class names of a weights folder are those of other classes.
                 given_names = () if settings.path else read_class_names(config.id2label)
-                _set_classes(config, outputs, class_names or given_names)
+                _set_classes(config, class_head, class_head.names or given_names)
                 if getattr(config, "pad_token_id", None) is None:  # finds the last token of a text
                     config.pad_token_id = pad_id
             model = _build_on_meta(settings, head, config)
@@ -98,19 +107,21 @@ def build_model(
         _check_vocabulary(model, vocab_size, settings)
         keys = keys or DropoutKeys()
         _add_dropout_and_adapters(model, settings, keys)
+        layers, has_head = settings.trainable_layers, head != "none"
+        freeze_encoder(model, find_blocks(model), layers, trains_pooler=has_head)
         if not deferred:
             materialize(model, build_initial_weights(model, settings, seed))
     return model, keys
 
 
-def _set_classes(config: PretrainedConfig, outputs: int, names: tuple[str, ...]) -> None:
-    """Set the number of classes and their names; one output is a regression."""
-    if len(names) != outputs:
-        names = tuple(f"{DEFAULT_CLASS_NAME}{index}" for index in range(outputs))
-    config.num_labels = outputs
+def _set_classes(config: PretrainedConfig, head: ClassHead, names: tuple[str, ...]) -> None:
+    """Set the number of classes, their names and the problem type; a regression has one output."""
+    if len(names) != head.outputs:
+        names = tuple(f"{DEFAULT_CLASS_NAME}{index}" for index in range(head.outputs))
+    config.num_labels = head.outputs
     config.id2label = dict(enumerate(names))
     config.label2id = {name: index for index, name in config.id2label.items()}
-    config.problem_type = "regression" if outputs == 1 else "single_label_classification"
+    config.problem_type = head.problem_type
 
 
 def _build_on_meta(settings: Model, head: HeadKind, config: PretrainedConfig) -> PreTrainedModel:
@@ -340,6 +351,11 @@ def _check_vocabulary(model: PreTrainedModel, vocab_size: int, settings: Model) 
 def is_classifier(model: nn.Module) -> bool:
     """Return whether a model is a sequence classification or regression model."""
     return class_name(model).endswith("ForSequenceClassification")
+
+
+def is_token_classifier(model: nn.Module) -> bool:
+    """Return whether a model classifies the tokens of a text."""
+    return class_name(model).endswith("ForTokenClassification")
 
 
 def class_name(model: nn.Module) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -15,25 +15,53 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor, nn
+    from transformers import PreTrainedModel
 
+TrainableLayers = Literal["all", "none"] | int
 HEAD_FILE = "head.safetensors"
+POOLER_PREFIX = "pooler."
+"""Prefix of the weight names of a pooling layer."""
 HEAD_PREFIX = "head."
 """Prefix of the weight names of a head in its module."""
 
 
-def freeze_except_last(model: nn.Module, layers: list[nn.Module], trained: int) -> None:
-    """Freeze all weights of a model except its last `trained` layers.
+def freeze_encoder(
+    model: PreTrainedModel,
+    blocks: list[nn.Module],
+    trainable_layers: TrainableLayers,
+    *,
+    trains_pooler: bool,
+) -> None:
+    """Freeze the encoder of a model, except its last `trainable_layers` blocks.
 
-    Raises SettingsError if the model has fewer layers.
+    The head stays trained, and so does the pooling layer of the encoder if `trains_pooler`. A head
+    weight that is tied to the embeddings is frozen with them. Raises SettingsError if the model has
+    fewer blocks.
     """
-    model.requires_grad_(requires_grad=False)
-    if trained > len(layers):
+    if trainable_layers == "all":
+        return
+    count = 0 if trainable_layers == "none" else trainable_layers
+    if count > len(blocks):
         raise SettingsError(
-            f"the encoder has {len(layers)} blocks, but task.trainable_layers = {trained}",
+            f"the encoder has {len(blocks)} blocks, but model.trainable_layers = {count}",
             'set it lower, or to "all"',
         )
-    for layer in layers[len(layers) - trained :]:
-        layer.requires_grad_(requires_grad=True)
+    encoder: Any = model.base_model
+    for name, value in encoder.named_parameters():
+        value.requires_grad_(trains_pooler and name.startswith(POOLER_PREFIX))
+    for block in blocks[len(blocks) - count :]:
+        block.requires_grad_(requires_grad=True)
+
+
+def check_trained(module: nn.Module, trainable_layers: TrainableLayers) -> None:
+    """Raise SettingsError if no weight of a module is trained, or if nothing could be frozen."""
+    trained = [value.requires_grad for value in module.parameters()]
+    if trainable_layers != "all" and all(trained):
+        problem = "model.trainable_layers has no effect on a custom module"
+        raise SettingsError(problem, "remove it, and freeze weights in the module")
+    if not any(trained):
+        problem = "no weight is trained: the task adds no head to the frozen encoder"
+        raise SettingsError(problem, 'set model.trainable_layers to a number, or to "all"')
 
 
 def is_head_weight(name: str) -> bool:

@@ -54,6 +54,26 @@ class TextProgram(nn.Module):
         return output
 
 
+class TagProgram(nn.Module):
+    """The best class of each token of a text, and its probability."""
+
+    NUMBERS_PER_TOKEN = 2
+
+    def __init__(self, scores: TextProgram) -> None:
+        super().__init__()
+        self.scores = scores
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Return [rows, 2 x length] fp32: a class and its probability for each token.
+
+        `tokens` is [rows, length] int32 and `lengths` is [rows] int32. Padding has zeros.
+        """
+        positions = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)[None]
+        real = (positions < lengths[:, None]).float()
+        probabilities, classes = self.scores(tokens, lengths).softmax(2).max(2)
+        return torch.stack([classes.float() * real, probabilities * real], 2).flatten(1)
+
+
 class RankProgram(nn.Module):
     """Scores of queries with one candidate each."""
 

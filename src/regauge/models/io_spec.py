@@ -15,9 +15,9 @@ LENGTH: Final = "length"
 """Names of the dynamic dimensions of a tensor."""
 DEFAULT_CLASS_NAME: Final = "LABEL_"
 """Start of the class names that transformers uses by default: `LABEL_0`, `LABEL_1`, …."""
-OutputKind = Literal["vectors", "classes", "values", "scores", "text", "tensor"]
+OutputKind = Literal["vectors", "classes", "values", "scores", "entities", "text", "tensor"]
 """Output for a record: embedding of a text, class scores, predicted value, score of a candidate,
-generated text, or tensor of a custom module."""
+entities in a text, generated text, or tensor of a custom module."""
 
 
 class TensorSpec(Settings):

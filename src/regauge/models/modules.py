@@ -219,6 +219,17 @@ class Classifier(TextModule):
         return (real * batch["positions"]).amax(1, keepdim=True).long()
 
 
+class TokenClassifier(TextModule):
+    """Scores the classes of each token of a text, with the architecture's head."""
+
+    packs_texts = False
+
+    def forward(self, batch: Batch) -> Batch:
+        """Return `scores`, [batch, length, classes] fp32."""
+        logits = self.model(**self.model_inputs(batch, packed=False)).logits
+        return {"scores": logits.float().clone()}
+
+
 def _gather_positions(hidden: Tensor, positions: Tensor) -> Tensor:
     """Return the hidden states at some positions of each row, [batch, positions, width]."""
     return hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))

@@ -103,7 +103,7 @@ def _share_layers(modules: Mapping[str, TextModule]) -> None:
             if _requires_grad(layers.setdefault(name, layer)) != _requires_grad(layer):
                 raise SettingsError(
                     f"tasks '{owner}' and '{task}' train different layers of the shared encoder",
-                    "set the same trainable_layers in both",
+                    "train the task without texts in a run of its own",
                 )
             pairs = zip(layer.parameters(), layers[name].parameters(), strict=True)
             replacements |= {id(old): new for old, new in pairs}

@@ -58,6 +58,11 @@ class Model(Settings):
     transformers; `auto`: chosen for the device."""
     lora: Lora | None = None
     """Train LoRA adapters instead of the weights."""
+    trainable_layers: Literal["all", "none"] | Annotated[int, Field(ge=0)] = Field(
+        default="all", union_mode="left_to_right"
+    )
+    """Trained part of the encoder: all, none, or this many of its last blocks. Heads are always
+    trained."""
 
     @model_validator(mode="before")
     @classmethod
@@ -80,6 +85,8 @@ class Model(Settings):
             raise ValueError("a model needs exactly one of architecture and path; set one")
         if self.path is not None and self.config:
             raise ValueError("model.config has no effect with model.path; remove one of them")
+        if self.lora is not None and self.trainable_layers != "all":
+            raise ValueError("model.lora trains adapters only; remove model.trainable_layers")
         return self
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from regauge.artifacts.engine import Engine
     from regauge.artifacts.manifest import ProgramEntry
     from regauge.artifacts.postprocess import Decode
-    from regauge.artifacts.preprocess import EncodedRecords, Preprocessor
+    from regauge.artifacts.preprocess import EncodedRecords, Preprocessor, TextWords
     from regauge.artifacts.records import TextRecords
     from regauge.data.sources import Piece, Source, SourceItem
     from regauge.data.values import FieldKind, Value
@@ -63,6 +63,8 @@ class RecordSpec:
     """How a causal model generates text."""
     num_new_tokens: int = 0
     """Most tokens of an answer."""
+    needs_words: bool = False
+    """Whether the outputs are entities, which need the words of a text."""
 
     @property
     def value_fields(self) -> tuple[str, ...]:
@@ -101,6 +103,8 @@ class EncodedShard:
     """Number of records by field that is not copied, because the first records do not have it."""
     missing_fields: Counter[str]
     """Number of records without a value by field that the settings name."""
+    words: list[TextWords] = field(default_factory=list)
+    """The words of each text, if the outputs are entities."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Duration of each step."""
     computed_tokens: int = 0
@@ -162,6 +166,11 @@ class _ShardRecords:
         self.num_skipped = 0
         self.dropped_fields: Counter[str] = Counter()
         self.missing_fields: Counter[str] = Counter()
+
+    @property
+    def first_texts(self) -> list[str]:
+        """The texts of the first text field."""
+        return self._columns[0]
 
     def add(self, item: SourceItem, number: int) -> None:
         """Add an item of the source; `number` is its number in the piece."""
@@ -245,6 +254,8 @@ def read_shard(
         batch.dropped_fields,
         batch.missing_fields,
     )
+    if record_spec.needs_words:
+        encoded_shard.words = preprocessor.find_words(batch.first_texts)
     encoded_shard.seconds["read"] = time.perf_counter() - start
     return encoded_shard
 
@@ -302,7 +313,9 @@ class ShardWriter:
 
     def _write_outputs(self, shard: EncodedShard, outputs: np.ndarray) -> list[Path]:
         output, name = self.record_spec.output, shard.shard_id.name
-        outputs_by_name = build_columns(self.program, output.dtype, outputs, self.decode)
+        outputs_by_name = build_columns(
+            self.program, output.dtype, outputs, self.decode, shard.words
+        )
         columns = ShardColumns(shard.kept_values, self.record_spec.kept_fields, outputs_by_name)
         return [
             self._write_file(SHARDS, f"{name}.{suffix}", write)

@@ -76,7 +76,11 @@ class ShardColumns:
 
         outputs: Columns = {}
         for name, values in self._outputs.items():
-            is_nested = isinstance(values, np.ndarray) and values.ndim > 1
+            is_nested = (
+                values.ndim > 1
+                if isinstance(values, np.ndarray)
+                else pa.types.is_nested(values.type)
+            )
             cells = [json.dumps(_replace_non_finite(cell)) for cell in _list_cells(values)]
             outputs[name] = pa.array(cells, pa.string()) if is_nested else values
         write_csv(build_table(outputs, self._kept, self._kinds), file)

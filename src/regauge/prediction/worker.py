@@ -136,6 +136,7 @@ def build_worker(spec: WorkerSpec, device: int, halvings: int = 0) -> Worker:
         program.fields.categorical_features,
         settings.generation,
         program.output_size,
+        needs_words=program.output_kind == "entities",
     )
     engine = load_engine(artifact, batch_invariant=settings.predict.batch_invariant, device=device)
     engine.halvings = halvings

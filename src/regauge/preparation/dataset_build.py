@@ -183,8 +183,10 @@ class DatasetBuild:
         reasons = counts.format_counts("skipped", "rejected") or "no record has text"
         see = f"see the records in {self.folder / dataset.REJECTED}"
         folder = self.build_dir.final / self.name
-        if not splits["train"].rows:
-            problem = f"{folder} has no training rows ({reasons})"
+        is_for_evaluation = shared.settings["split"]["heldout_fraction"] == 1
+        split, kind = ("heldout", "held-out") if is_for_evaluation else ("train", "training")
+        if not splits[split].rows:
+            problem = f"{folder} has no {kind} rows ({reasons})"
             raise DataError(problem, f"correct rows or source; {see}")
         has_validation = any(item.is_validation for item in shared.pieces)
         if has_validation and not splits["heldout"].rows and not self.name:

@@ -144,7 +144,8 @@ class _RecordEncoder:
         """Count the classes of a row by split."""
         for name, index in self._label_columns.items():
             counts = self.counts["labels"][name]
-            counts[SPLIT_NAMES[record.decision]].update(cells[index])
+            texts = (text for text in cells[index] if text is not None)
+            counts[SPLIT_NAMES[record.decision]].update(texts)
             counts["lists"] += isinstance(record.fields[name], list)
 
     def _count_unusable(self, file: str, location: str, unusable: UnusableRecord) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,18 +18,27 @@ from xml.etree import ElementTree as ET
 import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from regauge.results import formatting
 from regauge.results.series import Points, downsample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from matplotlib.axes import Axes
 
 MAX_POINTS = 400
 """Most points of a drawn curve; more cannot be distinguished at the size of a chart."""
+MAX_COUNTED_CLASSES = 12
+"""Classes up to which the cells of a confusion matrix show their counts."""
+MAX_CELL_ALPHA = 0.75
+"""Opacity of a cell that holds all rows of its class; its count stays readable."""
+MAX_DESCRIBED_CELLS = 5
+"""Confusions that the description of a confusion matrix lists."""
+MAX_NAME = 18
+"""Characters of a class name on the axis of a confusion matrix."""
 WIDTH, HEIGHT = 5.0, 2.9
 """Size of a chart in inches; a chart with many bars is taller."""
 
@@ -192,6 +202,59 @@ def draw_bars(title: str, bars: list[Bar], context: ChartContext, *, unit: str) 
     )
     height = max(HEIGHT, 0.8 + 0.24 * len(bars))
     return [_draw_chart(title, text, context, lambda axes: _plot_bars(axes, bars, unit), height)]
+
+
+def draw_matrix(
+    title: str, names: Sequence[str], cells: list[list[int]], context: ChartContext
+) -> Chart:
+    """Return a confusion matrix: a row for each actual class, a column for each predicted class.
+
+    A cell is as dark as its share of the row. Counts are written into up to 12 x 12 cells.
+    """
+    count = len(names)
+    confusions = [
+        (cells[row][column], names[row], names[column])
+        for row in range(count)
+        for column in range(count)
+        if row != column and cells[row][column]
+    ]
+    largest = sorted(confusions, key=lambda confusion: -confusion[0])[:MAX_DESCRIBED_CELLS]
+    correct, total = sum(cells[row][row] for row in range(count)), sum(map(sum, cells))
+    parts = [f"{correct:,} of {total:,} are correct."]
+    parts += [
+        f"{number:,} of {actual} are predicted as {name}." for number, actual, name in largest
+    ]
+    height = max(HEIGHT, 1.4 + 0.28 * count)
+    plot = partial(_plot_matrix, names=names, cells=cells)
+    return _draw_chart(title, " ".join(parts), context, plot, height)
+
+
+def _plot_matrix(axes: Axes, names: Sequence[str], cells: list[list[int]]) -> None:
+    count = len(names)
+    for row, values in enumerate(cells):
+        total = max(sum(values), 1)
+        for column, value in enumerate(values):
+            share = value / total
+            area = Rectangle(
+                (column - 0.5, row - 0.5),
+                1,
+                1,
+                facecolor=_SERIES[0],
+                alpha=0.75 * share,
+                linewidth=0,
+            )
+            axes.add_patch(area)
+            if count <= MAX_COUNTED_CLASSES:
+                text = formatting.count(value) if value >= 10_000 else str(value)  # noqa: PLR2004  (fits a cell)
+                axes.text(column, row, text, ha="center", va="center", fontsize=9, color=_INK)
+    labels = [name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…" for name in names]
+    axes.set_xticks(range(count), labels, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(count), labels)
+    axes.set_xlim(-0.5, count - 0.5)
+    axes.set_ylim(count - 0.5, -0.5)
+    axes.grid(visible=False)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("actual")
 
 
 def _describe_curve(curve: Curve, scale: AxisScale) -> str:

@@ -14,7 +14,13 @@ from regauge import __version__
 from regauge.config import FORMAT
 from regauge.errors import SettingsError
 from regauge.files import write_atomic
-from regauge.reporting import comparison_charts, inference_charts, run_charts, scaling_section
+from regauge.reporting import (
+    classes_section,
+    comparison_charts,
+    inference_charts,
+    run_charts,
+    scaling_section,
+)
 from regauge.reporting.comparison_section import LIMIT_NOTE
 from regauge.reporting.drawing import ChartContext
 from regauge.results import formatting
@@ -22,6 +28,7 @@ from regauge.results import formatting
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from regauge.reporting.classes_section import ClassesSection
     from regauge.reporting.drawing import Chart
     from regauge.reporting.page import Report
     from regauge.reporting.settings import ReportOptions
@@ -60,6 +67,13 @@ def render_html(report: Report) -> str:
         _mark_safe(run_charts.build_charts(section.run, f"chart-{index}"))
         for index, section in enumerate(report.training_sections)
     ]
+    class_sections = _build_class_sections(report)
+    class_charts = [
+        _mark_safe(
+            classes_section.build_charts(section, ChartContext(f"classes-{index}", section.title))
+        )
+        for index, section in enumerate(class_sections)
+    ]
     scaling_charts = [
         _mark_safe(
             scaling_section.build_charts(scaling, ChartContext(f"scaling-{index}", scaling.title))
@@ -82,6 +96,8 @@ def render_html(report: Report) -> str:
     return template.render(
         report=report,
         run_charts=run_charts_by_section,
+        class_sections=class_sections,
+        class_charts=class_charts,
         scaling_charts=scaling_charts,
         inference_charts=latency_charts,
         comparison_charts=_mark_safe(compared),
@@ -89,6 +105,11 @@ def render_html(report: Report) -> str:
         style=Markup(css),  # noqa: S704  (a file of this package)
         version=__version__,
     )
+
+
+def _build_class_sections(report: Report) -> tuple[ClassesSection, ...]:
+    runs = (section.run for section in report.run_sections)
+    return classes_section.build_classes_sections(runs)
 
 
 def _mark_safe(charts: Iterable[Chart]) -> list[tuple[Chart, Markup]]:
@@ -99,12 +120,14 @@ def _mark_safe(charts: Iterable[Chart]) -> list[tuple[Chart, Markup]]:
 def render_markdown(report: Report) -> str:
     """Return the report as Markdown, without charts."""
     template = build_environment().get_template("report.md.j2")
-    return template.render(report=report, limit_note=LIMIT_NOTE)
+    sections = _build_class_sections(report)
+    return template.render(report=report, class_sections=sections, limit_note=LIMIT_NOTE)
 
 
 def render_json(report: Report) -> str:
     """Return the report as JSON, with every series of every run."""
-    document = {"format": FORMAT, **_to_dict(report)}
+    sections = _build_class_sections(report)
+    document = {"format": FORMAT, **_to_dict(report), "class_sections": sections}
     del document["comparison"]  # its runs are run sections, or would be written twice
     if report.comparison:
         document["comparison_sections"] = report.comparison_sections

@@ -18,6 +18,7 @@ from regauge.json_files import DocumentShape, find_json, find_mismatch
 from regauge.results.series import AttemptSummary, Series, merge_attempts, summarize_attempts
 from regauge.supervision.cost_meter import ATTEMPTS, AttemptLine, LedgerLine
 from regauge.supervision.goodput import Goodput, read_goodput
+from regauge.tasks import CLASS_REPORTS, ClassReport
 
 MARKER_FILES = (
     "run.json",
@@ -66,7 +67,30 @@ class ReportedStage(DocumentShape):
     settings: SettingsShape = SettingsShape()
 
 
-class EvaluationShape(DocumentShape):
+class ClassMetricsShape(DocumentShape):
+    """The metrics of one class."""
+
+    name: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+class ClassReportShape(DocumentShape):
+    """The quality of a model by class."""
+
+    classes: list[ClassMetricsShape]
+    confusion_matrix: list[list[int]] | None = None
+
+
+class ClassesShape(DocumentShape):
+    """The class reports of a run."""
+
+    classes: dict[str, ClassReportShape] = {}
+
+
+class EvaluationShape(ClassesShape):
     """The table of an evaluation."""
 
     title: str = ""
@@ -113,6 +137,8 @@ class RunFolder:
     cost_series: dict[str, Series] = field(default_factory=dict)
     """Cumulative machine seconds, device seconds and dollars by step, repeated work included."""
     evaluation: Document = field(default_factory=dict)
+    class_reports: dict[str, ClassReport] = field(default_factory=dict)
+    """The metrics of each class by model or held-out set; empty for tasks without classes."""
     dataset: Document = field(default_factory=dict)
     """Manifest of the dataset that the run prepared; empty for other verbs."""
     failures: tuple[Document, ...] = ()
@@ -204,6 +230,8 @@ def read_run_folder(folder: Path) -> RunFolder:
         ledger=ledger[-1] if ledger else {},
         cost_series=_build_cost_series(ledger),
         evaluation=evaluation,
+        class_reports=evaluation.get("classes")
+        or _read_document(folder / CLASS_REPORTS, warnings, ClassesShape).get("classes", {}),
         dataset=dataset,
         failures=tuple({"file": path.name, **_read_document(path, warnings)} for path in failures),
         goodput=goodput,

@@ -1,10 +1,10 @@
 """Training tasks: which batches a model reads, its loss, and its held-out metrics.
 
 `Task` is the interface; each public file here is one task: `mlm`, `clm`, `sft`, `contrastive`,
-`triplet`, `similarity`, `distill`, `classify`, `rank`. `_tokens` and `_fields` hold the batches of
-token rows and of record fields, `_pairs` the rows of next-sentence prediction, `_embeddings` the
-base of the tasks that train vectors. `_objectives` holds the ranking losses; `_quality` and
-`_retrieval` hold the metrics.
+`triplet`, `similarity`, `distill`, `classify`, `tokens`, `rank`. `_tokens` and `_fields` hold the
+batches of token rows and of record fields, `_pairs` the rows of next-sentence prediction,
+`_embeddings` the base of the tasks that train vectors. `_objectives` holds the ranking losses;
+`_quality`, `_entities` and `_retrieval` hold the metrics.
 
 A task is a frozen settings class. It may import `data` and `models`; torch only inside methods, so
 that a run file is checked without it.
@@ -12,7 +12,7 @@ that a run file is checked without it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Self, TypedDict
 
 from regauge.config import Choice
 from regauge.errors import SettingsError
@@ -36,11 +36,33 @@ MetricSums = dict[str, tuple[Any, Any]]
 ITEMS = "items"
 """Metric name of the number of items (rows, tokens or queries) that the means are taken over."""
 
+CLASS_REPORTS = "classes.json"
+"""File of the class reports of a run's last evaluation, in its output folder."""
+
 LOWER_IS_BETTER = ("loss", "perplexity", "error", "seconds", "latency", "usd", "bytes")
 """A metric is better when lower if its name contains one of these words."""
 
 UNORDERED = ("calibration", "items")
 """Metrics without a best value: one is best at 1, the other is a count."""
+
+
+class ClassMetrics(TypedDict):
+    """The metrics of one class."""
+
+    name: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
+    """Number of items of the class."""
+
+
+class ClassReport(TypedDict):
+    """The quality of a model by class."""
+
+    classes: list[ClassMetrics]
+    confusion_matrix: NotRequired[list[list[int]]]
+    """Numbers of rows, [actual class, predicted class]; missing if there are too many classes."""
 
 
 def lower_is_better(metric: str) -> bool:
@@ -151,10 +173,29 @@ class Task(Choice):
     def eval_outputs(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
         """Return the outputs of a batch that `metric_sums` needs, [slots, width] fp32.
 
-        Only called if `metrics_need_all_rows`.
+        Only called if `metrics_need_all_rows`, or for custom metrics.
         """
         del batch
         return output["vectors"]
+
+    def metric_arrays(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors that custom metrics read, by name; rows are in held-out order.
+
+        `vectors` of the argument are all `eval_outputs` without those of padding rows.
+        """
+        return {"vectors": outputs["vectors"]}
+
+    def class_report(self, outputs: dict[str, Tensor]) -> ClassReport | None:
+        """Return the metrics of each class from all `eval_outputs`; None for tasks without classes.
+
+        `vectors` of the argument are all `eval_outputs` without those of padding rows.
+        """
+        del outputs
+        return None
+
+    def derive_metrics(self, means: dict[str, float]) -> dict[str, float]:
+        """Return the means of all metrics with those that are functions of other means."""
+        return means
 
     def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
         """Return the (weighted sum, weight) of each held-out metric; the loss is the first.

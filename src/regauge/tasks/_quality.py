@@ -9,7 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from regauge.tasks import ClassMetrics
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 Ratio = tuple["Tensor", "Tensor"]
@@ -40,9 +44,41 @@ class ClassCounts:
             actual=sum_by_class(labels, weight),
         )
 
+    @classmethod
+    def count_sets(cls, predicted: Tensor, labels: Tensor, real: Tensor) -> ClassCounts:
+        """Count rows with any number of classes; both arguments are [rows, classes] bool."""
+        import torch
+
+        is_real = (real > 0)[:, None]
+
+        def sum_rows(cells: Tensor) -> Tensor:
+            return (cells & is_real).sum(0).to(torch.float64)
+
+        return cls(sum_rows(predicted & labels), sum_rows(predicted), sum_rows(labels))
+
     def accuracy(self) -> Ratio:
         """Return the share of rows that are classified correctly."""
         return self.correct.sum(), self.actual.sum()
+
+    def describe(self, names: Sequence[str]) -> list[ClassMetrics]:
+        """Return the metrics of each class; a ratio without items is 0, as in scikit-learn."""
+
+        def divide(numerator: Tensor, denominator: Tensor) -> list[float]:
+            ratio: list[float] = (numerator / denominator.clamp_min(1)).tolist()
+            return ratio
+
+        columns = zip(
+            names,
+            divide(self.correct, self.predicted),
+            divide(self.correct, self.actual),
+            divide(2 * self.correct, self.predicted + self.actual),
+            self.actual.tolist(),
+            strict=True,
+        )
+        return [
+            ClassMetrics(name=name, precision=precision, recall=recall, f1=f1, support=int(support))
+            for name, precision, recall, f1, support in columns
+        ]
 
     def f1(self) -> Ratio:
         """Return the F1 of class 1 if there are two classes, else the macro F1.
@@ -56,6 +92,15 @@ class ClassCounts:
         occurs = total > 0
         return (2 * self.correct[occurs] / total[occurs]).sum(), occurs.sum()
 
+    def micro_f1(self) -> Ratio:
+        """Return the F1 of the classes of all rows together."""
+        return 2 * self.correct.sum(), (self.predicted + self.actual).sum()
+
+    def macro_f1(self) -> Ratio:
+        """Return the mean F1 over all classes; it is 0 for a class that does not occur."""
+        f1 = 2 * self.correct / (self.predicted + self.actual).clamp_min(1)
+        return f1.sum(), f1.new_tensor(len(f1))
+
     def matthews(self) -> Ratio:
         """Return the Matthews correlation for any number of classes (R_K, Gorodkin, 2004)."""
         rows = self.actual.sum()
@@ -64,6 +109,15 @@ class ClassCounts:
             rows.square() - counts.square().sum() for counts in (self.predicted, self.actual)
         ]
         return covariance, (variances[0] * variances[1]).sqrt()
+
+
+def confusion_matrix(predicted: Tensor, labels: Tensor, classes: int) -> list[list[int]]:
+    """Return the numbers of rows, [actual class, predicted class]; both arguments are [rows]."""
+    import torch
+
+    cells = torch.bincount(labels * classes + predicted, minlength=classes * classes)
+    matrix: list[list[int]] = cells.view(classes, classes).tolist()
+    return matrix
 
 
 def ndcg(scores: Tensor, labels: Tensor, present: Tensor, at: int) -> Ratio:

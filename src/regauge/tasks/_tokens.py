@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from regauge.models.io_spec import OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
+
+
+NLL = "token_loss"
+"""The mean token loss of a task whose loss has another part, too."""
+MAX_EXPONENT = 700.0
+"""Exponents from which on the exponential is infinite."""
 
 
 class TokenTask(Task):
@@ -68,6 +75,23 @@ class TokenTask(Task):
             "loss": ((output["nll"] * weights).sum(), total),
             "accuracy": ((output["correct"] * weights).sum(), total),
         }
+
+    def derive_metrics(self, means: dict[str, float]) -> dict[str, float]:
+        """Add the perplexity, the exponential of the mean token loss."""
+        token_loss = means.get(NLL, means["loss"])
+        is_finite = token_loss < MAX_EXPONENT
+        return {**means, "perplexity": math.exp(token_loss) if is_finite else math.inf}
+
+    def eval_outputs(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        """Return `nll`, `correct` and `weights`, concatenated to [batch, 3 x tokens]."""
+        import torch
+
+        return torch.cat([output["nll"], output["correct"], batch["weights"]], 1)
+
+    def metric_arrays(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return `nll`, `correct` and `weights` of each token, all [rows, tokens]."""
+        parts = outputs["vectors"].chunk(3, 1)
+        return dict(zip(("nll", "correct", "weights"), parts, strict=True))
 
 
 class NextTokenTask(TokenTask):

@@ -6,15 +6,14 @@ import json
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from regauge.data.batches import take_rows
 from regauge.errors import DataError, SettingsError
-from regauge.json_files import find_json
-from regauge.log import logger
-from regauge.models.io_spec import InputSpec, read_class_names
-from regauge.tasks import MetricSums, _quality
+from regauge.models.io_spec import InputSpec
+from regauge.tasks import ITEMS, ClassReport, MetricSums, _quality
 from regauge.tasks._fields import (
+    MAX_LOGGED_NAMES,
     TEXT_TOKENS,
     FieldsTask,
     Texts,
@@ -23,6 +22,7 @@ from regauge.tasks._fields import (
     check_field,
     field_histogram,
     label_range,
+    warn_about_class_names,
 )
 
 if TYPE_CHECKING:
@@ -33,13 +33,27 @@ if TYPE_CHECKING:
     from regauge.data.batches import Arrays, MicrobatchPlan, OptionalRows, RandomKey
     from regauge.data.dataset import ColumnInfo, DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
+    from regauge.models.architectures import ProblemType
     from regauge.models.io_spec import OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
 
 
-MAX_LOGGED_NAMES = 10
 MIN_CLASSES = 2
+LABEL_KINDS = {
+    "classification": ("integer",),
+    "multi-label": ("integer", "integers"),
+    "regression": ("integer", "float"),
+}
+"""Kinds of the label column by problem type."""
+PROBLEM_TYPES: dict[str, ProblemType] = {
+    "classification": "single_label_classification",
+    "multi-label": "multi_label_classification",
+    "regression": "regression",
+}
+"""The names of the problem types in transformers."""
+MAX_MATRIX_CLASSES = 100
+"""Classes up to which a confusion matrix is written."""
 
 
 class Classify(FieldsTask):
@@ -51,13 +65,19 @@ class Classify(FieldsTask):
     """One text field, or two that are concatenated to a pair."""
     label: str = "label"
     """Field with the class, of `rows.labels`, or with the value to predict, of `rows.floats`."""
-    problem_type: Literal["classification", "regression"] = "classification"
-    """Classes are trained with cross-entropy, values with squared error."""
+    problem_type: Literal["classification", "multi-label", "regression"] = "classification"
+    """`classification`: one class (cross-entropy); `multi-label`: any number of classes (binary
+    cross-entropy of each); `regression`: a value (squared error)."""
     classes: int | None = Field(default=None, ge=2, le=4096)
     """Number of classes; by default that of the dataset."""
     class_names: tuple[str, ...] = ()
     """Names of the classes 0, 1, … in config.json, exports and predictions; by default those of
     the dataset."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Probability that is moved from the label to all classes equally (Szegedy et al., 2016)."""
+    class_weights: Literal["none", "balanced"] | tuple[PositiveFloat, ...] = "none"
+    """Weight of each class in the loss, or of its positive rows if problem_type is multi-label;
+    `balanced`: inversely proportional to its number of training rows."""
 
     @model_validator(mode="before")
     @classmethod
@@ -79,6 +99,20 @@ class Classify(FieldsTask):
             raise ValueError("a regression has no classes; remove class_names")
         return self
 
+    @model_validator(mode="after")
+    def _check_loss(self) -> Classify:
+        if self._is_regression and (self.label_smoothing or self.class_weights != "none"):
+            raise ValueError("a regression has no classes; remove label_smoothing, class_weights")
+        if self._is_multi_label and self.label_smoothing:
+            raise ValueError("label_smoothing needs one class per text; remove label_smoothing")
+        weights = self.class_weights
+        if isinstance(weights, tuple) and self.classes and len(weights) != self.classes:
+            raise ValueError(
+                f"class_weights has {len(weights)} values and classes is {self.classes};"
+                " give each class one weight"
+            )
+        return self
+
     def default_rows(self) -> dict[str, Any]:
         fields = dict.fromkeys(self.text_fields, TEXT_TOKENS)
         rows = {**super().default_rows(), "fields": fields}
@@ -87,13 +121,53 @@ class Classify(FieldsTask):
         return {**rows, "labels": {self.label: self.class_names}}
 
     def resolve_defaults(self, manifest: DatasetManifest) -> Self:
-        """Return the task with the number and the names of the classes of a dataset."""
+        """Return the task with the number, the names and the weights of the classes of a dataset.
+
+        Raises SettingsError if the dataset does not fit the class weights, and DataError if a class
+        has no training row to balance its weight by.
+        """
         column = manifest.columns.get(self.label)
         if self._is_regression or column is None:
             return self
         names = self.class_names or column.class_names or ()
         classes = self.classes or len(names) or max(MIN_CLASSES, column.num_classes or 0)
-        return self.model_copy(update={"classes": classes, "class_names": names})
+        weights = self.class_weights
+        if weights == "balanced" and manifest.splits:
+            counts = np.zeros(classes)
+            given = column.class_counts.get("train", ())[:classes]
+            counts[: len(given)] = given
+            weights = self._balance_weights(counts, names, manifest.splits["train"].rows)
+        if isinstance(weights, tuple) and len(weights) != classes:
+            problem = f"task.class_weights has {len(weights)} values for {classes} classes"
+            raise SettingsError(problem, "give each class one weight")
+        return self.model_copy(
+            update={"classes": classes, "class_names": names, "class_weights": weights}
+        )
+
+    def _balance_weights(
+        self, counts: np.ndarray, names: tuple[str, ...], num_rows: int
+    ) -> tuple[float, ...]:
+        """Return the balanced weight of each class from its number of training rows, [classes].
+
+        It is n / (classes x n_class), as in scikit-learn (King and Zeng, 2001). If problem_type is
+        multi-label, it is the number of rows without the class over the number of rows with it.
+        """
+        if not counts.any():
+            problem = f"the dataset has no counts of the classes of '{self.label}'"
+            raise SettingsError(problem, "list it in rows.labels, or give task.class_weights")
+        if not counts.all():
+            number = int(counts.argmin())
+            problem = f"class {names[number] if names else number} has no training row"
+            raise DataError(problem, "give task.class_weights as a list, or remove the class")
+        if not self._is_multi_label:
+            weights = num_rows / (len(counts) * counts)
+        elif (counts == num_rows).any():
+            number = int(counts.argmax())
+            problem = f"every training row has the class {names[number] if names else number}"
+            raise DataError(problem, "give task.class_weights as a list, or remove the class")
+        else:
+            weights = (num_rows - counts) / counts
+        return tuple(weights.tolist())
 
     def find_assumption(self, manifest: DatasetManifest) -> str | None:
         column = manifest.columns.get(self.label)
@@ -105,24 +179,17 @@ class Classify(FieldsTask):
         super().check_dataset(manifest)
         for name in self.text_fields:
             check_field(manifest, name)
-        kinds = ("integer", "float") if self._is_regression else ("integer",)
-        check_field(manifest, self.label, kinds)
+        column = manifest.columns.get(self.label)
+        if column is not None and column.kind == "integers" and not self._is_multi_label:
+            problem = f"'{self.label}' has lists of classes"
+            raise SettingsError(problem, 'set task.problem_type = "multi-label"')
+        check_field(manifest, self.label, LABEL_KINDS[self.problem_type])
         self._check_class_names_of_dataset(manifest.columns[self.label])
         self._check_labels(manifest)
 
     def check_weights(self, folder: Path) -> None:
-        from regauge.models.hub import CONFIG
-        from regauge.models.tokenizer_convention import COPY_REMEDY
-
-        config = find_json(folder / CONFIG, COPY_REMEDY) or {}
-        names = read_class_names(config.get("id2label"))
-        if self.class_names or self._is_regression or not names:
-            return
-        logger.warning(
-            "%s: its class names are not used: %s; name the classes with task.class_names",
-            folder,
-            ", ".join(names[:MAX_LOGGED_NAMES]),
-        )
+        if not self.class_names and not self._is_regression:
+            warn_about_class_names(folder)
 
     def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
         """Return the number of texts by length; halves of pairs are assumed independent."""
@@ -146,16 +213,25 @@ class Classify(FieldsTask):
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
     ) -> Arrays:
-        """Build token arrays with `labels`, [batch], and `types`, which are 1 in second halves."""
+        """Build token arrays with `labels`, and `types`, which are 1 in second halves.
+
+        Labels are [batch]; if problem_type is multi-label, [batch, classes] with 1 for each class.
+        """
         records = take_rows(rows, plan.row_numbers)
         texts = self._join_all_texts(records, config.special_ids)
         arrays = build_slot_arrays(texts, plan, key, config)
         starts = [len(row[self.text_fields[0]]) if row else 0 for row in records]
-        labels = np.array(
-            [row[self.label] if row else 0 for row in records],
-            np.float32 if self._is_regression else np.int64,
-        )
+        labels = self._build_labels(records)
         return {**arrays, "types": build_token_types(arrays, starts), "labels": labels}
+
+    def _build_labels(self, records: OptionalRows) -> np.ndarray:
+        if self._is_multi_label:
+            labels = np.zeros((len(records), self.classes or MIN_CLASSES), np.float32)
+            for cells, row in zip(labels, records, strict=True):
+                cells[[] if row is None else row[self.label]] = 1
+            return labels
+        dtype = np.float32 if self._is_regression else np.int64
+        return np.array([row[self.label] if row else 0 for row in records], dtype)
 
     def output_kind(self) -> OutputKind:
         return "values" if self._is_regression else "classes"
@@ -168,57 +244,121 @@ class Classify(FieldsTask):
         )
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
-        from regauge.models.architectures import build_model
+        from regauge.models.architectures import ClassHead, build_model
         from regauge.models.modules import Classifier
 
         tokenizer = manifest.tokenizer
         vocab_size, pad_id = tokenizer.vocab_size, tokenizer.pad_token_id
         resolved = self.resolve_defaults(manifest)
         outputs = 1 if self._is_regression else resolved.classes or MIN_CLASSES
-        names = resolved.class_names
-        return Classifier(
-            *build_model(
-                model, "classes", vocab_size, seed, pad_id, outputs=outputs, class_names=names
-            )
-        )
+        head = ClassHead(outputs, resolved.class_names, PROBLEM_TYPES[self.problem_type])
+        return Classifier(*build_model(model, "classes", vocab_size, seed, pad_id, class_head=head))
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        losses = self._losses(output["scores"], batch["labels"])
-        return (losses * batch["real"]).sum(), batch["real"].sum()
+        losses, weights = self._losses(output["scores"], batch["labels"])
+        return (losses * batch["real"]).sum(), (weights * batch["real"]).sum()
 
     def eval_outputs(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        """Return the scores and the label, [batch, classes + 1]."""
+        """Return the scores and the labels, [batch, classes + 1].
+
+        If problem_type is multi-label, they are [batch, 2 x classes].
+        """
         import torch
 
-        return torch.cat([output["scores"], batch["labels"].float()[:, None]], 1)
+        return torch.cat(
+            [output["scores"], batch["labels"].float().view(len(batch["labels"]), -1)], 1
+        )
+
+    def metric_arrays(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return `scores`, [rows, classes], and `labels`, [rows] or [rows, classes]."""
+        vectors = outputs["vectors"]
+        if self._is_multi_label:
+            scores, labels = vectors.chunk(2, 1)
+            return {"scores": scores, "labels": labels}
+        scores, labels = vectors[:, :-1], vectors[:, -1]
+        return {"scores": scores, "labels": labels if self._is_regression else labels.long()}
 
     def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
-        """Return loss, accuracy, F1 and Matthews correlation; for regression loss and Pearson's."""
-        outputs, real = output["vectors"].cpu(), batch["real"].cpu()
-        scores, labels = outputs[:, :-1], outputs[:, -1]
-        losses = self._losses(scores, labels if self._is_regression else labels.long())
-        sums: MetricSums = {"loss": ((losses * real).sum(), real.sum())}
+        """Return the loss, and the metrics of the problem type.
+
+        They are accuracy, F1 and Matthews correlation; accuracy, micro F1 and macro F1 for several
+        classes; or Pearson's correlation.
+        """
+        real = batch["real"].cpu()
+        arrays = self.metric_arrays({"vectors": output["vectors"].cpu()})
+        scores, labels = arrays["scores"], arrays["labels"]
+        losses, weights = self._losses(scores, labels)
+        sums: MetricSums = {"loss": ((losses * real).sum(), (weights * real).sum())}
         if self._is_regression:
             return {**sums, "pearson": _quality.pearson(scores[:, 0], labels, real)}
-        classes = scores.shape[1]
-        counts = _quality.ClassCounts.count(scores.argmax(1), labels.long(), real, classes)
+        counts = self._count_classes(scores, labels, real)
+        if self._is_multi_label:
+            is_exact = ((scores > 0) == (labels > 0)).all(1)
+            accuracy = (is_exact * real).sum(), real.sum()
+            f1 = {"f1_micro": counts.micro_f1(), "f1_macro": counts.macro_f1()}
+            return {**sums, "accuracy": accuracy, **f1}
         return {
             **sums,
             "accuracy": counts.accuracy(),
             "f1": counts.f1(),
             "matthews_correlation": counts.matthews(),
+            ITEMS: (real.sum(), real.new_ones(())),
         }
+
+    def class_report(self, outputs: dict[str, Tensor]) -> ClassReport | None:
+        """Return the metrics of each class, and the confusion matrix of up to 100 classes.
+
+        Texts with several classes have no confusion matrix.
+        """
+        if self._is_regression:
+            return None
+        arrays = self.metric_arrays(outputs)
+        scores, labels = arrays["scores"], arrays["labels"]
+        counts = self._count_classes(scores, labels, scores.new_ones(len(scores)))
+        classes = scores.shape[1]
+        names = self.class_names or tuple(map(str, range(classes)))
+        report = ClassReport(classes=counts.describe(names))
+        if not self._is_multi_label and classes <= MAX_MATRIX_CLASSES:
+            matrix = _quality.confusion_matrix(scores.argmax(1), labels, classes)
+            report["confusion_matrix"] = matrix
+        return report
+
+    def _count_classes(self, scores: Tensor, labels: Tensor, real: Tensor) -> _quality.ClassCounts:
+        if self._is_multi_label:
+            return _quality.ClassCounts.count_sets(scores > 0, labels > 0, real)
+        return _quality.ClassCounts.count(scores.argmax(1), labels, real, scores.shape[1])
 
     @property
     def _is_regression(self) -> bool:
         return self.problem_type == "regression"
 
-    def _losses(self, scores: Tensor, labels: Tensor) -> Tensor:
-        from torch.nn.functional import cross_entropy
+    @property
+    def _is_multi_label(self) -> bool:
+        return self.problem_type == "multi-label"
 
+    def _losses(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weighted losses and their weights, both [rows].
+
+        The loss of a text with several classes is the mean over all classes, as in transformers.
+        """
+        import torch
+        from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+        ones = torch.ones_like(scores[:, 0])
         if self._is_regression:
-            return (scores[:, 0] - labels).square()
-        return cross_entropy(scores, labels, reduction="none")
+            return (scores[:, 0] - labels).square(), ones
+        weights = None
+        if isinstance(self.class_weights, tuple):
+            weights = torch.tensor(self.class_weights, device=scores.device)
+        if self._is_multi_label:
+            losses = binary_cross_entropy_with_logits(
+                scores, labels, reduction="none", pos_weight=weights
+            )
+            return losses.mean(1), ones
+        losses = cross_entropy(
+            scores, labels, weights, reduction="none", label_smoothing=self.label_smoothing
+        )
+        return losses, ones if weights is None else weights[labels]
 
     def _join_all_texts(self, records: OptionalRows, special: tuple[int, ...]) -> Texts:
         return [None if row is None else self._join_texts(row, special) for row in records]

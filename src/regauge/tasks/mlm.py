@@ -10,7 +10,7 @@ from pydantic import Field
 from regauge.data.randomness import hash_keys
 from regauge.errors import SettingsError
 from regauge.tasks import MetricSums, _pairs
-from regauge.tasks._tokens import TokenTask
+from regauge.tasks._tokens import NLL, TokenTask
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,7 +115,12 @@ class Mlm(TokenTask):
             return sums
         real = (batch["segments"][:, 0] > 0).float()
         accuracy = ((output["pair_correct"] * real).sum(), real.sum())
-        return {**sums, "loss": self.loss(output, batch), "next_sentence_accuracy": accuracy}
+        return {
+            "loss": self.loss(output, batch),
+            NLL: sums.pop("loss"),
+            **sums,
+            "next_sentence_accuracy": accuracy,
+        }
 
     @staticmethod
     def _replacement_tokens(

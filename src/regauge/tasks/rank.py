@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -60,10 +60,6 @@ class Rank(FieldsTask):
     """Loss of each candidate (cross-entropy), candidate pair (RankNet) or list (ListNet)."""
     ndcg_at: int = Field(default=10, ge=1)
     """Cutoff k of the metric NDCG@k."""
-    trainable_layers: Literal["all", "none"] | Annotated[int, Field(ge=0)] = Field(
-        default="all", union_mode="left_to_right"
-    )
-    """Trained part of the text encoder: all, none, or this many of its last blocks."""
     encoders: Literal["shared", "separate"] = "shared"
     """One encoder for all texts, or separate encoders of queries and candidates. Both start with
     the same weights; `optimizer.lr_multipliers` addresses the second one as `documents.`."""
@@ -182,8 +178,8 @@ class Rank(FieldsTask):
         )
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
-        from regauge.models.architectures import build_model, find_blocks
-        from regauge.models.heads import freeze_except_last, read_head_buffers
+        from regauge.models.architectures import build_model
+        from regauge.models.heads import read_head_buffers
         from regauge.models.hub import resolve_model
         from regauge.models.ranker import Ranker, RankerShape
 
@@ -205,10 +201,8 @@ class Rank(FieldsTask):
         )
         scale = [_ranking.feature_scale(manifest.columns[name]) for name in self.numeric_features]
         module = Ranker(encoder, keys, shape, self.interactions, scale, documents=document_encoder)
-        if self.trainable_layers != "all" or not self.query:
-            trained = 0 if isinstance(self.trainable_layers, str) else self.trainable_layers
-            for part in filter(None, (encoder, document_encoder)):
-                freeze_except_last(part, find_blocks(part), trained)
+        if not self.query:  # no text reaches the encoder
+            encoder.requires_grad_(requires_grad=False)
         if model.path is not None and model.weights == "pretrained":
             read_head_buffers(module, resolve_model(model.path))
         return module
@@ -222,6 +216,11 @@ class Rank(FieldsTask):
         import torch
 
         return torch.cat([output["scores"], batch["labels"].float(), batch["present"]], 1)
+
+    def metric_arrays(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return `scores`, `labels` and `present`, all [rows, candidates]."""
+        parts = outputs["vectors"].chunk(3, 1)
+        return dict(zip(("scores", "labels", "present"), parts, strict=True))
 
     def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
         """Return loss, AUC over all candidates, and NDCG and MRR.

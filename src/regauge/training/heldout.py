@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import math
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from regauge import stop_signals
+from regauge import choices, stop_signals
 from regauge.data.batches import GATHERED_COLUMNS
+from regauge.errors import DataError
 from regauge.models.multitask import set_active_task
 from regauge.tasks import ITEMS
 from regauge.training.gradients import all_reduce_sum, gather_by_slot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     import numpy as np
     from torch import nn
 
     from regauge.accelerators import Accelerator, Batch
     from regauge.data.loader import BatchLoader
-    from regauge.tasks import MetricSums, Task
+    from regauge.tasks import ClassReport, MetricSums, Task
 
 
 GATHERED = ("slots", "real", *GATHERED_COLUMNS)
 """The arrays of a batch that metrics over all rows need."""
+
+
+class CustomMetric(NamedTuple):
+    """A function that maps the arrays of all held-out rows to a number, or to numbers by name."""
+
+    path: str
+    """The function as the run file names it, `file.py:function`."""
+    compute: Callable[[dict[str, np.ndarray]], Any]
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,7 @@ class HeldoutSet:
     """The name of the task; empty if the run has one task."""
     dataset_name: str = ""
     """The name of a dataset that is mixed in; empty for the main dataset of the task."""
+    custom_metrics: tuple[CustomMetric, ...] = ()
 
     def compute_metrics(self, module: nn.Module) -> dict[str, float]:
         """Return the metrics of a module; every process gets the same values."""
@@ -53,7 +66,8 @@ class HeldoutSet:
     def evaluate(self, module: nn.Module) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         """Return the metrics and the outputs of a module.
 
-        Only tasks with `metrics_need_all_rows` return outputs, in the order of the rows.
+        Only tasks with `metrics_need_all_rows` return outputs, in the order of the rows, and tasks
+        with custom metrics. Raises DataError if a custom metric fails.
         """
         set_active_task(module, self.task_name)
         arrays, rows = self.loader.load_evaluation_batches(self.row_numbers)
@@ -62,7 +76,28 @@ class HeldoutSet:
         )
         batches = (batch for (batch,) in self.accelerator.wrap_loader(host, self.device))
         num_slots = rows * self.task.slots_per_row()
-        return evaluate_batches(self.task, module, batches, num_slots, self.end_microbatch)
+        metrics, outputs = evaluate_batches(
+            self.task,
+            module,
+            batches,
+            num_slots,
+            self.end_microbatch,
+            needs_outputs=bool(self.custom_metrics),
+        )
+        if self.custom_metrics:
+            tensors = self.task.metric_arrays(select_real(outputs))
+            metrics = compute_custom_metrics(self.custom_metrics, tensors, metrics)
+        return metrics, outputs
+
+    def class_report(self, outputs: dict[str, torch.Tensor]) -> ClassReport | None:
+        """Return the metrics of each class from the outputs of `evaluate`, if the task has any."""
+        return self.task.class_report(select_real(outputs)) if outputs else None
+
+
+def select_real(outputs: Batch) -> Batch:
+    """Return the outputs of an evaluation on the CPU, without those of padding rows."""
+    is_real = outputs["real"].cpu() > 0
+    return {"vectors": outputs["vectors"].cpu()[is_real]}
 
 
 def evaluate_batches(
@@ -71,39 +106,46 @@ def evaluate_batches(
     batches: Iterable[Batch],
     num_slots: int,
     end_microbatch: Callable[[], None],
+    *,
+    needs_outputs: bool = False,
 ) -> tuple[dict[str, float], Batch]:
     """Return the metrics over the batches of all processes, and the outputs.
 
     Sums are exact and count each row once; means are taken at the end. Every process gets the same
-    values. Outputs are in slot order if the task has `metrics_need_all_rows`, else empty.
+    values. Outputs are in slot order if they are needed or if the task has `metrics_need_all_rows`,
+    else empty.
 
     `num_slots` is the number of sequences in the batches of all processes, padding included.
     `end_microbatch` is called after each batch.
     """
     module.eval()
+    gathers = needs_outputs or task.metrics_need_all_rows
     tables: list[Tensor] = []
     vectors: list[Tensor] = []
     slots: list[Batch] = []
     names: list[str] = []
+    outputs: Batch = {}
     with torch.no_grad():
         for batch in batches:
             stop_signals.check_stop()
             output = module(batch)
-            if task.metrics_need_all_rows:
+            if gathers:
                 vectors.append(task.eval_outputs(output, batch))
                 slots.append({name: batch[name] for name in GATHERED if name in batch})
-            else:
+            if not task.metrics_need_all_rows:
                 names, table = _build_table(task.metric_sums(output, batch))
                 tables.append(table)
             end_microbatch()
-        if task.metrics_need_all_rows:
+        if gathers:
             outputs = gather_by_slot(vectors, slots, num_slots)
+        if task.metrics_need_all_rows:
             names, table = _build_table(task.metric_sums(outputs, outputs))
             end_microbatch()
-            return _divide(names, table.cpu()), outputs
+            return task.derive_metrics(_divide(names, table.cpu())), outputs
         device = tables[0].device
         total = torch.stack([table.cpu() for table in tables]).double().sum(0).float()
-    return _divide(names, all_reduce_sum(total.to(device)).cpu()), {}
+    means = _divide(names, all_reduce_sum(total.to(device)).cpu())
+    return task.derive_metrics(means), outputs
 
 
 def compute_means(sums: MetricSums) -> dict[str, float]:
@@ -119,8 +161,59 @@ def _build_table(sums: MetricSums) -> tuple[list[str], Tensor]:
 
 
 def _divide(names: list[str], table: Tensor) -> dict[str, float]:
-    """Return each sum divided by its weight, and the weight of the first metric as `items`."""
+    """Return each sum divided by its weight, and `items`: by default the weight of the first."""
     rows = table.tolist()
     pairs = zip(names, rows, strict=True)
     means = {name: total / max(weight, 1e-9) for name, (total, weight) in pairs}
-    return means | {ITEMS: rows[0][1]}
+    return means if ITEMS in means else means | {ITEMS: rows[0][1]}
+
+
+def load_custom_metrics(paths: tuple[str, ...]) -> tuple[CustomMetric, ...]:
+    """Import the functions of `evaluation.metrics`.
+
+    Raises SettingsError if a function is missing, or if the run file of this command does not name
+    it.
+    """
+    return tuple(CustomMetric(path, choices.load_function(path)) for path in paths)
+
+
+def compute_custom_metrics(
+    custom_metrics: tuple[CustomMetric, ...],
+    arrays: Mapping[str, Tensor],
+    metrics: Mapping[str, float],
+) -> dict[str, float]:
+    """Return the metrics with the custom ones added.
+
+    Each function gets a dictionary with `arrays` as NumPy arrays of its own. Raises DataError if a
+    function fails, or if it returns anything but numbers under new names.
+    """
+    merged = dict(metrics)
+    for metric in custom_metrics:
+        values = _compute(metric, {name: value.numpy().copy() for name, value in arrays.items()})
+        for name, value in values.items():
+            if name in merged:
+                raise DataError(
+                    f"'{metric.path}' returned '{name}', which is already a metric",
+                    "return it under another name",
+                )
+            merged[name] = value
+    return merged
+
+
+def _compute(metric: CustomMetric, arrays: dict[str, np.ndarray]) -> dict[str, float]:
+    """Return the values of one custom metric by name."""
+    try:
+        result = metric.compute(arrays)
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__} in {frame.filename}:{frame.lineno}: {error}"
+        raise DataError(f"'{metric.path}' failed: {reason}", "correct that function") from error
+    name = metric.path.rpartition(":")[2]
+    values = dict(result) if isinstance(result, Mapping) else {name: result}
+    try:
+        numbers = {str(key): float(value) for key, value in values.items()}
+    except (TypeError, ValueError):
+        kinds = ", ".join(sorted({type(value).__name__ for value in values.values()}))
+        problem = f"'{metric.path}' returned {kinds}"
+        raise DataError(problem, "return a number, or a dictionary of numbers by name") from None
+    return {key: value if math.isfinite(value) else math.nan for key, value in numbers.items()}

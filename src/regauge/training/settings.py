@@ -31,6 +31,7 @@ from regauge.trackers import Tracker
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+FunctionPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 T = TypeVar("T")
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Auto = Literal["auto"]
@@ -195,6 +196,8 @@ class Evaluation(Settings):
     """Rows of a microbatch of an evaluation; by default that of training."""
     samples: Samples = Samples()
     """Generation from held-out prompts."""
+    metrics: tuple[FunctionPath, ...] = ()
+    """Custom metrics, as `file.py:function`; each gets the arrays of all held-out rows."""
 
     def check(self, *tasks: Task) -> None:
         """Raise SettingsError if samples are requested and no task generates text."""

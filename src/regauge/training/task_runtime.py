@@ -10,9 +10,10 @@ from regauge.data.loader import BatchLoader, CollatorConfig, RankShare
 from regauge.data.row_order import sample_rows
 from regauge.models import multitask
 from regauge.models.flops import flops_per_token
+from regauge.models.heads import check_trained
 from regauge.models.init_weights import META
 from regauge.training.gradients import GradientComputer
-from regauge.training.heldout import HeldoutSet
+from regauge.training.heldout import HeldoutSet, load_custom_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,14 +67,17 @@ def build_module(
 ) -> TextModule | multitask.MultiTaskModel:
     """Return the module of all tasks of a run, on the meta device.
 
-    `manifests` are the manifests of the datasets, in the order of the tasks.
+    `manifests` are the manifests of the datasets, in the order of the tasks. Raises SettingsError
+    if no weight is trained, or if no weight of a custom module can be frozen.
     """
     with META:
         modules = {
             config.name: config.task.build_module(settings.model, manifest, settings.seed)
             for config, manifest in zip(settings.task_configs, manifests, strict=True)
         }
-        return multitask.combine_modules(modules)
+        module = multitask.combine_modules(modules)
+    check_trained(module, settings.model.trainable_layers)
+    return module
 
 
 def build_task_runtime(
@@ -84,6 +88,7 @@ def build_task_runtime(
     device_context: DeviceContext,
 ) -> TaskRuntime:
     """Return the parts of one task; `model` is the model of all tasks."""
+    config = config._replace(task=config.task.resolve_defaults(dataset.manifest))
     manifest, task, batch = dataset.manifest, config.task, config.batch
     bucket_lengths = task.bucket_lengths(manifest)
     loader = build_loader(
@@ -146,6 +151,7 @@ def _build_heldout_sets(
             row_numbers=sample_rows(len(loader), settings.evaluation.rows, identity),
             task_name=config.name,
             dataset_name=name,
+            custom_metrics=load_custom_metrics(settings.evaluation.metrics),
         )
     return heldout_sets
 

@@ -12,9 +12,12 @@ import torch
 import torch.distributed as dist
 
 from regauge import jsonl, stop_signals
+from regauge.config import FORMAT
 from regauge.data.loader import prefetch_batches
 from regauge.errors import LimitReachedError, PreemptedError, RegaugeError
+from regauge.files import write_json
 from regauge.log import logger
+from regauge.tasks import CLASS_REPORTS
 from regauge.training.checkpointing import is_best, save_checkpoint
 from regauge.training.compile.warmup import RecompileMonitor
 from regauge.training.early_stopping import count_evaluation, find_stop_reason
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
     from regauge.accelerators import Batch
     from regauge.data.batches import Arrays
+    from regauge.tasks import ClassReport
     from regauge.trackers import TrackerGroup
     from regauge.training.context import RunContext
     from regauge.training.heldout import HeldoutSet
@@ -169,16 +173,23 @@ def evaluate(context: RunContext, state: TrainState) -> dict[str, float]:
     """Return the held-out metrics of the state as `heldout/<metric>`; every process calls this.
 
     Metrics of one of several tasks are named `heldout.<task>/<metric>`. Those of a dataset that is
-    mixed in have its name after that. Empty if no rows are held out.
+    mixed in have its name after that. Empty if no rows are held out. The metrics of each class are
+    written to `classes.json`.
     """
     metrics: dict[str, float] = {}
+    reports: dict[str, ClassReport] = {}
     for prefix, heldout in context.heldout.items():
         with context.hooks.phase("evaluate"), context.hooks.compilation():
             context.hooks.before_evaluation(state.step)
-            values = heldout.compute_metrics(state.model.module)
+            values, outputs = heldout.evaluate(state.model.module)
+            if report := heldout.class_report(outputs):
+                reports[prefix] = report
             if heldout.task.generative and not heldout.dataset_name:
                 _write_samples(context, state, heldout)
         metrics |= {f"{prefix}/{name}": value for name, value in values.items()}
+    if reports and context.world.is_main_process:
+        document = {"format": FORMAT, "step": state.step, "classes": reports}
+        write_json(context.folder / CLASS_REPORTS, document)
     if metrics:
         context.hooks.after_evaluation(state.step, metrics)
     return metrics

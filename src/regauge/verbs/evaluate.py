@@ -1,25 +1,48 @@
-"""Evaluate trained models on held-out rows, side by side."""
+"""Evaluate trained models on held-out rows or on files, side by side."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from regauge import config, processes, verbs
+from cyclopts import Parameter
+
+from regauge import choices, config, processes, verbs
+from regauge.errors import SettingsError
 from regauge.evaluation.settings import EVALUATION, EvaluateSettings
 from regauge.training.defaults import count_local_processes
-from regauge.verbs import AsJson, DryRun, Override, RunFile
+from regauge.verbs import AsJson, DryRun, Override
+from regauge.verbs._source_files import build_source
 
 ROOT = EvaluateSettings
 OUTPUT = "output.folder"
+PREPARED = "data"
+"""Subfolder of the output folder with the prepared records of `evaluate.source`."""
+MAX_SHOWN_CLASSES = 30
+MAX_SHOWN_CELLS = 10
+"""Classes up to which a terminal shows the metrics of each, and the confusion matrix."""
 
 
 def main(
-    run_file: RunFile, *overrides: Override, dry_run: DryRun = False, json: AsJson = False
+    run_file: Annotated[
+        Path, Parameter(help="Run file, or folder of a run, a model or an artifact.")
+    ],
+    *overrides: Override,
+    source: Annotated[
+        str | None, Parameter(help="Files with the records to evaluate, such as test.csv.")
+    ] = None,
+    to: Annotated[Path | None, Parameter(help="Output folder.")] = None,
+    dry_run: DryRun = False,
+    json: AsJson = False,
 ) -> dict[str, Any]:
-    """Evaluate the models of a run file on the held-out rows of its dataset."""
-    settings = verbs.load_settings(EvaluateSettings, run_file, overrides)
-    return verbs.show(plan(settings) if dry_run else run(settings), as_json=json)
+    """Evaluate models on the held-out rows of a dataset, or on the records of files.
+
+    A folder is evaluated with the task and the dataset of its run.
+    """
+    settings = _load_settings(run_file, overrides, source, to)
+    answer = plan(settings) if dry_run else run(settings)
+    verbs.show(answer if json or dry_run else _arrange(answer), as_json=json)
+    return answer
 
 
 def plan(settings: EvaluateSettings) -> dict[str, Any]:
@@ -30,10 +53,16 @@ def plan(settings: EvaluateSettings) -> dict[str, Any]:
     if settings.evaluate.task_settings == "given":
         settings.task.check_dataset(manifest)
     num_rows = manifest.splits["heldout"].rows
+    source = settings.evaluate.source
+    rows = (
+        {"source": source.kind}
+        if source
+        else {"heldout_rows": min(num_rows, settings.evaluation.rows or num_rows)}
+    )
     return {
         "output": settings.output.folder,
         "models": dict(settings.models),
-        "heldout_rows": min(num_rows, settings.evaluation.rows or num_rows),
+        **rows,
         "processes": settings.execution.processes,
     }
 
@@ -41,11 +70,120 @@ def plan(settings: EvaluateSettings) -> dict[str, Any]:
 def run(settings: EvaluateSettings) -> dict[str, Any]:
     """Evaluate with the number of processes of the settings or the launcher; return the table."""
     plan(settings)
+    folder = Path(settings.output.folder)
+    if settings.evaluate.source:
+        settings = _prepare_source(settings, folder / PREPARED)
     size = count_local_processes(settings.execution.processes, settings.accelerator)
     if size == 1 or processes.is_launched():
         from regauge.evaluation.offline import evaluate_models
 
         return evaluate_models(settings, processes.detect_world(settings.execution.processes))
-    folder = Path(settings.output.folder)
     verbs.run_in_processes("evaluate", settings, size, folder)
     return config.read(folder / EVALUATION)
+
+
+def _prepare_source(settings: EvaluateSettings, folder: Path) -> EvaluateSettings:
+    """Prepare the records of `evaluate.source`; return settings with their dataset."""
+    from regauge.data.dataset import read_manifest
+    from regauge.preparation.evaluation_data import prepare_like
+
+    source = settings.evaluate.source
+    if source is None:
+        raise AssertionError("there is no source")
+    dataset = Path(settings.data.path)
+    task = settings.task.resolve_defaults(read_manifest(dataset))
+    prepared = prepare_like(dataset, source, folder)
+    options = settings.evaluate.model_copy(update={"source": None})
+    data = settings.data.model_copy(update={"path": str(prepared)})
+    return settings.model_copy(update={"evaluate": options, "data": data, "task": task})
+
+
+def _load_settings(
+    run_file: Path, overrides: tuple[str, ...], source: str | None, to: Path | None
+) -> EvaluateSettings:
+    """Build the settings from a run file, or from a folder and the flags."""
+    is_folder = run_file.is_dir()
+    tables = _describe_folder(run_file) if is_folder else config.read(run_file)
+    if to is not None:
+        tables["output"] = {**tables.get("output", {}), "folder": str(to)}
+    tables = config.apply_overrides(tables, overrides)
+    if source is not None:
+        table = _build_source(source, tables)
+        tables["evaluate"] = {**tables.get("evaluate", {}), "source": table}
+    if is_folder:
+        choices.allow_imports(config.apply_overrides({}, overrides))
+        _check_tables(run_file, tables)
+    else:
+        tables = verbs.allow_user_code(run_file, tables)
+    return config.build(EvaluateSettings, tables, verbs.table_names(), str(run_file))
+
+
+def _describe_folder(folder: Path) -> config.Tables:
+    """Return the tables that evaluate the model in a folder with the task of its run, if any."""
+    from regauge.evaluation.runs import find_trained_task
+
+    trained = find_trained_task(folder)
+    owner = folder.resolve()
+    if trained is not None and owner.is_relative_to(trained.run):
+        owner = trained.run
+    parts = folder.resolve().relative_to(owner).parts
+    name = " ".join((owner.name, *(part for part in parts if part != "model")))
+    tables: config.Tables = {
+        "models": {name: str(folder)},
+        "output": {"folder": str(owner.with_name(f"{owner.name}-evaluation"))},
+        "evaluate": {"title": f"Evaluation of {name}"},
+    }
+    if trained is None:
+        return tables
+    rows = trained.settings.evaluation.rows
+    return {
+        **tables,
+        "seed": trained.settings.seed,
+        "data": {"path": trained.config.data.path},
+        "task": config.dump(trained.config.task),
+        "evaluation": {} if rows is None else {"rows": rows},
+    }
+
+
+def _check_tables(folder: Path, tables: config.Tables) -> None:
+    """Raise SettingsError if the task or the dataset of a folder is unknown."""
+    examples = {"task": "task.kind=classify", "data": "data.path=out/dataset"}
+    missing = [example for name, example in examples.items() if name not in tables]
+    if missing:
+        problem = f"{folder} is not from a run, so its task and its dataset are unknown"
+        raise SettingsError(problem, f"add them, such as {' '.join(missing)}")
+
+
+def _build_source(files: str, tables: config.Tables) -> config.Tables:
+    """Build the table of a source of files, with the options of the dataset's source of its kind.
+
+    So columns and delimiters of a CSV file are those of the training data.
+    """
+    from regauge.data.dataset import read_manifest
+
+    table = build_source(files)
+    data = tables.get("data")
+    path = data.get("path") if isinstance(data, dict) else None
+    if not isinstance(path, str):
+        return table
+    original = read_manifest(Path(path)).settings.get("source", {})
+    return {**original, **table} if original.get("kind") == table["kind"] else table
+
+
+def _arrange(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer for a terminal: one table for the classes of each model, and its matrix."""
+    arranged: dict[str, Any] = {name: answer[name] for name in ("output", "rows") if name in answer}
+    for model, report in answer.get("classes", {}).items():
+        classes, matrix = report["classes"], report.get("confusion_matrix", ())
+        if len(classes) <= MAX_SHOWN_CLASSES:
+            arranged[f"classes of {model}"] = classes
+        if 0 < len(matrix) <= MAX_SHOWN_CELLS:
+            names = [row["name"] for row in classes]
+            arranged[f"confusion matrix of {model}, actual by predicted"] = [
+                {
+                    "name": name,
+                    **{f"→ {other}": count for other, count in zip(names, cells, strict=True)},
+                }
+                for name, cells in zip(names, matrix, strict=True)
+            ]
+    return arranged

@@ -10,22 +10,10 @@ from cyclopts import Parameter
 from regauge import config, verbs
 from regauge.errors import SettingsError, find_refusal
 from regauge.prediction.settings import PredictSettings
+from regauge.verbs._source_files import build_source
 
 OUTPUT = "output.folder"
 ROOT = PredictSettings
-SOURCE_KINDS = {
-    ".jsonl": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".txt": "text",
-    ".arrow": "arrow",
-}
-"""The kind of the source that reads files with a suffix."""
-COMPRESSED_SUFFIXES = {".gz", ".zst"}
-WILDCARDS = set("*?[")
-"""Characters of a suffix that matches several ones, as in 'items/*.jsonl.*'."""
 
 
 def main(
@@ -72,7 +60,7 @@ def _load_settings(
     is_artifact = run_file.is_dir()
     tables: config.Tables = {"artifact": str(run_file)} if is_artifact else config.read(run_file)
     if source is not None:
-        tables["source"] = _build_source(source)
+        tables["source"] = build_source(source)
     tables = config.apply_overrides(tables, overrides)
     if is_artifact:
         for key, flag in (("source", "--source"), ("output", "--to")):
@@ -80,21 +68,6 @@ def _load_settings(
                 raise SettingsError(f"no {key} is named", f"add {flag}")
     tables = verbs.allow_user_code(run_file, tables)
     return config.build(PredictSettings, tables, verbs.table_names(), str(run_file))
-
-
-def _build_source(files: str) -> dict[str, Any]:
-    """Build the table of a source of files; the suffix of the files selects its kind."""
-    suffixes = [
-        suffix
-        for suffix in Path(files).suffixes
-        if suffix not in COMPRESSED_SUFFIXES and not WILDCARDS & set(suffix)
-    ]
-    kind = SOURCE_KINDS.get(suffixes[-1]) if suffixes else None
-    if kind is None:
-        remedy = f"use one of {', '.join(SOURCE_KINDS)}, or write a table source"
-        raise SettingsError(f"'{files}' has no known suffix", remedy)
-    document = {"document": "line"} if kind == "text" else {}
-    return {"kind": kind, "files": (files,), **document}
 
 
 def plan(settings: PredictSettings) -> dict[str, Any]:

@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from regauge import processes, verbs
+from cyclopts import Parameter
+
+from regauge import choices, config, processes, verbs
 from regauge.training.defaults import count_local_processes
 from regauge.training.divergence.settings import ReplaySettings
-from regauge.verbs import AsJson, DryRun, Override, RunFile
+from regauge.verbs import AsJson, DryRun, Override
 
 ROOT = ReplaySettings
 OUTPUT = "output.folder"
 
 
 def main(
-    run_file: RunFile,
+    run_file: Annotated[
+        Path, Parameter(help="Run file (TOML), run.json, or the output folder of a run.")
+    ],
     *overrides: Override,
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> dict[str, Any]:
     """Compute steps of a run again in another folder, and record the values of every module."""
-    settings = verbs.load_settings(ROOT, run_file, overrides)
+    settings = _load_settings(run_file, overrides)
     answer = plan(settings) if dry_run else run(settings)
     return answer if processes.is_launched() else verbs.show(answer, as_json=json)
+
+
+def _load_settings(run_file: Path, overrides: tuple[str, ...]) -> ReplaySettings:
+    """Build the settings from a run file, or from the run in a folder.
+
+    The record of a folder is by default written next to it.
+    """
+    if not run_file.is_dir():
+        return verbs.load_settings(ROOT, run_file, overrides)
+    tables = config.read_saved_run(run_file)
+    folder = run_file.resolve()
+    tables["output"] = {"folder": str(folder.with_name(f"{folder.name}-replay"))}
+    tables = config.apply_overrides({"replay": {}, **tables}, overrides)
+    choices.allow_imports(config.apply_overrides({}, overrides))
+    return config.build(ROOT, tables, verbs.table_names(), str(run_file))
 
 
 def plan(settings: ReplaySettings) -> dict[str, Any]:

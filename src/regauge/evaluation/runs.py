@@ -1,0 +1,48 @@
+"""Finds the run that a folder belongs to, and the task that its model was trained on.
+
+This module imports no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from regauge.artifacts.artifact import is_artifact, open_unchecked
+from regauge.config import SAVED_RUN, build, read_saved_run
+from regauge.training.run_record import TASKS
+from regauge.training.settings import TaskConfig, TrainSettings
+
+
+class RunTask(NamedTuple):
+    """A task of a run, and the settings of the run."""
+
+    run: Path
+    """The folder of the run."""
+    config: TaskConfig
+    settings: TrainSettings
+
+
+def find_trained_task(folder: Path) -> RunTask | None:
+    """Return the task of the model in a folder; None if the folder is not from a run.
+
+    `folder` is a run, a model of a run or an artifact. Of a run with several tasks it is the first
+    task, unless the folder is that of another one. Raises DataError for a damaged run.
+    """
+    folders = [folder.resolve()]
+    if is_artifact(folder):
+        folders.append(Path(open_unchecked(folder).manifest.origin.path).resolve())
+    for start in folders:
+        for parent in (start, *start.parents[:3]):
+            if (parent / SAVED_RUN).is_file():
+                return _select_task(parent, start.relative_to(parent).parts)
+    return None
+
+
+def _select_task(run: Path, parts: tuple[str, ...]) -> RunTask:
+    """Return the task whose folder `parts` lead to, from the folder of the run."""
+    settings = build(TrainSettings, read_saved_run(run))
+    name = parts[1] if parts[:1] == (TASKS,) and len(parts) > 1 else ""
+    configs = settings.task_configs
+    selected = next((config for config in configs if config.name == name), configs[0])
+    return RunTask(run, selected, settings)

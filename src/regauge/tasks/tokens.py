@@ -1,0 +1,242 @@
+"""Token classification: tag the words of a sentence, such as named entities (NER)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from regauge.data.batches import pad_sequences, take_rows
+from regauge.errors import SettingsError
+from regauge.models.io_spec import InputSpec
+from regauge.tasks import ITEMS, ClassReport, MetricSums, _quality
+from regauge.tasks._entities import TagScheme
+from regauge.tasks._fields import (
+    MAX_LOGGED_NAMES,
+    TEXT_TOKENS,
+    FieldsTask,
+    Texts,
+    build_slot_arrays,
+    check_field,
+    field_histogram,
+    warn_about_class_names,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
+    from regauge.data.dataset import DatasetManifest, DatasetRows
+    from regauge.data.loader import CollatorConfig
+    from regauge.models.io_spec import OutputKind
+    from regauge.models.modules import TextModule
+    from regauge.models.settings import Model
+
+MIN_CLASSES = 2
+NUM_SUMS = 3
+"""Sums of a row before the counts of its entities: loss, correct words and words."""
+
+
+class Tokens(FieldsTask):
+    """Predict the tag of each word at its first token (rows of layout "tagged")."""
+
+    metrics_need_all_rows: ClassVar[bool] = True
+    layout: ClassVar[str] = "tagged"
+    artifacts_have_metrics: ClassVar[bool] = False
+
+    words: str = "tokens"
+    """Field with the words of a sentence."""
+    tags: str = "tags"
+    """Field with the tags of the words, of `rows.labels`; names such as `B-PER` mark entities."""
+    classes: int | None = Field(default=None, ge=2, le=4096)
+    """Number of tags; by default that of the dataset."""
+    class_names: tuple[str, ...] = ()
+    """Names of the tags 0, 1, … in config.json, exports and predictions; by default those of the
+    dataset."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _set_default_classes(cls, table: Any) -> Any:
+        if isinstance(table, dict) and (names := table.get("class_names")):
+            return {"classes": len(names), **table}
+        return table
+
+    @model_validator(mode="after")
+    def _check_class_names(self) -> Tokens:
+        names = self.class_names
+        if names and len(names) != self.classes:
+            raise ValueError(
+                f"class_names has {len(names)} names and classes is {self.classes}; remove classes"
+            )
+        if len(set(names)) < len(names):
+            raise ValueError("class_names has a name twice; give each tag its own name")
+        return self
+
+    def default_rows(self) -> dict[str, Any]:
+        fields, labels = {self.words: TEXT_TOKENS}, {self.tags: self.class_names}
+        return {**super().default_rows(), "fields": fields, "labels": labels}
+
+    def resolve_defaults(self, manifest: DatasetManifest) -> Self:
+        """Return the task with the number and the names of the tags of a dataset."""
+        column = manifest.columns.get(self.tags)
+        if column is None:
+            return self
+        names = self.class_names or column.class_names or ()
+        classes = self.classes or len(names) or max(MIN_CLASSES, column.num_classes or 0)
+        return self.model_copy(update={"classes": classes, "class_names": names})
+
+    def check_dataset(self, manifest: DatasetManifest) -> None:
+        super().check_dataset(manifest)
+        check_field(manifest, self.words)
+        check_field(manifest, self.tags, ("integers",))
+        column = manifest.columns[self.tags]
+        names = column.class_names
+        if names is not None and self.class_names not in {(), names}:
+            listed = ", ".join(names[:MAX_LOGGED_NAMES])
+            problem = f"the tags of '{self.tags}' are {listed}, and task.class_names differ"
+            raise SettingsError(problem, "remove task.class_names")
+        num_classes = column.num_classes or 0
+        if self.classes is not None and num_classes > self.classes:
+            problem = f"'{self.tags}' has {num_classes} tags, and task.classes = {self.classes}"
+            raise SettingsError(problem, "remove task.classes")
+
+    def check_weights(self, folder: Path) -> None:
+        if not self.class_names:
+            warn_about_class_names(folder)
+
+    def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
+        """Return the number of sentences by length."""
+        return tuple(field_histogram(manifest, self.words).tolist())
+
+    def read_texts(
+        self,
+        rows: DatasetRows,
+        row_numbers: np.ndarray,
+        text_numbers: np.ndarray,
+        special: tuple[int, ...] = (),
+    ) -> Texts:
+        """Return the sentence of each row."""
+        del text_numbers, special
+        records = take_rows(rows, row_numbers)
+        return [None if row is None else row[self.words] for row in records]
+
+    def build_batch(
+        self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
+    ) -> Arrays:
+        """Build token arrays with `labels` and `weights`, [batch, length].
+
+        A weight is 1 at the first token of a word, and 0 elsewhere.
+        """
+        records = take_rows(rows, plan.row_numbers)
+        texts = [None if row is None else row[self.words] for row in records]
+        tags = [None if row is None else row[self.tags] for row in records]
+        labels = pad_sequences(tags, plan.length, -1)
+        return {
+            **build_slot_arrays(texts, plan, key, config),
+            "labels": np.maximum(labels, 0).astype(np.int64),
+            "weights": (labels >= 0).astype(np.float32),
+        }
+
+    def output_kind(self) -> OutputKind:
+        return "entities"
+
+    def input_spec(self, manifest: DatasetManifest) -> InputSpec:
+        """Return that a record has one text, in any field."""
+        return InputSpec(max_lengths=(manifest.columns[self.words].max_length,))
+
+    def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
+        from regauge.models.architectures import ClassHead, build_model
+        from regauge.models.modules import TokenClassifier
+
+        tokenizer = manifest.tokenizer
+        resolved = self.resolve_defaults(manifest)
+        head = ClassHead(resolved.classes or MIN_CLASSES, resolved.class_names)
+        vocab_size, pad_id = tokenizer.vocab_size, tokenizer.pad_token_id
+        return TokenClassifier(
+            *build_model(model, "tokens", vocab_size, seed, pad_id, class_head=head)
+        )
+
+    def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        weights = batch["weights"]
+        return (self._losses(output, batch) * weights).sum(), weights.sum()
+
+    def eval_outputs(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        """Return the sums of each sentence, [batch, 3 + 3 x types].
+
+        They are the loss, the correct words and the words. Counts of entities follow by type: those
+        that are correct, predicted and actual.
+        """
+        import torch
+
+        weights, predicted = batch["weights"], output["scores"].argmax(2)
+        correct = (predicted == batch["labels"]) * weights
+        losses = self._losses(output, batch) * weights
+        sums = torch.stack([values.sum(1) for values in (losses, correct, weights)], 1)
+        counts = self._count_entities(batch["labels"], predicted, weights)
+        return torch.cat([sums, torch.from_numpy(counts).to(sums)], 1)
+
+    def metric_arrays(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the sums of each sentence.
+
+        `loss`, `correct` and `words` are [rows]. `correct_entities`, `predicted_entities` and
+        `actual_entities` are [rows, types].
+        """
+        vectors = outputs["vectors"]
+        names = ("correct_entities", "predicted_entities", "actual_entities")
+        counts = zip(names, vectors[:, NUM_SUMS:].chunk(3, 1), strict=True)
+        loss, correct, words = vectors[:, :NUM_SUMS].unbind(1)
+        return {"loss": loss, "correct": correct, "words": words, **dict(counts)}
+
+    def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
+        """Return the loss and the accuracy of words, and precision, recall and F1 of entities."""
+        del batch
+        sums = output["vectors"].cpu().double().sum(0)
+        loss, correct, words = sums[:NUM_SUMS]
+        counts = _quality.ClassCounts(*sums[NUM_SUMS:].chunk(3))
+        return {
+            "loss": (loss, words),
+            "accuracy": (correct, words),
+            "precision": (counts.correct.sum(), counts.predicted.sum()),
+            "recall": (counts.correct.sum(), counts.actual.sum()),
+            "f1": counts.micro_f1(),
+            ITEMS: (words, words.new_ones(())),
+        }
+
+    def class_report(self, outputs: dict[str, Tensor]) -> ClassReport | None:
+        """Return the metrics of each type of entity."""
+        sums = outputs["vectors"].double().sum(0)
+        counts = _quality.ClassCounts(*sums[NUM_SUMS:].chunk(3))
+        return ClassReport(classes=counts.describe(self._scheme.types))
+
+    @property
+    def _scheme(self) -> TagScheme:
+        names = self.class_names or tuple(map(str, range(self.classes or MIN_CLASSES)))
+        return TagScheme(names)
+
+    def _losses(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        """Return the cross-entropy of each token, [batch, length]."""
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(output["scores"].transpose(1, 2), batch["labels"], reduction="none")
+
+    def _count_entities(self, labels: Tensor, predicted: Tensor, weights: Tensor) -> np.ndarray:
+        """Return the correct, predicted and actual entities of each sentence, [batch, 3 x types].
+
+        All arguments are [batch, length].
+        """
+        scheme = self._scheme
+        counts = np.zeros((len(labels), 3, len(scheme.types)), np.float32)
+        is_word = weights.cpu().numpy() > 0
+        tags = zip(labels.cpu().numpy(), predicted.cpu().numpy(), is_word, strict=True)
+        for cells, (actual, guessed, mask) in zip(counts, tags, strict=True):
+            actual_entities, predicted_entities = (
+                set(scheme.find_entities(values[mask].tolist())) for values in (actual, guessed)
+            )
+            groups = (actual_entities & predicted_entities, predicted_entities, actual_entities)
+            for row, entities in zip(cells, groups, strict=True):
+                for entity in entities:
+                    row[entity.type] += 1
+        return counts.reshape(len(labels), -1)

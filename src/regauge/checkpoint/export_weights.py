@@ -65,17 +65,7 @@ def export_model(model: Path, target: Path, weight_format: WeightFormat) -> Path
 
 def read_checkpoint_weights(run: Path, step: Literal["latest", "best"] | int) -> dict[str, Tensor]:
     """Return the weights of a run's checkpoint, whole and in fp32, by the names of the model."""
-    root = run / layout.CHECKPOINTS
-    if step == "latest":
-        path = find_newest(root, World())
-    elif step == "best":
-        best = layout.read_best(root)
-        path = root / best["checkpoint"] if best else None
-    else:
-        path = root / layout.checkpoint_name(int(step))
-    if path is None or not path.is_dir():
-        steps = ", ".join(map(str, layout.list_steps(root))) or "none"
-        raise SettingsError(f"{run} has no checkpoint '{step}'", f"available steps: {steps}")
+    path = _find_checkpoint(run, step)
     damage = verify_checkpoint(path, World())
     if damage:
         raise DataError(damage, "choose another step")
@@ -90,6 +80,27 @@ def read_checkpoint_weights(run: Path, step: Literal["latest", "best"] | int) ->
         name.removeprefix(WEIGHT_PREFIX).removeprefix(WEIGHT_PREFIX): weights[name]
         for name in weights
     }
+
+
+def find_step(run: Path, step: Literal["latest", "best"] | int) -> int:
+    """Return the number of a step of a run. Raises SettingsError if it has no checkpoint."""
+    return int(_find_checkpoint(run, step).name.rpartition("-")[2])
+
+
+def _find_checkpoint(run: Path, step: Literal["latest", "best"] | int) -> Path:
+    """Return the folder of a checkpoint. Raises SettingsError if there is none."""
+    root = run / layout.CHECKPOINTS
+    if step == "latest":
+        path = find_newest(root, World())
+    elif step == "best":
+        best = layout.read_best(root)
+        path = root / best["checkpoint"] if best else None
+    else:
+        path = root / layout.checkpoint_name(int(step))
+    if path is None or not path.is_dir():
+        steps = ", ".join(map(str, layout.list_steps(root))) or "none"
+        raise SettingsError(f"{run} has no checkpoint '{step}'", f"available steps: {steps}")
+    return path
 
 
 def export_checkpoint(run: Path, step: Literal["latest", "best"] | int, target: Path) -> Path:
@@ -113,7 +124,7 @@ def export_checkpoint(run: Path, step: Literal["latest", "best"] | int, target: 
         if dual_encoder.is_document_weight(name)
     }
     check_files(final, "copy the folder again")
-    shutil.copytree(final, target, ignore=shutil.ignore_patterns("*.safetensors*"))
+    shutil.copytree(final, target, ignore=shutil.ignore_patterns("*.safetensors*", "README.md"))
     if head:
         heads.write_head(target, {**read_weight_file(final / heads.HEAD_FILE), **head})
     adapters = target.with_name(lora.ADAPTER_FOLDER)

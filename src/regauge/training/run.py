@@ -14,7 +14,6 @@ from regauge.checkpoint.layout import list_steps, parse_step, read_best
 from regauge.choices import did_you_mean
 from regauge.config import FORMAT, dump
 from regauge.errors import PreflightError, SettingsError
-from regauge.files import write_json
 from regauge.health.machine import free_bytes
 from regauge.log import logger
 from regauge.supervision import channel
@@ -198,5 +197,5 @@ def _finish(context: RunContext, state: TrainState, outcome: Outcome) -> dict[st
         **context.ledger.cost.document,
     }
     if context.world.is_main_process:
-        write_json(context.folder / run_record.RESULT, result)
+        run_record.write_result(context.folder, result)
     return result

@@ -91,7 +91,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "make: $(PYTHON) is missing or older than Python 3.11; run: make PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -c constraints.txt -e ".[dev,tensorboard,mlflow]"
+	$(BIN)/python -m pip install -c constraints.txt -e ".[dev,tensorboard,mlflow,wandb]"
 	touch $@
 
 # About 7 GB with the CUDA libraries of that torch; all clones share it.

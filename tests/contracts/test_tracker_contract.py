@@ -22,9 +22,12 @@ HELDOUT = {"heldout/loss": 2.9, "heldout/recall@10": 0.787}
 
 
 @pytest.fixture(params=choices.names("trackers"))
-def tracker(request: pytest.FixtureRequest) -> Tracker:
+def tracker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Tracker:
+    monkeypatch.setenv("WANDB_MODE", "offline")
     try:
-        return config.parse_choice("trackers", request.param)
+        tracker: Tracker = config.parse_choice("trackers", request.param)
+        has_service = "wait_seconds" in type(tracker).model_fields
+        return tracker.model_copy(update={"wait_seconds": 120.0}) if has_service else tracker
     except SettingsError as error:
         pytest.skip(f"not proved for '{request.param}': {error}")
 

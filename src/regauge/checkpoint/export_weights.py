@@ -99,6 +99,11 @@ def read_checkpoint_weights(path: Path) -> dict[str, Tensor]:
     }
 
 
+def find_step(run: Path, step: Literal["latest", "best"] | int) -> int:
+    """Return the number of a step of a run. Raises SettingsError if it has no checkpoint."""
+    return int(find_checkpoint(run, step).name.rpartition("-")[2])
+
+
 def export_checkpoint(run: Path, step: Literal["latest", "best"] | int, target: Path) -> Path:
     """Write the model of a checkpoint as a transformers folder.
 
@@ -121,7 +126,7 @@ def export_checkpoint(run: Path, step: Literal["latest", "best"] | int, target: 
         if dual_encoder.is_document_weight(name)
     }
     check_files(final, "copy the folder again")
-    shutil.copytree(final, target, ignore=shutil.ignore_patterns("*.safetensors*"))
+    shutil.copytree(final, target, ignore=shutil.ignore_patterns("*.safetensors*", "README.md"))
     record_step(target, layout.read_state(checkpoint)["step"])
     if head:
         heads.write_head(target, {**read_weight_file(final / heads.HEAD_FILE), **head})

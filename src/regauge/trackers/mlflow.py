@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from regauge.config import flatten
 from regauge.errors import SettingsError
-from regauge.trackers import RunInfo, Tracker
-from regauge.trackers._sender import Deliver, MetricsLine, Sender
+from regauge.trackers import RunInfo
+from regauge.trackers._sender import Deliver, MetricsLine
+from regauge.trackers._service import ServiceTracker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 FILE = "mlflow.db"
 SCHEMES = ("http", "https", "sqlite")
@@ -51,7 +51,7 @@ MAX_NAME_LENGTH, MAX_PARAMETER_LENGTH, MAX_TAG_LENGTH = 250, 6000, 5000
 """Limits of MLflow for one request and for the lengths of texts."""
 
 
-class Mlflow(Tracker):
+class Mlflow(ServiceTracker):
     """One MLflow run with parameters, metrics by step, and the result."""
 
     uri: str | None = None
@@ -59,13 +59,6 @@ class Mlflow(Tracker):
     folder of the run."""
     experiment: str = "regauge"
     """Name of the MLflow experiment."""
-    wait_seconds: float = Field(default=10.0, ge=0)
-    """Longest wait at the end of the run for values that are not delivered yet."""
-
-    _sender: Sender | None = PrivateAttr(default=None)
-    _changed_variables: tuple[str, ...] = PrivateAttr(default=())
-    _is_finished: bool = PrivateAttr(default=False)
-    _step: int = PrivateAttr(default=0)
 
     @field_validator("uri")
     @classmethod
@@ -94,51 +87,22 @@ class Mlflow(Tracker):
             )
         return self
 
-    def start(self, run: RunInfo) -> None:
-        """Start the background thread, which imports MLflow and finds or creates its run."""
-        self.close()
-        run.folder.mkdir(parents=True, exist_ok=True)
-        self._changed_variables = tuple(name for name in VARIABLES if name not in os.environ)
-        os.environ.update({name: VARIABLES[name] for name in self._changed_variables})
-        uri = self.uri or f"sqlite:///{run.folder.resolve() / FILE}"
-        connect = partial(_connect, uri, self.experiment, run)
-        self._sender = Sender(f"mlflow at {uri}", connect, _is_permanent)
-        self._step, self._is_finished = run.resumed_step, False
+    def name_destination(self, run: RunInfo) -> str:
+        return f"mlflow at {self._find_uri(run)}"
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Queue the metrics of one step."""
-        self._step = step
-        if self._sender:
-            self._sender.put(MetricsLine(step, dict(values)))
+    def list_variables(self, run: RunInfo) -> Mapping[str, str]:
+        del run
+        return VARIABLES
 
-    def finish(self, summary: Mapping[str, object]) -> None:
-        """Queue the result: numbers as metrics `result/…`, texts as tags `result.…`."""
-        numbers = {f"result/{name}": float(value) for name, value in _select_numbers(summary)}
-        texts = {
-            f"result.{name}": str(value)
-            for name, value in summary.items()
-            if f"result/{name}" not in numbers
-        }
-        self._is_finished = True
-        if self._sender:
-            self._sender.put(MetricsLine(self._step, numbers, texts, final_status="FINISHED"))
+    def connect(self, run: RunInfo) -> Deliver:
+        return _connect(self._find_uri(run), self.experiment, run)
 
-    def close(self) -> None:
-        """Wait up to `wait_seconds` for queued values; lost values are logged."""
-        if self._sender:
-            if not self._is_finished:
-                self._sender.put(MetricsLine(self._step, final_status="FAILED"))
-            self._sender.close(self.wait_seconds)
-        self._sender = None
-        for name in self._changed_variables:
-            os.environ.pop(name, None)
-        self._changed_variables = ()
+    def is_permanent(self, error: Exception) -> bool:
+        error_code = getattr(error, "error_code", "")
+        return isinstance(error, ImportError) or error_code in PERMANENT_ERROR_CODES
 
-
-def _select_numbers(summary: Mapping[str, object]) -> Iterator[tuple[str, float]]:
-    for name, value in summary.items():
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            yield name, value
+    def _find_uri(self, run: RunInfo) -> str:
+        return self.uri or f"sqlite:///{run.folder.resolve() / FILE}"
 
 
 def _connect(uri: str, experiment: str, run: RunInfo) -> Deliver:
@@ -197,12 +161,6 @@ def _log_texts(
     ]
     for start in range(0, len(run_tags), MAX_TEXTS_PER_REQUEST):
         client.log_batch(run_id, tags=run_tags[start : start + MAX_TEXTS_PER_REQUEST])
-
-
-def _is_permanent(error: Exception) -> bool:
-    """Return whether MLflow will raise the same error after every retry."""
-    error_code = getattr(error, "error_code", "")
-    return isinstance(error, ImportError) or error_code in PERMANENT_ERROR_CODES
 
 
 def _format_name(name: str) -> str:

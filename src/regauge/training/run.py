@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from regauge.callbacks import CallbackHook, load_callbacks
 from regauge.config import FORMAT, dump
-from regauge.files import write_json
 from regauge.log import logger
 from regauge.supervision import channel
 from regauge.supervision.channel import WorkerReporter
@@ -165,5 +164,5 @@ def _finish(context: RunContext, state: TrainState, outcome: Outcome) -> dict[st
         **context.ledger.cost.document,
     }
     if context.world.is_main_process:
-        write_json(context.folder / run_record.RESULT, result)
+        run_record.write_result(context.folder, result)
     return result

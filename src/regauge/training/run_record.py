@@ -25,6 +25,7 @@ from regauge.errors import DataError, SettingsError
 from regauge.files import check_own_folder, write_json
 from regauge.json_files import find_json
 from regauge.log import logger
+from regauge.results.model_card import write_card
 from regauge.scratch import is_default_cache
 from regauge.training.warm_start import START_FOLDER
 
@@ -40,6 +41,8 @@ DEFAULTS = "defaults"
 """The entry of the table `run` with the optimizer settings that the run file leaves open."""
 PROBE = "probe"
 """The folder, in the output folder, with measured decisions and the trials behind them."""
+ADAPTER = "adapter"
+"""The folder with the LoRA adapters of a model, next to it."""
 TASKS = "tasks"
 """The folder with the models of all tasks but the first."""
 IDENTITY_KEYS = (
@@ -152,6 +155,15 @@ def write_records(
         assignments = ", ".join(f"{name}={value}" for name, value in variables.items())
         logger.info("environment variables that affect the run: %s", assignments)
     write_json(folder / ENVIRONMENT, environment)
+
+
+def write_result(folder: Path, result: dict[str, Any]) -> None:
+    """Write the model cards of a run, then its result."""
+    for model in ("model", ADAPTER):
+        for path in sorted([folder / model, *folder.glob(f"{TASKS}/*/{model}")]):
+            if path.is_dir():
+                write_card(folder, path, result)
+    write_json(folder / RESULT, result)
 
 
 def describe_environment(prefixes: tuple[str, ...]) -> dict[str, Any]:

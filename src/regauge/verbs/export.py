@@ -107,6 +107,7 @@ def _export_run(settings: ExportSettings, folder: Path) -> dict[str, Any]:
 
     from regauge.checkpoint import export_weights
     from regauge.models import hub
+    from regauge.results.model_card import write_card
 
     target = settings.export
     config.read_saved_run(folder)
@@ -116,6 +117,9 @@ def _export_run(settings: ExportSettings, folder: Path) -> dict[str, Any]:
         model = folder / "model"
         if target.step != "final":
             model = export_weights.export_checkpoint(folder, target.step, Path(scratch) / "model")
+            step = export_weights.find_step(folder, target.step)
+            for output in filter(Path.is_dir, (model, model.with_name("adapter"))):
+                write_card(folder, output, step=step)
         if target.format == "artifact":
             return _export_artifact(settings, model, folder)
         written = export_weights.export_model(model, Path(target.to), target.format)

@@ -17,7 +17,7 @@ from regauge import choices, config
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
 from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
-from regauge.data.dataset import Dataset, DatasetRows
+from regauge.data.dataset import Dataset, DatasetRows, ExtendedRows
 from regauge.data.loader import BatchLoader, CollatorConfig, RankShare
 from regauge.data.row_order import PADDING
 from regauge.models.init_weights import META, build_initial_weights, materialize
@@ -34,6 +34,8 @@ SEED, ROWS, BATCH = 5, 20, 4
 POSITION_DEPENDENT = {"slots"}
 """Arrays of a batch that depend on the position of a text in the batch."""
 OF_TOKENS = {"tokens", "segments", "positions", "types"}
+LABELS = {"labels", "weights"}
+"""Arrays that have a value for each token in some tasks."""
 
 
 @dataclass
@@ -46,7 +48,10 @@ class Case:
 
     @property
     def rows(self) -> DatasetRows:
-        return self.data.rows("train")
+        """The training rows; reference values are 0."""
+        rows = self.data.rows("train")
+        zeros = np.zeros(len(rows), np.float32)
+        return ExtendedRows(rows, dict.fromkeys(self.task.reference_columns, zeros))
 
     @property
     def bucket_lengths(self) -> tuple[int, ...]:
@@ -228,8 +233,14 @@ def values_by_text(
         ):
             values = {name: select_text(value, index, piece) for name, value in arrays.items()}
             longest = int(values["segments"].astype(bool).sum(-1).max())
+            has_lengths = len(case.bucket_lengths) > 1
+            padded = OF_TOKENS | {
+                name
+                for name in LABELS & values.keys()
+                if has_lengths and values[name].shape == values["tokens"].shape
+            }
             texts[text] = {
-                name: np.nan_to_num(value[..., :longest] if name in OF_TOKENS else value).tolist()
+                name: np.nan_to_num(value[..., :longest] if name in padded else value).tolist()
                 for name, value in values.items()
                 if name not in POSITION_DEPENDENT
             }

@@ -33,6 +33,7 @@ SOME = {
     "apart": [(3, "zero1"), (2, "fsdp")],
     "llama": [(2, "ddp"), (4, "shard-grad-op")],
     "sft": [(3, "zero1"), (2, "fsdp")],
+    "dpo": [(2, "fsdp"), (2, "zero1"), (3, "ddp"), (4, "shard-grad-op"), (4, "hsdp")],
     "next-sentence": [(3, "zero1"), (2, "fsdp"), (4, "ddp")],
     "several": [(2, "fsdp"), (2, "zero1"), (3, "ddp"), (4, "hsdp")],
 }
@@ -90,7 +91,7 @@ def test_five_microbatches_on_two_processes(
     cases(
         [
             (task, *case)
-            for task in ("mlm", "clm", "contrastive", "sft", "next-sentence")
+            for task in ("mlm", "clm", "contrastive", "sft", "next-sentence", "dpo")
             for case in ((1, 1), (1, 8), (2, 4))
         ],
         [("mlm", 1, 8), ("clm", 1, 8), ("contrastive", 1, 8), ("contrastive", 2, 4)],
@@ -112,6 +113,7 @@ def test_losses_do_not_depend_on_the_microbatch_size(
             *(("mlm", size, amount) for size in (1, 2) for amount in ("selective", "full")),
             *(("contrastive", size, amount) for size in (1, 2) for amount in ("selective", "full")),
             ("clm", 1, "full"),
+            *(("dpo", size, amount) for size in (1, 2) for amount in ("selective", "full")),
         ],
         [("mlm", 1, "selective"), ("contrastive", 1, "full")],
     ),

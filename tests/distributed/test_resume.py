@@ -55,11 +55,12 @@ def assert_same(whole: Path, resumed: Path) -> None:
 
 
 FIRST = [("mlm", 2, "fsdp"), ("mlm", 3, "zero1"), ("mlm", 4, "hsdp")]
-FIRST += [("contrastive", 3, "ddp"), ("several", 2, "fsdp")]
+FIRST += [("contrastive", 3, "ddp"), ("several", 2, "fsdp"), ("dpo", 2, "zero1")]
 """The cases that `make test` runs."""
 CASES = [("mlm", size, name) for size in (1, 2, 3, 4) for name in STRATEGIES[size]] + FIRST[3:]
 CASES += [("classify", 3, "zero1"), ("frozen", 2, "fsdp"), ("sft", 3, "zero1")]
 CASES += [("contrastive", 4, "hsdp"), ("clm", 4, "ddp"), ("rank", 4, "ddp"), ("apart", 2, "fsdp")]
+CASES += [("dpo", 1, "single"), ("dpo", 2, "fsdp"), ("dpo", 4, "hsdp"), ("dpo", 3, "zero1")]
 CASES += [("next-sentence", 3, "ddp"), ("sft", 2, "fsdp"), ("several", 3, "zero1")]
 
 

@@ -15,7 +15,7 @@ from regauge.tasks import ITEMS
 from regauge.training.gradients import all_reduce_sum, gather_by_slot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     import numpy as np
     from torch import nn
@@ -56,13 +56,17 @@ class HeldoutSet:
         Only tasks with `metrics_need_all_rows` return outputs, in the order of the rows.
         """
         set_active_task(module, self.task_name)
+        batches, rows = self.read_batches()
+        num_slots = rows * self.task.slots_per_row()
+        return evaluate_batches(self.task, module, batches, num_slots, self.end_microbatch)
+
+    def read_batches(self) -> tuple[Iterator[Batch], int]:
+        """Return the batches of this process on the device, and the row count with padding."""
         arrays, rows = self.loader.load_evaluation_batches(self.row_numbers)
         host = (
             [{name: torch.from_numpy(value) for name, value in batch.items()}] for batch in arrays
         )
-        batches = (batch for (batch,) in self.accelerator.wrap_loader(host, self.device))
-        num_slots = rows * self.task.slots_per_row()
-        return evaluate_batches(self.task, module, batches, num_slots, self.end_microbatch)
+        return (batch for (batch,) in self.accelerator.wrap_loader(host, self.device)), rows
 
 
 def evaluate_batches(

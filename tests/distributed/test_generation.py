@@ -41,7 +41,13 @@ def encode(text: str) -> list[int]:
 @pytest.mark.parametrize(
     ("task", "size", "strategy"),
     cases(
-        [("sft", 2, "fsdp"), ("sft", 2, "ddp"), ("sft", 3, "zero1"), ("clm", 3, "fsdp")],
+        [
+            ("sft", 2, "fsdp"),
+            ("sft", 2, "ddp"),
+            ("sft", 3, "zero1"),
+            ("clm", 3, "fsdp"),
+            ("dpo", 2, "fsdp"),
+        ],
         [("sft", 2, "fsdp")],
     ),
 )
@@ -57,7 +63,7 @@ def test_samples_do_not_depend_on_the_world(
     )
 
 
-@pytest.mark.parametrize("task", ["sft", "clm"])
+@pytest.mark.parametrize("task", ["sft", "clm", pytest.param("dpo", marks=FULL)])
 def test_completions_equal_greedy_generation_of_transformers(runs: Runs, task: str) -> None:
     folder = runs.train_once(1, task, **WRITING)
     model: Any = AutoModelForCausalLM.from_pretrained(folder / "model").eval()

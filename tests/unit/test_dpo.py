@@ -59,7 +59,7 @@ def sum_answer_log_probabilities(model: Any, rows: list[dict[str, Any]], name: s
         log_probabilities = torch.log_softmax(model(tokens).logits[0].double(), -1)
         first = int(row[f"{name}_mask"].argmax())
         positions = range(first, tokens.shape[1])
-        sums.append(sum(log_probabilities[i - 1, tokens[0, i]] for i in positions))
+        sums.append(torch.stack([log_probabilities[i - 1, tokens[0, i]] for i in positions]).sum())
     return torch.stack(sums)
 
 

@@ -18,12 +18,11 @@ from regauge.data.tokenizer import check_same_tokenizer
 from regauge.errors import DataError, SettingsError
 from regauge.evaluation.artifact_metrics import load_as_module
 from regauge.evaluation.settings import DEFAULT_MICROBATCH_ROWS, EVALUATION
-from regauge.evaluation.start_weights import StartWeights, add_references
+from regauge.evaluation.start_weights import StartWeights, add_references, load_weights
 from regauge.json_files import write_sealed
 from regauge.models.hub import final_model_dir
-from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.settings import Model
-from regauge.models.tensors import move_module, precision_dtype
+from regauge.models.tensors import precision_dtype
 from regauge.training.defaults import resolve_execution
 from regauge.training.generation import SAMPLES, generate_samples
 from regauge.training.heldout import HeldoutSet, compute_means
@@ -69,7 +68,7 @@ def evaluate_models(settings: EvaluateSettings, world: World) -> dict[str, Any]:
         add_references(
             {name: heldout for name, (_, heldout) in models.items()},
             {name: _find_run(folder) for name, folder in folders.items()},
-            partial(_load_model, dataset=dataset, dtype=dtype),
+            partial(load_weights, dataset=dataset, dtype=dtype),
         )
     rows, samples = _evaluate_all(settings, dataset, models, dtype)
     if world.is_main_process and samples:
@@ -173,7 +172,7 @@ def _evaluate_all(
     def load_module(heldout: HeldoutSet, model: EvaluatedModel) -> nn.Module:
         if not isinstance(model, Model):
             return load_as_module(model)
-        return _load_model(heldout, StartWeights(model, settings.seed), dataset, dtype)
+        return load_weights(heldout, StartWeights(model, settings.seed), dataset, dtype)
 
     if settings.evaluate.untrained:
         untrained, heldout = _select_random_model(list(models.values()))
@@ -193,21 +192,6 @@ def _evaluate_all(
         baselines = heldout.task.baselines(outputs, outputs, row_texts)
         rows += [{"name": name, **compute_means(sums)} for name, sums in baselines.items()]
     return rows, samples
-
-
-def _load_model(
-    heldout: HeldoutSet, start: StartWeights, dataset: Dataset, dtype: torch.dtype
-) -> nn.Module:
-    """Return the module of a task on the device of its held-out rows."""
-    with META:
-        module = heldout.task.build_module(start.model, dataset.manifest, start.seed)
-    materialize(module, build_initial_weights(module, start.model, start.seed))
-    module.compute_dtype = dtype
-    for weight in module.parameters():
-        weight.data = weight.data.to(dtype)
-    move_module(module, heldout.device)
-    heldout.accelerator.retain_freed_memory()
-    return heldout.accelerator.prepare_for_inference(module.eval())
 
 
 def _select_random_model(

@@ -1,4 +1,4 @@
-"""Reference values of held-out rows, from the weights that the evaluated runs started with."""
+"""Loads weights to evaluate, and reference values from the weights that runs started with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 
 from regauge.config import build, read_saved_run
 from regauge.errors import SettingsError
-from regauge.training.references import attach_references, compute_references
+from regauge.models.init_weights import META, build_initial_weights, materialize
+from regauge.models.tensors import move_module
+from regauge.training.references.add_references import attach_references, compute_references
 from regauge.training.settings import TrainSettings
 from regauge.training.warm_start import use_copied_weights
 
@@ -18,16 +20,32 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from regauge.data.dataset import Dataset
     from regauge.models.settings import Model
     from regauge.training.heldout import HeldoutSet
 
 
 class StartWeights(NamedTuple):
-    """The weights of step 0 of a run."""
+    """Weights that are read from the folder of a model, or drawn."""
 
     model: Model
     seed: int
     """The seed of weights that are drawn."""
+
+
+def load_weights(
+    heldout: HeldoutSet, start: StartWeights, dataset: Dataset, dtype: torch.dtype
+) -> nn.Module:
+    """Return the module of a task on the device of its held-out rows."""
+    with META:
+        module = heldout.task.build_module(start.model, dataset.manifest, start.seed)
+    materialize(module, build_initial_weights(module, start.model, start.seed))
+    module.compute_dtype = dtype
+    for weight in module.parameters():
+        weight.data = weight.data.to(dtype)
+    move_module(module, heldout.device)
+    heldout.accelerator.retain_freed_memory()
+    return heldout.accelerator.prepare_for_inference(module.eval())
 
 
 def find_start_weights(run: Path | None) -> StartWeights | None:

@@ -25,7 +25,6 @@ from regauge.training.checkpointing import best_metric, resume_latest, take_over
 from regauge.training.compile.decision import resolve_compile
 from regauge.training.compile.warmup import finalize_state, warm_up
 from regauge.training.export_models import write_models
-from regauge.training.references import add_references
 from regauge.training.resolve import ResolvedRun, resolve_run
 from regauge.training.run_setup import Run, set_up
 from regauge.training.trainer import Outcome, evaluate, train
@@ -119,7 +118,6 @@ def _train(run: Run, run_id: str) -> Outcome:
     with context.hooks.phase("compile"):
         warm_up(context, state, context.shapes)
     compile_seconds = context.ledger.seconds["compile"]
-    add_references(context, state)
     is_resumed = resume_latest(context, state)
     context.reporter.report_step(state.step)
     if context.reporter.spec:

@@ -86,7 +86,7 @@ class PreferencesLayout(TemplateLayout):
             masks.append(mask)
             truncated += [name] * is_truncated
             warnings |= self.list_warnings(conversation, texts, tokenizer)
-        if np.array_equal(*tokens):
+        if np.array_equal(tokens[0], tokens[1]):
             suffix = f" within {self.settings.length} tokens" if truncated else ""
             raise UnusableRecord(f"'{CHOSEN}' equals '{REJECTED}'{suffix}")
         encoded.truncated.update(truncated)
@@ -133,7 +133,7 @@ def _read_messages(value: Value | None, name: str, role: str) -> list[Message]:
         detail = f"'{name}' is missing"
         raise ConversationError(detail, "no prompt" if name == PROMPT else "no answer")
     messages = _parse_text(value, role) if isinstance(value, str) else value
-    items = messages if isinstance(messages, list) else [messages]
+    items: list[Any] = messages if isinstance(messages, list) else [messages]
     if not all(isinstance(item, dict) for item in items):
         raise ConversationError(f"'{name}' is neither a text nor a list of messages")
     return items

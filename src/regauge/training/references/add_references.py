@@ -1,8 +1,7 @@
-"""Reference values: columns of rows that are computed with the weights of step 0, once per run.
+"""Adds reference values to the rows of a run: read from its file, or computed.
 
-The run writes them to `references.safetensors`, keyed by the weights and the rows. So a resumed run
-has the same values, also on another number of processes or in another precision. No second model
-is in memory.
+The values are keyed by the weights and the rows. So a resumed run has the same values, also on
+another number of processes or in another precision.
 """
 
 from __future__ import annotations
@@ -12,28 +11,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
 
 from regauge import safetensors_io, stop_signals
 from regauge.log import logger
 from regauge.models.multitask import set_active_task
 from regauge.training.gradients import gather_by_slot
 from regauge.training.heldout import HeldoutSet
+from regauge.training.references.reference_file import (
+    REFERENCES,
+    WEIGHTS_KEY,
+    read_values,
+    share_values,
+)
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor, nn
 
     from regauge.training.context import RunContext
     from regauge.training.state import TrainState
     from regauge.training.task_runtime import TaskRuntime
-
-REFERENCES = "references.safetensors"
-"""The file of the output folder with the values of all rows; NaN for a row that was not needed."""
-WEIGHTS_KEY = "weights_checksum"
-"""The key of the weights in the metadata of the file."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +56,11 @@ def add_references(context: RunContext, state: TrainState) -> None:
         path = context.folder / REFERENCES
         identity = {table.name: table.fingerprint for table in tables}
         identity[WEIGHTS_KEY] = state.weights_checksum
-        stored = _read_tensors(path, identity) if context.world.is_main_process else {}
+        stored = read_values(path, identity) if context.world.is_main_process else {}
         tensors, is_complete = {}, True
         for table in tables:
-            values = _share_values(table, stored.get(table.name), context.device)
+            shape = len(table.rows.loader), len(table.rows.task.reference_columns)
+            values = share_values(stored.get(table.name), shape, context.device)
             numbers = table.rows.row_numbers
             missing = numbers[values[numbers].isnan().any(1).numpy()]
             if len(missing):
@@ -138,31 +135,3 @@ def _find_needed_rows(context: RunContext, task: TaskRuntime) -> np.ndarray:
 
 def _select_rows(rows: HeldoutSet, row_numbers: np.ndarray) -> HeldoutSet:
     return replace(rows, row_numbers=row_numbers)
-
-
-def _share_values(table: _ReferenceTable, stored: Tensor | None, device: torch.device) -> Tensor:
-    """Return the stored values of process 0 on all processes; NaN for values that are missing."""
-    shape = len(table.rows.loader), len(table.rows.task.reference_columns)
-    values = torch.full(shape, torch.nan)
-    if stored is not None and stored.shape == shape:
-        values = stored
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        shared = values.to(device)
-        dist.broadcast(shared, src=0)
-        values = shared.cpu()
-    return values
-
-
-def _read_tensors(path: Path, identity: dict[str, str]) -> dict[str, Tensor]:
-    """Return the tensors of a file with this identity; none if it is another, or damaged."""
-    if not path.is_file():
-        return {}
-    try:
-        with safe_open(path, framework="pt") as file:
-            if file.metadata() == identity:
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        reason = "belongs to other weights or rows"
-    except (OSError, SafetensorError) as error:
-        reason = f"cannot be read: {error}"
-    logger.warning("%s %s; its values are computed again", path, reason)
-    return {}

@@ -17,7 +17,7 @@ from regauge import choices, config
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
 from regauge.data.batches import GATHERED_COLUMNS, Arrays, MicrobatchPlan, RandomKey
-from regauge.data.dataset import Dataset, DatasetRows
+from regauge.data.dataset import Dataset, DatasetRows, ExtendedRows
 from regauge.data.loader import BatchLoader, CollatorConfig, RankShare
 from regauge.data.row_order import PADDING
 from regauge.models.init_weights import META, build_initial_weights, materialize
@@ -45,7 +45,10 @@ class Case:
 
     @property
     def rows(self) -> DatasetRows:
-        return self.data.rows("train")
+        """The training rows; reference values are 0."""
+        rows = self.data.rows("train")
+        zeros = np.zeros(len(rows), np.float32)
+        return ExtendedRows(rows, dict.fromkeys(self.task.reference_columns, zeros))
 
     @property
     def bucket_lengths(self) -> tuple[int, ...]:

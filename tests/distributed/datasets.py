@@ -156,6 +156,28 @@ def write_chats(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
     return _write(folder, "chat", fields, splits)
 
 
+def write_preferences(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
+    """Write prompts with two answers; the tokens of chosen answers are smaller."""
+    splits = {"train": _preference_rows(rows, 9), "heldout": _preference_rows(heldout, 10)}
+    fields = {name: _build_text_column(name, LENGTH, splits) for name in ("chosen", "rejected")}
+    mask = ColumnInfo(max_length=LENGTH, kind="loss_mask")
+    return _write(folder, "preferences", fields | {f"{name}_mask": mask for name in fields}, splits)
+
+
+def _preference_rows(count: int, seed: int) -> list[Row]:
+    draw = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        prompt = draw.integers(5, 40, int(draw.integers(3, 12))).tolist()
+        row: Row = {}
+        for name, lowest in (("chosen", 40), ("rejected", 60)):
+            answer = draw.integers(lowest, lowest + 40, int(draw.integers(2, 20))).tolist()
+            row[name] = [*prompt, *answer, 3]
+            row[f"{name}_mask"] = [0] * len(prompt) + [1] * (len(answer) + 1)
+        rows.append(row)
+    return rows
+
+
 def write_halves(folder: Path, rows: int = 40, heldout: int = 10) -> Path:
     """Write rows of two halves that share their first word, so that pairs can be recognized."""
     splits = {"train": _half_rows(rows, 7), "heldout": _half_rows(heldout, 8)}
@@ -219,6 +241,7 @@ WRITERS = {
     "groups": write_groups,
     "sentence-pairs": write_halves,
     "tagged": write_tagged,
+    "preferences": write_preferences,
 }
 """Functions that write a dataset, by layout."""
 

@@ -52,6 +52,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "next-sentence": {"task": {"kind": "mlm", "next_sentence": True}, "model": BERT},
     "clm": {"task": {"kind": "clm"}, "model": GPT},
     "sft": {"task": {"kind": "sft"}, "model": LLAMA},
+    "dpo": {"task": {"kind": "dpo", "max_buckets": 2}, "model": GPT},
     "llama": {"task": {"kind": "clm"}, "model": LLAMA},
     # At 0.05 the loss falls to 0.001, where the last bits of a cosine are 1e-5 of it.
     "contrastive": {

@@ -41,6 +41,7 @@ SOME = {
     "llama": [(2, "ddp"), (4, "shard-grad-op")],
     "sft": [(3, "zero1"), (2, "fsdp")],
     "tokens": [(2, "zero1"), (1, "fsdp"), (2, "ddp"), (2, "fsdp"), (3, "zero1"), (4, "hsdp")],
+    "dpo": [(2, "fsdp"), (2, "zero1"), (3, "ddp"), (4, "shard-grad-op"), (4, "hsdp")],
     "next-sentence": [(3, "zero1"), (2, "fsdp"), (4, "ddp")],
     "several": [(2, "fsdp"), (2, "zero1"), (3, "ddp"), (4, "hsdp")],
 }
@@ -99,7 +100,7 @@ def test_five_microbatches_on_two_processes(
         [
             (task, *case)
             for task in (
-                *("mlm", "clm", "contrastive", "sft", "next-sentence"),
+                *("mlm", "clm", "contrastive", "sft", "next-sentence", "dpo"),
                 *("negatives", "triplet", "similarity", "distill"),
             )
             for case in ((1, 1), (1, 8), (2, 4))
@@ -124,6 +125,7 @@ def test_losses_do_not_depend_on_the_microbatch_size(
             *(("contrastive", size, amount) for size in (1, 2) for amount in ("selective", "full")),
             *((task, 2, "full") for task in ("negatives", "similarity", "distill")),
             ("clm", 1, "full"),
+            *(("dpo", size, amount) for size in (1, 2) for amount in ("selective", "full")),
         ],
         [("mlm", 1, "selective"), ("contrastive", 1, "full")],
     ),

@@ -41,7 +41,13 @@ def encode(text: str) -> list[int]:
 @pytest.mark.parametrize(
     ("task", "size", "strategy"),
     cases(
-        [("sft", 2, "fsdp"), ("sft", 2, "ddp"), ("sft", 3, "zero1"), ("clm", 3, "fsdp")],
+        [
+            ("sft", 2, "fsdp"),
+            ("sft", 2, "ddp"),
+            ("sft", 3, "zero1"),
+            ("clm", 3, "fsdp"),
+            ("dpo", 2, "fsdp"),
+        ],
         [("sft", 2, "fsdp")],
     ),
 )

@@ -56,7 +56,7 @@ def assert_same(whole: Path, resumed: Path) -> None:
 
 FIRST = [("mlm", 2, "fsdp"), ("mlm", 3, "zero1"), ("mlm", 4, "hsdp")]
 FIRST += [("contrastive", 3, "ddp"), ("several", 2, "fsdp"), ("last-layer", 3, "zero1")]
-FIRST += [("similarity", 2, "zero1")]
+FIRST += [("similarity", 2, "zero1"), ("dpo", 2, "zero1")]
 """The cases that `make test` runs."""
 CASES = [("mlm", size, name) for size in (1, 2, 3, 4) for name in STRATEGIES[size]] + FIRST[3:5]
 CASES += [
@@ -74,6 +74,13 @@ CASES += [
 ]
 CASES += [("last-layer", *case) for case in ((1, "single"), (2, "fsdp"), (3, "zero1"), (4, "hsdp"))]
 CASES += [("contrastive", 4, "hsdp"), ("clm", 4, "ddp"), ("rank", 4, "ddp"), ("apart", 2, "fsdp")]
+CASES += [
+    ("dpo", 2, "zero1"),
+    ("dpo", 1, "single"),
+    ("dpo", 2, "fsdp"),
+    ("dpo", 4, "hsdp"),
+    ("dpo", 3, "zero1"),
+]
 CASES += [("next-sentence", 3, "ddp"), ("sft", 2, "fsdp"), ("several", 3, "zero1")]
 CASES += [("negatives", 4, "hsdp"), ("negatives", 3, "zero1"), ("triplet", 3, "ddp")]
 CASES += [

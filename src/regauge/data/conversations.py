@@ -56,15 +56,14 @@ class Conversation(NamedTuple):
     variables: dict[str, Any]
     is_instruction: bool = False
     """Whether the record has an `instruction` instead of messages."""
+    num_prompt_messages: int = 1
+    """Number of messages at the start that are no answers, because they are the prompt."""
 
     def is_answer(self, number: int) -> bool:
-        """Return whether a message is an answer to train on.
-
-        The first message is no answer, because no prompt precedes it.
-        """
+        """Return whether a message is an answer to train on."""
         message = self.messages[number]
         return (
-            number > 0
+            number >= self.num_prompt_messages
             and message["role"] == ASSISTANT
             and all(message.get(key, True) for key in LOSS_KEYS)
             and any(not is_blank(message.get(key)) for key in ANSWER_KEYS)

@@ -29,7 +29,7 @@ from regauge.files import check_file, sha256
 from regauge.json_files import describe_mismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 MANIFEST = "manifest.json"
@@ -226,6 +226,29 @@ class DatasetRows:
         first = self._ends[shard - 1] if shard else 0
         columns = self._shards[shard]
         return {name: column.cell(number - first) for name, column in columns.items()}
+
+
+class ExtendedRows(DatasetRows):
+    """Rows with further columns, which are in memory: [rows] arrays by name.
+
+    Row numbers above the number of rows wrap around.
+    """
+
+    def __init__(self, rows: DatasetRows, columns: Mapping[str, np.ndarray]) -> None:
+        self._rows = rows
+        self._columns = dict(columns)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
+        rows = []
+        for number in numbers:
+            (row,) = self._rows.take([number])
+            index = int(number) % len(self)
+            cells = {name: values[index].item() for name, values in self._columns.items()}
+            rows.append({**row, **cells})
+        return rows
 
 
 class _Column(NamedTuple):

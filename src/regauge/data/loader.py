@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
+from regauge.data.dataset import ExtendedRows
 from regauge.data.row_order import PADDING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     from regauge.data.dataset import DatasetRows
 
@@ -105,6 +106,10 @@ class BatchLoader:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def add_columns(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Add columns to the rows of all later batches: [rows] arrays by name."""
+        self._rows = ExtendedRows(self._rows, columns)
 
     def load_batches(self, row_numbers: np.ndarray, *, epoch: int, step: int) -> list[Arrays]:
         """Return the batches of this process for one global batch of row numbers."""

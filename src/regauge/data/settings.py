@@ -129,11 +129,11 @@ class TextRows(Settings):
     layout: str = "packed"
     """"packed" fills rows with documents, "chat" with conversations. "fields" makes one row of each
     record, "groups" one row of all records that share a value. "sentence-pairs" makes rows of two
-    consecutive pieces of a document."""
+    consecutive pieces of a document, "preferences" of a chosen and a rejected answer."""
     text: str = DEFAULT_TEXT_FIELD
     """The field that packed rows and sentence pairs are made of."""
     length: int = Field(default=128, ge=MIN_TOKENS)
-    """Tokens of a packed row, of a chat row or of a sentence pair."""
+    """Tokens of a packed row, of a chat row, of a sentence pair or of a prompt with its answer."""
     too_long: Literal["split", "truncate", "reject"] = "split"
     """Treatment of documents that are longer than a row; conversations are truncated by default."""
     chat_template: str | None = None

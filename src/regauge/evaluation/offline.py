@@ -18,11 +18,11 @@ from regauge.data.tokenizer import check_same_tokenizer
 from regauge.errors import DataError, SettingsError
 from regauge.evaluation.artifact_metrics import load_as_module
 from regauge.evaluation.settings import DEFAULT_MICROBATCH_ROWS, EVALUATION
+from regauge.evaluation.start_weights import StartWeights, add_references, load_weights
 from regauge.json_files import write_sealed
 from regauge.models.hub import final_model_dir
-from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.settings import Model
-from regauge.models.tensors import move_module, precision_dtype
+from regauge.models.tensors import precision_dtype
 from regauge.training.defaults import resolve_execution
 from regauge.training.generation import SAMPLES, generate_samples
 from regauge.training.heldout import HeldoutSet, compute_means, load_custom_metrics
@@ -75,6 +75,12 @@ def evaluate_models(settings: EvaluateSettings, world: World) -> dict[str, Any]:
         for name, task in tasks.items()
     }
     dtype = precision_dtype(execution.precision)
+    if settings.task.reference_columns:
+        add_references(
+            {name: heldout for name, (_, heldout) in models.items()},
+            {name: _find_run(folder) for name, folder in folders.items()},
+            partial(load_weights, dataset=dataset, dtype=dtype),
+        )
     results = _evaluate_all(settings, dataset, models, dtype)
     if world.is_main_process and results.samples:
         _write_samples(Path(settings.output.folder) / SAMPLES, results.samples)
@@ -144,14 +150,19 @@ def _resolve_task(settings: EvaluateSettings, folder: Path, dataset: Dataset) ->
 
 def _read_trained_task(folder: Path) -> Task:
     """Return the task that the final model of a run was trained on."""
-    parent = folder.parent
-    run = parent if (parent / RUN).is_file() else parent.parent.parent
-    if not (run / RUN).is_file():
+    parent, run = folder.parent, _find_run(folder)
+    if run is None:
         problem = f"{folder} is not from a run, so its task is unknown"
         raise SettingsError(problem, 'set evaluate.task_settings = "given"')
     configs = build(TrainSettings, read_saved_run(run)).task_configs
     named = (config.task for config in configs if run != parent and config.name == parent.name)
     return next(named, configs[0].task)
+
+
+def _find_run(folder: Path) -> Path | None:
+    """Return the run that a model folder is from, or None."""
+    parent = folder.parent
+    return next((run for run in (parent, parent.parent.parent) if (run / RUN).is_file()), None)
 
 
 def _resolve_folder(path: str, dataset: Dataset) -> Path:
@@ -179,15 +190,7 @@ def _evaluate_all(
     def load_module(heldout: HeldoutSet, model: EvaluatedModel) -> nn.Module:
         if not isinstance(model, Model):
             return load_as_module(model)
-        with META:
-            module = heldout.task.build_module(model, dataset.manifest, settings.seed)
-        materialize(module, build_initial_weights(module, model, settings.seed))
-        module.compute_dtype = dtype
-        for weight in module.parameters():
-            weight.data = weight.data.to(dtype)
-        move_module(module, heldout.device)
-        heldout.accelerator.retain_freed_memory()
-        return heldout.accelerator.prepare_for_inference(module.eval())
+        return load_weights(heldout, StartWeights(model, settings.seed), dataset, dtype)
 
     if settings.evaluate.untrained:
         untrained, heldout = _select_random_model(list(models.values()))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +69,23 @@ def token_metrics(head: nn.Module, hidden: Tensor, labels: Tensor) -> Batch:
         name: torch.cat([output[name] for output in outputs]).view(labels.shape).clone()
         for name in outputs[0]
     }
+
+
+def recompute_losses(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Return the negative log likelihoods of the labels, in their shape, with gradients.
+
+    Each token has a gradient of its own. So the logits of a chunk are computed again in the
+    backward pass, and none are kept.
+    """
+
+    def compute_chunk(chunk: Tensor, chunk_labels: Tensor) -> Tensor:
+        return token_losses(head(chunk), chunk_labels)["nll"]
+
+    losses = [
+        checkpoint(compute_chunk, *chunks, use_reentrant=False, preserve_rng_state=False)
+        for chunks in _chunks(hidden.flatten(0, -2), labels.flatten())
+    ]
+    return torch.cat(losses).view(labels.shape)
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Batch:

@@ -15,7 +15,14 @@ from regauge.errors import SettingsError
 from regauge.models import sentence_transformers
 from regauge.models.attention_masks import detect_attention_spec, max_text_tokens
 from regauge.models.generation.sampling import filter_logits, select_tokens
-from regauge.models.losses import Batch, LogitGradients, token_losses, token_metrics, training_loss
+from regauge.models.losses import (
+    Batch,
+    LogitGradients,
+    recompute_losses,
+    token_losses,
+    token_metrics,
+    training_loss,
+)
 from regauge.models.pooling import TextPooling
 from regauge.models.settings import GREEDY
 
@@ -158,6 +165,22 @@ class CausalLanguageModel(TextModule):
             logits = head(_gather_positions(hidden, batch["last"])[:, 0]).float()
             outputs["drawn"] = select_tokens(filter_logits(logits, self.generation), batch["draws"])
         return outputs
+
+
+class AnswerLikelihoodModel(CausalLanguageModel):
+    """Computes the log-probability of the answer in each row; `weights` mark its tokens."""
+
+    def forward(self, batch: Batch) -> Batch:
+        """Return `log_probabilities`, [batch] fp32; in evaluation also the `token_outputs`."""
+        outputs: Batch = {}
+        if self.training and torch.is_grad_enabled():
+            head: Any = self.model.get_output_embeddings()
+            hidden = self.hidden_states(batch, packed=True)
+            nll = recompute_losses(head, hidden, batch["labels"])
+        else:
+            outputs = super().forward(batch)
+            nll = outputs["nll"]
+        return {**outputs, "log_probabilities": -(nll * batch["weights"]).sum(1)}
 
 
 class Encoder(TextModule):

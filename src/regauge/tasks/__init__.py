@@ -1,10 +1,10 @@
 """Training tasks: which batches a model reads, its loss, and its held-out metrics.
 
-`Task` is the interface; each public file here is one task: `mlm`, `clm`, `sft`, `contrastive`,
-`triplet`, `similarity`, `distill`, `classify`, `tokens`, `rank`. `_tokens` and `_fields` hold the
-batches of token rows and of record fields, `_pairs` the rows of next-sentence prediction,
-`_embeddings` the base of the tasks that train vectors. `_objectives` holds the ranking losses;
-`_quality`, `_entities` and `_retrieval` hold the metrics.
+`Task` is the interface; each public file here is one task: `mlm`, `clm`, `sft`, `dpo`,
+`contrastive`, `triplet`, `similarity`, `distill`, `classify`, `tokens`, `rank`. `_tokens` and
+`_fields` hold the batches of token rows and of record fields, `_pairs` the rows of next-sentence
+prediction, `_embeddings` the base of the tasks that train vectors. `_objectives` holds the ranking
+losses; `_quality`, `_entities` and `_retrieval` hold the metrics.
 
 A task is a frozen settings class. It may import `data` and `models`; torch only inside methods, so
 that a run file is checked without it.
@@ -42,8 +42,8 @@ CLASS_REPORTS = "classes.json"
 LOWER_IS_BETTER = ("loss", "perplexity", "error", "seconds", "latency", "usd", "bytes")
 """A metric is better when lower if its name contains one of these words."""
 
-UNORDERED = ("calibration", "items")
-"""Metrics without a best value: one is best at 1, the other is a count."""
+UNORDERED = ("calibration", "items", "chosen_reward", "rejected_reward")
+"""Metrics without a best value: a ratio that is best at 1, a count, and the rewards of answers."""
 
 
 class ClassMetrics(TypedDict):
@@ -89,6 +89,8 @@ class Task(Choice):
     """Whether rows mark the prompts of generation; otherwise these may begin inside a word."""
     has_special_tokens: ClassVar[bool] = False
     """Whether texts for the trained model may have special tokens, such as the mask."""
+    reference_columns: ClassVar[tuple[str, ...]] = ()
+    """Columns of each row that are computed with the weights of step 0; most tasks have none."""
 
     def resolve_defaults(self, manifest: DatasetManifest) -> Self:
         """Return the task with the settings that the run file leaves to the dataset."""
@@ -168,6 +170,14 @@ class Task(Choice):
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the weighted sum of the losses and the sum of the weights, both scalars."""
+        raise NotImplementedError
+
+    def reference_values(self, output: dict[str, Tensor]) -> Tensor:
+        """Return the `reference_columns` of a batch, [rows, columns] fp32, from the outputs.
+
+        The model has the weights of step 0 and no dropout. A batch of such a task has the `slots`
+        of its rows, and whether they are `real`.
+        """
         raise NotImplementedError
 
     def eval_outputs(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:

@@ -115,6 +115,35 @@ class FieldsTask(Task):
         return build_slot_arrays(texts, plan, key, config)
 
 
+def plan_sorted_rows(
+    row_numbers: np.ndarray,  # [global batch]
+    lengths: np.ndarray,  # [global batch]
+    microbatch_rows: int,
+    bucket_lengths: tuple[int, ...],
+) -> list[MicrobatchPlan]:
+    """Sort whole rows by the length of their longest text, and split them into microbatches."""
+    longest_first = np.argsort(-lengths, kind="stable")
+    plans = []
+    for slots in longest_first.reshape(-1, microbatch_rows):
+        length = find_bucket_length(int(lengths[slots].max()), bucket_lengths)
+        plans.append(MicrobatchPlan(row_numbers[slots], np.zeros_like(slots), slots, length))
+    return plans
+
+
+def build_row_arrays(
+    texts: Texts, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
+) -> Arrays:
+    """Build the token arrays of rows with several texts, [rows x texts, length].
+
+    The texts of a row are consecutive.
+    """
+    count = len(texts) // len(plan.row_numbers)
+    row_numbers = np.repeat(plan.row_numbers, count)
+    text_numbers = np.tile(np.arange(count), len(plan.row_numbers))
+    text_plan = MicrobatchPlan(row_numbers, text_numbers, np.zeros_like(row_numbers), plan.length)
+    return build_text_arrays(texts, text_plan, key, config)
+
+
 def build_slot_arrays(
     texts: Texts, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
 ) -> Arrays:

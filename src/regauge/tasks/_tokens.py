@@ -135,3 +135,10 @@ class NextTokenTask(TokenTask):
         weights = np.zeros(segments.shape, np.float32)
         weights[:, :-1] = (segments[:, 1:] == segments[:, :-1]) & (segments[:, :-1] > 0)
         return {**arrays, "labels": labels, "weights": weights}
+
+
+def find_first_answer(loss_mask: np.ndarray) -> tuple[int, int]:
+    """Return the start and stop index of the first answer of a text; `loss_mask` is [length]."""
+    is_answer = np.append(loss_mask, 0)
+    start = int(is_answer.argmax())
+    return start, start + int(is_answer[start:].argmin())

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from regauge.data.batches import MicrobatchPlan, take_rows
-from regauge.data.buckets import find_bucket_length
+from regauge.data.batches import take_rows
 from regauge.data.columns import find_embedding_rows
 from regauge.errors import DataError
 from regauge.log import logger
@@ -20,10 +19,11 @@ from regauge.tasks._fields import (
     TEXT_TOKENS,
     FieldsTask,
     Texts,
-    build_text_arrays,
+    build_row_arrays,
     check_field,
     field_histogram,
     label_range,
+    plan_sorted_rows,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from regauge.data.batches import Arrays, OptionalRows, RandomKey
+    from regauge.data.batches import Arrays, MicrobatchPlan, OptionalRows, RandomKey
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
     from regauge.models.io_spec import OutputKind
@@ -129,12 +129,7 @@ class Rank(FieldsTask):
     ) -> list[MicrobatchPlan]:
         """Sort the rows of a global batch by their longest text and split them."""
         lengths = np.array([self._longest_text(row) for row in take_rows(rows, row_numbers)])
-        longest_first = np.argsort(-lengths, kind="stable")
-        plans = []
-        for slots in longest_first.reshape(-1, microbatch_rows):
-            length = find_bucket_length(int(lengths[slots].max()), bucket_lengths)
-            plans.append(MicrobatchPlan(row_numbers[slots], np.zeros_like(slots), slots, length))
-        return plans
+        return plan_sorted_rows(row_numbers, lengths, microbatch_rows, bucket_lengths)
 
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
@@ -288,12 +283,7 @@ class Rank(FieldsTask):
         """Build the arrays of all texts; in a row, query texts precede candidate texts."""
         count = max(1, self._count_texts(config.max_group_size))
         texts = [text for row in records for text in self._row_texts(row, count)]
-        row_numbers = np.repeat(plan.row_numbers, count)
-        text_numbers = np.tile(np.arange(count), len(plan.row_numbers))
-        text_plan = MicrobatchPlan(
-            row_numbers, text_numbers, np.zeros_like(row_numbers), plan.length
-        )
-        return build_text_arrays(texts, text_plan, key, config)
+        return build_row_arrays(texts, plan, key, config)
 
     def _row_texts(self, row: dict[str, Any] | None, count: int) -> Texts:
         """Return the texts of a row, filled up with None to `count`."""

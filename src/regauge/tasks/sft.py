@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
-from regauge.tasks._tokens import NextTokenTask
+from regauge.tasks._tokens import NextTokenTask, find_first_answer
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
     from regauge.data.dataset import DatasetRows
     from regauge.data.loader import CollatorConfig
@@ -32,6 +32,4 @@ class Sft(NextTokenTask):
     def answer_span(self, segment: dict[str, np.ndarray], prompt_tokens: int) -> tuple[int, int]:
         """Return the start and stop index of the first answer in a conversation."""
         del prompt_tokens
-        is_answer = np.append(segment["loss_mask"], 0)
-        start = int(is_answer.argmax())
-        return start, start + int(is_answer[start:].argmin())
+        return find_first_answer(segment["loss_mask"])

@@ -19,6 +19,7 @@ from regauge.tasks import UNORDERED, lower_is_better
 from regauge.training import optimizer as optimizers
 from regauge.training.guards import check_replicas
 from regauge.training.ledger import LEDGER
+from regauge.training.references.add_references import add_references
 from regauge.training.state import MOMENT_PREFIX, Improvement
 from regauge.training.task_schedule import data_fingerprint
 from regauge.training.warm_start import count_earlier_steps, find_checkpoint
@@ -135,7 +136,11 @@ def build_document(context: RunContext, state: TrainState) -> dict[str, Any]:
 
 
 def resume_latest(context: RunContext, state: TrainState) -> bool:
-    """Load the newest whole checkpoint; return whether there is one."""
+    """Load the newest whole checkpoint; return whether there is one.
+
+    Before that, rows get the reference values of the weights of step 0.
+    """
+    add_references(context, state)
     path = context.saver.find_newest()
     if path is None:
         return False

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from regauge.accelerators import Accelerator
@@ -56,6 +58,8 @@ class RunContext:
     cache: CacheEntry | None
     """The cache entry of the compiled graphs, if the run has a cache."""
     reporter: WorkerReporter
+    end_microbatch: Callable[[], None]
+    """Called after each microbatch."""
 
     @property
     def folder(self) -> Path:

@@ -19,7 +19,7 @@ from regauge.tasks import ITEMS
 from regauge.training.gradients import all_reduce_sum, gather_by_slot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     import numpy as np
     from torch import nn
@@ -70,17 +70,12 @@ class HeldoutSet:
         with custom metrics. Raises DataError if a custom metric fails.
         """
         set_active_task(module, self.task_name)
-        arrays, rows = self.loader.load_evaluation_batches(self.row_numbers)
-        host = (
-            [{name: torch.from_numpy(value) for name, value in batch.items()}] for batch in arrays
-        )
-        batches = (batch for (batch,) in self.accelerator.wrap_loader(host, self.device))
-        num_slots = rows * self.task.slots_per_row()
+        batches, rows = self.read_batches()
         metrics, outputs = evaluate_batches(
             self.task,
             module,
             batches,
-            num_slots,
+            rows * self.task.slots_per_row(),
             self.end_microbatch,
             needs_outputs=bool(self.custom_metrics),
         )
@@ -88,6 +83,14 @@ class HeldoutSet:
             tensors = self.task.metric_arrays(select_real(outputs))
             metrics = compute_custom_metrics(self.custom_metrics, tensors, metrics)
         return metrics, outputs
+
+    def read_batches(self) -> tuple[Iterator[Batch], int]:
+        """Return the batches of this process on the device, and the row count with padding."""
+        arrays, rows = self.loader.load_evaluation_batches(self.row_numbers)
+        host = (
+            [{name: torch.from_numpy(value) for name, value in batch.items()}] for batch in arrays
+        )
+        return (batch for (batch,) in self.accelerator.wrap_loader(host, self.device)), rows
 
     def class_report(self, outputs: dict[str, torch.Tensor]) -> ClassReport | None:
         """Return the metrics of each class from the outputs of `evaluate`, if the task has any."""

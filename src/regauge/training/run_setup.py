@@ -117,6 +117,7 @@ def set_up(
         saver=_saver(settings, world, hooks, reporter),
         cache=_open_cache(settings, module, [task.bucket_lengths for task in tasks], world),
         reporter=reporter,
+        end_microbatch=mark,
     )
     state = _state(context, model, weights, precision)
     if injector is not None:

@@ -2,73 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
 
-from regauge.data import chat_templates, dataset
+from regauge.data import dataset
 from regauge.data.columns import MARKS_TYPE, ColumnStats
-from regauge.data.conversations import (
-    ConversationError,
-    check_strings,
-    format_part,
-    parse_conversation,
-)
-from regauge.data.dataset import TOKENIZER
+from regauge.data.conversations import ConversationError, parse_conversation
 from regauge.data.layouts import UnusableRecord
 from regauge.data.layouts._filled import FilledLayout
-from regauge.data.tokenizer import LoadedTokenizer
+from regauge.data.layouts._templated import TemplateLayout, list_prefixes
 from regauge.errors import SettingsError
-from regauge.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from regauge.data.conversations import Conversation
     from regauge.data.layouts import EncodedRecord
-    from regauge.data.settings import RowLayout, TokenizerSettings
+    from regauge.data.tokenizer import LoadedTokenizer
     from regauge.data.values import Value
 
 LOSS_MASK = "loss_mask"
 """The column that marks the tokens of answers."""
-REMEDY_VALUES = '"alpaca", "chatml" or a Jinja file'
-"""Values of `rows.chat_template` in remedies."""
-REMEDY_IGNORED = "set rows.chat_template to one that writes it, or remove it from the source"
-PROBLEM_PROMPT = "the generation prompt of the chat template has other tokens when answers follow"
-REMEDY_PROMPT = "end it in a special token or a line break, not in a blank"
-TEST_ANSWERS = ("a", "the", "The", "I", "It", "1")
-"""First words of answers that may have one token with the end of a generation prompt."""
 
 
-class ChatLayout(FilledLayout):
-    """A conversation has exactly the tokens of its template; none is added."""
+class ChatLayout(TemplateLayout, FilledLayout):
+    """Conversations are packed into rows; each is a segment."""
 
     kind: ClassVar[str] = "chat"
-    setting_names: ClassVar[tuple[str, ...]] = ("length", "too_long", "chat_template")
-    defaults: ClassVar[dict[str, Any]] = {"too_long": "truncate"}
-
-    def __init__(self, settings: RowLayout) -> None:
-        super().__init__(settings)
-        self._templates: dict[Path, chat_templates.ChatTemplate] = {}
-        self._changes_prompt: bool | None = None
-        """Whether test answers change the tokens of the generation prompt; None if not tested."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes to pickle; each process loads the template itself."""
-        return {**self.__dict__, "_templates": {}}
-
-    @classmethod
-    def check_settings(cls, settings: RowLayout) -> None:
-        if settings.too_long == "split":
-            raise ValueError(
-                'conversations cannot be split; set too_long to "truncate" or "reject"'
-            )
-
-    def text_fields(self) -> tuple[str, ...]:
-        """Return nothing: the fields of a record depend on its format."""
-        return ()
 
     def check_fields(self, field_names: tuple[str, ...]) -> None:
         if "messages" not in field_names and not {"instruction", "output"} <= set(field_names):
@@ -76,46 +37,6 @@ class ChatLayout(FilledLayout):
                 "the source has neither 'messages' nor 'instruction' and 'output'",
                 "rename a field, or use another source",
             )
-
-    def check_inputs(self, tokenizer: TokenizerSettings) -> None:
-        folder = Path(tokenizer.path) if tokenizer.path else None
-        if self.settings.chat_template is None and not (
-            folder and chat_templates.has_template(folder)
-        ):
-            name = f"the tokenizer '{folder}'" if folder else "a trained tokenizer"
-            raise SettingsError(
-                f"{name} has no chat template", f"set rows.chat_template to {REMEDY_VALUES}"
-            )
-        self._warn_if_unstable(folder)
-        if folder and (folder / TOKENIZER).is_file():
-            self.check_tokenizer(LoadedTokenizer(folder))
-
-    def check_tokenizer(self, tokenizer: LoadedTokenizer) -> None:
-        """Raise SettingsError for a template that loses answers or does not terminate them."""
-        try:
-            rendered = self._load_template(tokenizer.folder).render_test()
-        except chat_templates.TemplateError as error:
-            problem = f"the chat template {self._name} cannot be used: {error}"
-            raise SettingsError(problem, f"set rows.chat_template to {REMEDY_VALUES}") from None
-        ids = self.encode_texts(_list_prefixes(rendered), tokenizer)
-        if not np.isin(ids[0][_mark_answers(ids) > 0], tokenizer.info.special_token_ids).any():
-            raise SettingsError(
-                f"the chat template {self._name} ends no answer with a special token of the"
-                " tokenizer; a model would not learn to stop",
-                'end answers with {{ eos_token }}, or set rows.chat_template = "alpaca"',
-            )
-
-    def to_document(self) -> dict[str, Any]:
-        if self.settings.chat_template is None:
-            return super().to_document()
-        content = chat_templates.find_template_file(self.settings.chat_template).read_bytes()
-        return {**super().to_document(), "template_sha256": hashlib.sha256(content).hexdigest()}
-
-    def write_tokenizer_files(self, folder: Path) -> None:
-        """Write the template to the tokenizer of the dataset, and so of every model."""
-        if self.settings.chat_template is not None:
-            template = chat_templates.find_template_file(self.settings.chat_template)
-            chat_templates.install_template(folder, template)
 
     def encoded_columns(self) -> list[pa.Field]:
         return [*super().encoded_columns(), pa.field(LOSS_MASK, MARKS_TYPE)]
@@ -128,111 +49,21 @@ class ChatLayout(FilledLayout):
 
     def select_texts(self, record: dict[str, Value], tokenizer: LoadedTokenizer) -> list[str]:
         """Return a conversation, and its prefixes up to the start and the end of each answer."""
-        template = self._load_template(tokenizer.folder)
-        try:
-            conversation = parse_conversation(record, template.literals)
-            check_strings(conversation, tokenizer.special_tokens)
-            rendered = template.render(conversation)
-        except ConversationError as error:
-            raise UnusableRecord(error.reason, error.detail) from None
-        except chat_templates.TemplateError as error:
-            raise UnusableRecord("the chat template cannot render it", str(error)) from None
-        if not rendered.answers:
-            raise UnusableRecord("no answer", is_rejected=False)
-        return _list_prefixes(rendered)
-
-    def encode_texts(self, texts: list[str], tokenizer: LoadedTokenizer) -> list[np.ndarray]:
-        return tokenizer.encode(texts, parse_special_tokens=True)
+        conversation = self._parse(record, tokenizer)
+        return list_prefixes(self.render(conversation, tokenizer))
 
     def build_cells(self, encoded: EncodedRecord) -> Iterator[list[Any]]:
         """Yield the one chunk of a conversation; a truncated one loses the tokenizer's side."""
-        tokens, marks, length = encoded.ids[0], _mark_answers(encoded.ids), self.settings.length
-        count = len(tokens)
-        if count > length and self.settings.too_long == "reject":
-            raise UnusableRecord(f"longer than {length} tokens", f"{count} tokens")
-        tokens, marks = (encoded.tokenizer.truncate(cells, length) for cells in (tokens, marks))
-        if not marks.any():
-            raise UnusableRecord(f"no answer within {length} tokens", f"{count} tokens")
-        if count > length:
+        tokens, marks, is_truncated = self.truncate(encoded.ids, encoded.tokenizer)
+        if is_truncated:
             encoded.truncated["messages"] += 1
-        encoded.warnings.update(self._list_warnings(encoded))
+        conversation = self._parse(encoded.record, encoded.tokenizer)
+        encoded.warnings.update(self.list_warnings(conversation, encoded.ids, encoded.tokenizer))
         yield [tokens, marks]
 
-    @property
-    def _name(self) -> str:
-        """The name of the template in messages."""
-        return self.settings.chat_template or "of the tokenizer"
-
-    def _warn_if_unstable(self, folder: Path | None) -> None:
-        """Log a warning if the template reads the clock or random values."""
-        if self.settings.chat_template is not None:
-            text = chat_templates.read_template(self.settings.chat_template)
-            names = chat_templates.find_unstable_names(text)
-        else:
-            names = self._load_template(folder).unstable_names if folder else []
-        if names:
-            logger.warning(
-                f"the chat template {self._name} uses {' and '.join(names)}: rows differ between"
-                " days or runs; set rows.chat_template to a copy that writes constants"
-            )
-
-    def _list_warnings(self, encoded: EncodedRecord) -> set[str]:
-        """Return the warnings about a record: ignored parts, and prompts with other tokens."""
-        template = self._load_template(encoded.tokenizer.folder)
-        conversation = parse_conversation(encoded.record, template.literals)
-        names = {format_part(path) for path in template.list_ignored_parts(conversation)}
-        warnings = {f"the chat template ignores '{name}'; {REMEDY_IGNORED}" for name in names}
-        tokens, *prefixes = encoded.ids
-        if self._changes_prompt is None:
-            self._changes_prompt = self._test_prompt(encoded.tokenizer)
-        if self._changes_prompt or not all(_is_prefix(ids, tokens) for ids in prefixes[::2]):
-            warnings.add(f"{PROBLEM_PROMPT}; {REMEDY_PROMPT}")
-        return warnings
-
-    def _test_prompt(self, tokenizer: LoadedTokenizer) -> bool:
-        """Return whether the generation prompt has other tokens when a test answer follows."""
-        rendered = self._load_template(tokenizer.folder).render_test()
-        prompt = rendered.text[: rendered.answers[0][0]]
-        texts = [prompt, *(prompt + answer for answer in TEST_ANSWERS)]
-        ids, *answered = self.encode_texts(texts, tokenizer)
-        return not all(_is_prefix(ids, tokens) for tokens in answered)
-
-    def _load_template(self, tokenizer: Path) -> chat_templates.ChatTemplate:
-        """Return the template with a tokenizer's folder; cached for the lifetime of the layout."""
-        if tokenizer not in self._templates:
-            template = chat_templates.load_template(tokenizer, self.settings.chat_template)
-            self._templates[tokenizer] = template
-        return self._templates[tokenizer]
-
-
-def _list_prefixes(rendered: chat_templates.RenderedConversation) -> list[str]:
-    """Return the text, and its prefixes up to both ends of each answer."""
-    return [
-        rendered.text,
-        *(rendered.text[:offset] for span in rendered.answers for offset in span),
-    ]
-
-
-def _mark_answers(ids: list[np.ndarray]) -> np.ndarray:
-    """Return 1 for each token of an answer, else 0; `ids` encodes the texts of `_list_prefixes`.
-
-    An answer starts at the first token that is not in its encoded prompt. The prompt then has the
-    same tokens in training and in generation.
-    """
-    tokens, *prefixes = ids
-    marks = np.zeros(len(tokens), np.uint8)
-    for prompt, answered in zip(prefixes[::2], prefixes[1::2], strict=True):
-        marks[_count_shared(prompt, tokens) : _count_shared(answered, tokens)] = 1
-    return marks
-
-
-def _is_prefix(prompt: np.ndarray, tokens: np.ndarray) -> bool:
-    """Return whether token ids begin with the ids of a prompt."""
-    return _count_shared(prompt, tokens) == len(prompt)
-
-
-def _count_shared(prefix: np.ndarray, tokens: np.ndarray) -> int:
-    """Return the length of the common prefix of two token sequences."""
-    size = min(len(prefix), len(tokens))
-    differences = np.flatnonzero(prefix[:size] != tokens[:size])
-    return int(differences[0]) if len(differences) else size
+    def _parse(self, record: dict[str, Value], tokenizer: LoadedTokenizer) -> Conversation:
+        """Return the conversation of a record; raises UnusableRecord."""
+        try:
+            return parse_conversation(record, self.load_template(tokenizer.folder).literals)
+        except ConversationError as error:
+            raise UnusableRecord(error.reason, error.detail) from None

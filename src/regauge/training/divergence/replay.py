@@ -21,6 +21,7 @@ from regauge.training.checkpointing import restore, save_checkpoint
 from regauge.training.defaults import resolve_defaults
 from regauge.training.divergence.capture import StepCapture
 from regauge.training.optimizer_step import optimizer_step
+from regauge.training.references.add_references import add_references
 from regauge.training.run_setup import set_up
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def replay(settings: ReplaySettings, world: World) -> dict[str, Any]:
     injector = _fault_injector(options.fault_plan, folder, world)
     context, state = set_up(resolved, world, dtype=dtype, injector=injector)
     try:
+        add_references(context, state)
         if options.checkpoint is not None:
             restore(context, state, Path(options.checkpoint))
         if state.step >= options.until:

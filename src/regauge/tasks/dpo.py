@@ -1,0 +1,161 @@
+"""Direct preference optimization: prefer the chosen answer of a prompt to the rejected one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from regauge.data.batches import pad_sequences, take_rows
+from regauge.data.layouts.preferences import ANSWERS, CHOSEN, MASKS
+from regauge.models.io_spec import InputSpec
+from regauge.tasks import MetricSums, _ranking
+from regauge.tasks._fields import (
+    FieldsTask,
+    build_row_arrays,
+    field_histogram,
+    plan_sorted_rows,
+)
+from regauge.tasks._tokens import NextTokenTask, find_first_answer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
+    from regauge.data.dataset import DatasetManifest, DatasetRows
+    from regauge.data.loader import CollatorConfig
+    from regauge.models.io_spec import OutputKind
+    from regauge.models.modules import TextModule
+    from regauge.models.settings import Model
+
+
+class Dpo(FieldsTask):
+    """Prefer chosen answers to rejected ones (DPO, Rafailov et al., 2023).
+
+    The reward of an answer is `beta` times its log-probability, minus that of the weights of
+    step 0. The loss of a row is -log sigmoid(chosen reward - rejected reward).
+    """
+
+    layout: ClassVar[str] = "preferences"
+    generative: ClassVar[bool] = True
+    artifacts_have_metrics: ClassVar[bool] = False
+    reference_columns: ClassVar[tuple[str, ...]] = tuple(f"reference_{name}" for name in ANSWERS)
+
+    beta: float = Field(default=0.1, gt=0)
+    """Weight of the distance from the model of step 0; a larger one keeps the model closer."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    """Assumed fraction of rows whose answers are swapped (conservative DPO, Mitchell, 2023)."""
+
+    def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
+        """Return the number of rows by the length of the longer conversation.
+
+        Lengths of both are assumed independent.
+        """
+        return _ranking.longest_text_histogram(
+            [field_histogram(manifest, name) for name in ANSWERS]
+        )
+
+    def sequences_per_row(self, manifest: DatasetManifest) -> int:
+        del manifest
+        return len(ANSWERS)
+
+    def split_batch(
+        self,
+        rows: DatasetRows,
+        row_numbers: np.ndarray,
+        microbatch_rows: int,
+        bucket_lengths: tuple[int, ...],
+    ) -> list[MicrobatchPlan]:
+        """Sort the rows of a global batch by their longer conversation and split them."""
+        lengths = [
+            0 if row is None else max(len(row[name]) for name in ANSWERS)
+            for row in take_rows(rows, row_numbers)
+        ]
+        return plan_sorted_rows(row_numbers, np.array(lengths), microbatch_rows, bucket_lengths)
+
+    def build_batch(
+        self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
+    ) -> Arrays:
+        """Build the token arrays of both conversations of each row, [rows x 2, length].
+
+        Each token has the next one as label; only labels in an answer have a weight. `references`,
+        [rows, 2] fp32, are the `reference_columns`; NaN if the rows do not have them yet.
+        """
+        records = take_rows(rows, plan.row_numbers)
+        texts, masks = (
+            [row[name] if row else None for row in records for name in names]
+            for names in (ANSWERS, MASKS)
+        )
+        arrays = NextTokenTask.label_next_tokens(build_row_arrays(texts, plan, key, config))
+        arrays["weights"][:, :-1] *= pad_sequences(masks, plan.length, 0)[:, 1:]
+        references = [
+            [row.get(name, np.nan) if row else 0.0 for name in self.reference_columns]
+            for row in records
+        ]
+        return {
+            **arrays,
+            "references": np.array(references, np.float32),
+            "slots": plan.slots,
+            "real": (plan.row_numbers >= 0).astype(np.float32),
+        }
+
+    def output_kind(self) -> OutputKind:
+        return "text"
+
+    def input_spec(self, manifest: DatasetManifest) -> InputSpec:
+        """Return that a record is one text, a prompt."""
+        return InputSpec(max_lengths=(manifest.columns[CHOSEN].max_length,))
+
+    def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
+        from regauge.models.architectures import build_model
+        from regauge.models.modules import AnswerLikelihoodModel
+
+        tokenizer = manifest.tokenizer
+        vocab_size, pad_id = tokenizer.vocab_size, tokenizer.pad_token_id
+        return AnswerLikelihoodModel(*build_model(model, "causal", vocab_size, seed, pad_id))
+
+    def reference_values(self, output: dict[str, Tensor]) -> Tensor:
+        """Return the log-probabilities of both answers, [rows, 2]."""
+        return output["log_probabilities"].view(-1, len(ANSWERS))
+
+    def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the sum over rows, and the number of rows that are not padding."""
+        real = batch["real"]
+        return (self._losses(self._rewards(output, batch)) * real).sum(), real.sum()
+
+    def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
+        """Return the loss, the accuracy, the rewards of both answers and their difference.
+
+        The accuracy is the fraction of rows whose chosen answer has the higher reward.
+        """
+        real, rewards = batch["real"], self._rewards(output, batch)
+        chosen, rejected = rewards.unbind(1)
+        values = {
+            "loss": self._losses(rewards),
+            "accuracy": (chosen > rejected).float(),
+            "chosen_reward": chosen,
+            "rejected_reward": rejected,
+            "reward_margin": chosen - rejected,
+        }
+        return {name: ((value * real).sum(), real.sum()) for name, value in values.items()}
+
+    def prompt_and_reference(
+        self, row: dict[str, np.ndarray], prompt_tokens: int
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the prompt of a row and its chosen answer."""
+        del prompt_tokens
+        start, stop = find_first_answer(row[MASKS[0]])
+        return (row[CHOSEN][:start], row[CHOSEN][start:stop]) if 0 < start < stop else None
+
+    def _rewards(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        """Return the rewards of the chosen and the rejected answer, [rows, 2]."""
+        return self.beta * (self.reference_values(output) - batch["references"])
+
+    def _losses(self, rewards: Tensor) -> Tensor:
+        """Return the loss of each row, [rows]."""
+        from torch.nn.functional import logsigmoid
+
+        margins = rewards[:, 0] - rewards[:, 1]
+        smoothing = self.label_smoothing
+        return -(1 - smoothing) * logsigmoid(margins) - smoothing * logsigmoid(-margins)

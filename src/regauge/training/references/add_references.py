@@ -1,0 +1,137 @@
+"""Adds reference values to the rows of a run: read from its file, or computed.
+
+The values are keyed by the weights and the rows. So a resumed run has the same values, also on
+another number of processes or in another precision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from regauge import safetensors_io, stop_signals
+from regauge.log import logger
+from regauge.models.multitask import set_active_task
+from regauge.training.gradients import gather_by_slot
+from regauge.training.heldout import HeldoutSet
+from regauge.training.references.reference_file import (
+    REFERENCES,
+    WEIGHTS_KEY,
+    read_values,
+    share_values,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from regauge.training.context import RunContext
+    from regauge.training.state import TrainState
+    from regauge.training.task_runtime import TaskRuntime
+
+
+@dataclass(frozen=True)
+class _ReferenceTable:
+    """The rows of one split that need reference values, and the identity of the split."""
+
+    name: str
+    """The name of the tensor in the file."""
+    rows: HeldoutSet
+    """The rows to compute; their numbers are unique and ascending."""
+    fingerprint: str
+    """The hash of the dataset."""
+
+
+def add_references(context: RunContext, state: TrainState) -> None:
+    """Add the reference columns to the rows of each task that has any; every process calls this.
+
+    The model must have the weights of step 0, so call this before a checkpoint is loaded.
+    """
+    tables = [table for task in context.tasks for table in _list_tables(context, task)]
+    if not tables:
+        return
+    with context.hooks.phase("evaluate"), context.hooks.compilation():
+        path = context.folder / REFERENCES
+        identity = {table.name: table.fingerprint for table in tables}
+        identity[WEIGHTS_KEY] = state.weights_checksum
+        stored = read_values(path, identity) if context.world.is_main_process else {}
+        tensors, is_complete = {}, True
+        for table in tables:
+            shape = len(table.rows.loader), len(table.rows.task.reference_columns)
+            values = share_values(stored.get(table.name), shape, context.device)
+            numbers = table.rows.row_numbers
+            missing = numbers[values[numbers].isnan().any(1).numpy()]
+            if len(missing):
+                is_complete = False
+                if context.world.is_main_process:
+                    logger.info("computing the reference values of %d rows", len(missing))
+                rows = _select_rows(table.rows, missing)
+                values[missing] = compute_references(rows, state.model.module)
+            tensors[table.name] = values
+            attach_references(table.rows, values)
+        if context.world.is_main_process and not is_complete:
+            safetensors_io.write_tensors(path, tensors, identity)
+
+
+def compute_references(rows: HeldoutSet, module: nn.Module) -> Tensor:
+    """Return the reference values of rows, [rows, columns] fp32 on the CPU.
+
+    Every process calls this and gets the same values. They do not depend on the number of
+    processes, because a microbatch has the same rows for every number.
+    """
+    set_active_task(module, rows.task_name)
+    module.eval()
+    values, slots = [], []
+    with torch.no_grad():
+        batches, num_padded = rows.read_batches()
+        for batch in batches:
+            stop_signals.check_stop()
+            values.append(rows.task.reference_values(module(batch)).float())
+            slots.append({name: batch[name] for name in ("slots", "real")})
+            rows.end_microbatch()
+        gathered = gather_by_slot(values, slots, num_padded)["vectors"]
+    return gathered[: len(rows.row_numbers)].cpu()
+
+
+def attach_references(rows: HeldoutSet, values: Tensor) -> None:
+    """Add reference values, [rows of the split, columns], to the later batches of a loader."""
+    names = rows.task.reference_columns
+    rows.loader.add_columns(dict(zip(names, values.numpy().T, strict=True)))
+
+
+def _list_tables(context: RunContext, task: TaskRuntime) -> list[_ReferenceTable]:
+    """Return the tables of a task: its training rows, and all rows of its held-out sets."""
+    if not task.task.reference_columns:
+        return []
+    train = HeldoutSet(
+        task=task.task,
+        accelerator=context.accelerator,
+        end_microbatch=context.end_microbatch,
+        device=context.device,
+        loader=task.loader,
+        row_numbers=_find_needed_rows(context, task),
+        task_name=task.name,
+    )
+    name = ".".join(filter(None, ("train", task.name)))
+    tables = {name: train}
+    for prefix, heldout in task.heldout.items():
+        tables[prefix] = _select_rows(heldout, np.arange(len(heldout.loader)))
+    fingerprint = task.manifest.fingerprint
+    return [_ReferenceTable(name, rows, fingerprint) for name, rows in tables.items()]
+
+
+def _find_needed_rows(context: RunContext, task: TaskRuntime) -> np.ndarray:
+    """Return the numbers of the training rows that the steps of the run use, ascending."""
+    num_rows, weights = len(task.loader), context.task_schedule.weights
+    share = weights[context.tasks.index(task)] / sum(weights)
+    num_steps = int(context.total_steps * share) + 1
+    if num_steps * task.batch.rows >= num_rows:
+        return np.arange(num_rows)
+    numbers = np.concatenate([task.order.batch(step) for step in range(num_steps)])
+    return np.unique(numbers[numbers >= 0] % num_rows)
+
+
+def _select_rows(rows: HeldoutSet, row_numbers: np.ndarray) -> HeldoutSet:
+    return replace(rows, row_numbers=row_numbers)

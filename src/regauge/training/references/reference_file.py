@@ -1,0 +1,51 @@
+"""The file of a run with its reference values, and their exchange between processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+
+from regauge.log import logger
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+REFERENCES = "references.safetensors"
+"""The file of the output folder with the values of all rows; NaN for a row that was not needed."""
+WEIGHTS_KEY = "weights_checksum"
+"""The key of the weights in the metadata of the file."""
+
+
+def share_values(stored: Tensor | None, shape: tuple[int, int], device: torch.device) -> Tensor:
+    """Return the values that process 0 has read on all processes, [rows, columns] fp32.
+
+    Missing values, and values of another shape, are NaN.
+    """
+    values = torch.full(shape, torch.nan)
+    if stored is not None and stored.shape == shape:
+        values = stored
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        shared = values.to(device)
+        dist.broadcast(shared, src=0)
+        values = shared.cpu()
+    return values
+
+
+def read_values(path: Path, identity: dict[str, str]) -> dict[str, Tensor]:
+    """Return the tensors of a file with this identity; none if it is another, or damaged."""
+    if not path.is_file():
+        return {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            if file.metadata() == identity:
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        reason = "belongs to other weights or rows"
+    except (OSError, SafetensorError) as error:
+        reason = f"cannot be read: {error}"
+    logger.warning("%s %s; its values are computed again", path, reason)
+    return {}

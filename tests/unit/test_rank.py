@@ -312,14 +312,14 @@ def test_new_heldout_values_are_logged(data: Dataset, caplog: pytest.LogCaptureF
             "the network has no layers; set cross_layers or hidden",
         ),
         ({"interactions": {"experts": 2}}, "set rank"),
-        ({"interactions": {"hidden": (8, 0)}}, "'interactions.hidden.1': Input should be greater"),
+        ({"interactions": {"hidden": (8, 0)}}, "'interactions.hidden.1' must be at least 1, got 0"),
         (
             {"trainable_layers": -1},
-            "'trainable_layers': Input should be greater than or equal to 0, got -1",
+            "'trainable_layers' must be at least 0, got -1",
         ),
         (
             {"trainable_layers": "half"},
-            "'trainable_layers': Input should be 'all' or 'none' or a valid integer",
+            "'trainable_layers' must be 'all' or 'none' or an integer, got 'half'",
         ),
         ({"numeric_features": ("prize",)}, "no field 'prize'; did you mean 'price'"),
     ],

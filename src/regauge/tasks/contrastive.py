@@ -42,6 +42,14 @@ class Contrastive(FieldsTask):
     equal document. The metrics rank each different document once.
     """
 
+    peer_names: ClassVar[tuple[str, ...]] = (
+        "embed",
+        "embedding",
+        "embeddings",
+        "retrieval",
+        "multiple_negatives_ranking",
+    )
+
     needs_global_batch: ClassVar[bool] = True
     metrics_need_all_rows: ClassVar[bool] = True
 

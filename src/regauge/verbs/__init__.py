@@ -64,7 +64,9 @@ def table_names() -> tuple[str, ...]:
 def load_settings(root: type[S], run_file: Path, overrides: tuple[str, ...]) -> S:
     """Build a verb's settings from a run file and the overrides of the command line."""
     stop_signals.check_stop()
-    tables = allow_user_code(run_file, config.apply_overrides(config.read(run_file), overrides))
+    tables = allow_user_code(
+        run_file, config.apply_overrides(config.read(run_file), overrides, root)
+    )
     return config.build(root, tables, table_names(), str(run_file))
 
 

@@ -44,7 +44,10 @@ def read_dataset_rows(
         return {}
     tables = config.read(run_file)
     other_overrides = tuple(text for text in overrides if not text.startswith("data."))
-    versions = (config.apply_overrides(tables, texts) for texts in (other_overrides, overrides))
+    versions = (
+        config.apply_overrides(tables, texts, type(settings))
+        for texts in (other_overrides, overrides)
+    )
     return dict(item for version in versions for item in describe_datasets(version).items())
 
 

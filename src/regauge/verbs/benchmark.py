@@ -63,7 +63,7 @@ def load(arguments: tuple[str, ...]) -> BenchmarkSettings:
     if paths:
         artifacts = {"inference": {"artifacts": inference.name_artifacts(paths)}}
         tables = config.merge(tables, artifacts)
-    tables = config.apply_overrides(tables, overrides)
+    tables = config.apply_overrides(tables, overrides, BenchmarkSettings)
     if not tables.get("inference", {}).get("artifacts"):
         remedy = "name artifacts, or add --training to benchmark the training of a run file"
         raise SettingsError("no artifacts to benchmark", remedy)

@@ -57,7 +57,7 @@ def _load_settings(run_file: Path | None, overrides: tuple[str, ...]) -> ExportS
     if run_file is not None and "=" in str(run_file):  # the first argument is an override
         run_file, overrides = None, (str(run_file), *overrides)
     file = run_file if run_file is not None and not run_file.is_dir() else None
-    tables = config.apply_overrides(config.read(file) if file else {}, overrides)
+    tables = config.apply_overrides(config.read(file) if file else {}, overrides, ROOT)
     if file:
         tables = verbs.allow_user_code(file, tables)
     else:

@@ -92,7 +92,8 @@ def load(run_file: Path, overrides: tuple[str, ...]) -> PipelineJob:
 def resolve(run_file: Path, overrides: tuple[str, ...]) -> PipelineJob:
     """Validate every stage of a run file, and compare it with the finished stages."""
     shared_overrides, stage_overrides = _group_overrides(overrides)
-    tables = config.apply_overrides(config.read(run_file), shared_overrides)
+    roots = verbs.settings_roots().values()
+    tables = config.apply_overrides(config.read(run_file), shared_overrides, *roots)
     shared = {name: table for name, table in tables.items() if name != "stage"}
     output = tables.get("output")
     output = output if isinstance(output, dict) else {}
@@ -264,7 +265,9 @@ def _apply_to_stages(
     for name, stage in zip(names, stages, strict=True):
         tables = dict(stage.model_extra or {})
         overrides = tuple(text for text in shared_overrides if re.split("[.=]", text)[0] in tables)
-        tables = config.apply_overrides(tables, (*overrides, *stage_overrides.get(name, ())))
+        tables = config.apply_overrides(
+            tables, (*overrides, *stage_overrides.get(name, ())), *verbs.settings_roots().values()
+        )
         for key in ("verb", "name"):
             if key in tables:
                 raise SettingsError(f"stage.{name}.{key} is fixed", "change it in the run file")

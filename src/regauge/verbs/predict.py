@@ -72,7 +72,7 @@ def _load_settings(
     tables: config.Tables = {"artifact": str(run_file)} if is_artifact else config.read(run_file)
     if source is not None:
         tables["source"] = _build_source(source)
-    tables = config.apply_overrides(tables, overrides)
+    tables = config.apply_overrides(tables, overrides, ROOT)
     if is_artifact:
         for key, flag in (("source", "--source"), ("output", "--to")):
             if key not in tables:

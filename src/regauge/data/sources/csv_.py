@@ -6,7 +6,7 @@ import csv
 import math
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -29,6 +29,8 @@ MAX_DIGITS = 1000
 
 class Csv(_files.FileSource):
     """Rows of text values; the columns of numbers are declared."""
+
+    peer_names: ClassVar[tuple[str, ...]] = ("tsv", "table")
 
     delimiter: str | None = Field(default=None, min_length=1, max_length=1)
     """Separator of values; by default a tab in .tsv files, else a comma."""

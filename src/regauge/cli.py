@@ -14,12 +14,14 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
 
 from regauge import __doc__ as package_doc
-from regauge import __version__, choices, log, processes, stop_signals
+from regauge import __version__, choices, log, peer_names, processes, stop_signals
 from regauge.errors import SHOW_TRACEBACK, SettingsError, StopSignalError, describe_error
+from regauge.wording import join_alternatives
 
+AS_JSON = "--json"
 _EPILOGUE = f"""\
-A run file is TOML; key.path=value arguments override it. {SHOW_TRACEBACK} prints the traceback \
-of an error. `regauge explain` documents every setting and exit code."""
+A run file is TOML or JSON; key.path=value arguments override it. {SHOW_TRACEBACK} prints the \
+traceback of an error. `regauge explain` documents every setting and exit code."""
 
 
 def build_app() -> App:
@@ -56,11 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:  # noqa: BLE001 (torch's CheckpointException is no Exception)
         if show_traceback:
             traceback.print_exception(error)
-        line, code = describe_error(error)
-        if processes.is_supervised():
-            return code  # The supervisor prints the line.
-        log.stderr.print(f"regauge: {line}", style="red", markup=False)
-        return code
+        report = describe_error(error)
+        if not processes.is_supervised():  # otherwise the supervisor prints the line
+            log.stderr.print(f"regauge: {report.line}", style="red", markup=False)
+            if AS_JSON in tokens and not log.stdout.has_document:
+                log.print_json(report.to_document())
+        return report.code
     return 0
 
 
@@ -85,6 +88,15 @@ def _run_verb(tokens: list[str]) -> None:
         raise _convert_usage_error(error, verb) from None
 
 
+def _suggest_option(option: str, flags: list[str]) -> str:
+    """Return the remedy for an unknown option; settings are written as key.path=value."""
+    settings = [setting.partition("=") for setting in peer_names.find_settings(option)]
+    if not settings:
+        return choices.did_you_mean(option, flags)
+    overrides = [f"{key}={value or '…'}" for key, _, value in settings]
+    return f"write it without dashes: {join_alternatives(overrides)}"
+
+
 def _convert_usage_error(error: CycloptsError, verb: str) -> SettingsError:
     """Convert a usage error of cyclopts to a problem and a remedy."""
     see_help = f"see 'regauge {verb} --help'"
@@ -95,8 +107,8 @@ def _convert_usage_error(error: CycloptsError, verb: str) -> SettingsError:
             for name in argument.names
             if argument.show and name.startswith("-")
         ]
-        remedy = choices.did_you_mean(error.token.value, flags)
-        return SettingsError(f"'{verb}' has no option '{error.token.value}'", remedy)
+        option = error.token.value.partition("=")[0]
+        return SettingsError(f"'{verb}' has no option '{option}'", _suggest_option(option, flags))
     if isinstance(error, MissingArgumentError) and error.keyword is None and error.argument:
         name = error.argument.field_info.names[0].replace("_", "-").upper()
         return SettingsError(f"'{verb}' needs the argument {name}", see_help)

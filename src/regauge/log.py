@@ -21,6 +21,9 @@ class Terminal(Console):
     The command then stops at SIGHUP as at any other signal, and does not fail at its next line.
     """
 
+    has_document = False
+    """Whether the command has printed its JSON document."""
+
     def print(self, *objects: Any, **options: Any) -> None:
         """Print objects as rich does."""
         try:
@@ -54,6 +57,7 @@ def configure(*, quiet: bool = False) -> None:
 
     `quiet` drops all lines except warnings and errors.
     """
+    stdout.has_document = False
     logger.handlers[:] = [_LineHandler()]
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
     logger.propagate = False
@@ -68,3 +72,4 @@ def print_json(document: dict[str, Any]) -> None:
     """Print one JSON document to standard output."""
     sys.stdout.write(json.dumps(document, indent=2, sort_keys=True, default=str) + "\n")
     sys.stdout.flush()
+    stdout.has_document = True

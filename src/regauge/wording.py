@@ -12,6 +12,15 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else pluralize(noun)}"
 
 
+def format_clause(number: int, noun: str, verb: str) -> str:
+    """Return a number with its noun and verb: `1 record has`, `2 records have`.
+
+    `verb` is the plural `are`, `have`, or any other verb in its base form.
+    """
+    singular = {"are": "is", "have": "has"}.get(verb, f"{verb}s")
+    return f"{format_count(number, noun)} {singular if number == 1 else verb}"
+
+
 def pluralize(noun: str) -> str:
     """Return the regular plural of an English noun; of several words, the last one changes."""
     if noun.endswith(_SIBILANTS):

@@ -72,7 +72,7 @@ def test_two_overrides_that_exclude_each_other_stay() -> None:
     tables = {"stop": {"epochs": 1}}
     result = config.apply_overrides(tables, ("stop.steps=2", "stop.epochs=3"), TrainSettings)
     assert result == {"stop": {"epochs": 3, "steps": 2}}
-    with pytest.raises(SettingsError, match="set either stop.steps or stop.epochs"):
+    with pytest.raises(SettingsError, match="set either stop"):
         config.build(Stop, result["stop"])
 
 
@@ -87,18 +87,18 @@ def test_keys_that_exclude_nothing_stay(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_the_excluded_keys_are_keys_of_the_same_table() -> None:
     models = [TrainSettings, ExportSettings]
-    found = 0
+    count = 0
     while models:
         model = models.pop()
         for key, others in model.exclusive_keys.items():
-            found += 1
+            count += 1
             assert {key, *others} <= model.model_fields.keys()
         models += [
             table
             for field in model.model_fields.values()
             if (table := config.find_model(field.annotation, config.Settings)) is not None
         ]
-    assert found >= 10
+    assert count >= 10
 
 
 def test_a_key_of_a_choice_may_follow_the_name_of_its_kind() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from regauge.wording import format_count, join_alternatives, pluralize, singularize
+from regauge.wording import format_clause, format_count, join_alternatives, pluralize, singularize
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,12 @@ from regauge.wording import format_count, join_alternatives, pluralize, singular
 )
 def test_a_count_agrees_with_its_noun(number: int, noun: str, expected: str) -> None:
     assert format_count(number, noun) == expected
+
+
+def test_a_verb_agrees_with_its_count() -> None:
+    assert format_clause(1, "record", "are") == "1 record is"
+    assert format_clause(2, "record", "have") == "2 records have"
+    assert format_clause(1, "process", "start") == "1 process starts"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from regauge.errors import DataError, SettingsError, TransientError
 from regauge.files import write_json
 from regauge.json_files import find_json
 from regauge.log import logger
+from regauge.supervision.nodes.topology import resolve_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,6 +75,20 @@ def resolve_defaults(
         attention = {"attention": accelerator.attention}
         resolved["model"] = settings.model.model_copy(update=attention)
     return settings.model_copy(update=resolved)
+
+
+def check_device(settings: TrainSettings) -> None:
+    """Raise SettingsError if this machine cannot run the accelerator, precision or strategy."""
+    accelerator = settings.accelerator or accelerators.choose()[0]
+    accelerators.check_available(accelerator)
+    check_precision(accelerator, settings.execution.precision)
+    if accelerator.is_lazy:
+        _check_lazy(settings, accelerator)
+    size = count_local_processes(settings.execution.processes, accelerator)
+    topology = resolve_topology(settings.execution.nodes, Path(settings.output.folder))
+    world = processes.World(size=size * (topology.max_nodes if topology else 1), local_size=size)
+    strategy = settings.strategy or default_strategy(world.size)
+    _check_strategy(strategy, world, settings.optimizer.kind, lazy=accelerator.is_lazy)
 
 
 def _check_lazy(settings: TrainSettings, accelerator: Accelerator) -> None:

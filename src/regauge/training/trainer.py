@@ -21,6 +21,7 @@ from regauge.training.generation import SAMPLES, generate_samples
 from regauge.training.guards import check_replicas
 from regauge.training.metrics import write_ledger
 from regauge.training.optimizer_step import optimizer_step
+from regauge.training.run_record import TARGET_REACHED
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -79,7 +80,7 @@ def train(context: RunContext, state: TrainState, trackers: TrackerGroup) -> Out
                     if metrics:
                         trackers.log(state.step, metrics)
                     if settings.stop.target and settings.stop.target.is_reached(metrics):
-                        outcome.stop_reason = f"reached {settings.stop.target.metric}"
+                        outcome.stop_reason = f"{TARGET_REACHED}{settings.stop.target.metric}"
                 is_over = is_last or stop != NO_STOP or outcome.stop_reason != "finished"
                 is_save_due = is_best(context, state, metrics) or _is_due(
                     state.step, settings.output.checkpoint.every_steps

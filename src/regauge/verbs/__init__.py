@@ -89,6 +89,19 @@ def show(answer: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
     return answer
 
 
+def show_plan(answer: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
+    """Print the answer of a dry run; raises ChildError if the run would be refused."""
+    show(answer, as_json=as_json)
+    raise_refusal(answer)
+    return answer
+
+
+def raise_refusal(answer: Mapping[str, Any]) -> None:
+    """Raise ChildError if a dry run found that its run would be refused; see `find_refusal`."""
+    if "error" in answer:
+        raise ChildError(answer["code"], answer["error"])
+
+
 def is_table(value: Any) -> bool:
     """Return whether a value of an answer is a nonempty list of mappings, the rows of a table."""
     is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from regauge import config, processes
 from regauge.data.dataset import Dataset
 from regauge.data.unprepared import describe_datasets, is_prepared
+from regauge.log import logger
 from regauge.models import hub
 from regauge.training import dry_run, warm_start
 
@@ -51,16 +52,21 @@ def read_dataset_rows(
     return dict(item for version in versions for item in describe_datasets(version).items())
 
 
-def check_before_start(settings: TrainSettings) -> None:
+def check_before_start(settings: TrainSettings) -> dict[str, Any] | None:
     """Check a run before its processes start, and download the weights that it starts from.
 
-    Raises DataError if a file of a dataset has changed since `prepare` wrote it.
+    Returns the result of a run that is finished already, otherwise None. Raises DataError if a file
+    of a dataset has changed since `prepare` wrote it.
     """
-    dry_run.check_run(settings)
+    manifests = dry_run.check_run(settings)
+    if result := dry_run.find_finished(settings, manifests):
+        logger.info("%s", dry_run.describe_finished(settings, result))
+        return result
     if processes.detect_world().local_rank == 0:
         _verify_datasets(settings)
     if (path := warm_start.use_copied_weights(settings).model.path) is not None:
         hub.resolve_model(path)
+    return None
 
 
 def _verify_datasets(settings: TrainSettings) -> None:

@@ -39,7 +39,7 @@ def main(
     else:
         settings = load((str(run_file), *overrides))
     if dry_run:
-        return verbs.show(plan(settings), as_json=json)
+        return verbs.show_plan(plan(settings), as_json=json)
     from regauge.reporting import benchmarks
 
     answer = run(settings)
@@ -101,7 +101,7 @@ def _plan_training(settings: TrainingBenchmarkSettings) -> Answer:
     from regauge.benchmarking import training
     from regauge.training.dry_run import check_run_offline
 
-    refusal: dict[str, str] = {}
+    refusal: Answer = {}
     num_nodes, rows = training.count_nodes(settings), []
     for num_processes in training.list_process_counts(settings):
         short_run = training.build_short_run(settings, num_processes, 1)

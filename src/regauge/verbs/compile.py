@@ -40,7 +40,7 @@ def main(
     """Compile all declared shapes of a run ahead of time, so that the run finds its graphs."""
     settings = verbs.load_settings(ROOT, run_file, overrides)
     if dry_run:
-        return verbs.show(plan(settings), as_json=json)
+        return verbs.show_plan(plan(settings), as_json=json)
     if listing or push or pull:
         return verbs.show(_synchronize_cache(settings, push, pull), as_json=json)
     return verbs.show(run(settings, jobs, part), as_json=json)

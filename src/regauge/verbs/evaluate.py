@@ -19,7 +19,9 @@ def main(
 ) -> dict[str, Any]:
     """Evaluate the models of a run file on the held-out rows of its dataset."""
     settings = verbs.load_settings(EvaluateSettings, run_file, overrides)
-    return verbs.show(plan(settings) if dry_run else run(settings), as_json=json)
+    if dry_run:
+        return verbs.show_plan(plan(settings), as_json=json)
+    return verbs.show(run(settings), as_json=json)
 
 
 def plan(settings: EvaluateSettings) -> dict[str, Any]:

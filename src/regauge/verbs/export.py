@@ -49,7 +49,9 @@ def main(
     ]
     assignments = tuple(f"{key}={value}" for key, value in flags if value is not None)
     settings = _load_settings(run_file, (*overrides, *assignments))
-    return verbs.show(plan(settings) if dry_run else run(settings), as_json=json)
+    if dry_run:
+        return verbs.show_plan(plan(settings), as_json=json)
+    return verbs.show(run(settings), as_json=json)
 
 
 def _load_settings(run_file: Path | None, overrides: tuple[str, ...]) -> ExportSettings:

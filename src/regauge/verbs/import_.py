@@ -60,7 +60,9 @@ def main(
             {"weights": {"path": str(run_file)}}, overrides, ImportSettings
         )
         settings = config.build(ImportSettings, tables, (), str(run_file))
-    return verbs.show(plan(settings) if dry_run else run(settings), as_json=json)
+    if dry_run:
+        return verbs.show_plan(plan(settings), as_json=json)
+    return verbs.show(run(settings), as_json=json)
 
 
 def plan(settings: ImportSettings) -> dict[str, Any]:

@@ -81,8 +81,9 @@ def main(
     The same command resumes a stopped job; the result has the same bytes.
     """
     settings = verbs.load_settings(ROOT, run_file, overrides)
-    answer = plan(settings) if dry_run else run(settings)
-    return verbs.show(answer, as_json=json)
+    if dry_run:
+        return verbs.show_plan(plan(settings), as_json=json)
+    return verbs.show(run(settings), as_json=json)
 
 
 def run(settings: PrepareSettings) -> dict[str, Any]:

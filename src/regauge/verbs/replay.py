@@ -22,7 +22,9 @@ def main(
 ) -> dict[str, Any]:
     """Compute steps of a run again in another folder, and record the values of every module."""
     settings = verbs.load_settings(ROOT, run_file, overrides)
-    answer = plan(settings) if dry_run else run(settings)
+    if dry_run:
+        return verbs.show_plan(plan(settings), as_json=json)
+    answer = run(settings)
     return answer if processes.is_launched() else verbs.show(answer, as_json=json)
 
 

@@ -38,7 +38,7 @@ def main(
         from regauge.verbs._train_plan import read_dataset_rows
 
         dataset_rows = read_dataset_rows(settings, run_file, overrides)
-        return verbs.show(plan(settings, dataset_rows), as_json=json)
+        return verbs.show_plan(plan(settings, dataset_rows), as_json=json)
     result = run(settings, chaos)
     return result if processes.is_supervised() else verbs.show(result, as_json=json)
 
@@ -62,13 +62,13 @@ def run(settings: TrainSettings, chaos: Path | None = None) -> dict[str, Any]:
     if not processes.is_supervised():  # the supervisor has already checked the run of its ranks
         from regauge.verbs._train_plan import check_before_start
 
-        check_before_start(settings)
+        if result := check_before_start(settings):
+            return _complete_result(result, settings)
     if processes.is_launched() and not is_whole_node(settings.execution.nodes):
         from regauge.training.run import attempt
 
         return attempt(settings, processes.detect_world(settings.execution.processes))
     from regauge.supervision import supervisor
-    from regauge.supervision.goodput import read_goodput
     from regauge.testing.faults import read_plan
     from regauge.training.run_record import RESULT
 
@@ -76,7 +76,19 @@ def run(settings: TrainSettings, chaos: Path | None = None) -> dict[str, Any]:
         read_plan(chaos)
     size = count_local_processes(settings.execution.processes, settings.accelerator)
     supervisor.supervise(settings, size, str(chaos.resolve()) if chaos else None)
+    result = read_json(Path(settings.output.folder) / RESULT, "run the same command again")
+    return _complete_result(result, settings)
+
+
+def _complete_result(result: dict[str, Any], settings: TrainSettings) -> dict[str, Any]:
+    """Return the result of a run with its goodput, its model and the next command."""
+    from regauge.supervision.goodput import read_goodput
+
     folder = Path(settings.output.folder)
     goodput = read_goodput(folder)
-    result = read_json(folder / RESULT, "run the same command again")
-    return {**result, "goodput": round(goodput.fraction, 4)} if goodput else result
+    return {
+        **result,
+        **({"goodput": round(goodput.fraction, 4)} if goodput else {}),
+        "model": str(folder / "model"),
+        "next": f"regauge export {folder}",
+    }

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge import config, processes
+from regauge import accelerators, config, processes
 from regauge.data.dataset import Dataset
 from regauge.data.unprepared import describe_datasets, is_prepared
 from regauge.log import logger
 from regauge.models import hub
 from regauge.training import dry_run, warm_start
+from regauge.training.defaults import check_device
 
 if TYPE_CHECKING:
     from regauge.data.unprepared import RowsByFolder
@@ -62,11 +63,20 @@ def check_before_start(settings: TrainSettings) -> dict[str, Any] | None:
     if result := dry_run.find_finished(settings, manifests):
         logger.info("%s", dry_run.describe_finished(settings, result))
         return result
+    _check_device(settings)
     if processes.detect_world().local_rank == 0:
         _verify_datasets(settings)
     if (path := warm_start.use_copied_weights(settings).model.path) is not None:
         hub.resolve_model(path)
     return None
+
+
+def _check_device(settings: TrainSettings) -> None:
+    """Check the device and the strategy here if that needs no torch; otherwise each rank does."""
+    default = accelerators.choose_without_torch()
+    accelerator = settings.accelerator or default
+    if type(accelerator) is type(default) and default is not None and not processes.is_launched():
+        check_device(settings)
 
 
 def _verify_datasets(settings: TrainSettings) -> None:

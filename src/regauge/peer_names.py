@@ -18,7 +18,7 @@ _TRAINER = {
     "cache_dir": "data.path",
     "dataloader_num_workers": "data.workers",
     "dataloader_prefetch_factor": "data.prefetch_steps",
-    "dataset_name": "source.kind=huggingface",
+    "dataset_name": "source",
     "ddp_timeout": "execution.timeout_seconds",
     "deepspeed": "strategy",
     "disable_tqdm": "output.trackers",
@@ -86,7 +86,7 @@ _SENTENCE_TRANSFORMERS = {
     "pooling_mode": "task.pooling text.pooling",
     "prompts": "text.prompts",
     "scale": "task.temperature",
-    "train_loss": "task.kind",
+    "train_loss": "task",
     "warmup_steps": "optimizer.schedule.warmup_steps",
 }
 _AXOLOTL = {

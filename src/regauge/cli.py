@@ -19,6 +19,8 @@ from regauge.errors import SHOW_TRACEBACK, SettingsError, StopSignalError, descr
 from regauge.wording import join_alternatives
 
 AS_JSON = "--json"
+COMPLETE = "__complete"
+"""The command by which the completion script of cyclopts asks for candidates."""
 _EPILOGUE = f"""\
 A run file is TOML or JSON; key.path=value arguments override it. {SHOW_TRACEBACK} prints the \
 traceback of an error. `regauge explain` documents every setting and exit code."""
@@ -77,7 +79,7 @@ def _report_stop() -> None:
 def _run_verb(tokens: list[str]) -> None:
     application = build_app()
     verb = tokens[0] if tokens else ""
-    if verb and verb not in application:
+    if verb and verb not in application and verb != COMPLETE:
         category = "option" if verb.startswith("-") else "verb"
         known = [name for name in application if name.startswith("-") == verb.startswith("-")]
         raise SettingsError(f"no {category} named '{verb}'", choices.did_you_mean(verb, known))

@@ -29,11 +29,24 @@ from regauge.results.formatting import UNKNOWN
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from cyclopts.completion import CompletionContext
+
 S = TypeVar("S", bound=config.Settings)
+
+
+def complete_override(context: CompletionContext) -> dict[str, str]:
+    """Return the candidates of shell completion for an override; imports them when it is called."""
+    from regauge.verbs._completion import complete_override
+
+    return complete_override(context)
+
 
 # Parameters that several verbs share, with their help on the command line.
 RunFile = Annotated[Path, Parameter(help="Run file (TOML), or the run.json of an earlier run.")]
-Override = Annotated[str, Parameter(help="Overrides of the run file, as key.path=value.")]
+Override = Annotated[
+    str,
+    Parameter(help="Overrides of the run file, as key.path=value.", completer=complete_override),
+]
 DryRun = Annotated[bool, Parameter(help="Print what would be done, without doing it.")]
 AsJson = Annotated[bool, Parameter(help="Print one JSON document to standard output.")]
 RUN_FILE_SUFFIXES = (".toml", ".json")

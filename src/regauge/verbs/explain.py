@@ -6,7 +6,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from pydantic.fields import FieldInfo
@@ -15,6 +15,9 @@ from regauge import choices, config, log, peer_names, verbs
 from regauge.errors import SettingsError
 from regauge.verbs import _markdown, _reference
 
+if TYPE_CHECKING:
+    from cyclopts.completion import CompletionContext
+
 Document = dict[str, Any]
 MIN_WORD_LENGTH = 3
 """Shorter words are not searched in the keys."""
@@ -22,12 +25,18 @@ MIN_WIDTH = 40
 """Columns of the narrowest text that is printed."""
 
 
+def complete_word(context: CompletionContext) -> list[str]:
+    """Return the names that begin with a word, for shell completion."""
+    return [name for name in list_words() if name.startswith(context.incomplete)]
+
+
 def main(
     word: Annotated[
         str | None,
         Parameter(
             help="Name to explain, such as batch, optimizer.learning_rate, train.optimizer, "
-            "strategies/fsdp, train or 65."
+            "strategies/fsdp, train or 65.",
+            completer=complete_word,
         ),
     ] = None,
     *,

@@ -1,8 +1,8 @@
 """Parses run files into strict, frozen settings.
 
-A run file is TOML. Each verb has one settings root. A run file may contain the tables of several
-verbs: a verb reads the tables of its root, and every other name must belong to another verb. This
-module knows no verb and no choice; callers pass the root.
+A run file is TOML or JSON. Each verb has one settings root. A run file may contain the tables of
+several verbs: a verb reads the tables of its root, and every other name must belong to another
+verb. This module knows no verb and no choice; callers pass the root.
 """
 
 from __future__ import annotations
@@ -44,6 +44,14 @@ from regauge.validation import convert_error, find_model, suggest_key
 FORMAT = 2
 """Version of every JSON document that Regauge writes; `check_format` refuses any other."""
 
+OTHER_FORMATS = {
+    ".cfg": "INI",
+    ".ini": "INI",
+    ".py": "Python",
+    ".yaml": "YAML",
+    ".yml": "YAML",
+}
+"""Formats of other configuration files by their suffix; a run file has none of them."""
 SAVED_RUN = "run.json"
 """The file with the settings of a run, in its output folder."""
 REPEAT_RUN = "repeat the run from its run file"
@@ -165,10 +173,13 @@ S = TypeVar("S", bound=Settings)
 
 
 def read(path: Path | str) -> Tables:
-    """Read a run file (TOML), or the `run.json` of an earlier run, as nested tables."""
+    """Read a run file (TOML or JSON), such as the `run.json` of a run, as nested tables."""
     path = Path(path).expanduser()
     try:
         text = path.read_text(encoding="utf-8")
+        if other_format := OTHER_FORMATS.get(path.suffix.lower()):
+            problem = f"{path} is {other_format}, but run files are TOML or JSON"
+            raise SettingsError(problem, "write it as TOML, as the examples of 'regauge init'")
         tables = parse_object(text) if path.suffix == ".json" else tomllib.loads(text)
         check_depth(tables)
     except FileNotFoundError:
@@ -176,7 +187,7 @@ def read(path: Path | str) -> Tables:
             f"no run file {path}", "name an existing file, or write one with 'regauge init'"
         ) from None
     except IsADirectoryError:
-        raise SettingsError(f"{path} is a folder", "name a run file (.toml or run.json)") from None
+        raise SettingsError(f"{path} is a folder", "name a run file (.toml or .json)") from None
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path} cannot be read: {error}", "correct that file") from None
     if RUN_IDENTITY in tables:

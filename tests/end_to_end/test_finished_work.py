@@ -48,7 +48,7 @@ def hash_folder(folder: Path) -> dict[str, tuple[str, int]]:
     }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", name="workplace")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a prepared dataset and a finished run."""
     folder = tmp_path_factory.mktemp("finished")
@@ -63,7 +63,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def in_folder(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def enter_folder(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each command in the folder of the run."""
     monkeypatch.chdir(finished)
 

@@ -246,11 +246,3 @@ def _check_size(settings: TrainSettings) -> None:
         topology = resolve_topology(settings.execution.nodes, Path(settings.output.folder))
         size = local_size * (topology.max_nodes if topology else 1)
         check_world_size(settings, processes.World(rank=1, size=size, local_size=local_size))
-
-
-def check_cache(settings: TrainSettings) -> None:
-    """Raise SettingsError if the run has no cache of compiled graphs."""
-    if settings.execution.compile_cache is None:
-        raise SettingsError(
-            "the run has no cache of compiled graphs", "set execution.compile_cache to a folder"
-        )

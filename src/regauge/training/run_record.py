@@ -22,7 +22,7 @@ from regauge.config import (
     find_saved_run,
 )
 from regauge.errors import DataError, SettingsError
-from regauge.files import check_own_folder, write_json
+from regauge.files import check_folder, check_own_folder, write_json
 from regauge.json_files import find_json
 from regauge.log import logger
 from regauge.scratch import is_default_cache
@@ -204,6 +204,7 @@ def _version(name: str) -> str | None:
 
 def _check_empty(folder: Path) -> None:
     """Raise SettingsError if the folder has files that no process of a new run has written."""
+    check_folder(folder, "output.folder")
     names = [path.name for path in folder.glob("*")] if folder.is_dir() else []
     known = {RUN, ENVIRONMENT, "ranks", "metrics.jsonl", "ledger.jsonl", "attempts.jsonl"}
     known |= {"failures", "faults.jsonl", START_FOLDER, PROBE}

@@ -257,7 +257,8 @@ class Execution(Settings):
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """Recomputation in the backward pass: none, all but matrix products, or whole blocks."""
     compile_cache: str | None = None
-    """Folder of cached compiled graphs; graphs are code, so only you should have write access."""
+    """Folder of cached compiled graphs; graphs are code, so only you should have write access. By
+    default `~/.cache/regauge/graphs`, once `regauge compile` has created it."""
     recompile_budget: int = Field(default=0, ge=0)
     """Graphs that may be compiled after the warm-up before the run fails."""
     timeout_seconds: int = Field(default=600, ge=1)

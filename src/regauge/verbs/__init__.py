@@ -42,7 +42,7 @@ def complete_override(context: CompletionContext) -> dict[str, str]:
 
 
 # Parameters that several verbs share, with their help on the command line.
-RunFile = Annotated[Path, Parameter(help="Run file (TOML), or the run.json of an earlier run.")]
+RunFile = Annotated[Path, Parameter(help="Run file (TOML or JSON), such as the run.json of a run.")]
 Override = Annotated[
     str,
     Parameter(help="Overrides of the run file, as key.path=value.", completer=complete_override),
@@ -173,8 +173,12 @@ def _build_column(name: str, rows: Sequence[Mapping[str, Any]]) -> _Column:
     heading = name.replace("_", " ")
     min_width = max(map(len, heading.split()), default=1)
     lines = textwrap.wrap(heading, max(min_width, *(cell.cell_len for cell in cells)))
-    is_numeric = any(value is None or isinstance(value, int | float) for value in values)
+    is_numeric = any(_is_number(value) for value in values)
     return _Column("\n".join(lines), cells, is_numeric)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _format_value(value: Any) -> str:
@@ -182,6 +186,8 @@ def _format_value(value: Any) -> str:
         return UNKNOWN
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, tuple | list):
+        return ", ".join(map(_format_value, value)) or "none"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from regauge import config, processes, verbs
 from regauge.evaluation.settings import EVALUATION, EvaluateSettings
+from regauge.files import check_folder
 from regauge.training.defaults import count_local_processes
 from regauge.verbs import AsJson, DryRun, Override, RunFile
 
@@ -28,6 +29,7 @@ def plan(settings: EvaluateSettings) -> dict[str, Any]:
     """Return the planned evaluation, without importing torch."""
     from regauge.data.dataset import read_manifest
 
+    check_folder(Path(settings.output.folder), "output.folder")
     manifest = read_manifest(Path(settings.data.path))
     if settings.evaluate.task_settings == "given":
         settings.task.check_dataset(manifest)

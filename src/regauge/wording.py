@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
+MIN_COUNT = 10
+"""The smallest whole number that is shown as a count; smaller ones may be fractions."""
+MIN_DIGITS, MAX_DIGITS = 0.01, 1000
+"""Numbers between them have three decimals."""
 _SIBILANTS = ("s", "x", "ch", "sh")
+
+
+def format_number(value: float) -> str:
+    """Return a metric with three decimals; a count or a number from 1,000 has none.
+
+    Numbers below 0.01 have four digits.
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{value:.3f}"
+    size = abs(value)
+    if size >= MAX_DIGITS or (size >= MIN_COUNT and float(value).is_integer()):
+        return f"{value:,.0f}"
+    return f"{value:.3f}" if size >= MIN_DIGITS else f"{value:.4g}"
 
 
 def format_count(number: int, noun: str) -> str:

@@ -49,7 +49,7 @@ def hash_folder(folder: Path) -> dict[str, tuple[str, int]]:
 
 
 @pytest.fixture(scope="module", name="workplace")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build_workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a prepared dataset and a finished run."""
     folder = tmp_path_factory.mktemp("finished")
     write_records(folder / "texts.jsonl", 120)
@@ -63,9 +63,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def enter_folder(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def enter_folder(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each command in the folder of the run."""
-    monkeypatch.chdir(finished)
+    monkeypatch.chdir(workplace)
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,14 @@ def enter_folder(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_finished_run_is_not_changed(
-    finished: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], message: str
+    workplace: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], message: str
 ) -> None:
-    before = hash_folder(finished)
+    before = hash_folder(workplace)
     assert cli.main(["train", "run.toml", "--json", *overrides]) == 0
-    assert hash_folder(finished) == before
+    assert hash_folder(workplace) == before
     output = capsys.readouterr()
     assert message in output.err
-    result = json.loads((finished / "run/result.json").read_text())
+    result = json.loads((workplace / "run/result.json").read_text())
     answer = json.loads(output.out)
     assert {key: answer[key] for key in result} == result
     assert answer["model"] == "run/model"
@@ -98,31 +98,31 @@ def test_the_dry_run_of_a_finished_run_reports_it(capsys: pytest.CaptureFixture[
     assert action == "nothing: run is finished at step 3; nothing is changed"
 
 
-def test_another_run_is_still_refused(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = hash_folder(finished)
+def test_another_run_is_still_refused(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = hash_folder(workplace)
     assert cli.main(["train", "run.toml", "seed=5"]) == 2
     assert "belongs to another run: seed is 0, not 5" in capsys.readouterr().err
-    assert hash_folder(finished) == before
+    assert hash_folder(workplace) == before
 
 
 @pytest.mark.parametrize(("verb", "folder"), [("prepare", "data"), ("evaluate", "evaluation")])
-def test_finished_work_of_a_verb_is_not_changed(finished: Path, verb: str, folder: str) -> None:
+def test_finished_work_of_a_verb_is_not_changed(workplace: Path, verb: str, folder: str) -> None:
     run_file = {"prepare": "run.toml", "evaluate": "evaluation.toml"}[verb]
     assert cli.main([verb, run_file]) == 0
-    before = {name: digest for name, (digest, _) in hash_folder(finished / folder).items()}
+    before = {name: digest for name, (digest, _) in hash_folder(workplace / folder).items()}
     assert before
     assert cli.main([verb, run_file]) == 0
-    after = {name: digest for name, (digest, _) in hash_folder(finished / folder).items()}
+    after = {name: digest for name, (digest, _) in hash_folder(workplace / folder).items()}
     assert after == before
 
 
 def test_a_finished_export_and_job_are_not_changed(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = (*EAGER, "text.max_new_tokens=4")
-    artifact = export_run(finished / "run", tmp_path / "artifact", *options)
+    artifact = export_run(workplace / "run", tmp_path / "artifact", *options)
     before = hash_folder(artifact)
-    assert cli.main(["export", str(finished / "run"), "--to", str(artifact)]) == 2
+    assert cli.main(["export", str(workplace / "run"), "--to", str(artifact)]) == 2
     assert f"{artifact} exists" in capsys.readouterr().err
     records = write_records(tmp_path / "records.jsonl", 5)
     job = ["predict", str(artifact), "--source", str(records), "--to", str(tmp_path / "job")]
@@ -137,11 +137,11 @@ def test_a_finished_export_and_job_are_not_changed(
     assert "job is finished; nothing is changed" in output.err
 
 
-def test_a_run_without_its_model_is_completed(finished: Path, tmp_path: Path) -> None:
+def test_a_run_without_its_model_is_completed(workplace: Path, tmp_path: Path) -> None:
     """A result without weights is no finished run; more steps continue the run."""
     import shutil
 
-    shutil.copytree(finished, tmp_path / "copy")
+    shutil.copytree(workplace, tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy/run/model")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path / "copy")

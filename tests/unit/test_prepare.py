@@ -272,7 +272,7 @@ def test_a_source_without_a_usable_record_is_refused(tmp_path: Path) -> None:
         prepare_dataset(tmp_path)
     assert caught.value.exit_code == 64
     (tmp_path / "a.jsonl").write_text("none\nnone\n")
-    with pytest.raises(DataError, match=r"all 2 records are rejected.*rejected.jsonl"):
+    with pytest.raises(DataError, match=r"all records are rejected \(2\).*rejected.jsonl"):
         prepare_dataset(tmp_path)
     assert len((tmp_path / "out.partial" / "rejected.jsonl").read_text().splitlines()) == 2
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n')

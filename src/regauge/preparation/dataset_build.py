@@ -17,6 +17,7 @@ from regauge.files import open_in_place
 from regauge.log import logger
 from regauge.preparation import encode, read_records, write_shards
 from regauge.preparation.phase_progress import PhaseProgress
+from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,7 +153,8 @@ class DatasetBuild:
             raise DataError(problem, "correct rows or source")
         left_out = dict(self.layout.left_out)
         for reason, count in left_out.items():
-            logger.info(f"{self.build_dir.final / self.name}: {count} records left out ({reason})")
+            records, folder = format_count(count, "record"), self.build_dir.final / self.name
+            logger.info(f"{folder}: {records} left out ({reason})")
         return dataset.DatasetManifest(
             layout=self.layout.kind,
             columns=self.layout.describe_columns(stats),
@@ -182,9 +184,11 @@ class DatasetBuild:
         folder = self.build_dir.final / self.name
         rejected_file = folder / dataset.REJECTED
         for name, count in counts.sum_counts("truncated").items():
-            logger.info(f"{folder}: {count} texts of '{name}' truncated at their limit")
+            logger.info(
+                f"{folder}: {format_count(count, 'text')} of '{name}' truncated at their limit"
+            )
         for warning, count in counts.sum_counts("warnings").items():
-            logger.warning(f"{folder}: in {count} records, {warning}")
+            logger.warning(f"{folder}: in {format_count(count, 'record')}, {warning}")
         if num_rejected := sum(counts.sum_counts("rejected").values()):
             reasons = counts.format_counts("rejected")
             logger.warning(f"rejected records: {num_rejected} ({reasons}), see {rejected_file}")

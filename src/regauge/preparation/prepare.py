@@ -189,6 +189,6 @@ def _check_records(
             raise DataError(f"no record is left ({reasons})", "correct filter or source")
         if count := sum(phase_counts.sum_counts("rejected").values()):
             raise DataError(
-                f"all {count} records are rejected", f"see the reasons in {rejected[0]}"
+                f"all records are rejected ({count})", f"see the reasons in {rejected[0]}"
             )
         raise DataError("the source has no records", "correct source in the run file")

@@ -24,6 +24,7 @@ from regauge.preparation import read_records
 from regauge.preparation.encode import DECISIONS, DROPPED, DUPLICATE, HELDOUT, REPEAT, TRAIN
 from regauge.preparation.phase_progress import PhaseProgress
 from regauge.units import MIB
+from regauge.wording import format_clause, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,10 +74,10 @@ def decide_splits(
     units = SplitUnits(**read_json(units_path, "delete that file"))
     if warning := _check_fraction(decisions, units, split):
         logger.warning(warning)
-    parts = [f"{len(decisions)} records, {(decisions == HELDOUT).sum()} held out"]
+    parts = [f"{format_count(len(decisions), 'record')}, {(decisions == HELDOUT).sum():,} held out"]
     for decision, name in DROPPED.items():
         if num_dropped := int((decisions == decision).sum()):
-            parts.append(f"{num_dropped} {name}s dropped")
+            parts.append(f"{format_count(num_dropped, name)} dropped")
     logger.info(", ".join(parts))
     return decisions
 
@@ -182,7 +183,8 @@ def _check_fraction(decisions: np.ndarray, units: SplitUnits, split: SplitSettin
     requested = split.heldout_fraction
     if not num_split or abs(num_heldout / num_split - requested) <= MAX_DEVIATION * requested:
         return ""
-    share = f"{num_heldout} of {num_records} records are held out, and split.heldout_fraction is"
+    records = format_clause(num_records, "record", "are")
+    share = f"{num_heldout:,} of {records} held out, and split.heldout_fraction is"
     unit = (
         "cluster of near-duplicates" if split.group_by is None else f"group of '{split.group_by}'"
     )
@@ -191,7 +193,7 @@ def _check_fraction(decisions: np.ndarray, units: SplitUnits, split: SplitSettin
     elif units.count == 1:
         cause = f"all records are one {unit}"
     elif units.largest > MAX_DEVIATION * requested * num_records > 1:
-        cause = f"the largest {unit} has {units.largest} records"
+        cause = f"the largest {unit} has {format_count(units.largest, 'record')}"
     else:
         cause = f"the split draws from only {units.count} units"
     if num_records == 1:

@@ -18,6 +18,7 @@ from regauge.data.buckets import (
 from regauge.data.columns import value_ranges
 from regauge.errors import DataError, SettingsError
 from regauge.tasks import Task
+from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,7 +143,10 @@ def label_range(manifest: DatasetManifest, name: str) -> tuple[float, float]:
     """
     field = manifest.columns[name]
     if missing := sum(field.num_missing.values()):
-        raise DataError(f"label '{name}' is missing in {missing} records", "remove these records")
+        raise DataError(
+            f"label '{name}' is missing in {format_count(missing, 'record')}",
+            "remove these records",
+        )
     ranges = list(value_ranges(field).values()) or [(0.0, 0.0)]
     return min(lowest for lowest, _ in ranges), max(highest for _, highest in ranges)
 

@@ -19,6 +19,7 @@ from regauge.files import write_json
 from regauge.json_files import find_json
 from regauge.log import logger
 from regauge.supervision.nodes.topology import resolve_topology
+from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,10 +139,12 @@ def _check_batch(batch: Batch, world: World) -> None:
             for size in range(1, batch.microbatch + 1)
             if batch.rows % size == 0 and batch.rows // size >= world.size
         ]
-        remedy = f"use at most {microbatches} processes"
+        remedy = f"use at most {format_count(microbatches, 'process')}"
         if smaller:
             remedy += f", or batch.microbatch_rows = {smaller[-1]}"
-        problem = f"{world.size} processes, but only {microbatches} microbatches per step"
+        problem = (
+            f"{world.size} processes, but only {format_count(microbatches, 'microbatch')} per step"
+        )
         raise SettingsError(problem, remedy)
     if microbatches % world.size and world.is_main_process and not is_open:
         max_share = -(-microbatches // world.size)

@@ -51,7 +51,10 @@ def main(
     settings = _load_settings(run_file, (*overrides, *assignments))
     if dry_run:
         return verbs.show_plan(plan(settings), as_json=json)
-    return verbs.show(run(settings), as_json=json)
+    answer = run(settings)
+    if settings.export.format == "artifact":
+        answer["next"] = f"regauge predict {settings.export.to} --source FILE --to FOLDER"
+    return verbs.show(answer, as_json=json)
 
 
 def _load_settings(run_file: Path | None, overrides: tuple[str, ...]) -> ExportSettings:

@@ -9,10 +9,12 @@ from cyclopts import Parameter
 
 from regauge import processes, verbs
 from regauge.json_files import read_json
+from regauge.results import formatting
 from regauge.supervision.nodes.topology import is_whole_node
 from regauge.training.defaults import count_local_processes
 from regauge.training.settings import TrainSettings
 from regauge.verbs import AsJson, DryRun, Override, RunFile
+from regauge.wording import format_number
 
 if TYPE_CHECKING:
     from regauge.data.unprepared import RowsByFolder
@@ -40,7 +42,9 @@ def main(
         dataset_rows = read_dataset_rows(settings, run_file, overrides)
         return verbs.show_plan(plan(settings, dataset_rows), as_json=json)
     result = run(settings, chaos)
-    return result if processes.is_supervised() else verbs.show(result, as_json=json)
+    if not processes.is_supervised():
+        verbs.show(result if json else _summarize(result), as_json=json)
+    return result
 
 
 def plan(settings: TrainSettings, dataset_rows: RowsByFolder | None = None) -> dict[str, Any]:
@@ -78,6 +82,26 @@ def run(settings: TrainSettings, chaos: Path | None = None) -> dict[str, Any]:
     supervisor.supervise(settings, size, str(chaos.resolve()) if chaos else None)
     result = read_json(Path(settings.output.folder) / RESULT, "run the same command again")
     return _complete_result(result, settings)
+
+
+def _summarize(result: dict[str, Any]) -> dict[str, Any]:
+    """Return the lines of the result for people: metrics, time and cost, model, next command."""
+    before, after = result["initial_metrics"], result["metrics"]
+    metrics = {
+        name: format_number(value)
+        + (f" (before: {format_number(before[name])})" if name in before else "")
+        for name, value in after.items()
+    }
+    facts: dict[str, Any] = {"steps": f"{result['steps']:,} ({result['stop_reason']})"}
+    if result.get("best_step") not in (None, result["steps"]):
+        facts["best step"] = result["best_step"]
+    facts |= {**metrics, "tokens": f"{result['tokens']:,}"}
+    facts["time"] = formatting.duration(result["seconds"])
+    if result.get("usd") is not None:
+        facts["cost"] = formatting.dollars(result["usd"])
+    if "goodput" in result:
+        facts["goodput"] = formatting.percent(result["goodput"])
+    return facts | {key: result[key] for key in ("output", "model", "next") if key in result}
 
 
 def _complete_result(result: dict[str, Any], settings: TrainSettings) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from regauge.reporting.page import _describe_heldout
 from regauge.reporting.run_charts import build_charts
 from regauge.results.run_folder import RunFolder, read_run_folder
 
-
 START = {"attempt": 1, "seconds": 1.0}
 
 

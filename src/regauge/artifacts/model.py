@@ -23,7 +23,7 @@ from regauge.data.sources import is_unicode
 from regauge.errors import DataError, SettingsError
 from regauge.models.hub import resolve_model
 from regauge.models.inference_modules import named_tensors
-from regauge.processes import available_cores
+from regauge.processes import available_threads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -225,7 +225,7 @@ def _load_folder(
     accelerator: Accelerator = accelerators.choose()[0]
     check_usable(backend, accelerator)
     spec = build_folder_spec(folder, settings)
-    num_threads = threads or available_cores()
+    num_threads = threads or available_threads()
     device = accelerators.claim_device(accelerator, 0, num_threads)
     context = ExecutionContext(accelerator, device, num_threads)
     is_dynamic = backend.has_dynamic_shapes

@@ -15,7 +15,13 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, Unknow
 
 from regauge import __doc__ as package_doc
 from regauge import __version__, choices, log, peer_names, processes, stop_signals
-from regauge.errors import SHOW_TRACEBACK, SettingsError, StopSignalError, describe_error
+from regauge.errors import (
+    SHOW_TRACEBACK,
+    ChildError,
+    SettingsError,
+    StopSignalError,
+    describe_error,
+)
 from regauge.wording import join_alternatives
 
 AS_JSON = "--json"
@@ -85,9 +91,11 @@ def _run_verb(tokens: list[str]) -> None:
         raise SettingsError(f"no {category} named '{verb}'", choices.did_you_mean(verb, known))
     try:
         stop_signals.check_stop()
-        application(tokens, exit_on_error=False, print_error=False)
+        answer = application(tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         raise _convert_usage_error(error, verb) from None
+    if isinstance(answer, dict) and {"error", "code"} <= answer.keys():  # a refused dry run
+        raise ChildError(answer["code"], answer["error"])
 
 
 def _suggest_option(option: str, flags: list[str]) -> str:

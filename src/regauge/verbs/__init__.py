@@ -97,22 +97,10 @@ def show(answer: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
     if as_json:
         log.print_json(answer)
     else:
-        for name, value in answer.items():
+        lines = {name: answer[name] for name in answer if name != "code" or "error" not in answer}
+        for name, value in lines.items():
             _show_value(name.replace("_", " "), value)
     return answer
-
-
-def show_plan(answer: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
-    """Print the answer of a dry run; raises ChildError if the run would be refused."""
-    show(answer, as_json=as_json)
-    raise_refusal(answer)
-    return answer
-
-
-def raise_refusal(answer: Mapping[str, Any]) -> None:
-    """Raise ChildError if a dry run found that its run would be refused; see `find_refusal`."""
-    if "error" in answer:
-        raise ChildError(answer["code"], answer["error"])
 
 
 def is_table(value: Any) -> bool:

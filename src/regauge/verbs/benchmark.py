@@ -39,7 +39,7 @@ def main(
     else:
         settings = load((str(run_file), *overrides))
     if dry_run:
-        return verbs.show_plan(plan(settings), as_json=json)
+        return verbs.show(plan(settings), as_json=json)
     from regauge.reporting import benchmarks
 
     answer = run(settings)

@@ -50,7 +50,7 @@ def main(
         return verbs.show(_synchronize_cache(cache.default_root(), push, pull), as_json=json)
     settings = verbs.load_settings(ROOT, run_file, overrides)
     if dry_run:
-        return verbs.show_plan(plan(settings), as_json=json)
+        return verbs.show(plan(settings), as_json=json)
     if listing or push or pull:
         root = Path(_set_cache(settings).execution.compile_cache or "")
         return verbs.show(_synchronize_cache(root, push, pull), as_json=json)

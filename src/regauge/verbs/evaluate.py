@@ -21,7 +21,7 @@ def main(
     """Evaluate the models of a run file on the held-out rows of its dataset."""
     settings = verbs.load_settings(EvaluateSettings, run_file, overrides)
     if dry_run:
-        return verbs.show_plan(plan(settings), as_json=json)
+        return verbs.show(plan(settings), as_json=json)
     return verbs.show(run(settings), as_json=json)
 
 

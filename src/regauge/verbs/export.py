@@ -50,7 +50,7 @@ def main(
     assignments = tuple(f"{key}={value}" for key, value in flags if value is not None)
     settings = _load_settings(run_file, (*overrides, *assignments))
     if dry_run:
-        return verbs.show_plan(plan(settings), as_json=json)
+        return verbs.show(plan(settings), as_json=json)
     answer = run(settings)
     if settings.export.format == "artifact":
         answer["next"] = f"regauge predict {settings.export.to} --source FILE --to FOLDER"

@@ -61,7 +61,7 @@ def main(
         )
         settings = config.build(ImportSettings, tables, (), str(run_file))
     if dry_run:
-        return verbs.show_plan(plan(settings), as_json=json)
+        return verbs.show(plan(settings), as_json=json)
     return verbs.show(run(settings), as_json=json)
 
 

@@ -187,10 +187,11 @@ def _show_plan(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
     refusal = {"error": str(job.refusal), "code": job.refusal.exit_code} if job.refusal else {}
     dataset_rows = _stage_plan.describe_datasets(job.stages, job.shared)
     plans = [_describe_stage(stage, job, dataset_rows) for stage in job.stages]
+    for plan in (stage.get("plan", {}) for stage in plans):
+        refusal = refusal or {key: plan[key] for key in ("error", "code") if "error" in plan}
     answer = {"folder": str(job.folder), "stages": plans, **refusal}
     if as_json:
         log.print_json(answer)
-        _raise_refusals(answer)
         return answer
     for stage, plan in zip(job.stages, plans, strict=True):
         header = f"[{stage.number}/{len(plans)}] {stage.name}: {stage.verb}"
@@ -198,14 +199,7 @@ def _show_plan(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
         log.stdout.print(f"{header} -> {stage.folder} ({status})", markup=False)
         verbs.show(plan.get("plan", {}), as_json=False)
     verbs.show(refusal, as_json=False)
-    _raise_refusals(answer)
     return answer
-
-
-def _raise_refusals(answer: dict[str, Any]) -> None:
-    """Raise ChildError if the pipeline, or one of its stages, would be refused."""
-    for plan in (answer, *(stage.get("plan", {}) for stage in answer["stages"])):
-        verbs.raise_refusal(plan)
 
 
 def _describe_stage(

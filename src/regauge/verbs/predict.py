@@ -58,7 +58,7 @@ def main(
     assignments = tuple(f"{key}={value}" for key, value in flags if value is not None)
     settings = _load_settings(run_file, source, (*overrides, *assignments))
     if dry_run:
-        return verbs.show_plan(plan(settings), as_json=json)
+        return verbs.show(plan(settings), as_json=json)
     return verbs.show(run(settings), as_json=json)
 
 

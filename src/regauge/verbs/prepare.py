@@ -82,7 +82,7 @@ def main(
     """
     settings = verbs.load_settings(ROOT, run_file, overrides)
     if dry_run:
-        return verbs.show_plan(plan(settings), as_json=json)
+        return verbs.show(plan(settings), as_json=json)
     answer = {**run(settings), "next": f"regauge train {run_file}"}
     return verbs.show(answer, as_json=json)
 

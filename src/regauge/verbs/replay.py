@@ -23,7 +23,7 @@ def main(
     """Compute steps of a run again in another folder, and record the values of every module."""
     settings = verbs.load_settings(ROOT, run_file, overrides)
     if dry_run:
-        return verbs.show_plan(plan(settings), as_json=json)
+        return verbs.show(plan(settings), as_json=json)
     answer = run(settings)
     return answer if processes.is_launched() else verbs.show(answer, as_json=json)
 

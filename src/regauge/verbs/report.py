@@ -45,7 +45,7 @@ def main(
     assignments = () if form is None else (f"report.format={form}",)
     settings = load(Path(run_file), (*overrides, *assignments))
     if dry_run:
-        return verbs.show_plan(plan(settings), as_json=json)
+        return verbs.show(plan(settings), as_json=json)
     return verbs.show(run(settings), as_json=json)
 
 

@@ -40,7 +40,7 @@ def main(
         from regauge.verbs._train_plan import read_dataset_rows
 
         dataset_rows = read_dataset_rows(settings, run_file, overrides)
-        return verbs.show_plan(plan(settings, dataset_rows), as_json=json)
+        return verbs.show(plan(settings, dataset_rows), as_json=json)
     result = run(settings, chaos)
     if not processes.is_supervised():
         verbs.show(result if json else _summarize(result), as_json=json)

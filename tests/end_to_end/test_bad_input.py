@@ -66,7 +66,12 @@ CASES = [
     (("data.path=nowhere",), 64, "create it with 'regauge prepare'"),
     (("execution.processes=5",), 2, "use at most 2 processes"),
     (("task.kind=contrastive",), 2, 'rows.layout = "fields"'),
-    (("model.path=nowhere",), 2, "exactly one of architecture and path; set one"),
+    (("model.path=/nowhere",), 2, "name a folder with config.json and model.safetensors"),
+    (
+        ("model.path=/nowhere", "model.architecture=bert"),
+        2,
+        "exactly one of architecture and path; set one",
+    ),
     (("=1",), 2, "write key.path=value"),
 ]
 

@@ -26,6 +26,8 @@ from types import ModuleType
 from typing import Any
 
 from regauge.errors import DataError, SettingsError
+from regauge.peer_names import normalize
+from regauge.wording import singularize
 
 PACKAGE = Path(__file__).parent
 MODULE_FOLDERS_VARIABLE = "REGAUGE_MODULE_FOLDERS"
@@ -71,8 +73,8 @@ def load(folder: str, name: str) -> type[Any]:
     if ":" in name:
         return _load_class(folder, name)
     if name not in names(folder):
-        category = folder.rsplit("/", maxsplit=1)[-1]
-        raise SettingsError(f"no {category} named '{name}'", did_you_mean(name, names(folder)))
+        category = singularize(folder.rsplit("/", maxsplit=1)[-1])
+        raise SettingsError(f"no {category} named '{name}'", _suggest_choice(folder, name))
     for point in importlib.metadata.entry_points(group=f"regauge.{folder.replace('/', '.')}"):
         if point.name == name:
             return point.load()  # type: ignore[no-any-return]
@@ -85,6 +87,17 @@ def load(folder: str, name: str) -> type[Any]:
     if len(classes) != 1:
         raise TypeError(f"{module.__name__} must define exactly one choice, not {classes}")
     return classes[0]
+
+
+def _suggest_choice(folder: str, name: str) -> str:
+    """Return the remedy for an unknown choice; the classes of choices know names of peers."""
+    word = normalize(name)
+    matches = [
+        choice
+        for choice in names(folder)
+        if word in getattr(load(folder, choice), "peer_names", ())
+    ]
+    return f"did you mean '{matches[0]}'?" if matches else did_you_mean(name, names(folder))
 
 
 def summary(folder: str, name: str) -> str:

@@ -14,12 +14,22 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
 
 from regauge import __doc__ as package_doc
-from regauge import __version__, choices, log, processes, stop_signals
-from regauge.errors import SHOW_TRACEBACK, SettingsError, StopSignalError, describe_error
+from regauge import __version__, choices, log, peer_names, processes, stop_signals
+from regauge.errors import (
+    SHOW_TRACEBACK,
+    ChildError,
+    SettingsError,
+    StopSignalError,
+    describe_error,
+)
+from regauge.wording import join_alternatives
 
+AS_JSON = "--json"
+COMPLETE = "__complete"
+"""The command by which the completion script of cyclopts asks for candidates."""
 _EPILOGUE = f"""\
-A run file is TOML; key.path=value arguments override it. {SHOW_TRACEBACK} prints the traceback \
-of an error. `regauge explain` documents every setting and exit code."""
+A run file is TOML or JSON; key.path=value arguments override it. {SHOW_TRACEBACK} prints the \
+traceback of an error. `regauge explain` documents every setting and exit code."""
 
 
 def build_app() -> App:
@@ -56,11 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:  # noqa: BLE001 (torch's CheckpointException is no Exception)
         if show_traceback:
             traceback.print_exception(error)
-        line, code = describe_error(error)
-        if processes.is_supervised():
-            return code  # The supervisor prints the line.
-        log.stderr.print(f"regauge: {line}", style="red", markup=False)
-        return code
+        report = describe_error(error)
+        if not processes.is_supervised():  # otherwise the supervisor prints the line
+            log.stderr.print(f"regauge: {report.line}", style="red", markup=False)
+            if AS_JSON in tokens and not log.stdout.has_document:
+                log.print_json(report.to_document())
+        return report.code
     return 0
 
 
@@ -74,15 +85,26 @@ def _report_stop() -> None:
 def _run_verb(tokens: list[str]) -> None:
     application = build_app()
     verb = tokens[0] if tokens else ""
-    if verb and verb not in application:
+    if verb and verb not in application and verb != COMPLETE:
         category = "option" if verb.startswith("-") else "verb"
         known = [name for name in application if name.startswith("-") == verb.startswith("-")]
         raise SettingsError(f"no {category} named '{verb}'", choices.did_you_mean(verb, known))
     try:
         stop_signals.check_stop()
-        application(tokens, exit_on_error=False, print_error=False)
+        answer = application(tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         raise _convert_usage_error(error, verb) from None
+    if isinstance(answer, dict) and {"error", "code"} <= answer.keys():  # a refused dry run
+        raise ChildError(answer["code"], answer["error"])
+
+
+def _suggest_option(option: str, flags: list[str]) -> str:
+    """Return the remedy for an unknown option; settings are written as key.path=value."""
+    settings = [setting.partition("=") for setting in peer_names.find_settings(option)]
+    if not settings:
+        return choices.did_you_mean(option, flags)
+    overrides = [f"{key}={value or '…'}" for key, _, value in settings]
+    return f"write it without dashes: {join_alternatives(overrides)}"
 
 
 def _convert_usage_error(error: CycloptsError, verb: str) -> SettingsError:
@@ -95,8 +117,8 @@ def _convert_usage_error(error: CycloptsError, verb: str) -> SettingsError:
             for name in argument.names
             if argument.show and name.startswith("-")
         ]
-        remedy = choices.did_you_mean(error.token.value, flags)
-        return SettingsError(f"'{verb}' has no option '{error.token.value}'", remedy)
+        option = error.token.value.partition("=")[0]
+        return SettingsError(f"'{verb}' has no option '{option}'", _suggest_option(option, flags))
     if isinstance(error, MissingArgumentError) and error.keyword is None and error.argument:
         name = error.argument.field_info.names[0].replace("_", "-").upper()
         return SettingsError(f"'{verb}' needs the argument {name}", see_help)

@@ -1,8 +1,8 @@
 """Parses run files into strict, frozen settings.
 
-A run file is TOML. Each verb has one settings root. A run file may contain the tables of several
-verbs: a verb reads the tables of its root, and every other name must belong to another verb. This
-module knows no verb and no choice; callers pass the root.
+A run file is TOML or JSON. Each verb has one settings root. A run file may contain the tables of
+several verbs: a verb reads the tables of its root, and every other name must belong to another
+verb. This module knows no verb and no choice; callers pass the root.
 """
 
 from __future__ import annotations
@@ -12,20 +12,10 @@ import json
 import os
 import re
 import tomllib
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-)
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -35,6 +25,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
+    model_validator,
 )
 
 from regauge import choices, files
@@ -47,13 +38,20 @@ from regauge.json_files import (
     parse_object,
     read_json,
 )
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
+from regauge.log import logger
+from regauge.validation import convert_error, find_model, suggest_key
 
 FORMAT = 2
 """Version of every JSON document that Regauge writes; `check_format` refuses any other."""
 
+OTHER_FORMATS = {
+    ".cfg": "INI",
+    ".ini": "INI",
+    ".py": "Python",
+    ".yaml": "YAML",
+    ".yml": "YAML",
+}
+"""Formats of other configuration files by their suffix; a run file has none of them."""
 SAVED_RUN = "run.json"
 """The file with the settings of a run, in its output folder."""
 REPEAT_RUN = "repeat the run from its run file"
@@ -71,6 +69,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True
     )
+    exclusive_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """For a key, the keys that cannot be set beside it; an override of the key removes them."""
 
     @classmethod
     def complete_tables(cls, tables: Tables) -> Tables:
@@ -78,10 +78,21 @@ class Settings(BaseModel):
         return tables
 
 
+class KindTable(Settings):
+    """Settings with a key `kind`, whose value alone stands for the table: `schedule = "cosine"`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_kind(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+
 class Choice(Settings):
     """Settings whose class is selected by `kind`, the name of the file that defines it."""
 
     kind: ClassVar[str]
+    peer_names: ClassVar[tuple[str, ...]] = ()
+    """Names of the choice in other systems, which messages about unknown choices know."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -118,7 +129,7 @@ def parse_choice(folder: str, value: Any) -> Any:
     try:
         return choice.model_validate(rest)
     except ValidationError as error:
-        raise _convert_error(error, choice, f"{folder} '{kind}'") from None
+        raise convert_error(error, choice, f"{folder} '{kind}'") from None
 
 
 class RunIdentity(DocumentShape):
@@ -167,10 +178,13 @@ S = TypeVar("S", bound=Settings)
 
 
 def read(path: Path | str) -> Tables:
-    """Read a run file (TOML), or the `run.json` of an earlier run, as nested tables."""
+    """Read a run file (TOML or JSON), such as the `run.json` of a run, as nested tables."""
     path = Path(path).expanduser()
     try:
         text = path.read_text(encoding="utf-8")
+        if other_format := OTHER_FORMATS.get(path.suffix.lower()):
+            problem = f"{path} is {other_format}, but run files are TOML or JSON"
+            raise SettingsError(problem, "write it as TOML, as the examples of 'regauge init'")
         tables = parse_object(text) if path.suffix == ".json" else tomllib.loads(text)
         check_depth(tables)
     except FileNotFoundError:
@@ -178,7 +192,7 @@ def read(path: Path | str) -> Tables:
             f"no run file {path}", "name an existing file, or write one with 'regauge init'"
         ) from None
     except IsADirectoryError:
-        raise SettingsError(f"{path} is a folder", "name a run file (.toml or run.json)") from None
+        raise SettingsError(f"{path} is a folder", "name a run file (.toml or .json)") from None
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path} cannot be read: {error}", "correct that file") from None
     if RUN_IDENTITY in tables:
@@ -241,39 +255,83 @@ def find_document(
     return document
 
 
-def apply_overrides(tables: Tables, assignments: tuple[str, ...]) -> Tables:
+def apply_overrides(tables: Tables, assignments: tuple[str, ...], *roots: type[Settings]) -> Tables:
     """Return the tables with `key.path=value` assignments applied.
 
-    A value is parsed as TOML; a value that is not TOML is text.
+    A value is parsed as TOML; a value that is not TOML is text. If the settings roots of the tables
+    are given, an assignment replaces the keys of the run file that exclude its key.
     """
     result = copy.deepcopy(tables)
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals or not key:
-            raise SettingsError(f"'{assignment}' is not an assignment", "write key.path=value")
+    assigned = [_split_assignment(assignment) for assignment in assignments]
+    paths = {tuple(path) for path, _ in assigned}
+    for path, text in assigned:
         table: Any = result
-        *parents, last_key = key.strip().split(".")
-        for parent in parents:
-            table = _get_table(table, parent)
-            if not isinstance(table, dict | tuple):
-                problem = f"'{parent}' in '{key}' is not a table"
-                raise SettingsError(problem, "assign to a key of a table")
-        if isinstance(table, tuple):
-            names = [
-                str(item["name"]) for item in table if isinstance(item, dict) and "name" in item
-            ]
-            remedy = f"name one of them: {', '.join(names)}" if names else "write the whole list"
-            raise SettingsError(f"'{parents[-1]}' in '{key}' is a list", remedy)
-        table[last_key] = _parse_value(text.strip())
+        model = next((root for root in roots if path[0] in root.model_fields), None)
+        *parents, last_key = path
+        for depth, parent in enumerate(parents, start=1):
+            if model is not None:
+                _remove_excluded(table, path[:depth], model, paths)
+                model = _find_table_class(model, parent)
+            table = _get_table(table, parent, is_abbreviated=_has_kind(model))
+            _check_table(table, path, depth)
+        if model is not None:
+            _remove_excluded(table, path, model, paths)
+        table[last_key] = _parse_value(text)
     return {name: _convert_value(table) for name, table in result.items()}
 
 
-def _get_table(parent: Any, name: str) -> Any:
-    """Return the table `name` of a parent table, created if missing, or of a list of tables."""
+def _split_assignment(assignment: str) -> tuple[list[str], str]:
+    key, equals, text = assignment.partition("=")
+    if not equals or not key:
+        raise SettingsError(f"'{assignment}' is not an assignment", "write key.path=value")
+    return key.strip().split("."), text.strip()
+
+
+def _check_table(table: Any, path: list[str], depth: int) -> None:
+    """Raise SettingsError if the value at the first `depth` parts of a key is no table."""
+    key, parent = ".".join(path), path[depth - 1]
+    if isinstance(table, tuple) and depth == len(path) - 1:
+        names = [str(item["name"]) for item in table if isinstance(item, dict) and "name" in item]
+        remedy = f"name one of them: {', '.join(names)}" if names else "write the whole list"
+        raise SettingsError(f"'{parent}' in '{key}' is a list", remedy)
+    if not isinstance(table, dict | tuple):
+        raise SettingsError(f"'{parent}' in '{key}' is not a table", "assign to a key of a table")
+
+
+def _get_table(parent: Any, name: str, *, is_abbreviated: bool) -> Any:
+    """Return the table `name` of a parent table, created if missing, or of a list of tables.
+
+    `is_abbreviated`: a text stands for a table with this `kind`.
+    """
     if isinstance(parent, dict):
+        if is_abbreviated and isinstance(parent.get(name), str):
+            parent[name] = {"kind": parent[name]}
         return parent.setdefault(name, {})
     tables = (item for item in parent if isinstance(item, dict))
     return next((table for table in tables if table.get("name") == name), None)
+
+
+def _find_table_class(model: type[Settings], name: str) -> type[Settings] | None:
+    """Return the class of the table at a key; for a choice, the base class of the choices."""
+    field = model.model_fields.get(name)
+    return find_model(field.annotation, Settings) if field else None
+
+
+def _has_kind(model: type[Settings] | None) -> bool:
+    return model is not None and issubclass(model, Choice | KindTable)
+
+
+def _remove_excluded(
+    table: Any, path: Sequence[str], model: type[Settings], assigned: set[tuple[str, ...]]
+) -> None:
+    """Remove the keys of a run file that exclude an assigned key, unless they are assigned, too."""
+    key = path[-1]
+    for other in model.exclusive_keys.get(key, ()) if isinstance(table, dict) else ():
+        other_path = (*path[:-1], other)
+        is_assigned = any(assigned_path[: len(path)] == other_path for assigned_path in assigned)
+        if other in table and not is_assigned:
+            del table[other]
+            logger.info("%s replaces %s of the run file", ".".join(path), ".".join(other_path))
 
 
 def merge(base: Tables, overlay: Tables) -> Tables:
@@ -301,7 +359,7 @@ def build(root: type[S], tables: Tables, other_tables: tuple[str, ...] = (), sou
     fields = tuple(root.model_fields)
     for name in tables:
         if name not in fields and name not in other_tables:
-            remedy = choices.did_you_mean(name, tuple({*fields, *other_tables}))
+            remedy = suggest_key(name, tuple({*fields, *other_tables}), root)
             raise SettingsError(f"{_format_location(source)}unknown key '{name}'", remedy)
     try:
         completed = root.complete_tables(_convert_value(tables))
@@ -310,7 +368,7 @@ def build(root: type[S], tables: Tables, other_tables: tuple[str, ...] = (), sou
     except SettingsError as error:
         raise (error.add_location(source) if source else error) from None
     except ValidationError as error:
-        raise _convert_error(error, root, source) from None
+        raise convert_error(error, root, source) from None
 
 
 def dump(settings: Settings) -> Tables:
@@ -370,75 +428,6 @@ def _convert_value(value: Any) -> Any:
     if isinstance(value, str) and _HOME.match(value):
         return os.path.expanduser(value)  # noqa: PTH111 (the text may be a pattern)
     return value
-
-
-def _convert_error(error: ValidationError, root: type[Settings], source: str) -> SettingsError:
-    """Convert pydantic's most useful problem to one line with a remedy."""
-    location = _format_location(source)
-    problems = error.errors(include_url=False)
-    # A misspelled required key is both missing and unknown; the unknown key helps more.
-    unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
-    first = next(unknown, None) or _select_problem(root, problems)
-    path = ".".join(_strip_union_tags(root, first["loc"])) or error.title
-    if first["type"] == "extra_forbidden":
-        word = str(first["loc"][-1])
-        remedy = choices.did_you_mean(word, _list_sibling_keys(root, first["loc"]))
-        return SettingsError(f"{location}unknown key '{path}'", remedy)
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "missing":
-        return SettingsError(f"{location}'{path}' is missing", f"set {path}")
-    value = first.get("input")
-    if first["type"] == "tuple_type" and isinstance(value, str | int | float):
-        remedy = f"write {path} = {json.dumps([value])}"
-        return SettingsError(f"{location}'{path}' is a list, got {value!r}", remedy)
-    got = "" if isinstance(value, dict | BaseModel) else f", got {value!r}"
-    return SettingsError(f"{location}'{path}': {message}{got}", f"correct {path}")
-
-
-def _select_problem(root: type[Settings], problems: list[ErrorDetails]) -> ErrorDetails:
-    """Return the first problem; for a union, the problem of the closest type or all of them."""
-    first, key = problems[0], _strip_union_tags(root, problems[0]["loc"])
-    same_key = [
-        item for item in problems if _strip_union_tags(root, item["loc"])[: len(key)] == key
-    ]
-    for problem in same_key:
-        if problem["type"] != "literal_error" and not problem["type"].endswith("_type"):
-            return problem
-    others = (problem["msg"].removeprefix("Input should be ") for problem in same_key[1:])
-    return {**first, "msg": " or ".join([first["msg"], *dict.fromkeys(others)])}
-
-
-def _strip_union_tags(annotation: Any, loc: tuple[int | str, ...]) -> tuple[str, ...]:
-    """Return the keys of a location, without the union members that pydantic inserts."""
-    if not loc or loc == ("[key]",):
-        return ()
-    inner = get_args(annotation)
-    if get_origin(annotation) is Annotated:
-        return _strip_union_tags(inner[0], loc)
-    if get_origin(annotation) in (Union, UnionType):
-        types = [member for member in inner if member is not NoneType]
-        return min((_strip_union_tags(member, loc[len(types) > 1 :]) for member in types), key=len)
-    item = inner[-2 if ... in inner else -1] if inner else None
-    if isinstance(annotation, type) and issubclass(annotation, Settings):
-        field = annotation.model_fields.get(str(loc[0]))
-        item = field.annotation if field else None
-    return (*([str(loc[0])] if loc[0] != "" else []), *_strip_union_tags(item, loc[1:]))
-
-
-def _list_sibling_keys(root: type[Settings], loc: tuple[int | str, ...]) -> tuple[str, ...]:
-    """Return the known keys of the table that contains an unknown key."""
-    model = root
-    for part in loc[:-1]:
-        if isinstance(part, str) and part in model.model_fields:
-            model = find_settings_class(model.model_fields[part].annotation) or model
-    return tuple(model.model_fields)
-
-
-def find_settings_class(annotation: Any) -> type[Settings] | None:
-    """Return the settings class `X` of an annotation such as `X`, `X | None` or `tuple[X, ...]`."""
-    if isinstance(annotation, type) and issubclass(annotation, Settings):
-        return annotation
-    return next(filter(None, map(find_settings_class, get_args(annotation))), None)
 
 
 def describe_first_difference(key: str, ours: Any, theirs: Any) -> str:

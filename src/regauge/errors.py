@@ -10,7 +10,7 @@ import signal
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 SHOW_TRACEBACK = "--traceback"
 
@@ -145,12 +145,25 @@ class ChildError(RegaugeError):
         return type(self), (self.exit_code, *self.args)
 
 
-def describe_error(error: BaseException) -> tuple[str, int]:
+class ErrorReport(NamedTuple):
+    """The message and the exit code of an exception that ended a verb."""
+
+    line: str
+    """One line: the problem, a semicolon, the remedy."""
+    code: int
+
+    def to_document(self) -> dict[str, str | int]:
+        """Return the JSON document of the error."""
+        problem, _, remedy = self.line.rpartition("; ")
+        return {"error": problem or remedy, "remedy": remedy if problem else "", "code": self.code}
+
+
+def describe_error(error: BaseException) -> ErrorReport:
     """Return the one-line message and the exit code of an exception that ended a verb."""
     if isinstance(error, StopSignalError):
-        return str(error), error.exit_code
+        return ErrorReport(str(error), error.exit_code)
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted; run the same command again to continue", INTERRUPTED
+        return ErrorReport("interrupted; run the same command again to continue", INTERRUPTED)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         location = f" at {error.filename}" if error.filename else ""
         error = TransientError(
@@ -161,10 +174,11 @@ def describe_error(error: BaseException) -> tuple[str, int]:
     if isinstance(error, RuntimeError) and str(error).startswith(LINK_LOOP):
         error = SettingsError(str(error), "remove that link")
     if isinstance(error, RegaugeError):
-        return _join_lines(str(error)), error.exit_code
+        return ErrorReport(_join_lines(str(error)), error.exit_code)
     message = _join_lines(str(error)) or "no message"
     remedy = f"run again with {SHOW_TRACEBACK} to see the traceback"
-    return f"{type(error).__name__} in {_find_code_location(error)}: {message}; {remedy}", 1
+    location = f"{type(error).__name__} in {_find_code_location(error)}"
+    return ErrorReport(f"{location}: {message}; {remedy}", 1)
 
 
 def _convert_path_error(error: OSError) -> Exception:
@@ -178,12 +192,12 @@ def _convert_path_error(error: OSError) -> Exception:
     return error
 
 
-def find_refusal(check: Callable[[], object]) -> dict[str, str]:
-    """Return the `error` entry of a dry run if a check fails, otherwise nothing."""
+def find_refusal(check: Callable[[], object]) -> dict[str, Any]:
+    """Return the entries `error` and `code` of a dry run if a check fails, otherwise nothing."""
     try:
         check()
     except RegaugeError as error:
-        return {"error": str(error)}
+        return {"error": str(error), "code": error.exit_code}
     return {}
 
 

@@ -189,6 +189,13 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def check_folder(path: Path, key: str) -> None:
+    """Raise SettingsError if a folder of the settings, or one of its parents, is a file."""
+    for folder in (path, *path.parents):
+        if folder.exists() and not folder.is_dir():
+            raise SettingsError(f"{folder} is a file", f"set {key} to a folder")
+
+
 def check_free(target: Path) -> None:
     """Raise SettingsError if an output path is taken: it exists and is not an empty folder."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):

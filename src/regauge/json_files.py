@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from regauge.errors import DataError
 from regauge.files import read_content, write_json
+from regauge.validation import describe_expectation, format_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,7 +91,9 @@ def describe_mismatch(error: ValidationError) -> str:
     """Return the first key that does not fit a shape, with the reason."""
     first = error.errors(include_url=False)[0]
     key = ".".join(map(str, first["loc"])) or "the whole document"
-    return f"{key}: {first['msg']}"
+    if first["type"] == "missing":
+        return f"'{key}' is missing"
+    return f"'{key}' must be {describe_expectation(first)}, got {format_value(first['input'])}"
 
 
 def parse_object(content: str | bytes) -> dict[str, Any]:

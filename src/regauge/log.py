@@ -25,6 +25,9 @@ class Terminal(Console):
     The command then stops at SIGHUP as at any other signal, and does not fail at its next line.
     """
 
+    has_document = False
+    """Whether the command has printed its JSON document."""
+
     def print(self, *objects: Any, **options: Any) -> None:
         """Print objects as rich does."""
         try:
@@ -59,6 +62,7 @@ def configure(*, quiet: bool = False) -> None:
 
     `quiet` drops all lines except warnings and errors.
     """
+    stdout.has_document = False
     logger.handlers[:] = [_LineHandler()]
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
     logger.propagate = False
@@ -115,6 +119,7 @@ _embedding = _Embedding()
 def print_json(document: dict[str, Any]) -> None:
     """Print one JSON document to standard output."""
     print_text(json.dumps(document, indent=2, sort_keys=True, default=str) + "\n")
+    stdout.has_document = True
 
 
 def print_text(text: str) -> None:

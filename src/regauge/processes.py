@@ -157,6 +157,16 @@ def available_cores() -> int:
     return count if quota is None else max(1, min(count, int(quota)))
 
 
+def available_threads() -> int:
+    """Return the CPU threads of a single process: its cores, or fewer by OMP_NUM_THREADS.
+
+    Ranks of a run do not read this variable, because torchrun sets it to 1.
+    """
+    text = INHERITED_ENVIRONMENT.get("OMP_NUM_THREADS", "")
+    limit = int(text) if text.isascii() and text.isdigit() else 0
+    return min(available_cores(), limit) if limit else available_cores()
+
+
 def cores_per_process(world: World) -> int:
     """Return the number of CPU cores for each process of this machine, at least 1."""
     return max(1, available_cores() // world.local_size)

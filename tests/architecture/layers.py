@@ -17,12 +17,15 @@ FOUNDATION = (
     "json_files",
     "jsonl",
     "object_store",
+    "peer_names",
     "safetensors_io",
     "scratch",
     "slurm",
     "stop_signals",
     "timing",
     "units",
+    "validation",
+    "wording",
     "worker",
 )
 PARTS = ("data", "models")

@@ -6,7 +6,7 @@ import ast
 
 from architecture.tree import Source
 
-ROOTS = {"Settings", "Choice"}
+ROOTS = {"Settings", "Choice", "KindTable"}
 
 
 def settings_classes(files: tuple[Source, ...]) -> dict[str, ast.ClassDef]:

@@ -102,5 +102,5 @@ def test_doctor_lists_it_by_name(package: Path, tmp_path: Path) -> None:
     report = json.loads(regauge(package, tmp_path / "counts", "doctor", "--survey", "--json"))
     rows = {row["name"]: row for row in report["accelerators"]}
     assert rows["abacus"]["reason"] == "it is a toy"
-    assert rows["abacus"]["available"] == "yes"
+    assert rows["abacus"]["available"] is True
     assert report["selected"] != "abacus"

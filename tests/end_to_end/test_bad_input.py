@@ -57,16 +57,21 @@ CASES = [
     (("strategy.kind=dpp",), 2, "did you mean 'ddp'?"),
     (("strategy={kind='fsdp', sharding='no-shard'}",), 2, 'set strategy.kind = "ddp"'),
     (("strategy={kind='fsdp', sharding='hybrid'}",), 2, 'set strategy.kind = "hsdp"'),
-    (("batch.rows=9",), 2, "nearest divisors"),
+    (("batch.rows=9",), 2, "to a divisor, such as"),
     (("batch.rows=many",), 2, "correct batch.rows"),
-    (("stop.epochs=1",), 2, "set either stop.steps or stop.epochs"),
+    (("stop.epochs=1", "stop.steps=2"), 2, "set either stop.steps or stop.epochs"),
     (("stop.usd=1",), 2, "set execution.price.usd_per_hour, or execution.price.instance"),
     (("execution.price.instance=trn2.48large",), 2, "did you mean 'trn2.48xlarge'?"),
     (("execution.price.market=spot",), 2, "set its usd_per_hour"),
     (("data.path=nowhere",), 64, "create it with 'regauge prepare'"),
     (("execution.processes=5",), 2, "use at most 2 processes"),
     (("task.kind=contrastive",), 2, 'rows.layout = "fields"'),
-    (("model.path=nowhere",), 2, "exactly one of architecture and path; set one"),
+    (("model.path=/nowhere",), 2, "name a folder with config.json and model.safetensors"),
+    (
+        ("model.path=/nowhere", "model.architecture=bert"),
+        2,
+        "exactly one of architecture and path; set one",
+    ),
     (("=1",), 2, "write key.path=value"),
 ]
 
@@ -89,7 +94,8 @@ def test_settings_are_refused_before_torch(
         check=False,
     )
     assert done.returncode == code, done.stderr
-    line, *more = done.stderr.strip().splitlines()
+    lines = done.stderr.strip().splitlines()
+    line, *more = (text for text in lines if not text.endswith(" of the run file"))
     assert not more, done.stderr
     assert line.startswith("regauge: ")
     assert remedy in line

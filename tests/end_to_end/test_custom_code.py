@@ -221,7 +221,7 @@ def test_unusable_code_is_refused_in_one_line(
 
 
 def test_a_misspelt_name_without_a_colon_suggests_a_built_in_choice() -> None:
-    with pytest.raises(SettingsError, match="no tasks named 'mlmm'; did you mean 'mlm'"):
+    with pytest.raises(SettingsError, match="no task named 'mlmm'; did you mean 'mlm'"):
         parse_choice("tasks", "mlmm")
 
 

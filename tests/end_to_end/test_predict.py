@@ -232,7 +232,7 @@ def test_values_are_written_exactly_or_reported(
     assert predict(artifact, source, tmp_path / "named", *named) == 0
     table = read_table(tmp_path / "named")
     assert [value for value in table["url"].to_pylist() if value] == ["late"]
-    assert "1199 records have no 'url'" in " ".join(capsys.readouterr().err.split())
+    assert "1,199 records have no 'url'" in " ".join(capsys.readouterr().err.split())
     typed = ['output.keep_fields={ id = "decimal" }']
     assert predict(artifact, source, tmp_path / "typed", *typed) == 0
     assert read_table(tmp_path / "typed")["id"].to_pylist() == list(map(str, ids))

@@ -260,7 +260,7 @@ Change = Callable[[dict[str, Any]], Any]
         (
             lambda it: it | {"compiled": it["compiled"] | {"backend": {"kind": "eagre"}}},
             DataError,
-            "no backends named 'eagre'",
+            "no backend named 'eagre'",
         ),
     ],
 )

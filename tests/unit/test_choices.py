@@ -33,7 +33,7 @@ def test_a_choice_is_the_class_of_its_file() -> None:
 def test_an_unknown_name_is_refused_with_the_closest_name() -> None:
     with pytest.raises(SettingsError) as caught:
         choices.load("trackers", "jsonlines")
-    assert str(caught.value) == "no trackers named 'jsonlines'; did you mean 'jsonl'?"
+    assert str(caught.value) == "no tracker named 'jsonlines'; did you mean 'jsonl'?"
 
 
 def test_a_summary_is_read_without_importing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import regauge
-from regauge import choices, cli, errors
+from regauge import choices, cli, errors, log
 from regauge.verbs import init
 
 
@@ -205,3 +206,51 @@ def test_the_module_runs_like_the_command(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr == "regauge: a.toml: unknown key 'stagee'; did you mean 'stage'?\n"
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "document"),
+    [
+        (
+            ["train", "none.toml"],
+            {
+                "error": "no run file none.toml",
+                "remedy": "name an existing file, or write one with 'regauge init'",
+                "code": 2,
+            },
+        ),
+        (
+            ["train", "a.toml", "--epochs=3"],
+            {
+                "error": "'train' has no option '--epochs'",
+                "remedy": "write it without dashes: stop.epochs=…",
+                "code": 2,
+            },
+        ),
+        (["explain", "99"], {"error": "no exit code 99", "code": 2}),
+        (["export"], {"error": "no model to export", "code": 2}),
+    ],
+)
+def test_an_error_is_a_json_document(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], document: dict[str, object]
+) -> None:
+    assert cli.main([*arguments, "--json"]) == document["code"]
+    output = capsys.readouterr()
+    printed = json.loads(output.out)
+    assert {key: printed[key] for key in document} == document
+    assert printed.keys() == {"error", "remedy", "code"}
+    assert output.err == f"regauge: {printed['error']}; {printed['remedy']}\n"
+    assert cli.main(arguments) == document["code"]
+    assert not capsys.readouterr().out
+
+
+def test_an_answer_before_an_error_is_the_only_document(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer_and_fail() -> None:
+        log.print_json({"checks": []})
+        raise errors.PreflightError("a check failed", "repair it")
+
+    monkeypatch.setattr(cli, "_run_verb", lambda _: answer_and_fail())
+    assert cli.main(["doctor", "--json"]) == 76
+    assert json.loads(capsys.readouterr().out) == {"checks": []}

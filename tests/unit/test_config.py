@@ -138,10 +138,10 @@ def test_dumped_settings_can_be_built_again() -> None:
             "'optimizer.betas' is a list, got '0.5'",
             'write optimizer.betas = ["0.5"]',
         ),
-        ({"name": 3}, "'name': Input should be a valid string, got 3", "correct name"),
+        ({"name": 3}, "'name' must be a text, got 3", "correct name"),
         (
             {"name": "a", "optimizer": {"learning_rate": -1.0}},
-            "'optimizer.learning_rate': Input should be greater than 0, got -1.0",
+            "'optimizer.learning_rate' must be greater than 0.0, got -1.0",
             "correct optimizer.learning_rate",
         ),
         (
@@ -149,7 +149,7 @@ def test_dumped_settings_can_be_built_again() -> None:
             "'optimizer': the first beta is the larger one",
             "correct optimizer",
         ),
-        ({"name": "a", "tracker": "jsonnl"}, "no trackers named 'jsonnl'", "did you mean 'jsonl'?"),
+        ({"name": "a", "tracker": "jsonnl"}, "no tracker named 'jsonnl'", "did you mean 'jsonl'?"),
         ({"name": "a", "tracker": {"x": 1}}, "a choice of 'trackers' has no kind", "set kind to"),
         (
             {"name": "a", "tracker": {"kind": 3}},
@@ -163,17 +163,17 @@ def test_dumped_settings_can_be_built_again() -> None:
         ),
         (
             {"name": "a", "rows": 0},
-            "'rows': Input should be greater than or equal to 1, got 0",
+            "'rows' must be at least 1, got 0",
             "correct rows",
         ),
         (
             {"name": "a", "rows": "all"},
-            "'rows': Input should be a valid integer or 'auto', got 'all'",
+            "'rows' must be an integer or 'auto', got 'all'",
             "correct rows",
         ),
         (
             {"name": "a", "many": [{}, {"warmup_steps": -1}]},
-            "'many.1.warmup_steps': Input should be greater than or equal to 0, got -1",
+            "'many.1.warmup_steps' must be at least 0, got -1",
             "correct many.1.warmup_steps",
         ),
         (
@@ -183,22 +183,22 @@ def test_dumped_settings_can_be_built_again() -> None:
         ),
         (
             {"name": "a", "counts": {"b": [1, 0.5]}},
-            "'counts.b.1': Input should be a valid integer or a valid string, got 0.5",
+            "'counts.b.1' must be an integer or a text, got 0.5",
             "correct counts.b.1",
         ),
         (
             {"name": "a", "sizes": {"int": 0}},
-            "'sizes.int': Input should be greater than or equal to 1, got 0",
+            "'sizes.int' must be at least 1, got 0",
             "correct sizes.int",
         ),
         (
             {"name": "a", "sizes": {"str": 1}},
-            "'sizes.str': Input should be 'int', got 'str'",
+            "'sizes.str' must be 'int', got 'str'",
             "correct sizes.str",
         ),
         (
             {"name": "a", "names": {"b": {"warmup_steps": -1}}},
-            "'names.b.warmup_steps': Input should be greater than or equal to 0, got -1",
+            "'names.b.warmup_steps' must be at least 0, got -1",
             "correct names.b.warmup_steps",
         ),
     ],

@@ -221,5 +221,5 @@ def test_weights_with_a_different_tokenizer_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_indivisible_batch_is_refused_with_the_nearest_divisors() -> None:
-    with pytest.raises(SettingsError, match="nearest divisors: 2, 4"):
+    with pytest.raises(SettingsError, match=r"to a divisor, such as 2 or 4$"):
         run(batch={"rows": 8, "microbatch_rows": 3})

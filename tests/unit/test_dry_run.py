@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from distributed import datasets
 from distributed.runs import settings
+from regauge.cli import main
 from regauge.data.settings import UNNAMED, RowLayout
 from regauge.data.unprepared import describe_datasets, expected_fields, find_rows, map_by_folder
 from regauge.errors import DataError, SettingsError, find_refusal
@@ -235,7 +237,7 @@ def test_a_refusal_contains_problem_and_remedy() -> None:
     def fail() -> None:
         raise DataError("it is there", "name another")
 
-    assert find_refusal(fail) == {"error": "it is there; name another"}
+    assert find_refusal(fail) == {"error": "it is there; name another", "code": 64}
     assert find_refusal(lambda: None) == {}
 
 
@@ -292,3 +294,37 @@ def test_a_changed_shard_is_refused_before_training(tmp_path: Path) -> None:
     check_before_start(
         settings(tmp_path / "run", data, "contrastive", data={"verify_shards": False})
     )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("execution.precision=fp16",), "accelerator 'cpu' does not train in fp16 here"),
+        (("strategy=single", "execution.processes=2"), "strategy 'single' cannot be used: "),
+        (("accelerator=gaudi", "execution.precision=bf16"), "accelerator 'gaudi' is not usable"),
+    ],
+)
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_dry_run_reports_what_the_run_refuses(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    overrides: tuple[str, ...],
+    message: str,
+    *,
+    is_prepared: bool,
+) -> None:
+    """The plan is printed, the exit code is that of the run, and nothing is written."""
+    if is_prepared:
+        datasets.write_packed(tmp_path / "data")
+    run_file = tmp_path / "run.toml"
+    run_file.write_text('accelerator = "cpu"\n' + RUN.format(folder=tmp_path) + MLM)
+    arguments = ["train", str(run_file), *overrides]
+    assert main([*arguments, "--dry-run", "--json"]) == 2
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["code"] == 2
+    assert message in answer["error"]
+    assert answer["task"] == "mlm"
+    if is_prepared:
+        assert main(arguments) == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()

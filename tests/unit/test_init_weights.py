@@ -184,7 +184,7 @@ def test_weights_load_with_an_extra_or_a_missing_head(folder: Path, tmp_path: Pa
         body = build(plain)
     initial_weights = build_initial_weights(body, Model(**plain), 3)
     assert initial_weights.warnings == (
-        f"'{folder}' has 5 weights that are not used: {_first_head(folder)} …",
+        f"'{folder}': 5 weights are not used: {_first_head(folder)}, …",
     )
     materialize(body, initial_weights)
     weight_files.save_model_folder(
@@ -195,7 +195,7 @@ def test_weights_load_with_an_extra_or_a_missing_head(folder: Path, tmp_path: Pa
     initial_weights = build_initial_weights(headed, Model(**headless), 3)
     (warning,) = initial_weights.warnings
     assert (
-        "has no head for this task: 5 weights are initialized randomly, cls.predictions" in warning
+        "has no head for this task: 5 weights are initialized randomly: cls.predictions" in warning
     )
     materialize(headed, initial_weights)
     stored_weights, random_weights = (

@@ -272,7 +272,7 @@ def test_a_source_without_a_usable_record_is_refused(tmp_path: Path) -> None:
         prepare_dataset(tmp_path)
     assert caught.value.exit_code == 64
     (tmp_path / "a.jsonl").write_text("none\nnone\n")
-    with pytest.raises(DataError, match=r"all 2 records are rejected.*rejected.jsonl"):
+    with pytest.raises(DataError, match=r"all records are rejected \(2\).*rejected.jsonl"):
         prepare_dataset(tmp_path)
     assert len((tmp_path / "out.partial" / "rejected.jsonl").read_text().splitlines()) == 2
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n')
@@ -460,8 +460,8 @@ def test_a_dry_run_reports_the_folder_of_another_dataset(folder: Path) -> None:
         ({"layout": "fields", "fields": {"text": 3}}, "below 4 tokens"),
         ({"layout": "fields", "fields": {"a": 8}, "integers": ["a"]}, "'a' is listed twice"),
         ({"lenght": 8}, "did you mean 'length'"),
-        ({"layout": "pakced"}, "no layouts named 'pakced'; did you mean 'packed'"),
-        ({"layout": 5}, "'rows.layout': Input should be a valid string"),
+        ({"layout": "pakced"}, "no layout named 'pakced'; did you mean 'packed'"),
+        ({"layout": 5}, "'rows.layout' must be a text, got 5"),
     ],
 )
 def test_invalid_rows_are_refused(folder: Path, rows: dict[str, Any], message: str) -> None:
@@ -499,7 +499,7 @@ def test_the_command_prints_json_without_torch(folder: Path) -> None:
         ("[1, 2]", "it contains [1, 2], not an object; run 'regauge prepare' again"),
         ("{}", "has no format version; run 'regauge prepare' again"),
         ('{"format": 1, "layout"', "cannot be read: Expecting"),
-        ('{"format": 2}', "is damaged: layout: Field required; run 'regauge prepare' again"),
+        ('{"format": 2}', "is damaged: 'layout' is missing; run 'regauge prepare' again"),
         (
             '{"format": 99, "layout": "packed"}',
             "was written by a later Regauge (format 99); install the Regauge that reads format 99",

@@ -110,3 +110,12 @@ def test_the_environment_is_restored_after_the_block(monkeypatch: pytest.MonkeyP
         raise KeyError
     values = {name: os.environ.get(f"REGAUGE_TEST_{name}") for name in ("NEW", "KEPT", "TAKEN")}
     assert values == {"NEW": None, "KEPT": "before", "TAKEN": "before"}
+
+
+@pytest.mark.parametrize(("text", "threads"), [("1", 1), ("99", 4), ("", 4), ("0", 4), ("2,3", 4)])
+def test_a_single_process_has_the_threads_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, text: str, threads: int
+) -> None:
+    monkeypatch.setattr(processes, "available_cores", lambda: 4)
+    monkeypatch.setattr(processes, "INHERITED_ENVIRONMENT", {"OMP_NUM_THREADS": text})
+    assert processes.available_threads() == threads

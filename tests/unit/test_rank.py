@@ -311,7 +311,7 @@ def test_new_heldout_values_are_logged(data: Dataset, caplog: pytest.LogCaptureF
             "the network has no layers; set cross_layers or hidden",
         ),
         ({"interactions": {"experts": 2}}, "set rank"),
-        ({"interactions": {"hidden": (8, 0)}}, "'interactions.hidden.1': Input should be greater"),
+        ({"interactions": {"hidden": (8, 0)}}, "'interactions.hidden.1' must be at least 1, got 0"),
         ({"numeric_features": ("prize",)}, "no field 'prize'; did you mean 'price'"),
     ],
 )

@@ -188,8 +188,8 @@ def test_a_model_folder_has_every_file_of_its_tokenizer(tmp_path: Path) -> None:
         ("tokenizer.json", "[" * 5000, "cannot be read"),
         ("tokenizer.json", EMPTY, "has no tokens"),
         ("tokenizer_config.json", "[]", "cannot be read: it contains [], not an object"),
-        ("tokenizer_config.json", '{"pad_token": 5}', "is damaged: pad_token.str: Input should be"),
-        ("tokenizer_config.json", '{"pad_token": {"content": [1]}}', "is damaged: pad_token.str"),
+        ("tokenizer_config.json", '{"pad_token": 5}', "is damaged: 'pad_token.str' must be"),
+        ("tokenizer_config.json", '{"pad_token": {"content": [1]}}', "is damaged: 'pad_token.str'"),
     ],
 )
 def test_a_damaged_tokenizer_is_one_line(

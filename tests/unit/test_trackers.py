@@ -130,7 +130,15 @@ def test_a_line_omits_unknown_values() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0.000"), (3.2141, "3.214"), (1e-5, "1e-05"), (12345.0, "1.234e+04"), (1e999, "inf")],
+    [
+        (0.0, "0.000"),
+        (3.2141, "3.214"),
+        (1e-5, "1e-05"),
+        (12345.4, "12,345"),
+        (27.0, "27"),
+        (1.0, "1.000"),
+        (1e999, "inf"),
+    ],
 )
 def test_numbers_are_short(value: float, text: str) -> None:
     assert format_number(value) == text

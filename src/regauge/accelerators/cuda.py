@@ -42,6 +42,8 @@ AMPERE_CAPABILITY = (8, 0)
 class Cuda(Accelerator):
     """One GPU per process; processes communicate over NCCL."""
 
+    peer_names: ClassVar[tuple[str, ...]] = ("gpu", "nvidia", "amd", "rocm")
+
     is_shareable: ClassVar[bool] = True
     is_indexed: ClassVar[bool] = True
     has_dynamic_shapes: ClassVar[bool] = True

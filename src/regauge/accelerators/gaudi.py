@@ -31,6 +31,8 @@ PEAKS = {"GAUDI2": 432 * TERA, "GAUDI3": 1835 * TERA}
 class Gaudi(Accelerator):
     """One HPU per process; processes communicate over HCCL."""
 
+    peer_names: ClassVar[tuple[str, ...]] = ("hpu", "habana")
+
     env_prefixes: ClassVar[tuple[str, ...]] = ("PT_HPU_", "HABANA_", "HCCL_", "ENABLE_")
 
     mode: Literal["eager", "lazy"] = "eager"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from regauge.accelerators import Availability, is_cpu_only_torch
 from regauge.accelerators._native import NativeDevice
 
 
 class Generic(NativeDevice):
     """The device that `torch.accelerator` names."""
+
+    peer_names: ClassVar[tuple[str, ...]] = ("mps", "xpu")
 
     @classmethod
     def available(cls) -> Availability:

@@ -29,6 +29,8 @@ CORE_PEAKS = {"trn1": 95 * TERA, "inf2": 95 * TERA}
 class Neuron(XlaDevice):
     """One NeuronCore per process."""
 
+    peer_names: ClassVar[tuple[str, ...]] = ("trainium", "inferentia", "trn1", "trn2")
+
     env_prefixes: ClassVar[tuple[str, ...]] = (*XlaDevice.env_prefixes, "NEURON_", "NEURONCORE_")
 
     target: Literal["auto", "trn1", "trn2", "inf2"] = "auto"

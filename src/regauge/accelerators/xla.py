@@ -21,6 +21,8 @@ TPU_PCI_DEVICES = frozenset({"0x0027", "0x005e", "0x0062", "0x0063", "0x006f"})
 class Xla(XlaDevice):
     """One TPU chip per process, or the CPU."""
 
+    peer_names: ClassVar[tuple[str, ...]] = ("tpu",)
+
     env_prefixes: ClassVar[tuple[str, ...]] = (*XlaDevice.env_prefixes, "TPU_", "LIBTPU_")
 
     device: Literal["auto", "cpu", "tpu"] = "auto"

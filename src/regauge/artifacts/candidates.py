@@ -28,7 +28,7 @@ from regauge.backends import (
 from regauge.errors import SettingsError, first_line
 from regauge.models.inference_modules import cast_program, named_tensors
 from regauge.models.tensors import precision_dtype
-from regauge.processes import available_cores
+from regauge.processes import available_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -155,7 +155,7 @@ def list_candidates(
         for precision, quantization in backend.supported_formats(accelerator)
         if quantization in options.quantization
         and precision in (options.precisions or _default_precisions(accelerator))
-        for threads in options.threads or (available_cores(),)
+        for threads in options.threads or (available_threads(),)
     ]
     if not candidates:
         formats = (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -20,6 +21,12 @@ Goal = Literal["throughput", "latency", "cost"]
 class ExportTarget(Settings):
     """The model to export, and the format to write."""
 
+    exclusive_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "run": ("model", "module"),
+        "model": ("run", "module"),
+        "module": ("run", "model"),
+    }
+
     run: str | None = None
     """Output folder of the run whose model is exported."""
     model: str | None = None
@@ -36,9 +43,13 @@ class ExportTarget(Settings):
     @model_validator(mode="after")
     def _one_origin(self) -> ExportTarget:
         if sum(origin is not None for origin in (self.run, self.model, self.module)) != 1:
-            raise ValueError("an export has one origin: set one of run, model and module")
+            raise ValueError(
+                "an export has one origin; set one of export.run, export.model and export.module"
+            )
         if self.run is None and self.format != "artifact":
-            raise ValueError("format needs a run: only a run's model has other formats")
+            raise ValueError(
+                "only the model of a run has other formats; set export.run, or remove export.format"
+            )
         return self
 
 
@@ -52,7 +63,8 @@ class Candidates(Settings):
     quantization: tuple[Quantization, ...] = ("none",)
     """Quantizations to try: `none`, `int8` or both."""
     threads: tuple[int, ...] = ()
-    """CPU threads per process to try; by default the number of cores."""
+    """CPU threads per process to try; by default the number of cores, or OMP_NUM_THREADS if
+    that is smaller."""
     portable: IsaLevel | None = None
     """Instruction set level to compile for; by default all instructions of this machine."""
     optimize_for: Goal = "throughput"
@@ -83,7 +95,7 @@ class TextSettings(Settings):
     @model_validator(mode="after")
     def _two_fields(self) -> TextSettings:
         if self.pair_fields is not None and len(set(self.pair_fields)) < len(self.pair_fields):
-            raise ValueError(f"pair_fields names '{self.pair_fields[0]}' twice")
+            raise ValueError(f"pair_fields names '{self.pair_fields[0]}' twice; name two fields")
         return self
 
 

@@ -13,6 +13,8 @@ from regauge.backends import Backend, ExecutionContext, Payload, Runner
 class EagerBackend(Backend):
     """The program without compilation; all other backends are compared with it."""
 
+    peer_names: ClassVar[tuple[str, ...]] = ("torch", "pytorch")
+
     is_ahead_of_time: ClassVar[bool] = False
     supports_loops: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("torch", "transformers")

@@ -7,7 +7,7 @@ which is memory-mapped.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from regauge.accelerators import Accelerator, Availability
 from regauge.backends import (
@@ -38,6 +38,8 @@ LEVELS: dict[IsaLevel, tuple[frozenset[str], int]] = {
 
 class InductorBackend(Backend):
     """One library for all shapes, compiled ahead of time."""
+
+    peer_names: ClassVar[tuple[str, ...]] = ("aot", "aot_inductor")
 
     @classmethod
     def available(cls) -> Availability:

@@ -44,6 +44,8 @@ LOG_FATAL = 4
 class OnnxBackend(Backend):
     """One ONNX graph for all shapes, in a file without weights."""
 
+    peer_names: ClassVar[tuple[str, ...]] = ("onnxruntime", "ort")
+
     packages: ClassVar[tuple[str, ...]] = ("torch", "onnx", "onnxscript", "onnxruntime")
 
     @classmethod

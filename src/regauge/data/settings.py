@@ -238,7 +238,9 @@ class TextLimits(Settings):
         for unit in ("characters", "words"):
             minimum, maximum = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")
             if maximum is not None and minimum > maximum:
-                raise ValueError(f"min_{unit} = {minimum} exceeds max_{unit} = {maximum}")
+                raise ValueError(
+                    f"min_{unit} = {minimum} exceeds max_{unit} = {maximum}; lower min_{unit}"
+                )
         return self
 
 

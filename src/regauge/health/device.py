@@ -59,8 +59,9 @@ def check_bandwidth(
 ) -> Generator[Finding | str]:
     """Yield `bandwidth`, and the memory bandwidth as a finding that is always good."""
     yield "bandwidth"
-    value = f"{measure_memory_bandwidth(accelerator, device) / 1e9:.1f} GB/s of its memory"
-    yield Finding("bandwidth", location, value)
+    rate = measure_memory_bandwidth(accelerator, device)
+    value, numbers = f"{rate / 1e9:.1f} GB/s of its memory", {"bytes_per_second": rate}
+    yield Finding("bandwidth", location, value, numbers=numbers)
 
 
 def measure_memory_bandwidth(accelerator: Accelerator, device: torch.device) -> float:
@@ -81,7 +82,8 @@ def _check_memory(device: torch.device, location: str) -> Finding:
     if num_wrong:
         problem = f"{num_wrong} of {MEMORY_BYTES} bytes came back changed"
         return Finding.bad("memory", location, problem)
-    return Finding("memory", location, f"{MEMORY_BYTES:,} bytes came back")
+    value, numbers = f"{MEMORY_BYTES:,} bytes came back", {"bytes": MEMORY_BYTES}
+    return Finding("memory", location, value, numbers=numbers)
 
 
 def _time_once(accelerator: Accelerator, work: Callable[[], Tensor]) -> float:
@@ -111,7 +113,7 @@ def _check_products(
     if error > TOLERANCES[precision]:
         problem = f"off by {error:.1e}; the tolerance is {TOLERANCES[precision]:g}"
         return Finding.bad(name, location, problem)
-    return Finding(name, location, f"off by {error:.1e}")
+    return Finding(name, location, f"off by {error:.1e}", numbers={"relative_error": error})
 
 
 def _check_speed(
@@ -145,12 +147,13 @@ def _check_speed(
     peak = chip.flops_per_second.get(precision)
     min_share = MIN_MEASURED_SHARE if chip.is_measured else MIN_PEAK_SHARE
     rate, num_measurements = timing.repeat_below(measure, min_share * (peak or 0))
-    value = f"{rate / 1e9:,.0f} GFLOP/s"
+    value, numbers = f"{rate / 1e9:,.0f} GFLOP/s", {"flops_per_second": rate}
     if peak is None:
-        return Finding(name, location, value, flops_per_second=rate)
+        return Finding(name, location, value, flops_per_second=rate, numbers=numbers)
     peak = max(peak, rate) if chip.is_measured else peak  # other work can have slowed the peak
+    numbers["fraction_of_peak"] = rate / peak
     value += f", {rate / peak:.0%} of the chip's"
     value += f" (best of {num_measurements} measurements)" if num_measurements > 1 else ""
     if rate < min_share * peak:
         return Finding.bad(name, location, f"slow: less than {min_share:.0%}", value)
-    return Finding(name, location, value, flops_per_second=rate)
+    return Finding(name, location, value, flops_per_second=rate, numbers=numbers)

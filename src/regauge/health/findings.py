@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from regauge.errors import PreflightError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 PAIRS = "pairs"
 """Name of the check that blames a process by its collectives with each other process."""
@@ -31,6 +31,8 @@ class Finding:
     """Operations per second, for the comparison with other devices."""
     rank: int | None = None
     """The process whose device was checked; None if it is unknown."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """The measured numbers, by names with their units, such as `bytes_per_second`."""
 
     @classmethod
     def bad(
@@ -47,6 +49,17 @@ class Finding:
             "status": "ok" if self.ok else "BAD",
             "value": self.value,
             "problem": self.problem,
+        }
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the finding as JSON: numbers have units in their names."""
+        return {
+            "check": self.check,
+            "location": self.location,
+            "ok": self.ok,
+            "problem": self.problem,
+            "description": self.value,
+            **self.numbers,
         }
 
 

@@ -35,7 +35,7 @@ def _check_clocks(hosts: list[dict[str, Any]]) -> Finding:
     value = f"{skew:.3f} s apart"
     if skew > MAX_SKEW_SECONDS:
         return Finding.bad("clocks", latest["host"], f"ahead of {earliest['host']}", value)
-    return Finding("clocks", "all hosts", value)
+    return Finding("clocks", "all hosts", value, numbers={"skew_seconds": skew})
 
 
 def _check_versions(hosts: list[dict[str, Any]]) -> Finding:

@@ -45,10 +45,11 @@ def _check_storage(folder: Path) -> Finding:
     finally:
         _remove(file)
     seconds = time.monotonic() - began
+    numbers = {"bytes_per_second": WRITTEN_BYTES / seconds}
     value = f"{WRITTEN_BYTES / seconds / 1e6:,.0f} MB/s"
     if seconds > MAX_WRITE_SECONDS:
         return Finding.bad("storage", str(parent), f"4 MiB took {seconds:.0f} s", value)
-    return Finding("storage", str(parent), value)
+    return Finding("storage", str(parent), value, numbers=numbers)
 
 
 def _check_object_store(root: str) -> Finding:
@@ -57,7 +58,10 @@ def _check_object_store(root: str) -> Finding:
     problem = RemoteCheckpoints(root).find_problem()
     if problem:
         return Finding.bad("object store", root, f"cannot be written: {problem}")
-    return Finding("object store", root, f"wrote a key in {time.monotonic() - began:.2f} s")
+    seconds = time.monotonic() - began
+    return Finding(
+        "object store", root, f"wrote a key in {seconds:.2f} s", numbers={"seconds": seconds}
+    )
 
 
 def _remove(path: Path) -> None:
@@ -72,7 +76,7 @@ def _check_free_space(folder: Path) -> Finding:
     value = f"{free / 1e9:,.1f} GB free"
     if free < MIN_FREE_DISK_BYTES:
         return Finding.bad("free space", parent, "no space for a checkpoint", value)
-    return Finding("free space", parent, value)
+    return Finding("free space", parent, value, numbers={"bytes": free})
 
 
 def _check_shared_memory() -> Finding:
@@ -81,7 +85,7 @@ def _check_shared_memory() -> Finding:
     value = f"{free / 1e6:,.0f} MB free"
     if free < scratch.MIN_FREE_BYTES:
         value += "; heartbeats are written to disk"
-    return Finding("shared memory", str(scratch.SHARED_MEMORY), value)
+    return Finding("shared memory", str(scratch.SHARED_MEMORY), value, numbers={"bytes": free})
 
 
 def free_bytes(folder: Path) -> int:

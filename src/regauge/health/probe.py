@@ -25,6 +25,7 @@ from regauge.health.device import check_bandwidth, check_device
 from regauge.health.findings import Finding
 from regauge.health.hosts import check_hosts
 from regauge.hooks import Inject, inject_nothing
+from regauge.wording import format_count
 from regauge.worker import receive_job
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Probe:
         group = self._group
         yield "rendezvous"
         init_process_group(self._accelerator, self._world, RENDEZVOUS_SECONDS)
-        value = f"{group.size} processes over {dist.get_backend()}"
+        value = f"{format_count(group.size, 'process')} over {dist.get_backend()}"
         yield Finding("rendezvous", group.location, value)
         yield from check_collectives(group, self._inject)
         yield "hosts"

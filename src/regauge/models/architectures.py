@@ -98,12 +98,13 @@ def build_model(
                     config.pad_token_id = pad_id
             model = _build_on_meta(settings, head, config)
         except (AssertionError, OSError, TypeError, ValueError, StrictDataclassError) as error:
-            reason = first_line(error)
+            reason = _find_reason(error)
             name = settings.architecture or settings.path
             if "attention implementation" in reason:
                 problem = f"'{name}' does not support attention '{FUSED_ATTENTION}'"
                 raise SettingsError(problem, 'set model.attention = "eager"') from None
-            raise SettingsError(f"cannot build '{name}': {reason}", "correct [model]") from None
+            remedy = "correct model.config" if settings.architecture else "correct model.path"
+            raise SettingsError(f"cannot build '{name}': {reason}", remedy) from None
         _check_vocabulary(model, vocab_size, settings)
         keys = keys or DropoutKeys()
         _add_dropout_and_adapters(model, settings, keys)
@@ -251,6 +252,13 @@ def _build_config(settings: Model, vocab_size: int, pad_id: int) -> PretrainedCo
     if "pad_token_id" not in values and isinstance(getattr(default, "pad_token_id", None), int):
         values["pad_token_id"] = pad_id
     return type(default)(**values)
+
+
+def _find_reason(error: Exception) -> str:
+    """Return the reason of an error; a validator of huggingface_hub puts it below its own name."""
+    reason = str(error).strip().splitlines()[1:] if isinstance(error, StrictDataclassError) else []
+    text = reason[0].strip().partition(": ")[2] if reason else first_line(error)
+    return text.rstrip(".")
 
 
 def _config_class(architecture: str) -> type[PretrainedConfig]:

@@ -22,6 +22,7 @@ from regauge.models import dual_encoder, heads, multitask
 from regauge.models.hub import resolve_model
 from regauge.models.tensors import bit_sum, find_tied_weights, set_tensor
 from regauge.models.weights import base_weight_name, list_weights, match_weights
+from regauge.wording import format_clause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -247,8 +248,14 @@ def _has_rules(module: nn.Module) -> bool:
 def _format_warnings(path: str, missing: list[str], unused: list[str]) -> Iterator[str]:
     if missing:
         yield (
-            f"'{path}' has no head for this task: {len(missing)} weights are initialized"
-            f" randomly, {missing[0]} …"
+            f"'{path}' has no head for this task: {format_clause(len(missing), 'weight', 'are')}"
+            f" initialized randomly: {_list_some(missing)}"
         )
     if unused:
-        yield f"'{path}' has {len(unused)} weights that are not used: {unused[0]} …"
+        clause = format_clause(len(unused), "weight", "are")
+        yield f"'{path}': {clause} not used: {_list_some(unused)}"
+
+
+def _list_some(names: list[str]) -> str:
+    """Return the first name, with an ellipsis if there are more."""
+    return f"{names[0]}, …" if len(names) > 1 else names[0]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -37,6 +38,12 @@ class Lora(Settings):
 
 class Model(Settings):
     """A transformers model, built from its dimensions or from saved weights."""
+
+    exclusive_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "path": ("architecture", "config"),
+        "init_from": ("architecture", "config", "path"),
+        "architecture": ("path", "init_from"),
+    }
 
     architecture: str | None = None
     """Model type of transformers, such as `bert` or `llama`; weights are initialized randomly."""

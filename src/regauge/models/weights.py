@@ -19,6 +19,7 @@ from regauge.data.tokenizer import copy_tokenizer_files
 from regauge.errors import SettingsError
 from regauge.json_files import DocumentShape, read_json
 from regauge.models.hub import CONFIG
+from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -199,9 +200,8 @@ def _wrong_model_error(
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     kind = model.config.model_type
-    problem = (
-        f"'{path}' lacks {len(missing)} of {count} weights of a {kind}, such as '{missing[0]}'"
-    )
+    total = format_count(count, "weight")
+    problem = f"'{path}' lacks {len(missing)} of {total} of a {kind}, such as '{missing[0]}'"
     if get_checkpoint_conversion_mapping(kind) is not None:
         remedy = f"if they have other names, run: regauge import {path} --to OTHER"
         return SettingsError(problem, remedy)

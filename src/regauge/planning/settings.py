@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,6 +13,11 @@ from regauge.config import Settings
 
 class Price(Settings):
     """Price of one machine; without it, costs in dollars are unknown."""
+
+    exclusive_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "instance": ("usd_per_hour", "market", "as_of"),
+        "usd_per_hour": ("as_of",),
+    }
 
     instance: str | None = None
     """Machine type of the catalog, such as `trn1.32xlarge`; sets its dated on-demand price."""

@@ -30,7 +30,7 @@ from regauge.errors import DataError, SettingsError
 from regauge.files import sha256, write_json
 from regauge.json_files import DocumentShape
 from regauge.log import logger
-from regauge.prediction.shard_queue import ShardId
+from regauge.prediction.shard_queue import ShardId, ShardQueue
 from regauge.supervision.cost_meter import (
     ATTEMPTS,
     Cost,
@@ -163,6 +163,11 @@ class PredictJob:
         A shard with a missing or truncated file is not finished.
         """
         return {_get_shard(line): line for line in self._read_ledgers() if self._has_files(line)}
+
+    def find_finished_shards(self) -> dict[ShardId, dict[str, Any]]:
+        """Return the ledger lines of all finished shards; hash their files if settings ask so."""
+        needs_hashes = self.settings.predict.verify_shards
+        return self.verify_finished_shards() if needs_hashes else self.read_finished_shards()
 
     def verify_finished_shards(self) -> dict[ShardId, dict[str, Any]]:
         """Return the ledger lines of the finished shards, and log the shards that have changed.
@@ -316,11 +321,30 @@ def _sum_costs(folder: Path, rows: int) -> dict[str, Any]:
     costs = [_read_cost(job_folder) for job_folder in job_folders]
     dollars = [cost.usd for cost in costs if cost.usd is not None]
     usd = sum(dollars) if len(dollars) == len(costs) else None
+    return summarize_cost(sum(cost.machine_seconds for cost in costs), usd, rows)
+
+
+def summarize_cost(machine_seconds: float, usd: float | None, rows: int) -> dict[str, Any]:
+    """Return machine-seconds, dollars, and dollars per million records; None if unknown."""
     return {
-        "machine_seconds": round(sum(cost.machine_seconds for cost in costs), 3),
+        "machine_seconds": round(machine_seconds, 3),
         "usd": usd,
         "usd_per_million_rows": None if usd is None or not rows else usd / rows * MILLION,
     }
+
+
+def find_summary(job: PredictJob) -> dict[str, Any] | None:
+    """Return the totals of all jobs and the cost of this one; None if work is left."""
+    last_attempt = jsonl.read_last_line(job.job_folder / ATTEMPTS, PaidLine) or {}
+    if not (job.folder / RESULT).is_file() or last_attempt.get("ended_at") is None:
+        return None
+    lines = job.find_finished_shards()
+    local = {shard: line for shard, line in lines.items() if job.slot.owns(shard.piece)}
+    finished = {shard: line["is_last"] for shard, line in lines.items()}
+    if ShardQueue(job.piece_numbers, finished).num_unfinished:
+        return None
+    cost, rows = parse_cost(last_attempt), sum(line["rows"] for line in local.values())
+    return {**sum_shards(lines), **summarize_cost(cost.machine_seconds, cost.usd, rows)}
 
 
 def _read_cost(job_folder: Path) -> Cost:

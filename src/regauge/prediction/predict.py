@@ -26,6 +26,7 @@ from regauge.prediction.job import (
     PredictJob,
     collect_facts,
     collect_portable_facts,
+    find_summary,
     resolve_slot,
     sum_shards,
     write_result,
@@ -41,6 +42,7 @@ from regauge.supervision.cost_meter import (
     write_last_seen,
 )
 from regauge.supervision.folder_lock import FolderLock
+from regauge.wording import format_clause, format_count
 
 if TYPE_CHECKING:
     from regauge.artifacts.artifact import Artifact
@@ -130,12 +132,15 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     recommend_export(plan.artifact)
     job = plan.job
     facts = collect_facts(job.settings, plan.artifact, job.pieces, plan.worker_spec.kept_fields)
+    job.check_folder({**facts, **plan.resolved_fields})
+    if totals := find_summary(job):
+        logger.info("%s is finished; nothing is changed", job.folder)
+        return _report_losses(job, {"output": settings.output.folder, **totals})
     job.claim_folder({**facts, **plan.resolved_fields})
     with ExitStack() as stack:
         stack.enter_context(FolderLock(job.job_folder))
         _clear_scratch(job)
-        needs_hashes = settings.predict.verify_shards
-        finished = job.verify_finished_shards() if needs_hashes else job.read_finished_shards()
+        finished = job.find_finished_shards()
         shard_queue = ShardQueue(
             job.piece_numbers, {shard: line["is_last"] for shard, line in finished.items()}
         )
@@ -154,26 +159,33 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
             **progress.cost_summary(),
         }
         write_result(job)
-    _report_losses(job, summary)
-    return summary
+    return _report_losses(job, summary)
 
 
-def _report_losses(job: PredictJob, summary: dict[str, Any]) -> None:
-    """Log what the output lacks; raises DataError if most records are rejected."""
+def _report_losses(job: PredictJob, summary: dict[str, Any]) -> dict[str, Any]:
+    """Log what the output lacks, and return the other totals.
+
+    Raises DataError if most records are rejected.
+    """
     dropped, missing = summary.pop("dropped_fields"), summary.pop("missing_fields")
     if dropped:
-        counts = ", ".join(f"{name} ({count} records)" for name, count in dropped.items())
+        counts = ", ".join(
+            f"{name} ({format_count(count, 'record')})" for name, count in dropped.items()
+        )
         message = "Fields that the first records do not have are left out: %s; keep them with: %s"
         logger.warning(message, counts, "output.keep_fields")
     for name, count in missing.items():
-        logger.warning("%d records have no '%s', so its value in the output is null", count, name)
+        subject = format_clause(count, "record", "have")
+        logger.warning("%s no '%s', so its value in the output is null", subject, name)
     if not (num_rejected := summary["quarantined"]):
-        return
+        return summary
     folder, num_records = job.folder / QUARANTINE, num_rejected + summary["rows"]
-    logger.warning("%d of %d records are rejected; see %s", num_rejected, num_records, folder)
+    subject = format_clause(num_records, "record", "are")
+    logger.warning("%s of %s rejected; see %s", f"{num_rejected:,}", subject, folder)
     if num_rejected > num_records / 2:
         problem = f"most records are rejected: {num_rejected} of {num_records}"
         raise DataError(problem, f"correct them, or the fields; see the reasons in {folder}")
+    return summary
 
 
 def _log_slot(job: PredictJob) -> None:

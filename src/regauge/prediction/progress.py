@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rich import progress
 
 from regauge import log
-from regauge.units import MILLION
+from regauge.prediction.job import summarize_cost
 
 if TYPE_CHECKING:
     from regauge.prediction.job import PredictJob
@@ -95,13 +95,8 @@ class ProgressBar:
 
     def cost_summary(self) -> dict[str, Any]:
         """Return machine-seconds, dollars, and dollars per million records."""
-        cost, rows = self._meter.read(), self._counts["rows"]
-        usd_per_million_rows = None if cost.usd is None or not rows else cost.usd / rows * MILLION
-        return {
-            "machine_seconds": round(cost.machine_seconds, 3),
-            "usd": cost.usd,
-            "usd_per_million_rows": usd_per_million_rows,
-        }
+        cost = self._meter.read()
+        return summarize_cost(cost.machine_seconds, cost.usd, self._counts["rows"])
 
     @property
     def _total_bytes(self) -> int:

@@ -100,5 +100,5 @@ class PredictSettings(Settings):
     def _keep_duplicates(cls, source: Source) -> Source:
         """Keep duplicate records; reject a source that was set to drop them."""
         if source.duplicates == "drop" and "duplicates" in source.model_fields_set:
-            raise ValueError("predict processes every record: remove source.duplicates")
+            raise ValueError("predict processes every record; remove source.duplicates")
         return source.model_copy(update={"duplicates": "keep"})

@@ -22,6 +22,7 @@ from regauge.files import open_in_place
 from regauge.log import logger
 from regauge.preparation import encode, read_records, write_shards
 from regauge.preparation.phase_progress import PhaseProgress
+from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,7 +163,8 @@ class DatasetBuild:
         self._check_rows(splits, shared, counts)
         left_out = dict(self.layout.left_out)
         for reason, count in left_out.items():
-            logger.info(f"{self.build_dir.final / self.name}: {count} records left out ({reason})")
+            records, folder = format_count(count, "record"), self.build_dir.final / self.name
+            logger.info(f"{folder}: {records} left out ({reason})")
         return dataset.DatasetManifest(
             layout=self.layout.kind,
             columns=self.layout.describe_columns(stats),
@@ -209,9 +211,11 @@ class DatasetBuild:
     def _log_counts(self, counts: PhaseCounts) -> None:
         folder = self.build_dir.final / self.name
         for name, count in counts.sum_counts("truncated").items():
-            logger.info(f"{folder}: {count} texts of '{name}' truncated at their limit")
+            logger.info(
+                f"{folder}: {format_count(count, 'text')} of '{name}' truncated at their limit"
+            )
         for warning, count in counts.sum_counts("warnings").items():
-            logger.warning(f"{folder}: in {count} records, {warning}")
+            logger.warning(f"{folder}: in {format_count(count, 'record')}, {warning}")
 
 
 def _find_classes(

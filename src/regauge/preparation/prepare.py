@@ -259,7 +259,7 @@ def _check_records(
             raise DataError(f"no record is left ({reasons})", f"correct filter or {key}")
         if count := sum(phase_counts.sum_counts("rejected").values()):
             raise DataError(
-                f"all {count} records are rejected", f"see the reasons in {rejected[0]}"
+                f"all records are rejected ({count})", f"see the reasons in {rejected[0]}"
             )
         noun = "the validation source" if number else "the source"
         raise DataError(f"{noun} has no records", f"correct {key} in the run file")

@@ -33,6 +33,7 @@ from regauge.preparation.encode import (
 )
 from regauge.preparation.phase_progress import PhaseProgress
 from regauge.units import MIB
+from regauge.wording import format_clause, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,10 +108,10 @@ def decide_splits(
     if warning := _check_fraction(decisions, units, rules):
         logger.warning(warning)
     _check_leaked(decisions, units, num_training)
-    parts = [f"{len(decisions)} records, {(decisions == HELDOUT).sum()} held out"]
+    parts = [f"{format_count(len(decisions), 'record')}, {(decisions == HELDOUT).sum():,} held out"]
     for decision, name in DROPPED.items():
         if num_dropped := int((decisions == decision).sum()):
-            parts.append(f"{num_dropped} dropped ({name})")
+            parts.append(f"{num_dropped:,} dropped ({name})")
     logger.info(", ".join(parts))
     is_kept = units.num_leaked and rules.validation == "keep"
     return decisions, {LEAK_WARNING: units.num_leaked} if is_kept else {}
@@ -259,7 +260,8 @@ def _check_fraction(decisions: np.ndarray, units: SplitUnits, rules: SplitRules)
         return ""
     if abs(num_heldout / num_split - requested) <= MAX_DEVIATION * requested:
         return ""
-    share = f"{num_heldout} of {num_records} records are held out, and split.heldout_fraction is"
+    records = format_clause(num_records, "record", "are")
+    share = f"{num_heldout:,} of {records} held out, and split.heldout_fraction is"
     unit = (
         "cluster of near-duplicates" if split.group_by is None else f"group of '{split.group_by}'"
     )
@@ -268,7 +270,7 @@ def _check_fraction(decisions: np.ndarray, units: SplitUnits, rules: SplitRules)
     elif units.count == 1:
         cause = f"all records are one {unit}"
     elif units.largest > MAX_DEVIATION * requested * num_records > 1:
-        cause = f"the largest {unit} has {units.largest} records"
+        cause = f"the largest {unit} has {format_count(units.largest, 'record')}"
     else:
         cause = f"the split draws from only {units.count} units"
     if num_records == 1:

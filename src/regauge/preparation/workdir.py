@@ -172,7 +172,7 @@ class BuildDir:
             self.folder.replace(self.final)
         except OSError as error:
             remedy = f"move {self.folder} there; it is complete"
-            raise DataError(f"{self.final} cannot be written: {error}", remedy) from None
+            raise DataError(f"{self.final} cannot be written: {error.strerror}", remedy) from None
 
     def read_manifests(self) -> Manifests | None:
         """Return the manifests if all datasets are complete and only have to be moved."""
@@ -196,7 +196,9 @@ class BuildDir:
             stack.enter_context(hold_lock(self.folder / LOCK))
         except (PermissionError, FileExistsError, NotADirectoryError) as error:
             remedy = "choose another data.path"
-            raise SettingsError(f"{self.folder} cannot be created: {error}", remedy) from None
+            raise SettingsError(
+                f"{self.folder} cannot be created: {error.strerror}", remedy
+            ) from None
         except BlockingIOError:
             remedy = "wait for it, or choose another data.path"
             raise DataError(f"another prepare is writing to {self.folder}", remedy) from None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regauge.results import formatting
+from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from regauge.results.run_folder import RunFolder
@@ -26,7 +27,7 @@ def build_reliability_figures(run: RunFolder) -> tuple[KeyFigure, ...]:
     if run.goodput is None:
         return ()
     count = len(run.goodput.outcomes)
-    attempts = "1 attempt" if count == 1 else f"{count} attempts"
+    attempts = "1 attempt" if count == 1 else f"{format_count(count, 'attempt')}"
     note = f"time in steps and evaluations / total time; {attempts}"
     goodput = KeyFigure("goodput", formatting.percent(run.goodput.fraction), note)
     if not run.straggler:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regauge.results import formatting
+from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -188,7 +189,7 @@ def _build_artifact_table(document: Document) -> ReportTable:
 
 def _format_threads(machine: Mapping[str, Any]) -> str:
     count = machine["threads"]
-    return "1 thread" if count == 1 else f"{count} threads"
+    return "1 thread" if count == 1 else f"{format_count(count, 'thread')}"
 
 
 def _format_bytes(value: int | None) -> str:

@@ -201,12 +201,17 @@ def _describe_results(
 
 
 def _describe_heldout(run: RunFolder) -> list[str]:
-    return [
-        f"{run.name}: {name} changed {formatting.change(series[0][1], series[-1][1])} "
-        f"between steps {series[0][0]} and {series[-1][0]}."
-        for name, series in heldout_metrics(run).items()
-        if len(series) > 1
-    ]
+    """Return a sentence for each metric that changed, and one for all that did not."""
+    changed, unchanged = [], []
+    for name, series in heldout_metrics(run).items():
+        (first_step, first), (last_step, last) = series[0], series[-1]
+        if len(series) > 1 and formatting.number(first) != formatting.number(last):
+            interval = f"between steps {first_step} and {last_step}"
+            change = formatting.change(first, last)
+            changed.append(f"{run.name}: {name} changed {change} {interval}.")
+        elif len(series) > 1:
+            unchanged.append(f"{name} {formatting.number(last)}")
+    return [*changed, *([f"{run.name}: unchanged: {', '.join(unchanged)}."] if unchanged else [])]
 
 
 def _build_key_figures(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ def build_charts(run: RunFolder, key: str) -> tuple[Chart, ...]:
     speed = _smoothed_curves(series, "train/tokens_per_second")
     return (
         *draw_curves("Loss", _loss_curves(series), context),
-        *draw_curves("Held-out metrics", _heldout_curves(series), context),
+        *_draw_heldout_curves(series, context),
         *draw_curves("Real tokens per second", speed, context),
         *draw_curves("Learning rate", _plain_curve(series, "train/learning_rate"), context),
         *draw_curves("Gradient norm", _smoothed_curves(series, "train/grad_norm"), context),
@@ -56,14 +57,26 @@ def _loss_curves(series: dict[str, Series]) -> list[Curve]:
     return [*(replace(curve, label=f"train, {curve.label}") for curve in train), *heldout]
 
 
-def _heldout_curves(series: dict[str, Series]) -> list[Curve]:
-    """Return the held-out metrics between 0 and 1, at most one per line style."""
+def _draw_heldout_curves(series: dict[str, Series], context: ChartContext) -> list[Chart]:
+    """Return charts of all held-out metrics except losses and counts.
+
+    Metrics between -1 and 1 share charts, as many as there are line styles; any other metric has a
+    chart of its own.
+    """
     curves = [
         Curve(name, points, "points")
         for name, points in series.items()
-        if not is_train_metric(name) and all(0 <= value <= 1 for _, value in points)
+        if not is_train_metric(name) and not name.endswith(("/loss", "/items"))
     ]
-    return [curve for curve in curves if not curve.label.endswith("/loss")][: len(STYLES)]
+    is_bounded = [all(abs(value) <= 1 for _, value in curve.points) for curve in curves]
+    bounded = list(itertools.compress(curves, is_bounded))
+    groups = [bounded[start : start + len(STYLES)] for start in range(0, len(bounded), len(STYLES))]
+    groups += [[curve] for curve, shares in zip(curves, is_bounded, strict=True) if not shares]
+    charts: list[Chart] = []
+    for number, group in enumerate(groups, start=1):
+        title = "Held-out metrics" if number == 1 else f"Held-out metrics ({number})"
+        charts += draw_curves(title, group, context)
+    return charts
 
 
 def _smoothed_curves(series: dict[str, Series], name: str) -> list[Curve]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from regauge.units import SECONDS_PER_HOUR, SECONDS_PER_MINUTE
+from regauge.wording import format_number
 
 UNKNOWN = "unknown"
 
@@ -12,14 +11,10 @@ _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 def number(value: object) -> str:
-    """Return a metric with three decimals, or with four digits if it is very small or large."""
+    """Return a metric as log lines do, an unknown one as `unknown`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return UNKNOWN if value is None else str(value)
-    if isinstance(value, int):
-        return f"{value:,}"
-    if value == 0 or not math.isfinite(value) or 0.01 <= abs(value) < 1000:  # noqa: PLR2004
-        return f"{value:.3f}"
-    return f"{value:,.4g}" if abs(value) < 1 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else format_number(value)
 
 
 def count(value: float | None) -> str:

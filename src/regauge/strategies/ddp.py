@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 class Ddp(Strategy):
     """Every process holds the whole model; gradients are summed over processes in buckets."""
+
+    peer_names: ClassVar[tuple[str, ...]] = ("data_parallel", "distributed_data_parallel")
 
     bucket_mib: int = Field(default=25, ge=1)
     """Size of the gradients that one all-reduce sums."""

@@ -26,6 +26,15 @@ OTHER_STRATEGIES = {
 class Fsdp(Strategy):
     """FSDP2; each block of the model is one sharding unit."""
 
+    peer_names: ClassVar[tuple[str, ...]] = (
+        "fsdp2",
+        "full_shard",
+        "zero2",
+        "zero3",
+        "deepspeed_stage_2",
+        "deepspeed_stage_3",
+    )
+
     needs_recompute: ClassVar[bool] = True
 
     sharding: Literal["full-shard", "shard-grad-op"] = "full-shard"

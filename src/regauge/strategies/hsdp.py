@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class Hsdp(Strategy):
     """FSDP2 on a two-dimensional mesh: replicas x shards."""
 
+    peer_names: ClassVar[tuple[str, ...]] = ("hybrid_shard",)
+
     needs_recompute: ClassVar[bool] = True
 
     shards: int = Field(default=2, ge=2)

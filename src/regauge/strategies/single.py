@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from regauge.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
 
@@ -19,6 +19,8 @@ ONE_BUCKET_MIB = 1 << 20
 
 class Single(Strategy):
     """One process holds the whole model."""
+
+    peer_names: ClassVar[tuple[str, ...]] = ("none", "single_device")
 
     def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
         del optimizer, lazy

@@ -7,7 +7,7 @@ unchanged. The parameters of the module and the gradients are on every process.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 class Zero1(Strategy):
     """Each process updates the parameters that it owns and broadcasts them."""
+
+    peer_names: ClassVar[tuple[str, ...]] = ("zero", "deepspeed", "deepspeed_stage_1")
 
     bucket_mib: int = Field(default=25, ge=1)
     """Size of the gradients that one reduction sums."""

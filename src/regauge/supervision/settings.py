@@ -54,5 +54,5 @@ def parse_node_range(count: int | str) -> tuple[int, int]:
     except ValueError:
         limits = 0, 0
     if not 1 <= limits[0] <= limits[1]:
-        raise ValueError(f"'{count}' is not a number of nodes; write 2, or a range such as 2:4")
+        raise ValueError(f"{count!r} is not a number of nodes; write 2, or a range such as 2:4")
     return limits

@@ -39,6 +39,7 @@ from regauge.supervision.nodes.topology import resolve_topology
 from regauge.supervision.signals import SupervisorSignals
 from regauge.supervision.spot_notices import watch_spot_notices
 from regauge.testing.faults import RECORD
+from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -216,8 +217,8 @@ class Supervisor:
         if self._has_excluded:
             excluded = ", ".join(map(str, sorted(set(self.devices) - set(remaining))))
             self.devices = remaining
-            count = len(remaining)
-            logger.warning("device %s is excluded; the run uses %d processes", excluded, count)
+            count = format_count(len(remaining), "process")
+            logger.warning("device %s is excluded; the run uses %s", excluded, count)
 
 
 def _build_launcher(settings: TrainSettings, folder: Path) -> Launcher:
@@ -292,7 +293,8 @@ def _summarize_failures(failures: list[Failure], settings: TrainSettings) -> tup
         return policy.exit_code, last.problem
     num_same = _count_last(failures, last.is_same)
     if policy.is_counted and num_same >= limit:
-        line = f"{num_same} attempts failed at step {last.step} in the same way: {last.problem}"
+        attempts = format_count(num_same, "attempt")
+        line = f"{attempts} failed at step {last.step} in the same way: {last.problem}"
         return POLICIES["progress"].exit_code, f"{line}; see {folder / FAILURES}"
     return policy.exit_code, f"{last.problem}; see {folder / FAILURES}"
 

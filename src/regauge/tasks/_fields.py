@@ -21,6 +21,7 @@ from regauge.json_files import find_json
 from regauge.log import logger
 from regauge.models.io_spec import read_class_names
 from regauge.tasks import Task
+from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -191,7 +192,10 @@ def label_range(manifest: DatasetManifest, name: str) -> tuple[float, float]:
     """
     field = manifest.columns[name]
     if missing := sum(field.num_missing.values()):
-        raise DataError(f"label '{name}' is missing in {missing} records", "remove these records")
+        raise DataError(
+            f"label '{name}' is missing in {format_count(missing, 'record')}",
+            "remove these records",
+        )
     ranges = list(value_ranges(field).values()) or [(0.0, 0.0)]
     return min(lowest for lowest, _ in ranges), max(highest for _, highest in ranges)
 

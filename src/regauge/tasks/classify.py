@@ -59,6 +59,13 @@ MAX_MATRIX_CLASSES = 100
 class Classify(FieldsTask):
     """Predict the class of a text or text pair, or a number (`problem_type = "regression"`)."""
 
+    peer_names: ClassVar[tuple[str, ...]] = (
+        "classification",
+        "regression",
+        "text_classification",
+        "sequence_classification",
+    )
+
     metrics_need_all_rows: ClassVar[bool] = True
 
     text_fields: tuple[str, ...] = Field(default=("text",), min_length=1, max_length=2)
@@ -82,9 +89,8 @@ class Classify(FieldsTask):
     @model_validator(mode="before")
     @classmethod
     def _set_default_classes(cls, table: Any) -> Any:
-        if isinstance(table, dict) and (names := table.get("class_names")):
-            return {"classes": len(names), **table}
-        return table
+        names = table.get("class_names") if isinstance(table, dict) else None
+        return {"classes": len(names), **table} if names and isinstance(names, tuple) else table
 
     @model_validator(mode="after")
     def _check_class_names(self) -> Classify:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from regauge.tasks._tokens import NextTokenTask
 
@@ -14,6 +14,14 @@ if TYPE_CHECKING:
 
 class Clm(NextTokenTask):
     """Predict the next token within each document of a packed row."""
+
+    peer_names: ClassVar[tuple[str, ...]] = (
+        "lm",
+        "causal_lm",
+        "language_modeling",
+        "pretrain",
+        "text_generation",
+    )
 
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -33,6 +33,14 @@ class Contrastive(EmbeddingTask):
     the mean over them (Khosla et al., 2020, L_out), and they are no negatives of its query. The
     metrics rank each different text once.
     """
+
+    peer_names: ClassVar[tuple[str, ...]] = (
+        "embed",
+        "embedding",
+        "embeddings",
+        "retrieval",
+        "multiple_negatives_ranking",
+    )
 
     query: str = "query"
     """Text field of the query."""

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class Mlm(TokenTask):
     """Predict masked tokens of packed rows (Devlin et al., 2019: 80 % mask, 10 % random)."""
 
+    peer_names: ClassVar[tuple[str, ...]] = ("masked_lm", "fill_mask")
+
     has_special_tokens: ClassVar[bool] = True
 
     mlm_probability: float = Field(default=0.15, gt=0, lt=1)

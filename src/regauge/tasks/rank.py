@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 class Rank(FieldsTask):
     """Score the candidates of a query by texts and features (rows of layout "groups")."""
 
+    peer_names: ClassVar[tuple[str, ...]] = ("ranking", "reranker", "cross_encoder")
+
     metrics_need_all_rows: ClassVar[bool] = True
     layout: ClassVar[str] = "groups"
     module_needs_fields: ClassVar[bool] = True

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class Sft(NextTokenTask):
     """Predict the answers of each conversation of a row; prompts have no part in the loss."""
 
+    peer_names: ClassVar[tuple[str, ...]] = ("instruction", "instruct", "chat", "finetune")
+
     layout: ClassVar[str] = "chat"
     has_marked_prompts: ClassVar[bool] = True
 

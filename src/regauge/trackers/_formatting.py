@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from itertools import groupby
 from typing import TYPE_CHECKING
+
+from regauge.wording import format_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -77,13 +78,6 @@ def format_eval_metrics(values: Mapping[str, float]) -> str:
         + "  ".join(f"{name.rpartition('/')[2]} {format_number(value)}" for name, value in items)
         for split, items in splits
     )
-
-
-def format_number(value: float) -> str:
-    """Format a value with three decimals, or with four digits if it is very small or large."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:.3f}"
-    return f"{value:.3f}" if 0.01 <= abs(value) < 1000 else f"{value:,.4g}"  # noqa: PLR2004
 
 
 def format_dollars(value: float) -> str:

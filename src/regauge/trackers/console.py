@@ -6,7 +6,7 @@ Both are printed to standard error. The bar stays below all other lines.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 class Console(Tracker):
     """A live progress bar on a terminal, or one plain line for each call."""
+
+    peer_names: ClassVar[tuple[str, ...]] = ("stdout", "print")
 
     style: Literal["auto", "lines"] = "auto"
     """`auto` draws a progress bar if standard error is a terminal; `lines` prints plain lines."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -24,6 +24,8 @@ FOLDER = "tensorboard"
 
 class TensorBoard(Tracker):
     """Scalars as TensorBoard event files."""
+
+    peer_names: ClassVar[tuple[str, ...]] = ("tb",)
 
     flush_seconds: int = Field(default=30, ge=1)
     """Longest time that a value is buffered in memory."""

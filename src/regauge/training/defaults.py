@@ -18,8 +18,10 @@ from regauge.errors import DataError, SettingsError, TransientError
 from regauge.files import write_json
 from regauge.json_files import find_json
 from regauge.log import logger
+from regauge.supervision.nodes.topology import resolve_topology
 from regauge.training.optimizers.optimizer_defaults import resolve_optimizer
 from regauge.training.run_record import PROBE
+from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,6 +79,20 @@ def resolve_defaults(
     return settings.model_copy(update=resolved)
 
 
+def check_device(settings: TrainSettings) -> None:
+    """Raise SettingsError if this machine cannot run the accelerator, precision or strategy."""
+    accelerator = settings.accelerator or accelerators.choose()[0]
+    accelerators.check_available(accelerator)
+    check_precision(accelerator, settings.execution.precision)
+    if accelerator.is_lazy:
+        _check_lazy(settings, accelerator)
+    size = count_local_processes(settings.execution.processes, accelerator)
+    topology = resolve_topology(settings.execution.nodes, Path(settings.output.folder))
+    world = processes.World(size=size * (topology.max_nodes if topology else 1), local_size=size)
+    strategy = settings.strategy or default_strategy(world.size)
+    _check_strategy(strategy, world, settings.optimizer.kind, lazy=accelerator.is_lazy)
+
+
 def _check_lazy(settings: TrainSettings, accelerator: Accelerator) -> None:
     """Raise SettingsError for settings that a lazy device does not support."""
     optimizer = settings.optimizer.kind
@@ -124,10 +140,12 @@ def _check_batch(batch: Batch, world: World) -> None:
             for size in range(1, batch.microbatch + 1)
             if batch.rows % size == 0 and batch.rows // size >= world.size
         ]
-        remedy = f"use at most {microbatches} processes"
+        remedy = f"use at most {format_count(microbatches, 'process')}"
         if smaller:
             remedy += f", or batch.microbatch_rows = {smaller[-1]}"
-        problem = f"{world.size} processes, but only {microbatches} microbatches per step"
+        problem = (
+            f"{world.size} processes, but only {format_count(microbatches, 'microbatch')} per step"
+        )
         raise SettingsError(problem, remedy)
     if microbatches % world.size and world.is_main_process and not is_open:
         max_share = -(-microbatches // world.size)

@@ -17,7 +17,7 @@ from regauge.models.hub import local_only, resolve_model
 from regauge.planning.catalog import find_price
 from regauge.supervision.nodes.topology import resolve_topology
 from regauge.training import run_record, task_schedule, warm_start
-from regauge.training.defaults import check_world_size
+from regauge.training.defaults import check_device, check_world_size
 from regauge.training.optimizers.optimizer_defaults import describe_optimizer, resolve_optimizer
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def plan_run(settings: TrainSettings) -> dict[str, Any]:
         fewest, most = topology.min_nodes, topology.max_nodes
         nodes = f"{fewest} to {most}" if most > fewest else most
         plan["nodes"] = f"{nodes}, rendezvous at {topology.endpoint} ({topology.backend})"
+    plan |= find_refusal(lambda: check_device(settings))
     datasets = [config.data.path for config in configs]
     unprepared = [dataset for dataset in datasets if not (Path(dataset) / MANIFEST).exists()]
     if unprepared:
@@ -58,20 +59,40 @@ def plan_run(settings: TrainSettings) -> dict[str, Any]:
         plan["graphs_per_block"] = 2 * lengths
     steps_per_epoch = task_schedule.count_steps_per_epoch(settings, manifests[0])
     pairs = zip(configs, manifests, strict=True)
+    if not refusal and (result := find_finished(settings, manifests)):
+        plan["action"] = f"nothing: {describe_finished(settings, result)}"
     return {
         **plan,
         "steps": settings.stop.total_steps(steps_per_epoch),
         "steps_per_epoch": steps_per_epoch,
         **_merge_by_task(configs, [_describe_rows(config, manifest) for config, manifest in pairs]),
-        **refusal,
+        **({} if "error" in plan else refusal),
     }
 
 
+def find_finished(
+    settings: TrainSettings, manifests: list[DatasetManifest]
+) -> dict[str, Any] | None:
+    """Return the result of the run in the output folder if it is finished, otherwise None."""
+    steps_per_epoch = task_schedule.count_steps_per_epoch(settings, manifests[0])
+    total_steps = settings.stop.total_steps(steps_per_epoch)
+    return run_record.find_result(Path(settings.output.folder), settings, total_steps)
+
+
+def describe_finished(settings: TrainSettings, result: dict[str, Any]) -> str:
+    """Return the message about a finished run that is started again."""
+    steps, requested = result["steps"], settings.stop.steps
+    text = f"{settings.output.folder} is finished at step {steps}"
+    if requested is not None and requested < steps:
+        text += f", after stop.steps = {requested}"
+    return f"{text}; nothing is changed"
+
+
 @local_only()
-def check_run_offline(settings: TrainSettings) -> tuple[list[DatasetManifest], dict[str, str]]:
+def check_run_offline(settings: TrainSettings) -> tuple[list[DatasetManifest], dict[str, Any]]:
     """Check a run without network access; return the manifests of its datasets.
 
-    Also returns `error` with the reason if the output folder belongs to another run. Raises
+    Also returns `error` with the reason if the output folder cannot be used for the run. Raises
     the errors of `check_run` for all other problems. Weights that are not on this machine are not
     checked.
     """
@@ -230,11 +251,3 @@ def _check_size(settings: TrainSettings) -> None:
         topology = resolve_topology(settings.execution.nodes, Path(settings.output.folder))
         size = local_size * (topology.max_nodes if topology else 1)
         check_world_size(settings, processes.World(rank=1, size=size, local_size=local_size))
-
-
-def check_cache(settings: TrainSettings) -> None:
-    """Raise SettingsError if the run has no cache of compiled graphs."""
-    if settings.execution.compile_cache is None:
-        raise SettingsError(
-            "the run has no cache of compiled graphs", "set execution.compile_cache to a folder"
-        )

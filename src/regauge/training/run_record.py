@@ -22,7 +22,7 @@ from regauge.config import (
     find_saved_run,
 )
 from regauge.errors import DataError, SettingsError
-from regauge.files import check_own_folder, write_json
+from regauge.files import check_folder, check_own_folder, write_json
 from regauge.json_files import find_json
 from regauge.log import logger
 from regauge.results.model_card import write_card
@@ -43,6 +43,8 @@ PROBE = "probe"
 """The folder, in the output folder, with measured decisions and the trials behind them."""
 ADAPTER = "adapter"
 """The folder with the LoRA adapters of a model, next to it."""
+TARGET_REACHED = "reached "
+"""Beginning of the reason for the end of a run that reached its target."""
 TASKS = "tasks"
 """The folder with the models of all tasks but the first."""
 IDENTITY_KEYS = (
@@ -110,6 +112,37 @@ def check_same_run(folder: Path, settings: TrainSettings, fingerprint: str) -> s
                 "name another output.folder, or restore that setting to resume the run",
             )
     return str(facts["run_id"])
+
+
+def find_result(folder: Path, settings: TrainSettings, total_steps: int) -> Tables | None:
+    """Return the result of a run that has all of its steps and its models; None if work remains.
+
+    A run that reached its target is finished as long as the target is the same.
+    """
+    try:
+        result, saved = find_json(folder / RESULT, "remove it"), read_run(folder)
+    except DataError:
+        return None
+    if result is None or saved is None or not all(map(_has_weights, _list_models(folder, saved))):
+        return None
+    target = dump(settings.stop.target) if settings.stop.target else None
+    is_at_target = str(result.get("stop_reason")).startswith(TARGET_REACHED)
+    is_same_target = saved.get("stop", {}).get("target") == target
+    if not isinstance(result.get("steps"), int):
+        return None
+    is_finished = result["steps"] >= total_steps or (is_at_target and is_same_target)
+    return result if is_finished else None
+
+
+def _list_models(folder: Path, saved: Tables) -> list[Path]:
+    """Return the folders of the models of all tasks of a run."""
+    tasks = saved["task"] if isinstance(saved["task"], list) else [{}]
+    other_tasks = [folder / TASKS / str(task["name"]) / "model" for task in tasks[1:]]
+    return [folder / "model", *other_tasks]
+
+
+def _has_weights(model: Path) -> bool:
+    return any(model.glob("*.safetensors"))
 
 
 def inherit_decisions(settings: TrainSettings, folder: Path) -> TrainSettings:
@@ -197,6 +230,7 @@ def _version(name: str) -> str | None:
 
 def _check_empty(folder: Path) -> None:
     """Raise SettingsError if the folder has files that no process of a new run has written."""
+    check_folder(folder, "output.folder")
     names = [path.name for path in folder.glob("*")] if folder.is_dir() else []
     known = {RUN, ENVIRONMENT, "ranks", "metrics.jsonl", "ledger.jsonl", "attempts.jsonl"}
     known |= {"failures", "faults.jsonl", START_FOLDER, PROBE}

@@ -265,11 +265,11 @@ def _open_cache(
     settings: TrainSettings, module: nn.Module, bucket_lengths: list[tuple[int, ...]], world: World
 ) -> CacheEntry | None:
     """Return the cache entry of the run's graphs, which the accelerator uses from now on."""
-    root, accelerator = settings.execution.compile_cache, settings.accelerator
+    root, accelerator = caches.find_root(settings), settings.accelerator
     if root is None or accelerator is None:
         return None
     facts = caches.describe_graphs(settings, module, bucket_lengths, world)
-    entry = caches.open_entry(Path(root).resolve(), facts, world)
+    entry = caches.open_entry(root, facts, world)
     accelerator.set_graph_cache(entry.graphs_folder)
     return entry
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import (
     BeforeValidator,
@@ -17,7 +17,7 @@ from pydantic import (
 from regauge.accelerators import Accelerator
 from regauge.checkpoint.layout import CHECKPOINTS
 from regauge.checkpoint.settings import Checkpoint
-from regauge.config import Settings, build, choice_of, dump, parse_choice
+from regauge.config import KindTable, Settings, build, choice_of, dump, parse_choice
 from regauge.data.settings import DataSettings, MixEntry
 from regauge.errors import SettingsError
 from regauge.models.settings import DEFAULT_NEW_TOKENS, Generation, Model
@@ -27,6 +27,7 @@ from regauge.strategies import Strategy
 from regauge.supervision.settings import Nodes, Supervision
 from regauge.tasks import Task
 from regauge.trackers import Tracker
+from regauge.wording import join_alternatives
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +39,7 @@ Auto = Literal["auto"]
 AUTO: Auto = "auto"
 
 
-class Schedule(Settings):
+class Schedule(KindTable):
     """The learning rate schedule: a linear warm-up, then a decay."""
 
     kind: Literal["constant", "linear", "cosine", "polynomial", "wsd"] = "linear"
@@ -74,7 +75,7 @@ class GuardSettings(Settings):
     """Steps between two comparisons of replicated weights; each checkpoint compares them, too."""
 
 
-class Optimizer(Settings):
+class Optimizer(KindTable):
     """The optimizer and its hyperparameters."""
 
     kind: Literal["adamw", "lamb", "sgd", "adafactor"] = "adamw"
@@ -246,9 +247,10 @@ class Batch(Settings):
             size = min(self.microbatch_rows, self.rows)
             below = next(n for n in range(size, 0, -1) if self.rows % n == 0)
             above = next(n for n in range(size, self.rows + 1) if self.rows % n == 0)
+            divisors = join_alternatives(dict.fromkeys((str(below), str(above))))
             raise ValueError(
                 f"rows = {self.rows} is not divisible by microbatch_rows = {self.microbatch_rows}"
-                f"; nearest divisors: {below}, {above}"
+                f"; set batch.microbatch_rows to a divisor, such as {divisors}"
             )
         return self
 
@@ -288,7 +290,8 @@ class Execution(Settings):
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """Recomputation in the backward pass: none, all but matrix products, or whole blocks."""
     compile_cache: str | None = None
-    """Folder of cached compiled graphs; graphs are code, so only you should have write access."""
+    """Folder of cached compiled graphs; graphs are code, so only you should have write access. By
+    default `~/.cache/regauge/graphs`, once `regauge compile` has created it."""
     recompile_budget: int = Field(default=0, ge=0)
     """Graphs that may be compiled after the warm-up before the run fails."""
     timeout_seconds: int = Field(default=600, ge=1)
@@ -304,6 +307,11 @@ class Execution(Settings):
 class Target(Settings):
     """A held-out metric that ends the run when it is reached."""
 
+    exclusive_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "at_least": ("at_most",),
+        "at_most": ("at_least",),
+    }
+
     metric: str
     """Name of the metric in the trackers, such as `heldout/recall@10`."""
     at_least: float | None = None
@@ -314,7 +322,7 @@ class Target(Settings):
     @model_validator(mode="after")
     def _check_value(self) -> Target:
         if (self.at_least is None) == (self.at_most is None):
-            raise ValueError("a target has one value: set either at_least or at_most")
+            raise ValueError("a target has one value; set either at_least or at_most")
         return self
 
     @property
@@ -332,6 +340,11 @@ class Target(Settings):
 
 class Stop(Settings):
     """The end of the run: its length, and limits that stop it earlier."""
+
+    exclusive_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "steps": ("epochs",),
+        "epochs": ("steps",),
+    }
 
     steps: int | None = Field(default=None, ge=1)
     """Length in optimizer steps."""
@@ -354,9 +367,9 @@ class Stop(Settings):
     @model_validator(mode="after")
     def _check_length(self) -> Stop:
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError("a run has one length: set either stop.steps or stop.epochs")
+            raise ValueError("a run has one length; set either stop.steps or stop.epochs")
         if self.min_delta and self.patience is None:
-            raise ValueError("min_delta has no effect without patience: set stop.patience")
+            raise ValueError("min_delta has no effect without patience; set stop.patience")
         return self
 
     def total_steps(self, steps_per_epoch: int) -> int:
@@ -413,13 +426,15 @@ class Computation(Settings):
     def _check_tasks(self) -> Self:
         names = [config.name for config in self.task_configs]
         if not names:
-            raise ValueError("a run needs a task: set task.kind")
+            raise ValueError("a run needs a task; set task.kind")
         if duplicate := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"two tasks are named '{duplicate}'")
+            raise ValueError(f"two tasks are named '{duplicate}'; give one another name")
         if isinstance(self.task, tuple) and self.batch.microbatch_rows == "auto":
-            raise ValueError("several tasks need a number: set batch.microbatch_rows")
+            raise ValueError(
+                "batch.microbatch_rows = auto needs a single [task] table; set it to a number"
+            )
         if len(names) > 1 and self.model.lora is not None:
-            raise ValueError("LoRA adapters need a single task: leave model.lora out")
+            raise ValueError("LoRA adapters need a single task; leave model.lora out")
         return self
 
     @model_validator(mode="after")
@@ -467,5 +482,5 @@ class TrainSettings(Computation):
     def _check_price(self) -> TrainSettings:
         if self.stop.usd is not None and find_price(self.execution.price) is None:
             keys = "execution.price.usd_per_hour, or execution.price.instance"
-            raise ValueError(f"stop.usd needs a price: set {keys}")
+            raise ValueError(f"stop.usd needs a price; set {keys}")
         return self

@@ -25,6 +25,7 @@ from regauge.training.generation import SAMPLES, generate_samples
 from regauge.training.guards import check_replicas
 from regauge.training.metrics import write_ledger
 from regauge.training.optimizer_step import optimizer_step
+from regauge.training.run_record import TARGET_REACHED
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -113,7 +114,7 @@ def _find_stop_reason(context: RunContext, state: TrainState, metrics: dict[str,
     if _is_due(state.step, context.settings.evaluation.every_steps):
         count_evaluation(context, state, metrics)
     if target and target.is_reached(metrics):
-        return f"reached {target.metric}"
+        return f"{TARGET_REACHED}{target.metric}"
     return find_stop_reason(context, state) or FINISHED
 
 

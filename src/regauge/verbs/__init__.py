@@ -29,11 +29,24 @@ from regauge.results.formatting import UNKNOWN
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from cyclopts.completion import CompletionContext
+
 S = TypeVar("S", bound=config.Settings)
 
+
+def complete_override(context: CompletionContext) -> dict[str, str]:
+    """Return the candidates of shell completion for an override; imports them when it is called."""
+    from regauge.verbs._completion import complete_override
+
+    return complete_override(context)
+
+
 # Parameters that several verbs share, with their help on the command line.
-RunFile = Annotated[Path, Parameter(help="Run file (TOML), or the run.json of an earlier run.")]
-Override = Annotated[str, Parameter(help="Overrides of the run file, as key.path=value.")]
+RunFile = Annotated[Path, Parameter(help="Run file (TOML or JSON), such as the run.json of a run.")]
+Override = Annotated[
+    str,
+    Parameter(help="Overrides of the run file, as key.path=value.", completer=complete_override),
+]
 Overwrite = Annotated[
     bool, Parameter(help="Replace the output that an earlier command wrote to the same folder.")
 ]
@@ -67,7 +80,9 @@ def table_names() -> tuple[str, ...]:
 def load_settings(root: type[S], run_file: Path, overrides: tuple[str, ...]) -> S:
     """Build a verb's settings from a run file and the overrides of the command line."""
     stop_signals.check_stop()
-    tables = allow_user_code(run_file, config.apply_overrides(config.read(run_file), overrides))
+    tables = allow_user_code(
+        run_file, config.apply_overrides(config.read(run_file), overrides, root)
+    )
     return config.build(root, tables, table_names(), str(run_file))
 
 
@@ -85,7 +100,8 @@ def show(answer: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
     if as_json:
         log.print_json(answer)
     else:
-        for name, value in answer.items():
+        lines = {name: answer[name] for name in answer if name != "code" or "error" not in answer}
+        for name, value in lines.items():
             _show_value(name.replace("_", " "), value)
     return answer
 
@@ -148,8 +164,12 @@ def _build_column(name: str, rows: Sequence[Mapping[str, Any]]) -> _Column:
     heading = name.replace("_", " ")
     min_width = max(map(len, heading.split()), default=1)
     lines = textwrap.wrap(heading, max(min_width, *(cell.cell_len for cell in cells)))
-    is_numeric = any(value is None or isinstance(value, int | float) for value in values)
+    is_numeric = any(_is_number(value) for value in values)
     return _Column("\n".join(lines), cells, is_numeric)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _format_value(value: Any) -> str:
@@ -157,6 +177,8 @@ def _format_value(value: Any) -> str:
         return UNKNOWN
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, tuple | list):
+        return ", ".join(map(_format_value, value)) or "none"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from regauge import choices, config, errors, stop_signals, verbs
+from regauge.validation import find_model
 
 _TYPE_NAMES = {str: "text", int: "integer", float: "number", bool: "true or false", dict: "table"}
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -33,7 +34,7 @@ class Key:
     @property
     def table(self) -> type[config.Settings] | None:
         """The class of the table at this key; None if the key is a value or a choice."""
-        return None if self.folder else config.find_settings_class(self.field.annotation)
+        return None if self.folder else find_model(self.field.annotation, config.Settings)
 
     @property
     def folder(self) -> str | None:

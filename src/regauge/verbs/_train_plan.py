@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge import config, processes
+from regauge import accelerators, config, processes
 from regauge.data.dataset import Dataset
 from regauge.data.unprepared import describe_datasets, is_prepared
+from regauge.log import logger
 from regauge.models import hub
 from regauge.preparation.default_tables import complete_tables
 from regauge.training import dry_run, warm_start
+from regauge.training.defaults import check_device
 
 if TYPE_CHECKING:
     from regauge.data.unprepared import RowsByFolder
@@ -46,22 +48,36 @@ def read_dataset_rows(
     tables = config.read(run_file)
     other_overrides = tuple(text for text in overrides if not text.startswith("data."))
     versions = (
-        complete_tables(config.apply_overrides(tables, texts))
+        complete_tables(config.apply_overrides(tables, texts, type(settings)))
         for texts in (other_overrides, overrides)
     )
     return dict(item for version in versions for item in describe_datasets(version).items())
 
 
-def check_before_start(settings: TrainSettings) -> None:
+def check_before_start(settings: TrainSettings) -> dict[str, Any] | None:
     """Check a run before its processes start, and download the weights that it starts from.
 
-    Raises DataError if a file of a dataset has changed since `prepare` wrote it.
+    Returns the result of a run that is finished already, otherwise None. Raises DataError if a file
+    of a dataset has changed since `prepare` wrote it.
     """
-    dry_run.check_run(settings)
+    manifests = dry_run.check_run(settings)
+    if result := dry_run.find_finished(settings, manifests):
+        logger.info("%s", dry_run.describe_finished(settings, result))
+        return result
+    _check_device(settings)
     if processes.detect_world().local_rank == 0:
         _verify_datasets(settings)
     if (path := warm_start.use_copied_weights(settings).model.path) is not None:
         hub.resolve_model(path)
+    return None
+
+
+def _check_device(settings: TrainSettings) -> None:
+    """Check the device and the strategy here if that needs no torch; otherwise each rank does."""
+    default = accelerators.choose_without_torch()
+    accelerator = settings.accelerator or default
+    if type(accelerator) is type(default) and default is not None and not processes.is_launched():
+        check_device(settings)
 
 
 def _verify_datasets(settings: TrainSettings) -> None:

@@ -63,7 +63,7 @@ def load(arguments: tuple[str, ...]) -> BenchmarkSettings:
     if paths:
         artifacts = {"inference": {"artifacts": inference.name_artifacts(paths)}}
         tables = config.merge(tables, artifacts)
-    tables = config.apply_overrides(tables, overrides)
+    tables = config.apply_overrides(tables, overrides, BenchmarkSettings)
     if not tables.get("inference", {}).get("artifacts"):
         remedy = "name artifacts, or add --training to benchmark the training of a run file"
         raise SettingsError("no artifacts to benchmark", remedy)
@@ -101,7 +101,7 @@ def _plan_training(settings: TrainingBenchmarkSettings) -> Answer:
     from regauge.benchmarking import training
     from regauge.training.dry_run import check_run_offline
 
-    refusal: dict[str, str] = {}
+    refusal: Answer = {}
     num_nodes, rows = training.count_nodes(settings), []
     for num_processes in training.list_process_counts(settings):
         short_run = training.build_short_run(settings, num_processes, 1)

@@ -93,7 +93,9 @@ def load(arguments: tuple[str, ...]) -> tuple[CompareSettings, tuple[Path, ...]]
         verbs.load_settings(TrainSettings, path, ()).output.folder if path in files else str(path)
         for path in paths
     ]
-    tables = config.apply_overrides({"comparison": {"runs": tuple(folders)}}, overrides)
+    tables = config.apply_overrides(
+        {"comparison": {"runs": tuple(folders)}}, overrides, CompareSettings
+    )
     return config.build(CompareSettings, tables, verbs.table_names(), "the command line"), files
 
 

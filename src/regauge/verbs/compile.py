@@ -8,16 +8,22 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from regauge import accelerators, processes, verbs
+from regauge.errors import SettingsError
+from regauge.files import check_folder
+from regauge.training.compile import cache
 from regauge.training.defaults import count_local_processes
 from regauge.training.settings import TrainSettings
-from regauge.verbs import AsJson, DryRun, Override, RunFile
+from regauge.verbs import AsJson, DryRun, Override
 
 ROOT = TrainSettings
 OUTPUT = "output.folder"
 
 
 def main(
-    run_file: RunFile,
+    run_file: Annotated[
+        Path | None,
+        Parameter(help="Run file (TOML or JSON); --list, --push and --pull need none."),
+    ] = None,
     *overrides: Override,
     listing: Annotated[
         bool, Parameter(name="--list", help="List the entries of the compile cache.")
@@ -38,18 +44,35 @@ def main(
     json: AsJson = False,
 ) -> dict[str, Any]:
     """Compile all declared shapes of a run ahead of time, so that the run finds its graphs."""
+    if run_file is None:
+        if not (listing or push or pull):
+            raise SettingsError("no run to compile", "name a run file, or add --list")
+        return verbs.show(_synchronize_cache(cache.default_root(), push, pull), as_json=json)
     settings = verbs.load_settings(ROOT, run_file, overrides)
     if dry_run:
         return verbs.show(plan(settings), as_json=json)
     if listing or push or pull:
-        return verbs.show(_synchronize_cache(settings, push, pull), as_json=json)
+        root = Path(_set_cache(settings).execution.compile_cache or "")
+        return verbs.show(_synchronize_cache(root, push, pull), as_json=json)
     return verbs.show(run(settings, jobs, part), as_json=json)
+
+
+def _set_cache(settings: TrainSettings) -> TrainSettings:
+    """Return the settings with the default cache if they name none.
+
+    Raises SettingsError if the cache is no folder.
+    """
+    root = Path(settings.execution.compile_cache or cache.default_root())
+    check_folder(root, "execution.compile_cache")
+    execution = settings.execution.model_copy(update={"compile_cache": str(root)})
+    return settings.model_copy(update={"execution": execution})
 
 
 def plan(settings: TrainSettings) -> dict[str, Any]:
     """Return the shapes that would be compiled; imports torch only to choose a device."""
     from regauge.training.dry_run import plan_run
 
+    settings = _set_cache(settings)
     return {**plan_run(settings), "cache": settings.execution.compile_cache}
 
 
@@ -58,7 +81,7 @@ def run(settings: TrainSettings, jobs: int = 1, part: str | None = None) -> dict
     from regauge.training import dry_run
     from regauge.training.compile import parallel
 
-    dry_run.check_cache(settings)
+    settings = _set_cache(settings)
     dry_run.check_run(settings)
     subset = parallel.ShapeSubset.parse(part) if part else parallel.ShapeSubset()
     if part is None and not processes.is_launched():
@@ -72,21 +95,14 @@ def run(settings: TrainSettings, jobs: int = 1, part: str | None = None) -> dict
         return compile_ahead(settings, processes.detect_world(settings.execution.processes), subset)
     arguments = ("--part", part) if part else ()
     verbs.run_in_processes("compile", settings, size, Path(settings.output.folder), arguments)
-    return _synchronize_cache(settings, None, None)
+    return _synchronize_cache(Path(str(settings.execution.compile_cache)), None, None)
 
 
-def _synchronize_cache(
-    settings: TrainSettings, push: str | None, pull: str | None
-) -> dict[str, Any]:
-    """Pull and push the entries of the compile cache as requested; return all entries."""
-    from regauge.training.compile import cache
-    from regauge.training.dry_run import check_cache
-
-    check_cache(settings)
-    root = str(settings.execution.compile_cache)
-    answer: dict[str, Any] = {}
+def _synchronize_cache(root: Path, push: str | None, pull: str | None) -> dict[str, Any]:
+    """Pull and push the entries of a compile cache as requested; return all entries."""
+    answer: dict[str, Any] = {"cache": str(root)}
     if pull:
-        answer["pulled"] = cache.copy_entries(pull, root)
+        answer["pulled"] = cache.copy_entries(pull, str(root))
     if push:
-        answer["pushed"] = cache.copy_entries(root, push)
-    return {**answer, "entries": cache.list_entries(Path(root))}
+        answer["pushed"] = cache.copy_entries(str(root), push)
+    return {**answer, "entries": cache.list_entries(root)}

@@ -54,7 +54,8 @@ def main(
     findings, bandwidths = _run_checks(
         accelerator, size, (folder, remote), quick=quick, chaos=chaos
     )
-    results = {"checks": [finding.to_row() for finding in findings]}
+    checks = [finding.to_document() if json else finding.to_row() for finding in findings]
+    results: dict[str, Any] = {"checks": checks}
     if bandwidths:
         results["bandwidth"] = [asdict(bandwidth) for bandwidth in bandwidths]
     answer = verbs.show({**machine, **results}, as_json=json)
@@ -68,9 +69,9 @@ def _survey() -> dict[str, Any]:
     rows = [
         {
             "name": kind,
-            "available": "yes" if availability.fitness else "no",
+            "available": availability.fitness > 0,
             "reason": availability.reason,
-            "precisions": _format_precisions(kind) if availability.fitness else "",
+            "precisions": _list_precisions(kind) if availability.fitness else [],
         }
         for kind, availability in availabilities.items()
     ]
@@ -112,5 +113,5 @@ def _run_checks(
     return findings, examination.bandwidths
 
 
-def _format_precisions(kind: str) -> str:
-    return ", ".join(choices.load("accelerators", kind)().precisions())
+def _list_precisions(kind: str) -> list[str]:
+    return list(choices.load("accelerators", kind)().precisions())

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from regauge import choices, config, processes, verbs
 from regauge.errors import SettingsError
 from regauge.evaluation.settings import EVALUATION, EvaluateSettings
+from regauge.files import check_folder
 from regauge.training.defaults import count_local_processes
 from regauge.verbs import AsJson, DryRun, Override
 from regauge.verbs._source_files import build_source
@@ -49,6 +50,7 @@ def plan(settings: EvaluateSettings) -> dict[str, Any]:
     """Return the planned evaluation, without importing torch."""
     from regauge.data.dataset import read_manifest
 
+    check_folder(Path(settings.output.folder), "output.folder")
     manifest = read_manifest(Path(settings.data.path))
     if settings.evaluate.task_settings == "given":
         settings.task.check_dataset(manifest)

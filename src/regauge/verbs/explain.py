@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from pydantic.fields import FieldInfo
 
-from regauge import choices, config, log, verbs
+from regauge import choices, config, log, peer_names, verbs
 from regauge.errors import SettingsError
 from regauge.verbs import _markdown, _reference
 
+if TYPE_CHECKING:
+    from cyclopts.completion import CompletionContext
+
 Document = dict[str, Any]
+MIN_WORD_LENGTH = 3
+"""Shorter words are not searched in the keys."""
+MIN_WIDTH = 40
+"""Columns of the narrowest text that is printed."""
+
+
+def complete_word(context: CompletionContext) -> list[str]:
+    """Return the names that begin with a word, for shell completion."""
+    return [name for name in list_words() if name.startswith(context.incomplete)]
 
 
 def main(
@@ -21,7 +34,8 @@ def main(
         str | None,
         Parameter(
             help="Name to explain, such as batch, optimizer.learning_rate, train.optimizer, "
-            "strategies/fsdp, train or 65."
+            "strategies/fsdp, train or 65.",
+            completer=complete_word,
         ),
     ] = None,
     *,
@@ -40,7 +54,7 @@ def main(
         log.print_json({"matches": documents})
     else:
         for document in documents:
-            verbs.show(document, as_json=False)
+            _print_document(document)
     return {"matches": documents}
 
 
@@ -61,9 +75,9 @@ def _list_everything() -> list[Document]:
 
 
 def _look_up(word: str) -> list[Document]:
-    """Return the documents of an exit code, folder, choice, key or verb.
+    """Return the documents of an exit code, folder, choice, key or verb, or of similar names.
 
-    Raises SettingsError for an unknown name.
+    Names of other systems are known, too. Raises SettingsError if nothing is similar.
     """
     if word.isdigit():
         return [_explain_exit_code(int(word))]
@@ -72,15 +86,93 @@ def _look_up(word: str) -> list[Document]:
         return [_explain_choice(word)]
     verb, _, path = word.partition(".")
     roots = _reference.settings_roots()
-    documents = _find_keys(roots, word)
+    documents = find_keys(word)
     if not documents and verb in choices.names("verbs"):
         if not path:
             return [_explain_verb(verb)]
         verb_roots = {name: root for name, root in roots.items() if name.split()[0] == verb}
-        documents = _find_keys(verb_roots, path)
+        documents = find_keys(path, verb_roots)
+    documents = documents or _find_similar(word)
     if not documents:
-        raise SettingsError(f"nothing is named '{word}'", choices.did_you_mean(word, _list_words()))
+        remedy = choices.did_you_mean(word, list_words())
+        is_close = remedy.startswith("did you mean")
+        listing = "list all tables with 'regauge explain'"
+        raise SettingsError(f"nothing is named '{word}'", remedy if is_close else listing)
     return documents
+
+
+def _find_similar(word: str) -> list[Document]:
+    """Return the documents of a name of another system, or the keys that contain a word."""
+    documents = []
+    for setting in peer_names.find_settings(word):
+        key, _, value = setting.partition("=")
+        use = {"use": setting} if value else {}
+        documents += [use | document for document in find_keys(key)]
+    documents += [_explain_choice(choice) for choice in _find_choices(word)]
+    if documents or len(word) < MIN_WORD_LENGTH:
+        return documents
+    rows = {
+        row["key"]: {**row, "key": path}
+        for path, row in _list_rows()
+        if peer_names.normalize(word) in path.replace("-", "_")
+    }
+    return [{"matches": list(rows.values())}] if rows else []
+
+
+def _find_choices(word: str) -> list[str]:
+    """Return the choices, as `folder/name`, with a name here or in another system."""
+    name = peer_names.normalize(word)
+    return [
+        f"{folder}/{choice}"
+        for folder in _reference.list_folders()
+        for choice in choices.names(folder)
+        if name == peer_names.normalize(choice)
+        or name in getattr(choices.load(folder, choice), "peer_names", ())
+    ]
+
+
+def _list_rows() -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield every key of a run file and of a choice, with its description."""
+    for root in _reference.settings_roots().values():
+        for key in _reference.list_keys(root):
+            yield key.path, key.format_row()
+    for folder in _reference.list_folders():
+        for choice in choices.names(folder):
+            for key in _reference.list_keys(choices.load(folder, choice)):
+                yield f"{folder}/{choice}: {key.path}", key.format_row()
+
+
+def _print_document(document: Document) -> None:
+    """Print a document; a table becomes a list of names, each with its description below."""
+    for name, value in document.items():
+        if not verbs.is_table(value):
+            verbs.show({name: value}, as_json=False)
+            continue
+        log.stdout.print(f"{name.replace('_', ' ')}:")
+        for row in value:
+            title, *details = (
+                f"default {text}" if key == "default" else str(text)
+                for key, text in row.items()
+                if key != "description"
+            )
+            facts = f" ({', '.join(details)})" if details else ""
+            _print_wrapped(f"{title}{facts}", "  ")
+            _print_wrapped(str(row["description"]), "    ")
+
+
+def _print_wrapped(text: str, indent: str) -> None:
+    width = max(MIN_WIDTH, log.stdout.width)
+    log.stdout.print(
+        textwrap.fill(
+            text,
+            width,
+            initial_indent=indent,
+            subsequent_indent=f"{indent}  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        ),
+        markup=False,
+    )
 
 
 def _explain_exit_code(code: int) -> Document:
@@ -128,10 +220,10 @@ def _summarize_field(name: str, field: FieldInfo) -> str:
     return key.format_row()["description"] or key.format_type()
 
 
-def _find_keys(roots: dict[str, type[config.Settings]], path: str) -> list[Document]:
+def find_keys(path: str, roots: dict[str, type[config.Settings]] | None = None) -> list[Document]:
     """Return the documents of a dotted path in all roots; equal documents are merged."""
     documents: list[tuple[Document, list[str]]] = []
-    for verb, root in roots.items():
+    for verb, root in (roots or _reference.settings_roots()).items():
         for document in _walk_path(root, path.split("."), ""):
             readers = next((readers for other, readers in documents if other == document), None)
             if readers is None:
@@ -176,8 +268,8 @@ def _format_keys(model: type[config.Settings]) -> Document:
     return {"keys": rows} if rows else {}
 
 
-def _list_words() -> tuple[str, ...]:
-    """Return every name that can be explained, for the remedy of an unknown one."""
+def list_words() -> tuple[str, ...]:
+    """Return every name that can be explained, sorted."""
     words = {*choices.names("verbs"), *_reference.list_folders()}
     for root in _reference.settings_roots().values():
         words |= {*root.model_fields, *(key.path for key in _reference.list_keys(root))}

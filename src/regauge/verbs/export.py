@@ -48,7 +48,12 @@ def main(
     ]
     assignments = tuple(f"{key}={value}" for key, value in flags if value is not None)
     settings = _load_settings(run_file, (*overrides, *assignments))
-    return verbs.show(plan(settings) if dry_run else run(settings), as_json=json)
+    if dry_run:
+        return verbs.show(plan(settings), as_json=json)
+    answer = run(settings)
+    if settings.export.format == "artifact":
+        answer["next"] = f"regauge predict {settings.export.to} --source FILE --to FOLDER"
+    return verbs.show(answer, as_json=json)
 
 
 def _load_settings(run_file: Path | None, overrides: tuple[str, ...]) -> ExportSettings:
@@ -56,7 +61,7 @@ def _load_settings(run_file: Path | None, overrides: tuple[str, ...]) -> ExportS
     if run_file is not None and "=" in str(run_file):  # the first argument is an override
         run_file, overrides = None, (str(run_file), *overrides)
     file = run_file if run_file is not None and not run_file.is_dir() else None
-    tables = config.apply_overrides(config.read(file) if file else {}, overrides)
+    tables = config.apply_overrides(config.read(file) if file else {}, overrides, ROOT)
     if file:
         tables = verbs.allow_user_code(file, tables)
     else:

@@ -56,9 +56,13 @@ def main(
     if run_file.suffix in verbs.RUN_FILE_SUFFIXES:
         settings = verbs.load_settings(ImportSettings, run_file, overrides)
     else:
-        tables = config.apply_overrides({"weights": {"path": str(run_file)}}, overrides)
+        tables = config.apply_overrides(
+            {"weights": {"path": str(run_file)}}, overrides, ImportSettings
+        )
         settings = config.build(ImportSettings, tables, (), str(run_file))
-    return verbs.show(plan(settings) if dry_run else run(settings), as_json=json)
+    if dry_run:
+        return verbs.show(plan(settings), as_json=json)
+    return verbs.show(run(settings), as_json=json)
 
 
 def plan(settings: ImportSettings) -> dict[str, Any]:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from regauge import choices, verbs
 from regauge.errors import SettingsError
 
+if TYPE_CHECKING:
+    from cyclopts.completion import CompletionContext
+
+
+def complete_name(context: CompletionContext) -> dict[str, str]:
+    """Return the names of example run files that begin with a word, for shell completion."""
+    paths = sorted(find_folder().glob(f"{glob.escape(context.incomplete)}*.toml"))
+    return {path.stem: _read_description(path) for path in paths}
+
 
 def main(
     name: Annotated[
-        str | None, Parameter(help="Name of an example run file, such as quickstart.")
+        str | None,
+        Parameter(help="Name of an example run file, such as quickstart.", completer=complete_name),
     ] = None,
     file: Annotated[
         Path | None, Parameter(help="File to write; by default <name>.toml in this folder.")

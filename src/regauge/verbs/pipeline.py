@@ -92,7 +92,8 @@ def load(run_file: Path, overrides: tuple[str, ...]) -> PipelineJob:
 def resolve(run_file: Path, overrides: tuple[str, ...]) -> PipelineJob:
     """Validate every stage of a run file, and compare it with the finished stages."""
     shared_overrides, stage_overrides = _group_overrides(overrides)
-    tables = config.apply_overrides(config.read(run_file), shared_overrides)
+    roots = verbs.settings_roots().values()
+    tables = config.apply_overrides(config.read(run_file), shared_overrides, *roots)
     shared = {name: table for name, table in tables.items() if name != "stage"}
     output = tables.get("output")
     output = output if isinstance(output, dict) else {}
@@ -183,9 +184,11 @@ def _save_records(job: PipelineJob, records: list[dict[str, Any]]) -> None:
 
 def _show_plan(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
     """Print the state and the plan of every stage; return them."""
-    refusal = {"error": str(job.refusal)} if job.refusal else {}
+    refusal = {"error": str(job.refusal), "code": job.refusal.exit_code} if job.refusal else {}
     dataset_rows = _stage_plan.describe_datasets(job.stages, job.shared)
     plans = [_describe_stage(stage, job, dataset_rows) for stage in job.stages]
+    for plan in (stage.get("plan", {}) for stage in plans):
+        refusal = refusal or {key: plan[key] for key in ("error", "code") if "error" in plan}
     answer = {"folder": str(job.folder), "stages": plans, **refusal}
     if as_json:
         log.print_json(answer)
@@ -264,7 +267,9 @@ def _apply_to_stages(
     for name, stage in zip(names, stages, strict=True):
         tables = dict(stage.model_extra or {})
         overrides = tuple(text for text in shared_overrides if re.split("[.=]", text)[0] in tables)
-        tables = config.apply_overrides(tables, (*overrides, *stage_overrides.get(name, ())))
+        tables = config.apply_overrides(
+            tables, (*overrides, *stage_overrides.get(name, ())), *verbs.settings_roots().values()
+        )
         for key in ("verb", "name"):
             if key in tables:
                 raise SettingsError(f"stage.{name}.{key} is fixed", "change it in the run file")

@@ -46,7 +46,9 @@ def main(
     ]
     assignments = tuple(f"{key}={value}" for key, value in flags if value is not None)
     settings = _load_settings(run_file, source, (*overrides, *assignments))
-    return verbs.show(plan(settings) if dry_run else run(settings), as_json=json)
+    if dry_run:
+        return verbs.show(plan(settings), as_json=json)
+    return verbs.show(run(settings), as_json=json)
 
 
 def _load_settings(
@@ -61,7 +63,7 @@ def _load_settings(
     tables: config.Tables = {"artifact": str(run_file)} if is_artifact else config.read(run_file)
     if source is not None:
         tables["source"] = build_source(source)
-    tables = config.apply_overrides(tables, overrides)
+    tables = config.apply_overrides(tables, overrides, ROOT)
     if is_artifact:
         for key, flag in (("source", "--source"), ("output", "--to")):
             if key not in tables:

@@ -90,8 +90,9 @@ def main(
     The same command resumes a stopped job; the result has the same bytes.
     """
     settings = verbs.load_settings(ROOT, run_file, overrides)
-    prepare = plan if dry_run else run
-    answer = prepare(settings, overwrite=overwrite)
+    if dry_run:
+        return verbs.show(plan(settings, overwrite=overwrite), as_json=json)
+    answer = {**run(settings, overwrite=overwrite), "next": f"regauge train {run_file}"}
     return verbs.show(answer, as_json=json)
 
 

@@ -26,7 +26,9 @@ def main(
 ) -> dict[str, Any]:
     """Compute steps of a run again in another folder, and record the values of every module."""
     settings = _load_settings(run_file, overrides)
-    answer = plan(settings) if dry_run else run(settings)
+    if dry_run:
+        return verbs.show(plan(settings), as_json=json)
+    answer = run(settings)
     return answer if processes.is_launched() else verbs.show(answer, as_json=json)
 
 

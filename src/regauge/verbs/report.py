@@ -44,7 +44,9 @@ def main(
     """Write a report about the runs of a run file, or about the runs in a folder."""
     assignments = () if form is None else (f"report.format={form}",)
     settings = load(Path(run_file), (*overrides, *assignments))
-    return verbs.show(plan(settings) if dry_run else run(settings), as_json=json)
+    if dry_run:
+        return verbs.show(plan(settings), as_json=json)
+    return verbs.show(run(settings), as_json=json)
 
 
 def load(run_file: Path, overrides: tuple[str, ...]) -> ReportSettings:

@@ -12,10 +12,12 @@ from regauge import processes, verbs
 from regauge.callbacks import check_callbacks
 from regauge.errors import SettingsError
 from regauge.json_files import read_json
+from regauge.results import formatting
 from regauge.supervision.nodes.topology import is_whole_node
 from regauge.training.defaults import count_local_processes
 from regauge.training.settings import TrainSettings
 from regauge.verbs import AsJson, DryRun, Override, RunFile
+from regauge.wording import format_number
 
 if TYPE_CHECKING:
     from regauge.data.unprepared import RowsByFolder
@@ -44,7 +46,9 @@ def main(
         dataset_rows = read_dataset_rows(settings, run_file, overrides)
         return verbs.show(plan(settings, dataset_rows), as_json=json)
     result = run(settings, chaos, callbacks)
-    return result if processes.is_supervised() else verbs.show(result, as_json=json)
+    if not processes.is_supervised():
+        verbs.show(result if json else _summarize(result), as_json=json)
+    return result
 
 
 def plan(settings: TrainSettings, dataset_rows: RowsByFolder | None = None) -> dict[str, Any]:
@@ -69,7 +73,8 @@ def run(
     if not processes.is_supervised():  # the supervisor has already checked the run of its ranks
         from regauge.verbs._train_plan import check_before_start
 
-        check_before_start(settings)
+        if result := check_before_start(settings):
+            return _complete_result(result, settings)
     if callbacks:
         return _run_here(settings, callbacks)
     if processes.is_launched() and not is_whole_node(settings.execution.nodes):
@@ -77,7 +82,6 @@ def run(
 
         return attempt(settings, processes.detect_world(settings.execution.processes))
     from regauge.supervision import supervisor
-    from regauge.supervision.goodput import read_goodput
     from regauge.testing.faults import read_plan
     from regauge.training.run_record import RESULT
 
@@ -85,10 +89,42 @@ def run(
         read_plan(chaos)
     size = count_local_processes(settings.execution.processes, settings.accelerator)
     supervisor.supervise(settings, size, str(chaos.resolve()) if chaos else None)
+    result = read_json(Path(settings.output.folder) / RESULT, "run the same command again")
+    return _complete_result(result, settings)
+
+
+def _summarize(result: dict[str, Any]) -> dict[str, Any]:
+    """Return the lines of the result for people: metrics, time and cost, model, next command."""
+    before, after = result["initial_metrics"], result["metrics"]
+    metrics = {
+        name: format_number(value)
+        + (f" (before: {format_number(before[name])})" if name in before else "")
+        for name, value in after.items()
+    }
+    facts: dict[str, Any] = {"steps": f"{result['steps']:,} ({result['stop_reason']})"}
+    if result.get("best_step") not in (None, result["steps"]):
+        facts["best step"] = result["best_step"]
+    facts |= {**metrics, "tokens": f"{result['tokens']:,}"}
+    facts["time"] = formatting.duration(result["seconds"])
+    if result.get("usd") is not None:
+        facts["cost"] = formatting.dollars(result["usd"])
+    if "goodput" in result:
+        facts["goodput"] = formatting.percent(result["goodput"])
+    return facts | {key: result[key] for key in ("output", "model", "next") if key in result}
+
+
+def _complete_result(result: dict[str, Any], settings: TrainSettings) -> dict[str, Any]:
+    """Return the result of a run with its goodput, its model and the next command."""
+    from regauge.supervision.goodput import read_goodput
+
     folder = Path(settings.output.folder)
     goodput = read_goodput(folder)
-    result = read_json(folder / RESULT, "run the same command again")
-    return {**result, "goodput": round(goodput.fraction, 4)} if goodput else result
+    return {
+        **result,
+        **({"goodput": round(goodput.fraction, 4)} if goodput else {}),
+        "model": str(folder / "model"),
+        "next": f"regauge export {folder}",
+    }
 
 
 def _run_here(settings: TrainSettings, callbacks: Sequence[Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -29,6 +29,8 @@ TAB_SUFFIX = ".tsv"
 
 class Csv(_files.FileSource):
     """Rows of text values; the columns of numbers are declared."""
+
+    peer_names: ClassVar[tuple[str, ...]] = ("tsv", "table")
 
     delimiter: str | None = Field(default=None, min_length=1, max_length=1)
     """Separator of values; by default a tab in .tsv files, else a comma."""

@@ -7,7 +7,7 @@ dataset is executed, and the library `datasets` is not needed.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from regauge.choices import did_you_mean
 from regauge.config import parse_choice
@@ -30,6 +30,8 @@ CONVERTED_REVISION = "refs/convert/parquet"
 
 class HuggingFace(Source):
     """Rows of a split; its columns are the fields."""
+
+    peer_names: ClassVar[tuple[str, ...]] = ("datasets", "hf", "hub")
 
     name: str
     """Name on the hub, such as "org/name", or a folder."""

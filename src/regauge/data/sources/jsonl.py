@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 class JsonLines(_files.FileSource):
     """Files with one JSON object per line; its values are the fields."""
+
+    peer_names: ClassVar[tuple[str, ...]] = ("json", "ndjson")
 
     columns: tuple[str, ...] = ()
     """Keys to read; by default all."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 class Text(_files.FileSource):
     """UTF-8 text with one field, `text`."""
+
+    peer_names: ClassVar[tuple[str, ...]] = ("txt",)
 
     document: Literal["auto", "file", "paragraph", "line"] = "auto"
     """The unit that becomes a record; paragraphs are separated by blank lines. `auto`: the

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -85,6 +86,21 @@ class CacheEntry:
     def graphs_folder(self) -> Path:
         """The folder that the compiler reads and writes."""
         return self.folder / GRAPHS
+
+
+def default_root() -> Path:
+    """Return the cache that `regauge compile` fills if the settings name none."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "regauge" / "graphs"
+
+
+def find_root(settings: TrainSettings) -> Path | None:
+    """Return the cache of a run: that of its settings, or the default one if it exists."""
+    if settings.execution.compile_cache is not None:
+        return Path(settings.execution.compile_cache).resolve()
+    is_lazy = settings.accelerator is not None and settings.accelerator.is_lazy
+    is_compiled = is_lazy or settings.execution.compile == "blocks"
+    return default_root() if is_compiled and default_root().is_dir() else None
 
 
 def describe_graphs(

@@ -19,6 +19,7 @@ from regauge.models import architectures
 from regauge.models.losses import LogitGradients
 from regauge.training.compile.warmup import build_empty_batches, raise_recompile_limit
 from regauge.training.gradients import all_reduce_sum
+from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from torch import nn
@@ -83,7 +84,8 @@ def is_worthwhile(timing: CompileTiming, num_steps: int, num_graphs: int) -> tup
     saved = (timing.eager_seconds - timing.compiled_seconds) * num_steps
     cost = timing.compile_seconds * (num_graphs - 1)  # the first graph is compiled already
     steps = f"compiled {timing.compiled_seconds:.3g} s, eager {timing.eager_seconds:.3g} s"
-    reason = f"a step takes {steps}; {num_steps:,} steps; {cost:.0f} s to compile other graphs"
+    total = format_count(num_steps, "step")
+    reason = f"a step takes {steps}; {total}; {cost:.0f} s to compile other graphs"
     return saved > cost, reason
 
 
@@ -97,7 +99,7 @@ def _decide(context: RunContext, state: TrainState) -> tuple[bool, str]:
     (eager,) = _average_over_ranks(context, _time_step(context, state))
     if eager * num_steps < limit:
         estimate = f"estimated run time {eager * num_steps:.0f} s"
-        return False, f"{estimate} < {limit:.0f} s for {num_graphs} graphs"
+        return False, f"{estimate} < {limit:.0f} s for {format_count(num_graphs, 'graph')}"
     module = state.model.module
     raise_recompile_limit(context, state)
     compile_parts(module, context.accelerator)

@@ -1,0 +1,122 @@
+"""An override of the command line replaces the keys of the run file that exclude its key."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regauge import config
+from regauge.artifacts.export_settings import ExportSettings
+from regauge.errors import SettingsError
+from regauge.training.settings import Stop, TrainSettings
+from regauge.verbs import settings_roots
+
+TARGET = {"metric": "heldout/f1", "at_least": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("tables", "override", "expected"),
+    [
+        ({"stop": {"epochs": 3}}, "stop.steps=10", {"stop": {"steps": 10}}),
+        ({"stop": {"steps": 3}}, "stop.epochs=0.5", {"stop": {"epochs": 0.5}}),
+        (
+            {"stop": {"steps": 3, "target": TARGET}},
+            "stop.target.at_most=1",
+            {"stop": {"steps": 3, "target": {"metric": "heldout/f1", "at_most": 1}}},
+        ),
+        (
+            {"model": {"architecture": "bert", "config": {"hidden_size": 8}, "dropout": 0.1}},
+            "model.path=a",
+            {"model": {"path": "a", "dropout": 0.1}},
+        ),
+        ({"model": {"path": "a"}}, "model.architecture=bert", {"model": {"architecture": "bert"}}),
+        (
+            {"model": {"path": "a"}},
+            "model.init_from.path=b",
+            {"model": {"init_from": {"path": "b"}}},
+        ),
+        (
+            {"execution": {"price": {"usd_per_hour": 2, "market": "spot", "as_of": "2026-01-02"}}},
+            "execution.price.instance=a",
+            {"execution": {"price": {"instance": "a"}}},
+        ),
+        (
+            {"export": {"run": "a", "to": "b"}},
+            "export.model=c",
+            {"export": {"model": "c", "to": "b"}},
+        ),
+        ({"comparison": {"target": TARGET}}, "comparison.target.at_most=1", None),
+    ],
+)
+def test_an_override_replaces_what_its_key_excludes(
+    tables: dict[str, Any],
+    override: str,
+    expected: dict[str, Any] | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, logger="regauge"):
+        result = config.apply_overrides(tables, (override,), *settings_roots().values())
+    key = override.partition("=")[0]
+    assert f"{key} replaces " in caplog.text or key.startswith("model.init_from.")
+    assert " of the run file" in caplog.text
+    if expected is not None:
+        assert result == expected
+    else:
+        assert result["comparison"]["target"] == {"metric": "heldout/f1", "at_most": 1}
+
+
+def test_two_overrides_that_exclude_each_other_stay() -> None:
+    tables = {"stop": {"epochs": 1}}
+    result = config.apply_overrides(tables, ("stop.steps=2", "stop.epochs=3"), TrainSettings)
+    assert result == {"stop": {"epochs": 3, "steps": 2}}
+    with pytest.raises(SettingsError, match="set either stop"):
+        config.build(Stop, result["stop"])
+
+
+def test_keys_that_exclude_nothing_stay(caplog: pytest.LogCaptureFixture) -> None:
+    tables = {"stop": {"epochs": 1}, "model": {"path": "a"}}
+    overrides = ("stop.usd=2", "model.config.hidden_size=8")
+    result = config.apply_overrides(tables, overrides, TrainSettings)
+    assert result["stop"] == {"epochs": 1, "usd": 2}
+    assert result["model"] == {"path": "a", "config": {"hidden_size": 8}}
+    assert not caplog.text
+
+
+def test_the_excluded_keys_are_keys_of_the_same_table() -> None:
+    models = [TrainSettings, ExportSettings]
+    count = 0
+    while models:
+        model = models.pop()
+        for key, others in model.exclusive_keys.items():
+            count += 1
+            assert {key, *others} <= model.model_fields.keys()
+        models += [
+            table
+            for field in model.model_fields.values()
+            if (table := config.find_model(field.annotation, config.Settings)) is not None
+        ]
+    assert count >= 10
+
+
+def test_a_key_of_a_choice_may_follow_the_name_of_its_kind() -> None:
+    tables = {"task": "mlm", "optimizer": {"schedule": "cosine"}}
+    overrides = ("task.mlm_probability=0.3", "optimizer.schedule.warmup_steps=4")
+    result = config.apply_overrides(tables, overrides, TrainSettings)
+    assert result["task"] == {"kind": "mlm", "mlm_probability": 0.3}
+    assert result["optimizer"]["schedule"] == {"kind": "cosine", "warmup_steps": 4}
+
+
+def test_the_command_line_replaces_the_length_of_a_run(tmp_path: Path) -> None:
+    from regauge.verbs import load_settings
+
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(
+        'data.path = "a"\ntask = "clm"\nmodel.path = "b"\noutput.folder = "c"\n'
+        "batch = { rows = 8, microbatch_rows = 8 }\nstop.epochs = 3\n"
+    )
+    settings = load_settings(TrainSettings, run_file, ("stop.steps=10",))
+    assert settings.stop.steps == 10
+    assert settings.stop.epochs is None

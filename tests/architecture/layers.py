@@ -40,6 +40,7 @@ MACHINERY = (
     "preparation",
     "prediction",
     "benchmarking",
+    "recipes",
 )
 """What verbs share, in order: a package imports those before it, and their settings modules."""
 TOP = ("cli", "__main__", "__init__")

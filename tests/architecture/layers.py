@@ -44,6 +44,7 @@ MACHINERY = (
     "preparation",
     "prediction",
     "benchmarking",
+    "recipes",
 )
 """What verbs share, in order: a package imports those before it, and their settings modules."""
 TOP = ("api", "cli", "__main__", "__init__")

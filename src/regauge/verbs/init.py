@@ -1,8 +1,7 @@
-"""Write an example run file; without a name, list the examples."""
+"""Write the run file of a recipe or an example; without a name, list them."""
 
 from __future__ import annotations
 
-import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,59 +9,95 @@ from cyclopts import Parameter
 
 from regauge import choices, verbs
 from regauge.errors import SettingsError
+from regauge.recipes.settings import DESCRIPTIONS
 
 if TYPE_CHECKING:
     from cyclopts.completion import CompletionContext
 
 
 def complete_name(context: CompletionContext) -> dict[str, str]:
-    """Return the names of example run files that begin with a word, for shell completion."""
-    paths = sorted(find_folder().glob(f"{glob.escape(context.incomplete)}*.toml"))
-    return {path.stem: _read_description(path) for path in paths}
+    """Return the recipes and examples that begin with a word, for shell completion."""
+    descriptions = DESCRIPTIONS | {
+        stem: _read_description(path) for stem, path in _list_examples().items()
+    }
+    return {
+        name: description
+        for name, description in descriptions.items()
+        if name.startswith(context.incomplete)
+    }
 
 
 def main(
     name: Annotated[
         str | None,
-        Parameter(help="Name of an example run file, such as quickstart.", completer=complete_name),
+        Parameter(
+            help="Name of a recipe or of an example, such as classify.", completer=complete_name
+        ),
     ] = None,
     file: Annotated[
         Path | None, Parameter(help="File to write; by default <name>.toml in this folder.")
     ] = None,
     *,
+    data: Annotated[
+        Path | None, Parameter(help="File with your records; it decides fields and limits.")
+    ] = None,
+    model: Annotated[
+        str | None, Parameter(help="Start model: a folder, a run, or a name on the Hub.")
+    ] = None,
     json: verbs.AsJson = False,
 ) -> dict[str, Any]:
-    """Write the example run file of this name; never overwrites a file."""
-    examples = {path.stem: path for path in sorted(find_folder().glob("*.toml"))}
+    """Write the run file of a recipe for your data, or an example; never overwrites a file."""
+    examples = _list_examples()
     if name is None:
-        rows = [
-            {"name": stem, "description": _read_description(path)}
-            for stem, path in examples.items()
-        ]
-        return verbs.show({"run_files": rows}, as_json=json)
-    if name not in examples:
-        remedy = choices.did_you_mean(name, [*examples])
-        raise SettingsError(f"no example run file '{name}'", remedy)
-    example = examples[name]
+        answer = {
+            "recipes": [
+                {"name": recipe, "description": description}
+                for recipe, description in DESCRIPTIONS.items()
+            ],
+            "examples": [
+                {"name": stem, "description": _read_description(path)}
+                for stem, path in examples.items()
+            ],
+        }
+        return verbs.show(answer, as_json=json)
+    if name not in {*DESCRIPTIONS, *examples}:
+        remedy = choices.did_you_mean(name, [*DESCRIPTIONS, *examples])
+        raise SettingsError(f"no recipe or example '{name}'", remedy)
     target = Path(f"{name}.toml") if file is None else Path(file)
-    try:
-        with target.open("x", encoding="utf-8") as new_file:
-            new_file.write(example.read_text(encoding="utf-8"))
-    except FileExistsError:
-        raise SettingsError(f"{target} exists", "name another file to write") from None
-    except FileNotFoundError:
-        raise SettingsError(
-            f"no folder {target.parent}", "create it, or name another file"
-        ) from None
-    return verbs.show(
-        {"path": str(target), "description": _read_description(example)}, as_json=json
-    )
+    if name in DESCRIPTIONS:
+        from regauge.recipes.writing import write_recipe
+
+        text, description = write_recipe(name, str(target), data, model), DESCRIPTIONS[name]
+    elif data or model:
+        recipes = ", ".join(DESCRIPTIONS)
+        raise SettingsError(f"'{name}' is an example, not a recipe", f"choose from: {recipes}")
+    else:
+        text = examples[name].read_text(encoding="utf-8")
+        description = _read_description(examples[name])
+    _write_new_file(target, text)
+    return verbs.show({"path": str(target), "description": description}, as_json=json)
 
 
 def find_folder() -> Path:
     """Return the folder of the example run files, in the installed package or in the repository."""
     installed = choices.PACKAGE / "runs"
     return installed if installed.is_dir() else choices.PACKAGE.parent.parent / "runs"
+
+
+def _list_examples() -> dict[str, Path]:
+    """Return the files of the example run files by name, sorted."""
+    return {path.stem: path for path in sorted(find_folder().glob("*.toml"))}
+
+
+def _write_new_file(path: Path, text: str) -> None:
+    """Write a file; raises SettingsError if it exists or if its folder does not exist."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise SettingsError(f"{path} exists", "name another file to write") from None
+    except FileNotFoundError:
+        raise SettingsError(f"no folder {path.parent}", "create it, or name another file") from None
 
 
 def _read_description(path: Path) -> str:

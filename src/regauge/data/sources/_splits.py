@@ -22,6 +22,7 @@ SOURCE_KINDS = {
     ".jsonl": "jsonl",
     ".json": "jsonl",
     ".csv": "csv",
+    ".tsv": "csv",
     ".txt": "text",
 }
 """The source that reads files with a suffix."""

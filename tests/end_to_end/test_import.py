@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import pickle
 import re
@@ -292,6 +293,14 @@ def test_a_hostile_pickle_has_no_effect(tmp_path: Path, capsys: pytest.CaptureFi
     for name in ("w.pt", "z.pt"):
         assert "cannot be imported" in refuse_import(tmp_path / name, capsys)
     assert not (tmp_path / "ran").exists()
+
+
+def test_an_object_next_to_the_weights_is_named(
+    tmp_path: Path, weights: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"model": weights, "args": argparse.Namespace(lr=1e-3)}, tmp_path / "w.pt")
+    message = refuse_import(tmp_path / "w.pt", capsys)
+    assert "w.pt cannot be imported: w.pt contains argparse.Namespace, which is code" in message
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ tensors as safetensors. No other code reads a pickle.
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from regauge.models.settings import Model
 
 UNPICKLE = "regauge.checkpoint.unpickle"
+_EXCEPTION_CLASS = re.compile(r"^[\w.]+(Error|Exception): ")
+"""The start of the last line of a traceback."""
 TIMEOUT_SECONDS = 3600
 """Limit for one origin: enough for 140 GB at 40 MB/s."""
 SHARD = "mp_rank_*_model_states.pt"
@@ -185,7 +188,7 @@ def _unpickle(origin: Path, target: Path, names: list[str] | None, prefix: str |
         raise DataError(f"{origin} took too long to open", "save its state dict again")
     if worker_exit.code:
         lines = worker_exit.last_lines
-        reason = lines[-1] if lines else worker_exit.problem
+        reason = _EXCEPTION_CLASS.sub("", lines[-1]) if lines else worker_exit.problem
         raise DataError(
             f"{origin} cannot be imported: {reason}",
             "correct [model] or set weights.prefix, or save it with "

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import zipfile
 from collections import Counter
 from enum import Enum, EnumMeta
@@ -54,6 +55,10 @@ ALLOWED_NAMES = {
     },
 }
 """Names that the metadata may contain, by module; all of them only hold values."""
+
+
+_REFUSED_NAME = re.compile(r"GLOBAL (\S+) was not an allowed global")
+"""The part of torch's message that names the class or function of a refused pickle."""
 
 
 class _MetadataUnpickler(pickle.Unpickler):
@@ -152,7 +157,15 @@ def _load_file(file: Path) -> Any:
     if file.suffix == ".safetensors":
         return load_file(file)
     is_mappable = zipfile.is_zipfile(file)
-    return torch.load(file, map_location="cpu", weights_only=True, mmap=is_mappable)
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=is_mappable)
+    except pickle.UnpicklingError as error:
+        refused = _REFUSED_NAME.search(str(error))
+        if refused is None:
+            raise
+        raise pickle.UnpicklingError(
+            f"{file.name} contains {refused[1]}, which is code, next to its tensors"
+        ) from None
 
 
 def _flatten(document: Any) -> dict[str, Tensor]:

@@ -92,7 +92,7 @@ def build_embed(job: Job) -> Recipe:
     """Return an encoder of text embeddings that is trained on pairs."""
     query, document = field_choice.find_pair(job.data)
     negatives = field_choice.find_negatives(job.data)
-    task = {"kind": "contrastive", "query": query, "document": document}
+    task: Tables = {"kind": "contrastive", "query": query, "document": document}
     if negatives:
         task["negatives"] = negatives
     rows = {"layout": "fields", "fields": _limit_tokens(job.data, query, document, *negatives)}

@@ -33,6 +33,8 @@ from regauge.training.heldout import compute_means
 SEED, ROWS, BATCH = 5, 20, 4
 POSITION_DEPENDENT = {"slots"}
 """Arrays of a batch that depend on the position of a text in the batch."""
+UNPADDED = {"teacher_vectors"}
+"""Arrays of a batch that are never padded, although their width may be that of the tokens."""
 
 
 @dataclass
@@ -234,7 +236,9 @@ def values_by_text(
             length = values["tokens"].shape[-1:]
             texts[text] = {
                 name: np.nan_to_num(
-                    value[..., :longest] if value.shape[-1:] == length else value
+                    value[..., :longest]
+                    if value.shape[-1:] == length and name not in UNPADDED
+                    else value
                 ).tolist()
                 for name, value in values.items()
                 if name not in POSITION_DEPENDENT

@@ -20,7 +20,7 @@ from distributed import datasets
 from regauge import choices, config, processes, verbs
 from regauge.api.results import PredictResult
 from regauge.artifacts.export_settings import TextSettings
-from regauge.artifacts.programs import build_custom_spec
+from regauge.artifacts.trained_programs import build_custom_spec
 from regauge.cli import main
 from regauge.config import dump, parse_choice
 from regauge.data.dataset import read_manifest

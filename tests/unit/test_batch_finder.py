@@ -353,6 +353,7 @@ def test_a_batch_that_is_long_or_fills_the_memory_is_measured(
 
 def test_two_processes_share_a_small_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finder, "SMALL_BATCH_TOKENS", 1 << 20)
+    monkeypatch.setattr(finder, "UNMEASURED_MEMORY_SHARE", 1.0)  # other tests use memory, too
     run = open_run(tmp_path, strategy="ddp")
     world = World(size=2, local_size=2)
     assert resolve_microbatch(run, world, NO_SUPERVISOR).batch.microbatch == 4

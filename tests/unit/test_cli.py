@@ -85,7 +85,7 @@ def test_the_function_of_a_verb_accepts_a_path_as_text(
         (["pipeline"], "'pipeline' needs the argument RUN-FILE; see 'regauge pipeline --help'"),
         (["export", "--to"], "parameter --to requires an argument; see 'regauge export --help'"),
         (["pipeline", "no.toml"], "regauge: no run file no.toml; name an existing file"),
-        (["init", "quikstart"], "no example run file 'quikstart'"),
+        (["init", "quikstart"], "no recipe or example 'quikstart'"),
     ],
 )
 def test_a_usage_error_is_one_line(

@@ -191,7 +191,7 @@ def test_value_ranges_are_merged(tmp_path: Path) -> None:
     change_column(
         datasets.write_pairs(tmp_path / "old"),
         "label",
-        max=7,
+        ranges={"train": [0, 7]},
         num_missing={"train": 2, "heldout": 3},
     )
     label = mixture.read_data_manifest(build_data_settings(tmp_path)).columns["label"]

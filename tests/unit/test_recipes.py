@@ -152,7 +152,7 @@ def test_a_damaged_file_and_an_unknown_suffix_are_refused(tmp_path: Path) -> Non
         read_data_file(tmp_path / "missing.jsonl")
     path = tmp_path / "data.xml"
     path.write_text("<a/>")
-    with pytest.raises(SettingsError, match=r"names no format of records; use \.jsonl"):
+    with pytest.raises(SettingsError, match=r"has no known suffix; use one of \.jsonl"):
         read_data_file(path)
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from regauge import choices, config
-from regauge.artifacts.manifest import DATASET_FILE, TOKENIZER
+from regauge import choices
+from regauge.artifacts.manifest import TOKENIZER
 from regauge.artifacts.programs import build_tag_program, build_text_program, strip_head
-from regauge.data.dataset import read_manifest_file
+from regauge.artifacts.trained_programs import build_trained_module
 from regauge.models.architectures import build_template, read_generation_config
 from regauge.models.dropout import DropoutKeys
 from regauge.models.generation.text_generation import build_generation_program
@@ -26,7 +26,6 @@ from regauge.models.init_weights import META, materialize_buffers
 from regauge.models.modules import Classifier, Encoder, TokenClassifier
 from regauge.models.ranker import Ranker, RankerShape
 from regauge.models.sentence_transformers import Pooling
-from regauge.models.settings import Model
 from regauge.models.tensors import precision_dtype, set_tensor
 
 if TYPE_CHECKING:
@@ -38,9 +37,7 @@ if TYPE_CHECKING:
 
     from regauge.artifacts.manifest import ArtifactManifest, ProgramEntry
     from regauge.models.io_spec import InputSpec
-    from regauge.models.modules import TextModule
     from regauge.models.sentence_transformers import Tokenization
-    from regauge.tasks import Task
 
 
 def restore_program(
@@ -62,7 +59,7 @@ def restore_program(
     if tokenization is None:
         raise TypeError("a text program has no tokenization")
     if entry.task is not None:
-        module = _build_trained_module(entry.task, folder)
+        module = build_trained_module(entry.task, folder)
         output: Any = "vectors" if entry.output_kind == "vectors" else "scores"
         program = build_text_program(module, output, tokenization)
         return _load_weights(program, manifest, weights)
@@ -71,14 +68,6 @@ def restore_program(
     with META:
         program = _build_program(model, folder, entry, tokenization)
     return _load_weights(program, manifest, weights)
-
-
-def _build_trained_module(table: dict[str, Any], folder: Path) -> TextModule:
-    """Return a trained custom module without weights; its task is imported if that is allowed."""
-    task: Task = config.parse_choice("tasks", table)
-    manifest = read_manifest_file(folder / DATASET_FILE)
-    with META:
-        return task.build_module(Model(path=str(folder)), manifest, seed=0)
 
 
 def _load_weights(

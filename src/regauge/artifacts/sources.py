@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from regauge import choices
-from regauge.artifacts.custom_program import build_custom_spec
 from regauge.artifacts.manifest import DATASET_FILE, MODEL, TOKENIZER
 from regauge.artifacts.preprocess import Preprocessor
 from regauge.artifacts.probe_texts import select_probe_texts
@@ -20,8 +19,8 @@ from regauge.artifacts.programs import (
     build_module_spec,
     read_vocab_size,
 )
-from regauge.artifacts.ranker_program import build_ranker_spec
 from regauge.artifacts.records import TensorRecords, TextRecords, TokenizedTexts
+from regauge.artifacts.trained_programs import build_custom_spec, build_ranker_spec
 from regauge.data.dataset import MANIFEST as DATASET
 from regauge.data.dataset import read_manifest
 from regauge.data.randomness import hash_keys

@@ -30,7 +30,8 @@ def complete_tables(tables: Tables) -> Tables:
     completed = _complete_validation(tables)
     rows = tables.get("rows", {})
     is_open = isinstance(rows, dict) and not is_table_of_layouts(rows) and "layout" not in rows
-    if is_open and (task := _read_task(tables.get("task"))) is not None:
+    is_prepared_here = bool({"source", "rows"} & set(tables))
+    if is_open and is_prepared_here and (task := _read_task(tables.get("task"))) is not None:
         completed["rows"] = {**task.default_rows(), **rows}
         _complete_split(completed)
     model, tokenizer = tables.get("model"), tables.get("tokenizer", {})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge import config
 from regauge.data.sources import Record, Rejected
-from regauge.data.sources._splits import find_source_kind
+from regauge.data.sources._suffixes import build_source_table
 from regauge.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def read_data_file(path: Path) -> DataFile:
 
     Raises SettingsError if the suffix of the file is unknown, and DataError if it has no record.
     """
-    table = build_source_table(path)
+    table = describe_source(path)
     source: Source = config.parse_choice("data/sources", table)
     records = list(islice(_read_records(source), MAX_RECORDS + 1))
     if not records:
@@ -94,20 +94,16 @@ def read_data_file(path: Path) -> DataFile:
     )
 
 
-def build_source_table(path: Path) -> dict[str, Any]:
-    """Return the table `source` that reads a file; the suffix selects its kind.
+def describe_source(path: Path) -> dict[str, Any]:
+    """Return the table `source` that reads a file; the delimiter of a CSV file is recognized.
 
-    The delimiter of a CSV file is recognized. Raises SettingsError for an unknown suffix, or if
-    there is no such file.
+    Raises SettingsError for an unknown suffix, or if there is no such file.
     """
     if not path.is_file():
         raise SettingsError(f"{path} is not a file", "correct --data")
-    kind = find_source_kind(path.name)
-    if not kind:
-        problem = f"the suffix of {path} names no format of records"
-        raise SettingsError(problem, "use .jsonl, .csv, .tsv, .parquet, .arrow or .txt")
-    table: dict[str, Any] = {"kind": kind, "files": (str(path),)}
-    if kind == "csv" and (delimiter := find_delimiter(path)) is not None:
+    table = build_source_table(str(path))
+    table.pop("document", None)
+    if table["kind"] == "csv" and (delimiter := find_delimiter(path)) is not None:
         table["delimiter"] = delimiter
     return table
 

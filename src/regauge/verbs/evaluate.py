@@ -8,12 +8,12 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from regauge import choices, config, processes, verbs
+from regauge.data.sources._suffixes import build_source_table
 from regauge.errors import SettingsError
 from regauge.evaluation.settings import EVALUATION, EvaluateSettings
 from regauge.files import check_folder
 from regauge.training.defaults import count_local_processes
 from regauge.verbs import AsJson, DryRun, Override
-from regauge.verbs._source_files import build_source
 
 ROOT = EvaluateSettings
 OUTPUT = "output.folder"
@@ -163,7 +163,7 @@ def _build_source(files: str, tables: config.Tables) -> config.Tables:
     """
     from regauge.data.dataset import read_manifest
 
-    table = build_source(files)
+    table = build_source_table(files)
     data = tables.get("data")
     path = data.get("path") if isinstance(data, dict) else None
     if not isinstance(path, str):

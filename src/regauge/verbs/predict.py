@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from regauge import config, verbs
+from regauge.data.sources._suffixes import build_source_table
 from regauge.errors import SettingsError, find_refusal
 from regauge.prediction.settings import PredictSettings
-from regauge.verbs._source_files import build_source
 
 OUTPUT = "output.folder"
 ROOT = PredictSettings
@@ -62,7 +62,7 @@ def _load_settings(
     is_artifact = run_file.is_dir()
     tables: config.Tables = {"artifact": str(run_file)} if is_artifact else config.read(run_file)
     if source is not None:
-        tables["source"] = build_source(source)
+        tables["source"] = build_source_table(source)
     tables = config.apply_overrides(tables, overrides, ROOT)
     if is_artifact:
         for key, flag in (("source", "--source"), ("output", "--to")):

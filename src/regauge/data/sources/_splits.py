@@ -13,19 +13,9 @@ from typing import Any
 from fsspec.utils import glob_translate
 
 from regauge.choices import did_you_mean
-from regauge.data.sources import _compressed
+from regauge.data.sources._suffixes import find_source_kind
 from regauge.errors import DataError
 
-SOURCE_KINDS = {
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".jsonl": "jsonl",
-    ".json": "jsonl",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".txt": "text",
-}
-"""The source that reads files with a suffix."""
 SPLIT_WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "dev", "val"),
@@ -35,14 +25,6 @@ SPLIT_WORDS = {
 SHARD_NAME = re.compile(r"([\w.]+)-\d{5}-of-\d{5}")
 """A file name as the `datasets` library writes it; it starts with the split."""
 DEFAULT = "default"
-
-
-def find_source_kind(name: str) -> str:
-    """Return the kind of source that reads a file; empty if it is not a data file."""
-    path = PurePosixPath(name)
-    is_hidden = any(part.startswith((".", "__")) for part in path.parts)
-    suffix = PurePosixPath(path.stem).suffix if path.suffix in _compressed.SUFFIXES else path.suffix
-    return "" if is_hidden else SOURCE_KINDS.get(suffix, "")
 
 
 def select_files(

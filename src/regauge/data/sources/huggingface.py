@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from regauge.choices import did_you_mean
 from regauge.config import parse_choice
 from regauge.data.sources import Piece, Source, _files, _splits
+from regauge.data.sources._suffixes import find_source_kind
 from regauge.errors import DataError, RegaugeError, TransientError
 from regauge.json_files import read_json
 
@@ -59,7 +60,7 @@ class HuggingFace(Source):
             files = self._list_folder(Path(self.name)) if is_local else self._list_hub()
         except DataError as error:
             raise error.add_location(f"the dataset '{self.name}'") from None
-        kinds = {_splits.find_source_kind(file.name) for file in files}
+        kinds = {find_source_kind(file.name) for file in files}
         if len(kinds) > 1:
             problem = f"the dataset '{self.name}' has files of {' and '.join(sorted(kinds))}"
             raise DataError(problem, f"choose one format; set source.kind = '{min(kinds)}'")
@@ -74,7 +75,7 @@ class HuggingFace(Source):
         return self._build_source(piece.files[0]).class_names(piece)
 
     def _build_source(self, file: str) -> _files.FileSource:
-        kind = _splits.find_source_kind(file)
+        kind = find_source_kind(file)
         table: dict[str, Any] = {"kind": kind, "files": (file,)}
         table |= {"document": "line"} if kind == "text" else {"columns": self.columns}
         return cast("_files.FileSource", parse_choice("data/sources", table))
@@ -116,7 +117,7 @@ class HuggingFace(Source):
         """Return the split's files on the hub, of one commit."""
         info = self._fetch_info(self.revision)
         names = [file.rfilename for file in info.siblings or ()]
-        if any(map(_splits.find_source_kind, names)):
+        if any(map(find_source_kind, names)):
             configs = getattr(info.card_data, "configs", None) or []
             selected = _splits.select_files(names, configs, self.subset, self.split)
         else:

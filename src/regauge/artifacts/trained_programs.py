@@ -1,16 +1,21 @@
-"""Build the program of a custom module that a run trained."""
+"""Build the programs whose modules come from the task of a run: rankers and custom modules."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from regauge import config
+from regauge.artifacts.manifest import DATASET_FILE
 from regauge.artifacts.programs import ProgramSpec, build_text_program, resolve_tokenization
-from regauge.errors import DataError, first_line
-from regauge.models.inference_modules import MIN_TRACE_ROWS, example_inputs
+from regauge.data.dataset import read_manifest_file
+from regauge.data.tokenizer import read_truncation_side
+from regauge.errors import DataError, SettingsError, first_line
+from regauge.models.inference_modules import MIN_TRACE_ROWS, RankProgram, example_inputs
 from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.io_spec import program_inputs
+from regauge.models.sentence_transformers import Tokenization
 from regauge.models.settings import Model
 
 if TYPE_CHECKING:
@@ -18,8 +23,33 @@ if TYPE_CHECKING:
 
     from regauge.artifacts.export_settings import TextSettings
     from regauge.data.dataset import DatasetManifest
+    from regauge.models.modules import TextModule
     from regauge.models.sentence_transformers import HeadActivation
     from regauge.tasks import Task
+
+
+def build_ranker_spec(folder: Path, task: Task, manifest: DatasetManifest) -> ProgramSpec:
+    """Return the program of a ranker: the score of one candidate for a query.
+
+    Raises SettingsError if the ranker reads no text.
+    """
+    input_spec = task.input_spec(manifest)
+    if not input_spec.text_fields:
+        problem = f"the ranker of {folder} reads no text"
+        raise SettingsError(problem, "export a ranker with text fields")
+    settings = Model(path=str(folder))
+    with META:
+        module = task.build_module(settings, manifest, seed=0)
+    materialize(module, build_initial_weights(module, settings, seed=0))
+    ranker: Any = module.eval()
+    ranker.shape = ranker.shape._replace(candidates=1)
+    tokenization = Tokenization(
+        max_length=max(input_spec.max_lengths),
+        truncation_side=read_truncation_side(folder),
+        special_tokens="read",
+    )
+    inputs = program_inputs(input_spec)
+    return ProgramSpec(RankProgram(ranker), "scores", 1, inputs, tokenization, input_spec)
 
 
 def build_custom_spec(
@@ -63,3 +93,11 @@ def build_custom_spec(
         activation=activation,
         task=task,
     )
+
+
+def build_trained_module(table: dict[str, Any], folder: Path) -> TextModule:
+    """Return a trained custom module without weights; its task is imported if that is allowed."""
+    task: Task = config.parse_choice("tasks", table)
+    manifest = read_manifest_file(folder / DATASET_FILE)
+    with META:
+        return task.build_module(Model(path=str(folder)), manifest, seed=0)

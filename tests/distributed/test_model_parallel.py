@@ -251,6 +251,7 @@ def test_the_default_process_group_is_not_used(
         dist.destroy_process_group()
 
 
+@pytest.mark.full
 def test_a_lost_rank_is_named_and_the_next_call_starts_new_processes(
     encoder: nn.Module, parallel_runner: ModelParallelRunner
 ) -> None:

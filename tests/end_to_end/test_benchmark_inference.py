@@ -97,6 +97,7 @@ def read_document(folder: Path) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.full
 def test_figures_are_computed_from_the_lines_of_each_repeat(bench_folder: Path) -> None:
     document = read_document(bench_folder)
     assert (document["format"], document["kind"], document["repeats"]) == (FORMAT, "inference", 2)
@@ -135,6 +136,7 @@ def test_figures_are_computed_from_the_lines_of_each_repeat(bench_folder: Path) 
         assert loads == [(0.5, pytest.approx(statistics.median(rates) / 2)), (None, 40)]
 
 
+@pytest.mark.full
 def test_the_fraction_of_the_peak_uses_the_counted_operations(bench_folder: Path) -> None:
     document = read_document(bench_folder)
     weights = LAYERS * (4 * WIDTH * WIDTH + 2 * WIDTH * INNER)
@@ -149,6 +151,7 @@ def test_the_fraction_of_the_peak_uses_the_counted_operations(bench_folder: Path
     assert "2 N + 4 L h S" in document["formulas"]["flops_per_inference"]
 
 
+@pytest.mark.full
 def test_an_artifact_has_startup_memory_and_price(bench_folder: Path) -> None:
     for artifact in read_document(bench_folder)["artifacts"]:
         startup = artifact["startup"]
@@ -161,6 +164,7 @@ def test_an_artifact_has_startup_memory_and_price(bench_folder: Path) -> None:
         assert artifact["tdp_watts"] is None
 
 
+@pytest.mark.full
 def test_requests_are_computed_in_the_buckets_of_the_artifact(bench_folder: Path) -> None:
     buckets = {
         (row["batch_size"], row["input_length"]): row["buckets"]
@@ -211,6 +215,7 @@ def test_energy_is_counted_from_the_first_timed_request(
     assert len(answered) == len(line["latencies_ms"]) + settings.inference.warmup_requests
 
 
+@pytest.mark.full
 def test_csv_file_chart_and_page_are_written(
     bench_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -210,6 +210,7 @@ def test_prompts_have_the_vectors_of_sentence_transformers(folder: Path, teacher
             assert np.abs(vectors - model.encode(texts)).max() > 1e-3
 
 
+@pytest.mark.full
 def test_a_student_learns_the_vectors_that_predict_wrote(student: Path, folder: Path) -> None:
     before, after = read_metrics(folder / "distill")
     assert after["cosine_similarity"] > before["cosine_similarity"] + 0.1

@@ -116,6 +116,8 @@ WRAPPED = {
     "sharded attention": (r"attention\.", "_fsdp_wrapped_module."),
 }
 """The part of a name behind which a wrapper adds its own part."""
+FULL_WRAPPERS = {"torch.compile", "DDP", "recomputed layers"}
+"""The wrappers whose tests are slow repetitions of the others."""
 
 
 def wrap(weights: dict[str, Tensor], parent: str, wrapper: str) -> dict[str, Tensor]:
@@ -128,10 +130,7 @@ def wrap(weights: dict[str, Tensor], parent: str, wrapper: str) -> dict[str, Ten
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.full] * (name in ("torch.compile", "DDP")))
-        for name in WRAPPED
-    ],
+    [pytest.param(name, marks=[pytest.mark.full] * (name in FULL_WRAPPERS)) for name in WRAPPED],
 )
 def test_wrappers_are_left_out_of_names(
     name: str, tmp_path: Path, weights: dict[str, Tensor]

@@ -123,6 +123,7 @@ def test_a_run_prints_nothing_and_returns_a_typed_result(
     assert f"step {STEPS}/{STEPS}" in caplog.text
 
 
+@pytest.mark.full
 def test_verbose_prints_the_result_and_the_log(
     settings: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,6 +228,7 @@ def test_the_error_of_a_callback_ends_the_run(settings: dict[str, Any]) -> None:
     assert regauge.train(settings).steps == STEPS
 
 
+@pytest.mark.full
 def test_importable_callbacks_run_in_every_process(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,6 +339,7 @@ def test_the_main_module_is_hidden_only_while_a_process_starts() -> None:
     assert sys.modules["__main__"] is main
 
 
+@pytest.mark.full
 def test_a_function_may_be_called_in_a_thread(settings: dict[str, Any]) -> None:
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(regauge.train(settings)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
+MIN_SIMILARITY = 0.85
+"""Similarity from which an unknown key is a misspelled key of its table, not a peer's name."""
 EXPECTATIONS = {
     "bool_type": "true or false",
     "date_from_datetime_inexact": "a date such as 2026-01-31",
@@ -82,13 +85,15 @@ def suggest_key(word: str, siblings: tuple[str, ...], root: type[BaseModel]) -> 
 
     `siblings` are the known keys of its table. Names of other systems are known, too.
     """
+    remedy = choices.did_you_mean(word, siblings)
+    if difflib.get_close_matches(word, siblings, 1, MIN_SIMILARITY):
+        return remedy
     settings = peer_names.find_settings(word)
     names = [setting.partition("=")[0].rpartition(".")[2] for setting in settings]
     if sibling := next((name for name in names if name in siblings), None):
         return _ask([sibling])
     if settings:
         return _ask(settings)
-    remedy = choices.did_you_mean(word, siblings)
     if remedy.startswith("known"):
         paths = [path for path in list_paths(root) if path.rpartition(".")[2] == word]
         return _ask(paths) if paths else remedy

@@ -188,7 +188,7 @@ def test_a_damaged_best_checkpoint_is_reported(
     ("changes", "problem"),
     [
         ({"stop": {"patience": 2}}, "needs evaluations: set evaluation.every_steps"),
-        ({"stop": {"min_delta": 0.1}}, "no effect without patience: set stop.patience"),
+        ({"stop": {"min_delta": 0.1}}, "no effect without patience; set stop.patience"),
         ({"stop": {"patience": 0}}, "stop.patience"),
         (
             {

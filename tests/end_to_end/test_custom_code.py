@@ -417,8 +417,8 @@ def test_a_trained_custom_module_is_evaluated_exported_and_used(words_run: Path)
     )
     table = PredictResult({"output": "answers"}).read_table()
     assert table.column("predicted_label").to_pylist() == answer["predicted_label"]
-    with pytest.raises(SettingsError, match="custom module, whose code is named by the run file"):
-        regauge.load("run")
+    loaded = regauge.load("run", module="custom_words:Words").predict([text])
+    assert loaded["predicted_label"] == answer["predicted_label"]
 
 
 def test_the_outputs_of_a_custom_module_must_fit_its_task(words_run: Path) -> None:

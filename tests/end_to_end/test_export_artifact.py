@@ -364,7 +364,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(
     plan = json.loads(capsys.readouterr().out)
     assert (plan["model"], plan["path"]) == (options[1], options[3])
     there = ["--model", str(encoder / "model"), "--to", str(encoder)]
-    assert main(["export", *there, "--dry-run"]) == 0
+    assert main(["export", *there, "--dry-run"]) == 2
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == f"error: {encoder} exists; choose another target with --to"
     assert main(["export", *there, "candidates.timing_seconds=-1", "--dry-run"]) == 2
@@ -446,7 +446,7 @@ def test_int8_candidates_respect_the_quality_loss(
         (["--model", "somewhere"], "the artifact has no folder; name it with --to"),
         (
             ["--model", "somewhere", "--to", "out", "--format", "hf"],
-            "format needs a run: only a run's model has other formats",
+            "only the model of a run has other formats; set export.run",
         ),
     ],
 )

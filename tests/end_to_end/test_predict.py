@@ -227,7 +227,7 @@ def test_values_are_written_exactly_or_reported(
     assert (table["meta"][0].as_py(), table["flag"][0].as_py()) == ('{"a": [1]}', True)
     assert "url" not in table.column_names
     error = " ".join(capsys.readouterr().err.split())
-    assert "left out: url (1 records); keep them with: output.keep_fields" in error
+    assert "left out: url (1 record); keep them with: output.keep_fields" in error
     named = ['output.keep_fields=["id", "url"]']
     assert predict(artifact, source, tmp_path / "named", *named) == 0
     table = read_table(tmp_path / "named")
@@ -334,7 +334,7 @@ def test_a_job_stops_at_its_cost_limit_and_resumes_with_a_higher_one(
             ["--index", "3", "--count", "2"],
             "predict.job_index = 3 is not below the number of jobs, 2",
         ),
-        (["source.duplicates=drop"], "predict processes every record: remove source.duplicates"),
+        (["source.duplicates=drop"], "predict processes every record; remove source.duplicates"),
     ],
 )
 def test_invalid_options_are_refused(
@@ -395,7 +395,7 @@ def test_a_dry_run_shows_finished_shards_and_a_refusal(
     assert answer["finished_shards"] == 1
     assert "error" not in answer
     other = ("output.dtype=float32", "--dry-run", "--json")
-    assert predict(artifact, source, out, *other) == 0
+    assert predict(artifact, source, out, *other) == 64
     answer = json.loads(capsys.readouterr().out)
     assert answer["error"].startswith(
         f"{out} has the output of another job: output.dtype is 'float16'"

@@ -129,7 +129,7 @@ def test_verbose_prints_the_result_and_the_log(
 ) -> None:
     regauge.train(settings, verbose=True)
     printed = capfd.readouterr()
-    assert "metrics heldout/loss: " in printed.out
+    assert "heldout/loss: " in printed.out
     assert "optimizer: learning_rate 0.0005" in printed.err
     regauge.train(settings, dry_run=True)
     assert capfd.readouterr() == ("", "")

@@ -16,10 +16,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from regauge import config
 from regauge.data import chat_templates, dataset
 from regauge.data.conversations import parse_conversation
-from regauge.data.layouts import chat
+from regauge.data.layouts import _templated
 from regauge.data.tokenizer import MORE_TEMPLATES
 from regauge.errors import SettingsError
 from regauge.verbs import prepare as verb
+from regauge.wording import format_count
 from tokenizer_families import write_tokenizer
 from unit.preparing import read_contents
 
@@ -409,7 +410,7 @@ def test_parts_that_the_template_ignores_are_a_warning(
     assert data.manifest.warnings == expected
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert warnings[-3:] == [
-        f"{data.folder}: in {n} records, {text}" for text, n in expected.items()
+        f"{data.folder}: in {format_count(n, 'record')}, {text}" for text, n in expected.items()
     ]
     assert (
         verb.run(build_settings(tmp_path, source={"columns": ["messages", "tools"]}))["warnings"]
@@ -437,7 +438,7 @@ def test_a_prompt_whose_tokens_depend_on_the_answer_is_a_warning(
     save_tokenizer(tmp_path / "tokenizer", template.replace("'assistant:' if", f"'{prompt}' if"))
     warnings = prepare_dataset(tmp_path).manifest.warnings
     problem = "the generation prompt of the chat template has other tokens when answers follow"
-    assert warnings == ({f"{problem}; {chat.REMEDY_PROMPT}": count} if count else {})
+    assert warnings == ({f"{problem}; {_templated.REMEDY_PROMPT}": count} if count else {})
 
 
 def test_a_template_that_reads_the_clock_is_a_warning(

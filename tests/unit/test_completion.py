@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from regauge import cli
+from regauge.recipes.settings import DESCRIPTIONS
 from regauge.verbs import init
 from regauge.verbs.explain import list_words
 
@@ -40,8 +41,8 @@ def test_names_of_explain_are_completed(capsys: pytest.CaptureFixture[str]) -> N
     assert "optimizer.learning_rate" in complete(capsys, "explain", "optimizer.")
 
 
-def test_example_run_files_are_completed(capsys: pytest.CaptureFixture[str]) -> None:
-    names = {path.stem for path in init.find_folder().glob("*.toml")}
+def test_recipes_and_examples_are_completed(capsys: pytest.CaptureFixture[str]) -> None:
+    names = {*DESCRIPTIONS, *(path.stem for path in init.find_folder().glob("*.toml"))}
     assert complete(capsys, "init", "").keys() == names
     assert complete(capsys, "init", "quick")["quickstart"]
     assert not complete(capsys, "init", "*")

@@ -106,7 +106,7 @@ def test_a_filter_that_skips_everything_is_refused(tmp_path: Path) -> None:
         ({"min_word": 3}, "did you mean 'min_words'"),
         ({"title": {"min_word": 3}}, "did you mean 'min_words'"),
         ({"min_words": 9, "max_words": 3}, "min_words = 9 exceeds max_words = 3"),
-        ({"max_characters": 0}, "greater than or equal to 1"),
+        ({"max_characters": 0}, "must be at least 1, got 0"),
     ],
 )
 def test_invalid_limits_are_refused(tmp_path: Path, limits: dict[str, Any], message: str) -> None:

@@ -88,8 +88,8 @@ def test_every_weight_is_trained_by_default(data: dict[str, Path]) -> None:
     ("table", "problem"),
     [
         ({"trainable_layers": 1, "lora": {}}, "adapters only; remove model.trainable_layers"),
-        ({"trainable_layers": -1}, "should be greater than or equal to 0, got -1"),
-        ({"trainable_layers": "half"}, "should be 'all' or 'none' or a valid integer"),
+        ({"trainable_layers": -1}, "must be at least 0, got -1"),
+        ({"trainable_layers": "half"}, "must be 'all' or 'none' or an integer"),
     ],
 )
 def test_invalid_settings_are_refused(table: dict[str, Any], problem: str) -> None:

@@ -47,7 +47,8 @@ def test_a_misspelled_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_a_name_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    listed = init.main(json=True)["run_files"]
-    assert "quickstart" in {row["name"] for row in listed}
-    assert all(row["description"] for row in listed)
+    answer = init.main(json=True)
+    assert "classify" in {row["name"] for row in answer["recipes"]}
+    assert "quickstart" in {row["name"] for row in answer["examples"]}
+    assert all(row["description"] for row in (*answer["recipes"], *answer["examples"]))
     assert '"quickstart"' in capsys.readouterr().out

@@ -93,6 +93,6 @@ def test_a_printed_table_fits_a_narrow_terminal(
     explain.main("optimizer.schedule")
     lines = capsys.readouterr().out.splitlines()
     table = lines[lines.index("keys:") + 1 : -1]
-    assert "  warmup_steps (integer >= 0, default 0)" in table
+    assert "  power (number > 0, default 2.0)" in table
     assert len(table) > 10
     assert max(map(len, table)) <= 50

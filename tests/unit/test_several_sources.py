@@ -126,7 +126,7 @@ def test_errors_name_the_source(
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"fraction": 0.0}, "greater than 0"),
-    ({"fraction": 1.5}, "less than or equal to 1"),
+    ({"fraction": 1.5}, "must be at most 1.0, got 1.5"),
     ({"fractio": 0.5}, "unknown key 'fractio'; did you mean 'fraction'"),
     ({"colums": ["a"]}, "unknown key 'colums'; did you mean 'columns'"),
     ({"duplicates": "drop"}, "set source.duplicates"),

@@ -253,7 +253,7 @@ def test_metrics_equal_seqeval(data: Dataset) -> None:
 def test_rows_follow_from_the_task() -> None:
     task = {"kind": "tokens", "words": "text", "tags": "ner", "class_names": ("O", "B-X")}
     expected = {"layout": "tagged", "fields": {"text": 128}, "labels": {"ner": ("O", "B-X")}}
-    assert complete_tables({"task": task})["rows"] == expected
+    assert complete_tables({"source": {}, "task": task})["rows"] == expected
     assert build(RowLayout, expected).labels == expected["labels"]
 
 

@@ -156,7 +156,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
         summary = {
             "output": settings.output.folder,
             **sum_shards(job.read_finished_shards()),
-            **progress.cost_summary(),
+            **progress.summarize_record(cost),
         }
         write_result(job)
     return _report_losses(job, summary)

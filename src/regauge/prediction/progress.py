@@ -10,6 +10,7 @@ from rich import progress
 
 from regauge import log
 from regauge.prediction.job import summarize_cost
+from regauge.supervision.cost_meter import parse_cost
 
 if TYPE_CHECKING:
     from regauge.prediction.job import PredictJob
@@ -93,9 +94,9 @@ class ProgressBar:
         """Return the cost so far, as `attempts.jsonl` stores it."""
         return self._meter.read().document
 
-    def cost_summary(self) -> dict[str, Any]:
-        """Return machine-seconds, dollars, and dollars per million records."""
-        cost = self._meter.read()
+    def summarize_record(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Return machine-seconds, dollars and dollars per million records of a cost record."""
+        cost = parse_cost(record)
         return summarize_cost(cost.machine_seconds, cost.usd, self._counts["rows"])
 
     @property

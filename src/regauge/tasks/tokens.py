@@ -60,7 +60,8 @@ class Tokens(FieldsTask):
     @model_validator(mode="before")
     @classmethod
     def _set_default_classes(cls, table: Any) -> Any:
-        if isinstance(table, dict) and (names := table.get("class_names")):
+        names = table.get("class_names") if isinstance(table, dict) else None
+        if names and isinstance(names, list | tuple):
             return {"classes": len(names), **table}
         return table
 

@@ -6,7 +6,6 @@ all of them, so that no library has to know the conventions of this one.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenizers import Tokenizer
@@ -18,6 +17,7 @@ from regauge.data.tokenizer_config import (
     ROLES,
     SPECIAL_TOKENS_MAP,
     read_tokenizer_config,
+    write_document,
 )
 from regauge.json_files import read_json
 
@@ -69,7 +69,7 @@ def adapt_tokenizer(folder: Path, form: TextForm) -> TokenIds:
     path = folder / TOKENIZER
     document = read_json(path, "replace it")
     if enclose_texts(document, form.special_tokens):
-        _write_document(path, document)
+        write_document(path, document)
     tokenizer = Tokenizer.from_file(str(path))
     config = _select_known_roles(tokenizer, read_tokenizer_config(folder))
     ids = _find_token_ids(tokenizer, config, form)
@@ -86,14 +86,8 @@ def adapt_tokenizer(folder: Path, form: TextForm) -> TokenIds:
     if form.splits_special_tokens is not None:
         config["split_special_tokens"] = form.splits_special_tokens
     (folder / SPECIAL_TOKENS_MAP).unlink(missing_ok=True)
-    _write_document(folder / CONFIG, config)
+    write_document(folder / CONFIG, config)
     return ids
-
-
-def _write_document(path: Path, document: dict[str, Any]) -> None:
-    """Write a JSON document as transformers does."""
-    text = json.dumps(document, indent=2, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
 
 
 def _select_known_roles(tokenizer: Tokenizer, config: dict[str, Any]) -> dict[str, Any]:

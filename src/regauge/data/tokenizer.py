@@ -36,6 +36,7 @@ from regauge.data.tokenizer_config import (
     read_class_roles,
     read_declared_config,
     read_tokenizer_config,
+    write_document,
 )
 from regauge.errors import DataError, first_line
 from regauge.files import check_file, sha256
@@ -100,13 +101,13 @@ class LoadedTokenizer:
         """
         self.folder = folder
         self._tokenizer = _load(folder)
-        check_added_tokens(folder, self._tokenizer.get_vocab())
+        self._config = read_tokenizer_config(folder)
+        check_added_tokens(self._tokenizer, self._config, folder)
         self.truncation_side = read_truncation_side(folder)
         if lowercase:
             normalizer = self._tokenizer.normalizer
             steps = [normalizers.Lowercase(), *([normalizer] if normalizer else [])]
             self._tokenizer.normalizer = normalizers.Sequence(steps)
-        self._config = read_tokenizer_config(folder)
         self.prefix, self.suffix = self._find_prefix_and_suffix(ensure_end_token=ensure_end_token)
         self.info = self._read_info(folder)
         added = self._tokenizer.get_added_tokens_decoder().values()
@@ -365,7 +366,7 @@ def train_tokenizer(texts: Iterator[list[str]], settings: TokenizerSettings, fol
         "bos_token": TRAINED_ROLES["cls"],
         "eos_token": TRAINED_ROLES["sep"],
     }
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_document(folder / CONFIG, config)
 
 
 def truncate_ids(ids: np.ndarray, max_tokens: int, side: Side) -> np.ndarray:
@@ -410,10 +411,9 @@ def copy_tokenizer_files(source: Path, folder: Path) -> None:
         target = folder / path.relative_to(source)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target)
-    if roles := read_class_roles(source):
-        config = {**(find_json(source / CONFIG, "replace it") or {}), **roles}
-        text = json.dumps(config, indent=2, ensure_ascii=False)
-        (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+    config = read_declared_config(source)
+    if roles := read_class_roles(source, config):
+        write_document(folder / CONFIG, {**config, **roles})
 
 
 def check_tokenizer(source: Path) -> None:

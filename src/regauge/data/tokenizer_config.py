@@ -6,6 +6,7 @@ the class of transformers that their model selects has defaults.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from regauge.data.dataset import TOKENIZER
@@ -14,6 +15,8 @@ from regauge.json_files import DocumentShape, check_shape, find_json
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tokenizers import Tokenizer
 
 CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
@@ -56,9 +59,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     A tokenizer without any configuration has the roles of a trained one.
     """
     config = read_declared_config(folder)
-    if has_roles(config):
-        return config
-    roles = read_class_roles(folder)
+    roles = read_class_roles(folder, config)
     if not config and not roles:
         return {f"{role}_token": token for role, token in TRAINED_ROLES.items()}
     return {**config, **roles}
@@ -74,20 +75,16 @@ def read_declared_config(folder: Path) -> dict[str, Any]:
     return merged
 
 
-def has_roles(config: dict[str, Any]) -> bool:
-    """Return whether a configuration names a special token, or that there is none."""
-    return any(f"{role}_token" in config for role in ROLES)
-
-
-def read_class_roles(folder: Path) -> dict[str, str]:
+def read_class_roles(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Return the special tokens that transformers uses for a folder that names none.
 
-    They are defaults of the class of its tokenizer or model. The result is empty if the folder
-    names neither. This imports transformers and torch.
+    `config` is the declared configuration of the folder. The special tokens are defaults of the
+    class of its tokenizer or model. The result is empty if the folder names neither, or if it names
+    a special token. This imports transformers and torch.
     """
-    config = read_declared_config(folder)
-    model_config = find_json(folder / _MODEL_CONFIG, _REMEDY) or {}
-    if has_roles(config) or not (config.get("tokenizer_class") or model_config):
+    if any(f"{role}_token" in config for role in ROLES):
+        return {}
+    if not (config.get("tokenizer_class") or find_json(folder / _MODEL_CONFIG, _REMEDY)):
         return {}
     from transformers import AutoTokenizer
 
@@ -102,14 +99,19 @@ def read_class_roles(folder: Path) -> dict[str, str]:
     return {name: str(token) for name, token in tokens.items() if token is not None}
 
 
-def check_added_tokens(folder: Path, vocabulary: dict[str, int]) -> None:
+def write_document(path: Path, document: dict[str, Any]) -> None:
+    """Write a JSON document of a tokenizer as transformers does."""
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def check_added_tokens(tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -> None:
     """Raise DataError if the configuration adds a token that `tokenizer.json` does not have.
 
     transformers adds it when it loads the folder; the library `tokenizers` does not.
     """
-    added = read_declared_config(folder).get("added_tokens_decoder") or {}
-    for number, token in added.items():
-        if vocabulary.get(token["content"]) != int(number):
+    for number, token in (config.get("added_tokens_decoder") or {}).items():
+        if tokenizer.token_to_id(token["content"]) != int(number):
             raise DataError(
                 f"{folder / CONFIG} adds the token {token['content']!r} with id {number},"
                 f" which {TOKENIZER} does not have",

@@ -36,7 +36,7 @@ _TRAINER = {
     "label2id": "task.class_names",
     "label_column": "task.label",
     "learning_rate": "optimizer.learning_rate",
-    "load_best_model_at_end": "output.checkpoint.best_metric",
+    "load_best_model_at_end": "output.final_model=best",
     "logging_dir": "output.trackers",
     "logging_steps": "output.log_every_steps",
     "lr_scheduler_type": "optimizer.schedule.kind",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,23 @@ def test_a_damaged_file_and_an_unknown_suffix_are_refused(tmp_path: Path) -> Non
     path.write_text("<a/>")
     with pytest.raises(SettingsError, match=r"has no known suffix; use one of \.jsonl"):
         read_data_file(path)
+
+
+def test_the_output_folders_have_the_name_of_the_run_file(tmp_path: Path) -> None:
+    data = write_jsonl(tmp_path / "my data.jsonl", {"text": "a", "label": 0})
+    text = write_recipe("classify", f"{tmp_path}/my job.toml", data, None)
+    tables = tomllib.loads(text)
+    assert tables["output"]["folder"] == "out/my job"
+    assert tables["data"]["path"] == "out/my job-data"
+    commands = [shlex.split(line) for line in text.splitlines() if line.startswith("#   ")]
+    assert [words[2:] for words in commands] == [
+        ["prepare", f"{tmp_path}/my job.toml"],
+        ["train", f"{tmp_path}/my job.toml"],
+        [
+            *("predict", "out/my job", "--source", str(data)),
+            *("--to", "out/my job-output", "output.format=csv"),
+        ],
+    ]
 
 
 def test_lines_are_short_if_they_can_be() -> None:

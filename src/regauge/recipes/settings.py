@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,7 +49,7 @@ class Job(NamedTuple):
     """The inputs of a recipe."""
 
     name: str
-    """The name of the recipe, which is also that of its output folders."""
+    """The name of the run file without its suffix, which is also that of its output folders."""
     data: DataFile
     model: str | None
     """Folder or hub name of the initial weights; None for random weights."""
@@ -75,7 +76,7 @@ def build_lm(job: Job) -> Recipe:
         "task": {"kind": "clm"},
         **_describe_training(job, 16, tokens / length, _describe_decoder(length)),
     }
-    return Recipe(tables, f'regauge generate {job.folder} --prompt "The"')
+    return Recipe(tables, _format_command("generate", job.folder, "--prompt", "The"))
 
 
 def build_classify(job: Job) -> Recipe:
@@ -85,7 +86,7 @@ def build_classify(job: Job) -> Recipe:
     task = {"kind": "classify", "text_fields": [text], "label": label}
     limits = _limit_tokens(job.data, text)
     rows = {"layout": "fields", "fields": limits, "labels": [label]}
-    return _build_fields_recipe(job, task, rows)
+    return _build_fields_recipe(job, task, rows, answers="csv")
 
 
 def build_embed(job: Job) -> Recipe:
@@ -114,7 +115,7 @@ def build_sft(job: Job) -> Recipe:
     }
     if job.model is not None:
         tables["model"]["lora"] = {"rank": 16}
-    return Recipe(tables, f"regauge generate {job.folder}")
+    return Recipe(tables, _format_command("generate", job.folder))
 
 
 def build_rank(job: Job) -> Recipe:
@@ -131,7 +132,7 @@ def build_rank(job: Job) -> Recipe:
         "fields": _limit_tokens(job.data, query, document),
         "floats": [label, *features],
     }
-    return _build_fields_recipe(job, task, rows, batch_rows=16)
+    return _build_fields_recipe(job, task, rows, batch_rows=16, answers="csv")
 
 
 def build_increment(job: Job) -> Recipe:
@@ -160,7 +161,7 @@ def build_increment(job: Job) -> Recipe:
         "stop": {"epochs": FINE_TUNING_EPOCHS},
         "output": {"folder": job.folder},
     }
-    return Recipe(tables, f"regauge evaluate {job.folder}")
+    return Recipe(tables, _format_command("evaluate", job.folder))
 
 
 BUILDERS: dict[str, Callable[[Job], Recipe]] = {
@@ -182,8 +183,13 @@ DESCRIPTIONS = {
 }
 
 
-def _build_fields_recipe(job: Job, task: Tables, rows: Tables, *, batch_rows: int = 32) -> Recipe:
-    """Return a recipe of an encoder; `rows` is left out if it is the default of the task."""
+def _build_fields_recipe(
+    job: Job, task: Tables, rows: Tables, *, batch_rows: int = 32, answers: str | None = None
+) -> Recipe:
+    """Return a recipe of an encoder; `rows` is left out if it is the default of the task.
+
+    `answers` is the format of the predictions; None for the default of `regauge predict`.
+    """
     limits = rows["fields"].values()
     is_default = set(limits) == {DEFAULT_TOKENS}
     length = sum(limits) if task["kind"] == "rank" else max(limits)
@@ -194,8 +200,14 @@ def _build_fields_recipe(job: Job, task: Tables, rows: Tables, *, batch_rows: in
             job, batch_rows, job.data.num_records, _describe_encoder(max(length, DEFAULT_TOKENS))
         ),
     }
-    use = f"regauge predict {job.folder} --source {job.file} --to {job.folder}-output"
-    return Recipe(tables, use)
+    words = ["predict", job.folder, "--source", job.file, "--to", f"{job.folder}-output"]
+    words += [] if answers is None else [f"output.format={answers}"]
+    return Recipe(tables, _format_command(*words))
+
+
+def _format_command(*words: str) -> str:
+    """Return a `regauge` command as a line for a shell."""
+    return shlex.join(["regauge", *words])
 
 
 def _describe_data(job: Job, rows: Tables, vocab_size: int) -> Tables:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
 def write_recipe(name: str, run_file: str, data: Path | None, model: str | None) -> str:
     """Return the run file of a recipe.
 
-    `run_file` is the name that its comments use. `data` is a file of records; without one, the
-    fields have common names. `model` is a folder or a name on the Hugging Face Hub.
+    `run_file` is its path; the output folders have its name. `data` is a file of records; without
+    one, the fields have common names. `model` is a folder or a name on the Hugging Face Hub.
     """
     if data is None:
         kind, file, record = EXAMPLES[name]
@@ -35,7 +36,7 @@ def write_recipe(name: str, run_file: str, data: Path | None, model: str | None)
         note = f"# Its data is {file}, with the fields: {', '.join(record)}."
     else:
         contents, note = read_data_file(data), ""
-    recipe = BUILDERS[name](Job(name, contents, model))
+    recipe = BUILDERS[name](Job(Path(run_file).stem, contents, model))
     return "\n".join([*_format_header(name, run_file, recipe, note), *format_tables(recipe.tables)])
 
 
@@ -44,8 +45,7 @@ def _format_header(name: str, run_file: str, recipe: Recipe, note: str) -> list[
         f"# {DESCRIPTIONS[name]}.",
         *([note] if note else []),
         "#",
-        f"#   regauge prepare {run_file}",
-        f"#   regauge train {run_file}",
+        *(f"#   regauge {verb} {shlex.quote(run_file)}" for verb in ("prepare", "train")),
         f"#   {recipe.use}",
         "",
     ]

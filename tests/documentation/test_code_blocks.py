@@ -26,6 +26,7 @@ from documentation.blocks import (
 )
 from regauge import choices, cli, verbs
 from regauge.errors import SettingsError
+from regauge.verbs.prepare import PrepareSettings
 
 pytestmark = pytest.mark.timeout(1800)
 """A page trains and exports models."""
@@ -74,6 +75,8 @@ def find_problems(tables: dict[str, Any]) -> list[str]:
     """Return the problems of a part of a run file: unknown keys, and values of another type."""
     stages = tables.pop("stage", [])
     problems = [problem for stage in stages for problem in find_problems(without_header(stage))]
+    if "validation" in tables:
+        tables = PrepareSettings.complete_tables(convert_lists(tables))
     models = list(verbs.settings_roots().values())
     for name, table in tables.items():
         readers = [model for model in models if name in model.model_fields]

@@ -100,13 +100,9 @@ class CallbackHook(Hook):
 def load_callbacks(paths: Sequence[str]) -> list[Callback]:
     """Return the callbacks of import paths `module:Class`.
 
-    Raises SettingsError if a path is no import path, or names no callback.
+    Raises SettingsError if a path names no callback.
     """
-    callbacks = []
-    for path in paths:
-        if ":" not in path:
-            raise SettingsError(f"callbacks: '{path}' is no import path", "write module:Class")
-        callbacks.append(choices.load_function(path)())
+    callbacks = [choices.load_function(path)() for path in paths]
     check_callbacks(callbacks)
     return callbacks
 

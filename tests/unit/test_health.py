@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import stat
@@ -20,9 +21,11 @@ from regauge.health import device, machine, vendors
 from regauge.health.examination import blame_from_pairs
 from regauge.health.findings import Finding, raise_if_bad
 from regauge.health.machine import check_machine
+from regauge.health.preflight import run_preflight
 from regauge.health.probe import schedule_partners
 from regauge.health.vendors import check_vendors
 from regauge.hooks import inject_nothing
+from regauge.processes import World
 
 LAZY_WORK: dict[str, Any] = {}
 """The result that the lazy device holds, and whether it was still held when computed."""
@@ -194,6 +197,20 @@ def test_a_measured_peak_is_at_least_the_speed_of_the_check(
     assert isinstance(speed, Finding)
     assert speed.ok
     assert speed.value.endswith(" GFLOP/s, 100% of the chip's")
+
+
+@pytest.mark.parametrize(("measured", "size"), [(True, 1), (True, 2), (False, 1)])
+def test_a_busy_machine_does_not_refuse_a_single_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, measured: bool, size: int
+) -> None:
+    monkeypatch.setattr(device, "_time_once", lambda *_: 1000.0)
+    monkeypatch.setattr(timing, "REPEAT_PAUSE_SECONDS", 0.0)
+    chip, here, world = Slow(measured=measured), torch.device("cpu"), World(0, size)
+    with contextlib.ExitStack() as stack:
+        if size > 1 or not measured:
+            stack.enter_context(pytest.raises(PreflightError, match="slow: 0 GFLOP/s"))
+        run_preflight(chip, here, "fp32", world, inject_nothing)
+    assert ("other programs may use the machine" in caplog.text) == (measured and size == 1)
 
 
 class Chip(Cpu):

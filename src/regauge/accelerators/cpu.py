@@ -283,7 +283,8 @@ def _fastest_matmul(precision: Precision, min_seconds: float) -> MatmulMeasureme
 
     rate = MatmulRate(*timing.repeat_below(measure, floor))
     if rate.num_measurements > 1:
-        message = "implausible matmul rate in %s: %.3g GFLOP/s, expected at least %.3g; repeated"
+        message = "matrix products in %s were slow, %.3g GFLOP/s instead of at least %.3g, and were"
+        message += " measured again; other programs may use the machine"
         logger.info(message, precision, next(iter(sizes)) / 1e9, floor / 1e9)
     return MatmulMeasurement(sizes[rate.flops_per_second], rate)
 

@@ -29,7 +29,7 @@ from regauge.api.values import format_value, to_json
 from regauge.config import apply_overrides, flatten, read
 from regauge.errors import RegaugeError, SettingsError
 
-RUN_FILE, OVERRIDES, JSON = "run_file", "overrides", "json"
+RUN_FILE, OVERRIDES, JSON, NEXT = "run_file", "overrides", "json", "next"
 DATA_VERBS = ("prepare", "train", "predict")
 SETTINGS_NAME = "settings"
 """The name of a dictionary of settings in messages."""
@@ -85,6 +85,9 @@ class _Call:
             if not _has_parameter(verb, name):
                 raise TypeError(f"{verb}() got an unexpected keyword argument '{name}'")
         self._options = EXTRA_PARAMETERS | options
+        self._has_settings = isinstance(
+            keywords.get(RUN_FILE, next(iter(arguments), None)), Mapping
+        )
         overrides = self._take_overrides(keywords)
         self._bound = self._signature.bind(*arguments, **keywords)
         if OVERRIDES in self._signature.parameters:
@@ -106,10 +109,12 @@ class _Call:
             stack.enter_context(log.embed(verbose=self._options["verbose"]))
             for name, value in self._bound.arguments.items():
                 if name in self._paths:
-                    self._bound.arguments[name] = self._to_path(value, stack)
+                    self._bound.arguments[name] = self._to_path(name, value, stack)
             self._add_callbacks()
             self._add_data()
             document = self._main(*self._bound.args, **self._bound.kwargs)
+        if self._has_settings and NEXT in document:  # their file is removed
+            document = {name: value for name, value in document.items() if name != NEXT}
         return build_result(self._verb, document, is_plan=bool(self._get("dry_run")))
 
     def _get(self, name: str) -> Any:
@@ -119,12 +124,15 @@ class _Call:
         """Put overrides before those of the caller, which replace them."""
         self._bound.arguments[OVERRIDES] = (*overrides, *self._get(OVERRIDES))
 
-    def _to_path(self, value: Any, stack: ExitStack) -> Any:
+    def _to_path(self, name: str, value: Any, stack: ExitStack) -> Any:
         """Return the path of a text, or of a new file with the settings of a dictionary."""
         if isinstance(value, str):
             return Path(value).expanduser()
         if not isinstance(value, Mapping):
-            return value
+            if value is None or isinstance(value, Path):
+                return value
+            remedy = "pass a path or a dictionary" if name == RUN_FILE else "pass a path"
+            raise SettingsError(f"{name} is of type {type(value).__name__}", remedy)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="regauge-settings-")))
         file = folder / f"{SETTINGS_NAME}.json"
         file.write_text(json.dumps(to_json(value, SETTINGS_NAME)), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -210,6 +211,8 @@ def load(
     Raises SettingsError if there is no model or a setting is wrong, DataError if a file is damaged
     or changed, and PreflightError if this machine cannot run the artifact.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise SettingsError(f"path is of type {type(path).__name__}", "pass the path of a model")
     choices.allow_imports(module)
     text_settings = None if text is None else config.build(TextSettings, dict(text))
     chosen_backend = None if backend is None else config.parse_choice("backends", backend)

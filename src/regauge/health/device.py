@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -155,5 +156,7 @@ def _check_speed(
     value += f", {rate / peak:.0%} of the chip's"
     value += f" (best of {num_measurements} measurements)" if num_measurements > 1 else ""
     if rate < min_share * peak:
-        return Finding.bad(name, location, f"slow: less than {min_share:.0%}", value)
+        problem = f"slow: {value}, which is less than {min_share:.0%}"
+        finding = Finding.bad(name, location, problem, value)
+        return replace(finding, may_be_load=chip.is_measured)
     return Finding(name, location, value, flops_per_second=rate, numbers=numbers)

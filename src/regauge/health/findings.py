@@ -31,6 +31,8 @@ class Finding:
     """Operations per second, for the comparison with other devices."""
     rank: int | None = None
     """The process whose device was checked; None if it is unknown."""
+    may_be_load: bool = False
+    """Whether other programs of the machine can cause the problem."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """The measured numbers, by names with their units, such as `bytes_per_second`."""
 

@@ -107,7 +107,7 @@ def build_sft(job: Job) -> Recipe:
     length = max(_round_tokens(tokens), MIN_CHAT_TOKENS)
     rows: Tables = {"layout": "chat", "length": length}
     if job.model is None or not _has_chat_template(job.model):
-        rows["chat_template"] = "alpaca" if "instruction" in job.data.fields else "chatml"
+        rows["chat_template"] = "alpaca"
     tables = {
         **_describe_data(job, rows, vocab_size=4096),
         "task": {"kind": "sft"},
@@ -177,7 +177,7 @@ DESCRIPTIONS = {
     "lm": "A language model of your texts, from scratch or from a model",
     "classify": "A classifier of texts, with the names of your classes",
     "embed": "Text embeddings for search, from pairs of texts",
-    "sft": "Supervised fine-tuning of a causal model on conversations, with LoRA",
+    "sft": "Supervised fine-tuning of a causal model on conversations, with LoRA for a start model",
     "rank": "A ranker of search results or items, from texts and numbers",
     "increment": "An earlier run continues with new data",
 }

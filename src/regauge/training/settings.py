@@ -456,7 +456,7 @@ class TrainSettings(Computation):
     """The parallelism strategy; by default `single` or `ddp`."""
     execution: Execution = Execution()
     """The execution of the run."""
-    callbacks: tuple[str, ...] = ()
+    callbacks: tuple[FunctionPath, ...] = ()
     """Custom callbacks as import paths, `module:Class`; see `regauge.Callback`."""
     profile: bool = False
     """Profile some steps: a breakdown of their time, and advice that may shorten them."""

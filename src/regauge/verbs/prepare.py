@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,7 +93,8 @@ def main(
     settings = verbs.load_settings(ROOT, run_file, overrides)
     if dry_run:
         return verbs.show(plan(settings, overwrite=overwrite), as_json=json)
-    answer = {**run(settings, overwrite=overwrite), "next": f"regauge train {run_file}"}
+    answer = run(settings, overwrite=overwrite)
+    answer["next"] = shlex.join(["regauge", "train", str(run_file), *overrides])
     return verbs.show(answer, as_json=json)
 
 

@@ -116,7 +116,7 @@ def test_a_value_of_the_wrong_kind_is_rejected_with_its_location(tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["floats", "categories"])
 def test_an_unknown_value_field_gets_a_suggestion(market: Path, name: str) -> None:
-    with pytest.raises(SettingsError, match="no field 'prize'; did you mean 'price'"):
+    with pytest.raises(SettingsError, match="no field 'prize' with a value; did you mean 'price'"):
         prepare_dataset(market, rows={**FIELDS, name: ["prize"]})
 
 

@@ -70,6 +70,12 @@ def test_a_header_with_another_delimiter_is_refused(tmp_path: Path, delimiter: s
     ]
 
 
+def test_json_lines_are_no_csv(tmp_path: Path) -> None:
+    read = source(tmp_path, b'{"a": 1, "b": 2}\n{"a": 3, "b": 4}\n')
+    with pytest.raises(DataError, match=r'looks like JSON; set source\.kind = "jsonl"'):
+        read.list_pieces()
+
+
 def test_a_tab_separated_file_may_have_commas_in_its_header(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("a,b\n1,2\n")
     read = config.build(Csv, {"files": (f"{tmp_path}/a.tsv",)})

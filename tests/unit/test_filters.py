@@ -96,7 +96,7 @@ def test_a_filter_that_skips_everything_is_refused(tmp_path: Path) -> None:
         DataError, match=r"no record is left \(20 'text' under 999 words\); correct"
     ):
         prepare_dataset(tmp_path, filter={"min_words": 999})
-    with pytest.raises(SettingsError, match="no field 'txt'; did you mean 'text'"):
+    with pytest.raises(SettingsError, match="no field 'txt' with a value; did you mean 'text'"):
         prepare_dataset(tmp_path, filter={"txt": {"min_words": 1}})
 
 

@@ -272,7 +272,7 @@ def test_a_source_without_a_usable_record_is_refused(tmp_path: Path) -> None:
         prepare_dataset(tmp_path)
     assert caught.value.exit_code == 64
     (tmp_path / "a.jsonl").write_text("none\nnone\n")
-    with pytest.raises(DataError, match=r"all records are rejected \(2\).*rejected.jsonl"):
+    with pytest.raises(DataError, match=r"all records are rejected \(2 .*rejected.jsonl"):
         prepare_dataset(tmp_path)
     assert len((tmp_path / "out.partial" / "rejected.jsonl").read_text().splitlines()) == 2
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n')
@@ -282,10 +282,19 @@ def test_a_source_without_a_usable_record_is_refused(tmp_path: Path) -> None:
     assert prepare_dataset(tmp_path).manifest.splits["train"].rows
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+def test_a_file_of_another_encoding_has_a_remedy(tmp_path: Path, encoding: str) -> None:
+    lines = ["text", *(f"Größe {number} über alles" for number in range(20))]
+    (tmp_path / "a.csv").write_text("\n".join(lines), encoding=encoding)
+    source = {"kind": "csv", "files": [str(tmp_path / "a.csv")]}
+    with pytest.raises(DataError, match=r"undecodable bytes.*; convert the files to UTF-8; see"):
+        prepare_dataset(tmp_path, source=source)
+
+
 def test_an_unknown_field_gets_a_suggestion(folder: Path) -> None:
-    with pytest.raises(SettingsError, match="no field 'txt'; did you mean 'text'"):
+    with pytest.raises(SettingsError, match="no field 'txt' with a value; did you mean 'text'"):
         prepare_dataset(folder, rows={"text": "txt"})
-    with pytest.raises(SettingsError, match="no field 'titel'; did you mean 'title'"):
+    with pytest.raises(SettingsError, match="no field 'titel' with a value; did you mean 'title'"):
         prepare_dataset(folder, "by", split={"group_by": "titel"})
 
 

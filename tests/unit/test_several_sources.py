@@ -116,7 +116,7 @@ def test_errors_name_the_source(
     lines, rows = two_sources
     with pytest.raises(DataError, match=r"source 2: .*b.csv has no column 'bdy'; did you mean"):
         several(lines, {**rows, "columns": ["bdy", "number"], "rename": {}}).list_pieces()
-    with pytest.raises(SettingsError, match="no field 'ttle'; did you mean 'title'"):
+    with pytest.raises(SettingsError, match="no field 'ttle' with a value; did you mean 'title'"):
         prepare_dataset(
             tmp_path,
             source=several(lines, rows).model_dump(),

@@ -188,7 +188,7 @@ def test_packed_rows_are_filled_from_one_source_each(prepare: Prepare) -> None:
         (
             [{"text": "a b"}],
             SettingsError,
-            "validation.source: the source has no field 'label'; known: text",
+            "validation.source: the source has no field 'label' with a value; known: text",
         ),
         (
             [{**VALIDATION[0], "label": "perhaps"}],

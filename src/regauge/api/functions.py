@@ -85,11 +85,9 @@ class _Call:
             if not _has_parameter(verb, name):
                 raise TypeError(f"{verb}() got an unexpected keyword argument '{name}'")
         self._options = EXTRA_PARAMETERS | options
-        self._has_settings = isinstance(
-            keywords.get(RUN_FILE, next(iter(arguments), None)), Mapping
-        )
         overrides = self._take_overrides(keywords)
         self._bound = self._signature.bind(*arguments, **keywords)
+        self._has_settings = isinstance(self._get(RUN_FILE), Mapping)
         if OVERRIDES in self._signature.parameters:
             texts = self._bound.arguments.get(OVERRIDES, ())
             self._bound.arguments[OVERRIDES] = (*texts, *overrides)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from regauge.data.sources import is_unicode
+from regauge.data.sources import UNDECODABLE, is_unicode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -193,7 +193,7 @@ def check_strings(conversation: Conversation, special_tokens: tuple[str, ...]) -
     """Raise ConversationError for a text that has a special token or cannot be encoded."""
     for text in conversation.list_strings():
         if not is_unicode(text):
-            raise ConversationError("lone surrogate", "undecodable bytes")
+            raise ConversationError("lone surrogate", UNDECODABLE)
         for token in special_tokens:
             if token in text:
                 raise ConversationError(token, "a special token in a message")

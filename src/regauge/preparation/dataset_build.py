@@ -17,6 +17,7 @@ import pyarrow as pa
 from regauge.data import dataset
 from regauge.data.classes import LabelClasses, LabelCounts, find_classes
 from regauge.data.columns import VALUE_TYPES
+from regauge.data.sources import UNDECODABLE
 from regauge.errors import DataError
 from regauge.files import open_in_place
 from regauge.log import logger
@@ -69,6 +70,11 @@ class PhaseCounts:
     def format_counts(self, *kinds: str) -> str:
         """Return the counts of the given kinds as text."""
         return ", ".join(f"{count} {reason}" for reason, count in self.sum_counts(*kinds).items())
+
+    def suggest_correction(self, default: str) -> str:
+        """Return the remedy for records that are not UTF-8, or the given remedy for others."""
+        is_undecodable = UNDECODABLE in self.sum_counts("rejected")
+        return "convert the files to UTF-8" if is_undecodable else default
 
 
 @dataclass(frozen=True)
@@ -140,8 +146,8 @@ class DatasetBuild:
                 records = "validation records" if is_validation else "records"
                 problem = f"most {records} are rejected: {num_rejected} of {num_records}"
                 path = self.folder / dataset.REJECTED
-                remedy = f"correct rows or {source}; see the records in {path}"
-                raise DataError(f"{problem} ({reasons})", remedy)
+                remedy = counts.suggest_correction(f"correct rows or {source}")
+                raise DataError(f"{problem} ({reasons})", f"{remedy}; see the records in {path}")
 
     def _write_dataset(self, shared: SharedPhases, counts: PhaseCounts) -> dataset.DatasetManifest:
         splits: dict[str, dataset.SplitInfo] = {}

@@ -175,7 +175,7 @@ def _check_fields(job: PrepareJob, field_names: tuple[str, ...]) -> None:
     for name in (*job.filter, *group_fields):
         if name not in field_names:
             raise SettingsError(
-                f"the source has no field '{name}'", did_you_mean(name, field_names)
+                f"the source has no field '{name}' with a value", did_you_mean(name, field_names)
             )
 
 
@@ -257,10 +257,10 @@ def _check_records(
         if phase_counts.sum_counts("skipped"):
             reasons = phase_counts.format_counts("skipped", "rejected")
             raise DataError(f"no record is left ({reasons})", f"correct filter or {key}")
-        if count := sum(phase_counts.sum_counts("rejected").values()):
-            raise DataError(
-                f"all records are rejected ({count})", f"see the reasons in {rejected[0]}"
-            )
+        if reasons := phase_counts.format_counts("rejected"):
+            remedy = phase_counts.suggest_correction(f"correct {key}")
+            problem = f"all records are rejected ({reasons})"
+            raise DataError(problem, f"{remedy}; see the records in {rejected[0]}")
         noun = "the validation source" if number else "the source"
         raise DataError(f"{noun} has no records", f"correct {key} in the run file")
 

@@ -125,7 +125,7 @@ class Layout(ABC):
                     remedy = did_you_mean(name, field_names)
                 else:
                     remedy = "its records have no text; use another source"
-                raise SettingsError(f"the source has no field '{name}'", remedy)
+                raise SettingsError(f"the source has no field '{name}' with a value", remedy)
 
     def check_inputs(self, tokenizer: TokenizerSettings) -> None:
         """Raise SettingsError if it is known before reading that no row can be made."""

@@ -51,7 +51,7 @@ class PreferencesLayout(TemplateLayout):
         for name in ANSWERS:
             if name not in field_names:
                 remedy = did_you_mean(name, field_names) if field_names else "use another source"
-                raise SettingsError(f"the source has no field '{name}'", remedy)
+                raise SettingsError(f"the source has no field '{name}' with a value", remedy)
 
     def token_limits(self) -> dict[str, int]:
         return dict.fromkeys(ANSWERS, self.settings.length)

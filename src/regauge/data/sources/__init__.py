@@ -76,14 +76,18 @@ class Skipped(NamedTuple):
     fields: dict[str, Value]
 
 
+UNDECODABLE = "undecodable bytes"
+"""The reason of a rejection if a record is not UTF-8."""
 SourceItem = Record | Rejected | Skipped
 """The items that a source or a filter yields."""
 
 
 def reject_undecodable(item: SourceItem) -> SourceItem:
-    """Return an item, or a rejection if a text of it has a lone surrogate."""
-    if isinstance(item, Record) and not all(map(is_unicode, item.fields.values())):
-        return Rejected(item.file, item.location, "undecodable bytes", "lone surrogate")
+    """Return an item, or a rejection if a field name or a text of it has a lone surrogate."""
+    if isinstance(item, Record) and not all(
+        is_unicode(name) and is_unicode(value) for name, value in item.fields.items()
+    ):
+        return Rejected(item.file, item.location, UNDECODABLE, "lone surrogate")
     return item
 
 

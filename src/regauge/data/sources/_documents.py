@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from regauge.data.sources import Record, Rejected
+from regauge.data.sources import UNDECODABLE, Record, Rejected
 from regauge.data.values import Value, convert_value
 
 
@@ -16,7 +16,7 @@ def parse_record(
     try:
         document = json.loads(data.decode())
     except UnicodeDecodeError as error:
-        return Rejected(file, location, "undecodable bytes", str(error))
+        return Rejected(file, location, UNDECODABLE, str(error))
     except (ValueError, RecursionError) as error:
         return Rejected(file, location, "malformed JSON", str(error))
     if not isinstance(document, dict):

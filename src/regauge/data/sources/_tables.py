@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from regauge.choices import did_you_mean
-from regauge.data.sources import Piece, Record, Rejected, _documents, _files
+from regauge.data.sources import UNDECODABLE, Piece, Record, Rejected, _documents, _files
 from regauge.errors import DataError
 from regauge.log import logger
 
@@ -136,7 +136,7 @@ class TableSource(_files.FileSource):
         self, name: str, location: str, document: dict[str, Any] | UnicodeDecodeError
     ) -> Record | Rejected:
         if isinstance(document, UnicodeDecodeError):
-            return Rejected(name, location, "undecodable bytes", str(document))
+            return Rejected(name, location, UNDECODABLE, str(document))
         return _documents.build_record(name, location, document, self.columns)
 
 

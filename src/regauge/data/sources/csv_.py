@@ -98,7 +98,10 @@ class Csv(_files.FileSource):
         return tuple(first.values) if first else ()
 
     def _check_delimiter(self, name: str, header: tuple[str, ...]) -> None:
-        """Raise DataError if a header of one column looks separated by another character."""
+        """Raise DataError if a header is JSON, or looks separated by another character."""
+        if header and header[0].lstrip().startswith(("{", "[{")):
+            problem = f"{name} begins with '{header[0][:20]}', which looks like JSON"
+            raise DataError(problem, 'set source.kind = "jsonl"')
         if self.delimiter is not None or self.column_names or len(header) != 1:
             return
         counts = {character: header[0].count(character) for character in OTHER_DELIMITERS}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from regauge.data.sources import Piece, Record, Rejected, _compressed, _files
+from regauge.data.sources import UNDECODABLE, Piece, Record, Rejected, _compressed, _files
 from regauge.units import MIB
 
 if TYPE_CHECKING:
@@ -79,4 +79,4 @@ def _decode(name: str, location: str, data: bytes) -> Record | Rejected:
     try:
         return Record(name, location, {"text": data.decode()})
     except UnicodeDecodeError as error:
-        return Rejected(name, location, "undecodable bytes", str(error))
+        return Rejected(name, location, UNDECODABLE, str(error))

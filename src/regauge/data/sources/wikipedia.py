@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
 
-from regauge.data.sources import Piece, Record, Rejected, _documents, _files
+from regauge.data.sources import UNDECODABLE, Piece, Record, Rejected, _documents, _files
 from regauge.units import MIB
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class _Article(NamedTuple):
         try:
             title, text = self.title.decode(), b"\n".join(lines).strip(b"\n").decode()
         except UnicodeDecodeError as error:
-            return Rejected(self.file, self.location, "undecodable bytes", str(error))
+            return Rejected(self.file, self.location, UNDECODABLE, str(error))
         if not self.is_complete:
             return Rejected(self.file, self.location, "document with unreadable lines", title)
         return Record(self.file, self.location, {"title": title, "text": text})

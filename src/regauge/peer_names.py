@@ -142,8 +142,11 @@ _LITGPT = {
     "train.save_interval": "output.checkpoint.every_steps",
 }
 _LIGHTNING = {
+    "16_mixed": "execution.precision=fp16",
+    "32_true": "execution.precision=fp32",
     "accelerator": "accelerator",
     "accumulate_grad_batches": "batch.rows batch.microbatch_rows",
+    "bf16_mixed": "execution.precision=bf16",
     "check_val_every_n_epoch": "evaluation.every_steps",
     "ckpt_path": "output.folder",
     "default_root_dir": "output.folder",
@@ -168,8 +171,11 @@ _LIGHTNING = {
 _TORCH = {
     "batch_size": "batch.rows",
     "betas": "optimizer.betas",
+    "bfloat16": "execution.precision=bf16",
     "clip_grad_norm_": "optimizer.max_grad_norm",
     "eps": "optimizer.epsilon",
+    "float16": "execution.precision=fp16",
+    "float32": "execution.precision=fp32",
     "lr": "optimizer.learning_rate",
     "master_addr": "execution.nodes.endpoint",
     "max_restarts": "execution.supervision.max_attempts_per_step",
@@ -207,7 +213,7 @@ _COMMON = {
     "grad_clip": "optimizer.max_grad_norm",
     "gradient_accumulation": "batch.rows batch.microbatch_rows",
     "gradient_clipping": "optimizer.max_grad_norm",
-    "half": "execution.precision",
+    "half": "execution.precision=fp16",
     "hidden_size": "model.config",
     "label": "task.label",
     "label_names": "task.class_names",

@@ -166,8 +166,11 @@ def _suggest_value(problem: ErrorDetails) -> str:
     value = problem["input"]
     if problem["type"] != "literal_error" or not isinstance(value, str):
         return ""
-    expected = str(problem["ctx"]["expected"]).replace("' or '", "', '")
-    remedy = choices.did_you_mean(value, expected.strip("'").split("', '"))
+    expected = str(problem["ctx"]["expected"]).replace("' or '", "', '").strip("'").split("', '")
+    for setting in peer_names.find_settings(value):
+        if (name := setting.partition("=")[2]) in expected:
+            return f"did you mean '{name}'?"
+    remedy = choices.did_you_mean(value, expected)
     return remedy if remedy.startswith("did") else ""
 
 

@@ -395,7 +395,9 @@ def words_run(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return write("run.toml", RUN_FILE.format(data=data))
 
 
-def test_a_trained_custom_module_is_evaluated_exported_and_used(words_run: Path) -> None:
+def test_a_trained_custom_module_is_evaluated_exported_and_used(
+    words_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", str(words_run)]) == 0
     metrics = json.loads(Path("run/result.json").read_text())["metrics"]
     models = ("models={ words = 'run' }", "output.folder=table")
@@ -417,6 +419,10 @@ def test_a_trained_custom_module_is_evaluated_exported_and_used(words_run: Path)
     )
     table = PredictResult({"output": "answers"}).read_table()
     assert table.column("predicted_label").to_pylist() == answer["predicted_label"]
+    assert main(["export", "run", "--format", "hf"]) == 2
+    assert "a custom module, which transformers cannot load; export" in capsys.readouterr().err
+    assert main(["export", "run", "--format", "torch"]) == 0
+    assert Path("run/model.pt").is_file()
     loaded = regauge.load("run", module="custom_words:Words").predict([text])
     assert loaded["predicted_label"] == answer["predicted_label"]
 

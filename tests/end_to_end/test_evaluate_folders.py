@@ -114,6 +114,16 @@ def test_a_folder_is_evaluated_on_the_heldout_rows_of_its_run(
     assert [entry["name"] for entry in answer["classes"]["run"]["classes"]] == list(NAMES)
 
 
+def test_each_file_has_its_evaluation(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_records(tmp_path / "new test.csv", 5, 7)
+    source = str(tmp_path / "new test.csv")
+    assert main(["evaluate", str(run), "--source", source, "--dry-run", "--json"]) == 0
+    answer = read_json(capsys.readouterr().out)
+    assert answer["output"] == str(run.with_name("run-evaluation-new-test"))
+
+
 def test_a_file_is_prepared_like_the_dataset_of_the_run(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from regauge.data.unprepared import describe_datasets, expected_fields, find_row
 from regauge.errors import DataError, SettingsError, find_refusal
 from regauge.models import hub
 from regauge.models.flops import FLOPS_FORMULA
-from regauge.training import dry_run, run_record
+from regauge.training import dry_run, run, run_record
 from regauge.training.optimizers.optimizer_defaults import resolve_optimizer
 from regauge.verbs import pipeline, train
 from regauge.verbs._train_plan import check_before_start
@@ -328,3 +330,33 @@ def test_a_dry_run_reports_what_the_run_refuses(
         assert main(arguments) == 2
         assert message in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("batch.rows=4096", "stop.steps=2"), r"batch\.rows is 4096, and the dataset has \d+ tr"),
+        (("optimizer.schedule.warmup_steps=10", "stop.steps=10"), "does not reach its peak"),
+        (("optimizer.schedule.warmup_steps=9", "stop.steps=10"), ""),
+    ],
+)
+def test_a_run_that_can_learn_little_is_named(
+    plan_file: PlanFile,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    overrides: tuple[str, ...],
+    message: str,
+) -> None:
+    datasets.write_packed(tmp_path / "data")
+    plan_file(MLM, PACKED, overrides=overrides)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == bool(message)
+    assert all(re.search(message, warning) for warning in warnings)
+
+
+@pytest.mark.parametrize(("loss", "pearson"), [(1.5, math.nan), (math.inf, 0.1)])
+def test_a_loss_that_is_not_finite_is_named(
+    caplog: pytest.LogCaptureFixture, loss: float, pearson: float
+) -> None:
+    run._warn_about_metrics({"heldout/loss": loss, "heldout/pearson": pearson})
+    assert ("heldout/loss of the final model is not finite" in caplog.text) == math.isinf(loss)

@@ -157,6 +157,21 @@ def test_a_damaged_file_and_an_unknown_suffix_are_refused(tmp_path: Path) -> Non
         read_data_file(path)
 
 
+def test_the_candidates_of_a_query_are_grouped_by_its_id(tmp_path: Path) -> None:
+    record = {"query": "words", "document": "A text.", "label": 1}
+    for name, expected in (("qid", "qid"), ("year", "query")):
+        data = write_jsonl(tmp_path / f"{name}.jsonl", *({**record, name: i} for i in range(9)))
+        tables = tomllib.loads(write_recipe("rank", "job.toml", data, None))
+        assert tables.get("rows", {}).get("group_by", "query") == expected
+
+
+def test_the_last_command_of_pairs_embeds_the_documents(tmp_path: Path) -> None:
+    data = write_jsonl(tmp_path / "a.jsonl", {"title": "a", "some text": "b"})
+    text = write_recipe("embed", "job.toml", data, None)
+    *_, command = (line for line in text.splitlines() if line.startswith("#   "))
+    assert shlex.split(command)[-1] == 'predict.text_fields=["some text"]'
+
+
 def test_the_output_folders_have_the_name_of_the_run_file(tmp_path: Path) -> None:
     data = write_jsonl(tmp_path / "my data.jsonl", {"text": "a", "label": 0})
     text = write_recipe("classify", f"{tmp_path}/my job.toml", data, None)

@@ -36,6 +36,8 @@ FAILURES = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError,
 """Errors of a model that cannot compute a row, or cannot have a size."""
 TINY_HEADS, TINY_VOCABULARY = 2, 64
 """Attention heads and vocabulary size (without special tokens) of a tiny copy."""
+MIN_POSITIONS = 32
+"""Positions of a tiny copy; the rows of the trials are shorter."""
 MPNET_FIRST_POSITION = 2
 """First position id of MPNet, whose padding id is 1 whatever its configuration contains."""
 
@@ -175,7 +177,13 @@ def _list_samples(model: PreTrainedModel, *, has_head: bool) -> Iterator[PreTrai
 
 
 def _shrink(config: Any, *, narrow: bool, shallow: bool) -> None:
-    """Reduce the sizes in a configuration, by the field names that transformers shares."""
+    """Reduce the sizes in a configuration, by the field names that transformers shares.
+
+    The positions are enough for the trials, whatever the model has.
+    """
+    for name in LIMIT_FIELDS:
+        if isinstance(limit := getattr(config, name, None), int):
+            setattr(config, name, max(limit, MIN_POSITIONS))
     if shallow:
         layer_types = list(dict.fromkeys(getattr(config, "layer_types", None) or ()))
         config.num_hidden_layers = max(1, len(layer_types))

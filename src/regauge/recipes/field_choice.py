@@ -25,6 +25,7 @@ DOCUMENT_NAMES = (
     "body",
     "text",
 )
+GROUP_NAMES = ("query_id", "qid", "group_id", "session_id")
 NEGATIVE_NAMES = ("negative", "hard_negative")
 TEXT_NAMES = ("text", "sentence", "content", "body", "review", "document", "title")
 CHAT_FIELDS = (("messages",), ("instruction", "output"))
@@ -78,6 +79,11 @@ def find_pair(data: DataFile, excluded: Collection[str] = ()) -> tuple[str, str]
     if query is None or document is None:
         raise _missing(data, "a query and a document", ("query", "document"))
     return query, document
+
+
+def find_group(data: DataFile) -> str | None:
+    """Return the field with the id of a query; None if there is none."""
+    return _find_by_name(data, GROUP_NAMES)
 
 
 def find_negatives(data: DataFile) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from pathlib import Path
@@ -14,7 +15,7 @@ from regauge.recipes import field_choice
 from regauge.recipes.data_file import DataFile, FieldSummary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 Tables = dict[str, Any]
 DEFAULT_TOKENS = 128
@@ -31,6 +32,7 @@ MIN_BATCH_ROWS, MIN_STEPS_PER_EPOCH = 8, 8
 """Smallest global batch of small data, and the steps of an epoch that it should have."""
 EVALUATIONS, UNKNOWN_EVERY_STEPS = 5, 100
 """Evaluations of a run on small data, and the steps between two on data of unknown size."""
+CSV = "output.format=csv"
 MIN_CHAT_TOKENS = 256
 """Smallest length of a conversation in tokens."""
 WIDTH = 256
@@ -86,7 +88,7 @@ def build_classify(job: Job) -> Recipe:
     task = {"kind": "classify", "text_fields": [text], "label": label}
     limits = _limit_tokens(job.data, text)
     rows = {"layout": "fields", "fields": limits, "labels": [label]}
-    return _build_fields_recipe(job, task, rows, answers="csv")
+    return _build_fields_recipe(job, task, rows, options=[CSV])
 
 
 def build_embed(job: Job) -> Recipe:
@@ -97,7 +99,8 @@ def build_embed(job: Job) -> Recipe:
     if negatives:
         task["negatives"] = negatives
     rows = {"layout": "fields", "fields": _limit_tokens(job.data, query, document, *negatives)}
-    return _build_fields_recipe(job, task, rows, batch_rows=64)
+    texts = f"predict.text_fields={json.dumps([document], ensure_ascii=False)}"
+    return _build_fields_recipe(job, task, rows, batch_rows=64, options=[texts])
 
 
 def build_sft(job: Job) -> Recipe:
@@ -121,18 +124,19 @@ def build_sft(job: Job) -> Recipe:
 def build_rank(job: Job) -> Recipe:
     """Return a ranker of the candidates of a query."""
     label = field_choice.find_label(job.data, field_choice.RELEVANCE_NAMES)
-    query, document = field_choice.find_pair(job.data, {label})
+    group = field_choice.find_group(job.data)
+    query, document = field_choice.find_pair(job.data, {label, group or label})
     task: Tables = {"kind": "rank", "query": [query], "document": [document], "label": label}
     if features := field_choice.find_features(job.data, {label, query, document}):
         task["numeric_features"] = features
     rows = {
         "layout": "groups",
-        "group_by": query,
+        "group_by": group or query,
         "shared": [query],
         "fields": _limit_tokens(job.data, query, document),
         "floats": [label, *features],
     }
-    return _build_fields_recipe(job, task, rows, batch_rows=16, answers="csv")
+    return _build_fields_recipe(job, task, rows, batch_rows=16, options=[CSV])
 
 
 def build_increment(job: Job) -> Recipe:
@@ -184,14 +188,16 @@ DESCRIPTIONS = {
 
 
 def _build_fields_recipe(
-    job: Job, task: Tables, rows: Tables, *, batch_rows: int = 32, answers: str | None = None
+    job: Job, task: Tables, rows: Tables, *, batch_rows: int = 32, options: Sequence[str] = ()
 ) -> Recipe:
     """Return a recipe of an encoder; `rows` is left out if it is the default of the task.
 
-    `answers` is the format of the predictions; None for the default of `regauge predict`.
+    `options` are overrides of the command that predicts.
     """
     limits = rows["fields"].values()
-    is_default = set(limits) == {DEFAULT_TOKENS}
+    is_default = set(limits) == {DEFAULT_TOKENS} and rows.get("group_by") in rows.get(
+        "shared", [None]
+    )
     length = sum(limits) if task["kind"] == "rank" else max(limits)
     tables = {
         **_describe_data(job, {} if is_default else rows, vocab_size=4096),
@@ -201,8 +207,7 @@ def _build_fields_recipe(
         ),
     }
     words = ["predict", job.folder, "--source", job.file, "--to", f"{job.folder}-output"]
-    words += [] if answers is None else [f"output.format={answers}"]
-    return Recipe(tables, _format_command(*words))
+    return Recipe(tables, _format_command(*words, *options))
 
 
 def _format_command(*words: str) -> str:

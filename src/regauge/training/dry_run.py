@@ -13,12 +13,14 @@ from regauge.data import tokenizer
 from regauge.data.dataset import MANIFEST
 from regauge.data.unprepared import NO_ROWS, find_rows, is_prepared
 from regauge.errors import SettingsError, find_refusal
+from regauge.log import logger
 from regauge.models.hub import local_only, resolve_model
 from regauge.planning.catalog import find_price
 from regauge.supervision.nodes.topology import resolve_topology
 from regauge.training import run_record, task_schedule, warm_start
 from regauge.training.defaults import check_device, check_world_size
 from regauge.training.optimizers.optimizer_defaults import describe_optimizer, resolve_optimizer
+from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from regauge.data.dataset import DatasetManifest
@@ -49,6 +51,7 @@ def plan_run(settings: TrainSettings) -> dict[str, Any]:
     if unprepared:
         return {**plan, "data": f"{unprepared[0]} is not prepared yet"}
     manifests, refusal = check_run_offline(settings)
+    warn_about_length(settings, manifests[0])
     is_open = any(config.batch.microbatch_rows == "auto" for config in configs)
     is_lazy = settings.accelerator is not None and settings.accelerator.is_lazy
     if is_lazy and not is_open and len(configs) == 1:
@@ -242,6 +245,23 @@ def _check_weights(settings: TrainSettings) -> None:
         tokenizer.check_same_tokenizer(dataset, resolve_model(path))
         for config in settings.task_configs:
             config.task.check_weights(resolve_model(path))
+
+
+def warn_about_length(settings: TrainSettings, manifest: DatasetManifest) -> None:
+    """Log a warning for a batch of more rows than the dataset has, and for a warm-up without end.
+
+    The dataset is that of the first task.
+    """
+    num_rows, batch_rows = manifest.splits["train"].rows, settings.task_configs[0].batch.rows
+    if batch_rows > num_rows:
+        message = "batch.rows is %d, and the dataset has %s: each step is a whole epoch"
+        logger.warning(message, batch_rows, format_count(num_rows, "training row"))
+    warmup_steps = settings.optimizer.schedule.warmup_steps
+    total_steps = settings.stop.total_steps(task_schedule.count_steps_per_epoch(settings, manifest))
+    if warmup_steps != "auto" and warmup_steps >= total_steps:
+        message = "optimizer.schedule.warmup_steps is %d, and the run has %s: the learning rate"
+        message += " does not reach its peak"
+        logger.warning(message, warmup_steps, format_count(total_steps, "step"))
 
 
 def _check_size(settings: TrainSettings) -> None:

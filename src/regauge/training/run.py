@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -165,4 +166,13 @@ def _finish(context: RunContext, state: TrainState, outcome: Outcome) -> dict[st
     }
     if context.world.is_main_process:
         run_record.write_result(context.folder, result)
+        _warn_about_metrics(final_model.metrics)
     return result
+
+
+def _warn_about_metrics(metrics: dict[str, float]) -> None:
+    """Log a warning if a held-out loss of the final model is not finite."""
+    losses = {name: value for name, value in metrics.items() if name.endswith("loss")}
+    if names := [name for name, value in losses.items() if not math.isfinite(value)]:
+        message = "%s of the final model is not finite; lower optimizer.learning_rate"
+        logger.warning(message, " and ".join(names))

@@ -279,7 +279,9 @@ class TaskConfig(NamedTuple):
 class Execution(Settings):
     """The execution of the run; these settings do not change the data order or the model."""
 
-    processes: int | Literal["auto"] = Field(default=1, union_mode="left_to_right")
+    processes: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default=1, union_mode="left_to_right"
+    )
     """Processes on each machine; `auto` is one per healthy device, or one on a CPU."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of each process; by default the cores divided by the processes."""

@@ -64,6 +64,7 @@ def check_before_start(settings: TrainSettings) -> dict[str, Any] | None:
     if result := dry_run.find_finished(settings, manifests):
         logger.info("%s", dry_run.describe_finished(settings, result))
         return result
+    dry_run.warn_about_length(settings, manifests[0])
     _check_device(settings)
     if processes.detect_world().local_rank == 0:
         _verify_datasets(settings)

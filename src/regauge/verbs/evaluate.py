@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,7 +106,7 @@ def _load_settings(
 ) -> EvaluateSettings:
     """Build the settings from a run file, or from a folder and the flags."""
     is_folder = run_file.is_dir()
-    tables = _describe_folder(run_file) if is_folder else config.read(run_file)
+    tables = _describe_folder(run_file, source) if is_folder else config.read(run_file)
     if to is not None:
         tables["output"] = {**tables.get("output", {}), "folder": str(to)}
     tables = config.apply_overrides(tables, overrides)
@@ -120,8 +121,11 @@ def _load_settings(
     return config.build(EvaluateSettings, tables, verbs.table_names(), str(run_file))
 
 
-def _describe_folder(folder: Path) -> config.Tables:
-    """Return the tables that evaluate the model in a folder with the task of its run, if any."""
+def _describe_folder(folder: Path, source: str | None) -> config.Tables:
+    """Return the tables that evaluate the model in a folder with the task of its run, if any.
+
+    The name of the output folder has the files of `source`, so that each has its own evaluation.
+    """
     from regauge.evaluation.runs import find_trained_task
 
     trained = find_trained_task(folder)
@@ -130,9 +134,10 @@ def _describe_folder(folder: Path) -> config.Tables:
         owner = trained.run
     parts = folder.resolve().relative_to(owner).parts
     name = " ".join((owner.name, *(part for part in parts if part != "model")))
+    files = re.findall(r"\w+", Path(source).name.partition(".")[0]) if source else ()
     tables: config.Tables = {
         "models": {name: str(folder)},
-        "output": {"folder": str(owner.with_name(f"{owner.name}-evaluation"))},
+        "output": {"folder": str(owner.with_name("-".join((owner.name, "evaluation", *files))))},
         "evaluate": {"title": f"Evaluation of {name}"},
     }
     if trained is None:

@@ -75,7 +75,9 @@ def _load_settings(run_file: Path | None, overrides: tuple[str, ...]) -> ExportS
         target["run"] = output["folder"]
     if "to" not in target and "run" not in target:
         raise SettingsError("the artifact has no folder", "name it with --to")
-    target.setdefault("to", str(Path(target.get("run", "")) / ARTIFACT))
+    weight_format = target.get("format", ARTIFACT)
+    name = "model.pt" if weight_format == "torch" else weight_format
+    target.setdefault("to", str(Path(target.get("run", "")) / name))
     source = str(run_file) if run_file else "the command line"
     return config.build(ExportSettings, tables, verbs.table_names(), source)
 

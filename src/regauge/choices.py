@@ -73,8 +73,8 @@ def load(folder: str, name: str) -> type[Any]:
     if ":" in name:
         return _load_class(folder, name)
     if name not in names(folder):
-        category = singularize(folder.rsplit("/", maxsplit=1)[-1])
-        raise SettingsError(f"no {category} named '{name}'", _suggest_choice(folder, name))
+        problem = f"no {name_category(folder)} named '{name}'"
+        raise SettingsError(problem, _suggest_choice(folder, name))
     for point in importlib.metadata.entry_points(group=f"regauge.{folder.replace('/', '.')}"):
         if point.name == name:
             return point.load()  # type: ignore[no-any-return]
@@ -87,6 +87,11 @@ def load(folder: str, name: str) -> type[Any]:
     if len(classes) != 1:
         raise TypeError(f"{module.__name__} must define exactly one choice, not {classes}")
     return classes[0]
+
+
+def name_category(folder: str) -> str:
+    """Return the noun for the choices of a folder, such as `source` for `data/sources`."""
+    return singularize(folder.rsplit("/", maxsplit=1)[-1])
 
 
 def _suggest_choice(folder: str, name: str) -> str:

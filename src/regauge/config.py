@@ -44,6 +44,7 @@ from regauge.validation import convert_error, find_model, suggest_key
 FORMAT = 2
 """Version of every JSON document that Regauge writes; `check_format` refuses any other."""
 
+RUN_FILE_SUFFIXES = (".json", ".toml")
 OTHER_FORMATS = {
     ".cfg": "INI",
     ".ini": "INI",
@@ -54,6 +55,8 @@ OTHER_FORMATS = {
 """Formats of other configuration files by their suffix; a run file has none of them."""
 SAVED_RUN = "run.json"
 """The file with the settings of a run, in its output folder."""
+MANIFEST = "manifest.json"
+"""The document of a dataset or an artifact, in its folder."""
 REPEAT_RUN = "repeat the run from its run file"
 RUN_IDENTITY = "run"
 """The table of a saved `run.json` that identifies the run; it is not a setting."""
@@ -121,15 +124,16 @@ def parse_choice(folder: str, value: Any) -> Any:
         return value
     kind = value.get("kind")
     if not isinstance(kind, str):
-        wrong_type = f"the kind of '{folder}' must be a name, got {kind!r}"
-        problem = wrong_type if "kind" in value else f"a choice of '{folder}' has no kind"
+        category = choices.name_category(folder)
+        wrong_type = f"the kind of the {category} must be a name, got {kind!r}"
+        problem = wrong_type if "kind" in value else f"the {category} has no kind"
         raise SettingsError(problem, f"set kind to one of: {', '.join(choices.names(folder))}")
     choice = choices.load(folder, kind)
     rest = {key: item for key, item in value.items() if key != "kind"}
     try:
         return choice.model_validate(rest)
     except ValidationError as error:
-        raise convert_error(error, choice, f"{folder} '{kind}'") from None
+        raise convert_error(error, choice, f"{choices.name_category(folder)} '{kind}'") from None
 
 
 class RunIdentity(DocumentShape):
@@ -188,13 +192,15 @@ def read(path: Path | str) -> Tables:
         tables = parse_object(text) if path.suffix == ".json" else tomllib.loads(text)
         check_depth(tables)
     except FileNotFoundError:
-        raise SettingsError(
-            f"no run file {path}", "name an existing file, or write one with 'regauge init'"
-        ) from None
+        kind = "run file" if path.suffix else "file or folder"
+        remedy = "name an existing one, or write a run file with 'regauge init'"
+        raise SettingsError(f"no {kind} {path}", remedy) from None
     except IsADirectoryError:
         raise SettingsError(f"{path} is a folder", "name a run file (.toml or .json)") from None
     except (ValueError, RecursionError) as error:
-        raise SettingsError(f"{path} cannot be read: {error}", "correct that file") from None
+        is_run_file = path.suffix in RUN_FILE_SUFFIXES
+        remedy = "correct that file" if is_run_file else "name a run file (.toml or .json)"
+        raise SettingsError(f"{path} cannot be read: {error}", remedy) from None
     if RUN_IDENTITY in tables:
         _check_saved_run(tables, path, REPEAT_RUN)
     return _drop_identity(tables)
@@ -203,10 +209,14 @@ def read(path: Path | str) -> Tables:
 def read_saved_run(folder: Path) -> Tables:
     """Read the settings of the run in an output folder, as nested tables.
 
-    Raises DataError if it has no `run.json`, or a damaged one.
+    Raises SettingsError for the folder of a dataset or an artifact, and DataError if it has no
+    `run.json`, or a damaged one.
     """
     path = folder / SAVED_RUN
     document = find_saved_run(folder, REPEAT_RUN)
+    if document is None and (folder / MANIFEST).exists():
+        problem = f"{folder} is no output folder of a run, but a dataset or an artifact"
+        raise SettingsError(problem, "name the output folder of a run")
     if document is None:
         raise DataError(f"{path} is missing", REPEAT_RUN)
     return _drop_identity(document)

@@ -84,7 +84,7 @@ def test_the_function_of_a_verb_accepts_a_path_as_text(
         (["--hepl"], "regauge: no option named '--hepl'; did you mean '--help'?"),
         (["pipeline"], "'pipeline' needs the argument RUN-FILE; see 'regauge pipeline --help'"),
         (["export", "--to"], "parameter --to requires an argument; see 'regauge export --help'"),
-        (["pipeline", "no.toml"], "regauge: no run file no.toml; name an existing file"),
+        (["pipeline", "no.toml"], "regauge: no run file no.toml; name an existing one"),
         (["init", "quikstart"], "no recipe or example 'quikstart'"),
     ],
 )
@@ -215,7 +215,7 @@ def test_the_module_runs_like_the_command(tmp_path: Path) -> None:
             ["train", "none.toml"],
             {
                 "error": "no run file none.toml",
-                "remedy": "name an existing file, or write one with 'regauge init'",
+                "remedy": "name an existing one, or write a run file with 'regauge init'",
                 "code": 2,
             },
         ),

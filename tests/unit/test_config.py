@@ -150,15 +150,15 @@ def test_dumped_settings_can_be_built_again() -> None:
             "correct optimizer",
         ),
         ({"name": "a", "tracker": "jsonnl"}, "no tracker named 'jsonnl'", "did you mean 'jsonl'?"),
-        ({"name": "a", "tracker": {"x": 1}}, "a choice of 'trackers' has no kind", "set kind to"),
+        ({"name": "a", "tracker": {"x": 1}}, "the tracker has no kind", "set kind to"),
         (
             {"name": "a", "tracker": {"kind": 3}},
-            "the kind of 'trackers' must be a name, got 3",
+            "the kind of the tracker must be a name, got 3",
             "set kind to one of: console",
         ),
         (
             {"name": "a", "tracker": {"kind": {}}},
-            "the kind of 'trackers' must be a name, got {}",
+            "the kind of the tracker must be a name, got {}",
             "set kind to one of: console",
         ),
         (
@@ -214,13 +214,13 @@ def test_an_invalid_setting_is_one_line_with_a_remedy(
 
 def test_an_unknown_key_of_a_choice_names_the_choice() -> None:
     error = problem({"name": "a", "tracker": {"kind": "jsonl", "no_such_key": 1}})
-    assert error.problem == "run.toml: trackers 'jsonl': unknown key 'no_such_key'"
+    assert error.problem == "run.toml: tracker 'jsonl': unknown key 'no_such_key'"
 
 
 def test_a_misspelled_required_key_is_an_unknown_key() -> None:
     with pytest.raises(SettingsError) as caught:
         config.parse_choice("data/sources", {"kind": "text", "flies": ("a",)})
-    assert caught.value.problem == "data/sources 'text': unknown key 'flies'"
+    assert caught.value.problem == "source 'text': unknown key 'flies'"
     assert caught.value.remedy == "did you mean 'files'?"
 
 
@@ -293,6 +293,8 @@ def test_a_merge_replaces_leaves_or_tables_of_another_kind() -> None:
         ("run.toml", b"a" + b".a" * 200 + b" = 1", "nested more than 100 levels deep"),
         (".", b"", "is a folder"),
         ("missing.toml", b"", "no run file"),
+        ("missing", b"", "no file or folder"),
+        ("train.csv", b"text,label", r"cannot be read: .*; name a run file \(\.toml or \.json\)"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused(
@@ -303,6 +305,14 @@ def test_a_file_that_cannot_be_read_is_refused(
     with pytest.raises(SettingsError, match=says) as caught:
         config.read(tmp_path / name)
     assert "\n" not in str(caught.value)
+
+
+def test_the_folder_of_a_dataset_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"run\.json is missing"):
+        config.read_saved_run(tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(SettingsError, match="but a dataset or an artifact; name the output folder"):
+        config.read_saved_run(tmp_path)
 
 
 def test_a_saved_document_has_a_format_version(tmp_path: Path) -> None:

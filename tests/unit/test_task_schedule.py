@@ -92,12 +92,12 @@ def test_the_command_line_names_a_task() -> None:
     [
         ((SEARCH, {**WORDS, "name": "search"}), "two tasks are named 'search'"),
         (({"kind": "mlm"}, SEARCH), "task 1: 'name' is missing"),
-        ((SEARCH, {**WORDS, "masks": 1}), "task words: tasks 'mlm': unknown key 'masks'"),
+        ((SEARCH, {**WORDS, "masks": 1}), "task words: task 'mlm': unknown key 'masks'"),
         ((SEARCH, {**WORDS, "kind": "mlmm"}), "task words: no task named 'mlmm'; did you mean"),
         ((SEARCH, {**WORDS, "weight": 0}), "task words: 'weight'"),
         ((SEARCH, {**WORDS, "batch": {"rows": 3}}), "task words: .*not divisible"),
         ((SEARCH, {**WORDS, "name": "a.b"}), "task a.b: 'name'"),
-        ((SEARCH, {"name": "words"}), "task words: a choice of 'tasks' has no kind"),
+        ((SEARCH, {"name": "words"}), "task words: the task has no kind"),
         ((), "a run needs a task"),
     ],
 )

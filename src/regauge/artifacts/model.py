@@ -64,7 +64,7 @@ class LoadedModel:
         if an element is not a valid text.
         """
         if self.program.output_kind != "vectors":
-            problem = f"this artifact returns {self.program.output_kind}, not vectors"
+            problem = f"this model returns {self.program.output_kind}, not vectors"
             raise SettingsError(problem, "call predict() instead")
         batch = [texts] if isinstance(texts, str) else list(texts)
         columns = convert_vectors(self._compute([batch], prompt), dtype)
@@ -139,7 +139,8 @@ class LoadedModel:
         """
         if self.program.output_kind != "text" or self._generator is None:
             problem = f"this model returns {self.program.output_kind}, not generated text"
-            raise SettingsError(problem, "call predict() or encode() instead")
+            method = "encode" if self.program.output_kind == "vectors" else "predict"
+            raise SettingsError(problem, f"call {method}() instead")
         options = {
             "max_new_tokens": max_new_tokens,
             "temperature": float(temperature),

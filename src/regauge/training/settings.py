@@ -475,9 +475,9 @@ class TrainSettings(Computation):
         if not self.has_best_final_model and self.stop.patience is None:
             return self
         if self.output.checkpoint.best_metric == "off":
-            raise ValueError(f"{key} needs a metric: set output.checkpoint.best_metric")
+            raise ValueError(f"{key} needs a metric; set output.checkpoint.best_metric")
         if self.stop.patience is not None and self.evaluation.every_steps == 0:
-            raise ValueError(f"{key} needs evaluations: set evaluation.every_steps")
+            raise ValueError(f"{key} needs evaluations; set evaluation.every_steps")
         return self
 
     @model_validator(mode="after")

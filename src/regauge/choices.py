@@ -195,7 +195,8 @@ def has_custom_code() -> bool:
 
 def _load_class(folder: str, path: str) -> type[Any]:
     """Import a custom class; its import path becomes its `kind`."""
-    module = _load_module(path, f"set it there as a kind of {folder} if you trust it")
+    remedy = f"set it there as the kind of a {name_category(folder)} if you trust it"
+    module = _load_module(path, remedy)
     module_path, _, name = path.partition(":")
     interface = _find_interface(folder)
     candidates = [key for key, value in vars(module).items() if _implements(value, interface)]

@@ -99,7 +99,13 @@ def _run_verb(tokens: list[str]) -> None:
 
 
 def _suggest_option(option: str, flags: list[str]) -> str:
-    """Return the remedy for an unknown option; settings are written as key.path=value."""
+    """Return the remedy for an unknown option; settings are written as key.path=value.
+
+    An option whose words are in a flag means that flag, such as `--max-tokens` `--max-new-tokens`.
+    """
+    words = set(option.lstrip("-").split("-"))
+    if matches := [flag for flag in flags if words <= set(flag.lstrip("-").split("-"))]:
+        return choices.did_you_mean(option, matches)
     settings = [setting.partition("=") for setting in peer_names.find_settings(option)]
     if not settings:
         return choices.did_you_mean(option, flags)

@@ -381,9 +381,9 @@ def build(root: type[S], tables: Tables, other_tables: tuple[str, ...] = (), sou
         raise convert_error(error, root, source) from None
 
 
-def dump(settings: Settings) -> Tables:
+def dump(settings: Settings, *, with_defaults: bool = True) -> Tables:
     """Return settings as JSON-ready tables, from which `build` restores them."""
-    return settings.model_dump(mode="json", exclude_none=True)
+    return settings.model_dump(mode="json", exclude_none=True, exclude_defaults=not with_defaults)
 
 
 def flatten(tree: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:

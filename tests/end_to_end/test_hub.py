@@ -178,7 +178,7 @@ def test_an_unreachable_hub_is_reported_in_one_line(train: Train) -> None:
     completed = train("team/open", "http://127.0.0.1:9")
     assert completed.returncode == 2, completed.stderr
     (line,) = completed.stderr.strip().splitlines()
-    assert "there is no folder 'team/open', and the hub failed: " in line
+    assert "there is no folder 'team/open', and the hub cannot be reached; " in line
     assert line.endswith("name a folder with weights")
 
 

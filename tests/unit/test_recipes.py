@@ -123,6 +123,7 @@ def test_pairs_are_found_by_name_else_in_order(tmp_path: Path) -> None:
         ("classify", {"text": "a"}, "a label"),
         ("lm", {"number": 1}, "a text"),
         ("embed", {"text": "a"}, "a query and a document"),
+        ("embed", {"label": "sport", "text": "a"}, "a query and a document"),
         ("sft", {"prompt": "a"}, "conversations"),
     ],
 )

@@ -39,6 +39,7 @@ from regauge.errors import DataError, RegaugeError
 from regauge.files import stage_output, write_json
 from regauge.json_files import write_sealed
 from regauge.log import logger
+from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from regauge.artifacts.candidates import ComputeMetrics
@@ -239,7 +240,7 @@ def _format_name(row: Row) -> str:
 
 
 def _format_name_and_threads(row: Row) -> str:
-    return f"{_format_name(row)} {row['threads']} threads"
+    return f"{_format_name(row)} {format_count(row['threads'], 'thread')}"
 
 
 def _format_result(row: Row) -> str:

@@ -21,6 +21,7 @@ from regauge.choices import did_you_mean
 from regauge.data.sources import is_unicode
 from regauge.errors import DataError, SettingsError
 from regauge.models.settings import GenerationTable
+from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -181,7 +182,8 @@ class LoadedModel:
             raise SettingsError("this artifact reads no texts", "call it with tensors")
         num_texts = max(1, len(self.program.fields.text_fields))
         if len(columns) != num_texts:
-            problem = f"the artifact reads {num_texts} texts per record, got {len(columns)}"
+            texts = format_count(num_texts, "text")
+            problem = f"the model reads {texts} per record, not {len(columns)}"
             raise SettingsError(problem, "pass one sequence for each text field")
         _check_texts(columns)
         encoded = self._preprocessor.encode_records(columns, prompt, values)

@@ -15,13 +15,11 @@ from regauge.checkpoint.loading import find_newest, verify_checkpoint
 from regauge.checkpoint.tensors import load_tensors
 from regauge.errors import DataError, SettingsError
 from regauge.files import check_files, stage_output
-from regauge.json_files import find_json
 from regauge.models import dual_encoder, heads, lora, sentence_transformers
 from regauge.models.architectures import build_template, find_blocks, transformers_class
-from regauge.models.hub import CONFIG, record_step, resolve_model
+from regauge.models.hub import is_custom_module, record_step, resolve_model
 from regauge.models.init_weights import build_initial_weights
 from regauge.models.settings import Model
-from regauge.models.tokenizer_convention import COPY_REMEDY
 from regauge.models.weights import (
     is_adapter_weight,
     list_weights,
@@ -47,8 +45,7 @@ def export_model(model: Path, target: Path, weight_format: WeightFormat) -> Path
     Raises SettingsError if the model has no adapters, is no text encoder or is a custom module, as
     the format requires.
     """
-    document = find_json(model / CONFIG, COPY_REMEDY) or {}
-    if weight_format == "hf" and "model_type" not in document:
+    if weight_format == "hf" and is_custom_module(model):
         problem = "this run trained a custom module, which transformers cannot load"
         raise SettingsError(problem, "export an artifact, or choose format torch")
     adapter = model.with_name(lora.ADAPTER_FOLDER)

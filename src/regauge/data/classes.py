@@ -114,6 +114,8 @@ def find_classes(
     for a class that is not declared, or that no training row has.
     """
     texts = list(dict.fromkeys([*counts.train, *counts.heldout]))
+    if len(counts.train) == 1:
+        logger.warning("all training records have the class '%s' of '%s'", *counts.train, field)
     is_list, are_whole = counts.num_lists > 0, all(map(_WHOLE.fullmatch, texts))
     if declared:
         is_indexed = are_whole and not any(map(_NUMBER.fullmatch, declared))

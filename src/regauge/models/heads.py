@@ -9,6 +9,7 @@ import torch
 from regauge import safetensors_io
 from regauge.errors import SettingsError
 from regauge.models.weights import StoredWeight, list_file_weights
+from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,10 +43,9 @@ def freeze_encoder(
         return
     count = 0 if trainable_layers == "none" else trainable_layers
     if count > len(blocks):
-        raise SettingsError(
-            f"the encoder has {len(blocks)} blocks, but model.trainable_layers = {count}",
-            'set it lower, or to "all"',
-        )
+        num_blocks = format_count(len(blocks), "block")
+        problem = f"the encoder has {num_blocks}, but model.trainable_layers = {count}"
+        raise SettingsError(problem, 'set it lower, or to "all"')
     encoder: Any = model.base_model
     for name, value in encoder.named_parameters():
         value.requires_grad_(trains_pooler and name.startswith(POOLER_PREFIX))

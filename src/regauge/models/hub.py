@@ -133,7 +133,9 @@ def _download(
         problem = f"the hub has no public model '{name}'"
         raise SettingsError(problem, f"correct it; if it is private, {LOGIN_REMEDY}") from None
     except (errors.HfHubHTTPError, OSError, ValueError) as error:
-        reason = f"the hub failed: {first_line(error)}" if fetch else "no copy from the hub"
+        is_offline = isinstance(error, errors.LocalEntryNotFoundError)
+        failure = "cannot be reached" if is_offline else f"failed: {first_line(error)}"
+        reason = f"the hub {failure}" if fetch else "no copy from the hub"
         problem = f"there is no folder '{name}', and {reason}"
         raise SettingsError(problem, f"name a folder with {content}") from None
     return Path(folder)

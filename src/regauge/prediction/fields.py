@@ -14,6 +14,7 @@ from regauge.data.conversations import KWARGS_FIELD, LIST_FIELDS
 from regauge.data.sources import Record, Rejected
 from regauge.data.values import FieldKind, infer_kind, merge_kinds
 from regauge.errors import DataError, SettingsError
+from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -143,7 +144,7 @@ def select_text_fields(
     """
     requested, num_texts = settings.predict.text_fields, max(1, len(artifact_fields))
     if requested and len(requested) != num_texts:
-        problem = f"the artifact reads {num_texts} texts per record"
+        problem = f"the model reads {format_count(num_texts, 'text')} per record"
         remedy = f"name as many in predict.text_fields, not {len(requested)}"
         raise SettingsError(problem, remedy)
     text_fields = tuple(name for name, kind in kinds.items() if kind == "text")

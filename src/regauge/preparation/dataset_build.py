@@ -72,9 +72,13 @@ class PhaseCounts:
         return ", ".join(f"{count} {reason}" for reason, count in self.sum_counts(*kinds).items())
 
     def suggest_correction(self, default: str) -> str:
-        """Return the remedy for records that are not UTF-8, or the given remedy for others."""
-        is_undecodable = UNDECODABLE in self.sum_counts("rejected")
-        return "convert the files to UTF-8" if is_undecodable else default
+        """Return the remedy for the reasons of rejection, or the given remedy for others."""
+        reasons = self.sum_counts("rejected")
+        if UNDECODABLE in reasons:
+            return "convert the files to UTF-8"
+        if any(reason.startswith("no integer field") for reason in reasons):
+            return f"list a field of classes in rows.labels, or {default}"
+        return default
 
 
 @dataclass(frozen=True)

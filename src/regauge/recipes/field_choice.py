@@ -67,10 +67,14 @@ def find_text(data: DataFile, excluded: Collection[str] = ()) -> str:
 def find_pair(data: DataFile, excluded: Collection[str] = ()) -> tuple[str, str]:
     """Return the fields with the query and the document that matches it.
 
-    They are found by their names, or the first two fields with texts. Raises DataError if there
-    are fewer than two of them.
+    They are found by their names, or the first two fields with texts that are no labels. Raises
+    DataError if there are fewer than two of them.
     """
-    texts = _list_texts(data, {*excluded, *NEGATIVE_NAMES})
+    texts = [
+        name
+        for name in _list_texts(data, {*excluded, *NEGATIVE_NAMES})
+        if name.lower() not in LABEL_NAMES or data.fields[name].num_distinct > MAX_CLASSES
+    ]
     query = _find_by_name(data, QUERY_NAMES, texts)
     document = _find_by_name(data, DOCUMENT_NAMES, [name for name in texts if name != query])
     rest = [name for name in texts if name not in (query, document)]

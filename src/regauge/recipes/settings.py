@@ -143,6 +143,7 @@ def build_increment(job: Job) -> Recipe:
     """Return the training of an earlier run on new data, mixed with its old data."""
     from regauge.config import SAVED_RUN, build, read_saved_run
     from regauge.data.dataset import read_manifest
+    from regauge.data.settings import RowLayout
     from regauge.training.settings import TrainSettings
 
     if job.model is None or not (Path(job.model) / SAVED_RUN).is_file():
@@ -151,15 +152,15 @@ def build_increment(job: Job) -> Recipe:
     if len(run.task_configs) > 1:
         raise SettingsError(f"{job.model} has several tasks", "name a run with one task")
     old = run.data.path
-    rows = read_manifest(Path(old)).settings["rows"]
+    rows = build(RowLayout, read_manifest(Path(old)).settings["rows"])
     data = f"{job.folder}-data"
     tables = {
         "source": job.data.source,
         "tokenizer": {"path": f"{old}/tokenizer"},
-        "rows": rows,
+        "rows": dump(rows, with_defaults=False),
         **_hold_out(job),
         "data": {"path": data, "mix": [{"path": old, "fraction": 0.5, "name": "old"}]},
-        "task": dump(run.task_configs[0].task),
+        "task": dump(run.task_configs[0].task, with_defaults=False),
         "model": {"init_from": {"path": job.model, "optimizer": "reset", "schedule": "restart"}},
         "batch": {"rows": run.batch.rows},
         "stop": {"epochs": FINE_TUNING_EPOCHS},

@@ -38,7 +38,11 @@ class FolderLock:
         self._lock = ExitStack()
 
     def __enter__(self) -> Self:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = f"{self._folder} cannot be created: {error.strerror}"
+            raise SettingsError(problem, "set another output.folder") from None
         file = self._folder / LOCK
         try:
             handle = self._lock.enter_context(hold_lock(file, self._wait_seconds))

@@ -427,6 +427,12 @@ def test_a_trained_custom_module_is_evaluated_exported_and_used(
     assert loaded["predicted_label"] == answer["predicted_label"]
 
 
+def test_a_custom_module_returns_a_dictionary() -> None:
+    module = CustomModule(nn.Linear(2, 2))
+    with pytest.raises(SettingsError, match=r"Linear\.forward returns an object of type Tensor; r"):
+        module(torch.zeros(1, 2))  # type: ignore[arg-type] - a batch is a dictionary
+
+
 def test_the_outputs_of_a_custom_module_must_fit_its_task(words_run: Path) -> None:
     file = words_run.with_name("custom_words.py")
     file.write_text(BAG.replace('return {"scores": ', 'return {"score": '))

@@ -332,3 +332,8 @@ def _read_until(terminal: int, text: str) -> str:
         assert time.monotonic() < until, shown
         shown += os.read(terminal, 4096).decode()
     return shown
+
+
+def test_a_backend_that_compiles_ahead_of_time_needs_an_export(encoder: Path) -> None:
+    with pytest.raises(SettingsError, match="runs only what 'regauge export' has compiled; export"):
+        regauge.load(encoder, backend="inductor")

@@ -145,6 +145,9 @@ def _build_manifest(
     accelerator = accelerators.choose()[0]
     backend = backend or config.parse_choice("backends", "eager")
     check_usable(backend, accelerator)
+    if backend.is_ahead_of_time:
+        problem = f"backend '{backend.kind}' runs only what 'regauge export' has compiled"
+        raise SettingsError(problem, "export the model, or use backend 'eager' or 'torch-compile'")
     if spec.output_kind == "text" and not backend.supports_loops:
         problem = f"backend '{backend.kind}' runs no loops, so it cannot generate text"
         raise SettingsError(problem, "use backend 'eager'")

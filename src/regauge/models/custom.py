@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from regauge.errors import DataError
+from regauge.errors import DataError, SettingsError
 from regauge.models.attention_masks import AttentionSpec
 from regauge.models.dropout import DropoutKeys
 from regauge.models.losses import Batch
@@ -42,8 +42,15 @@ class CustomModule(TextModule):
         return None
 
     def forward(self, batch: Batch) -> Batch:
-        """Return the outputs of the module for a batch."""
+        """Return the outputs of the module for a batch.
+
+        Raises SettingsError if the module does not return a dictionary.
+        """
         output: Batch = self.model(batch)
+        if not isinstance(output, dict):
+            name, returned = type(self.model.module).__name__, type(output).__name__
+            problem = f"{name}.forward returns an object of type {returned}"
+            raise SettingsError(problem, "return a dictionary of the tensors that the loss reads")
         return output
 
 

@@ -26,6 +26,7 @@ from regauge.errors import DataError
 from regauge.files import write_json
 from regauge.json_files import DocumentShape, find_json, find_mismatch, parse_object
 from regauge.log import logger
+from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 ENTRY, GRAPHS = "entry.json", "graphs"
 KEY_DIGITS = 16
+MAX_LOGGED_NAMES = 3
 CacheFacts = dict[str, Any]
 """Everything that the graphs of a run depend on; its hash is the key of the entry."""
 
@@ -151,7 +153,10 @@ def open_entry(root: Path, facts: CacheFacts, world: World) -> CacheEntry:
     if world.is_main_process:
         entry.graphs_folder.mkdir(parents=True, exist_ok=True)
         if removed := _purge(entry.folder):
-            logger.warning("%s: removed files with a wrong hash: %s", entry.folder, removed)
+            names = ", ".join(removed[:MAX_LOGGED_NAMES])
+            names += ", …" if len(removed) > MAX_LOGGED_NAMES else ""
+            count = format_count(len(removed), "file")
+            logger.warning("%s: removed %s with a wrong hash: %s", entry.folder, count, names)
     if world.size > 1:
         import torch.distributed as dist
 

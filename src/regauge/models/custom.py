@@ -46,12 +46,12 @@ class CustomModule(TextModule):
 
         Raises SettingsError if the module does not return a dictionary.
         """
-        output: Batch = self.model(batch)
-        if not isinstance(output, dict):
-            name, returned = type(self.model.module).__name__, type(output).__name__
-            problem = f"{name}.forward returns an object of type {returned}"
-            raise SettingsError(problem, "return a dictionary of the tensors that the loss reads")
-        return output
+        output: object = self.model(batch)
+        if isinstance(output, dict):
+            return output
+        name, returned = type(self.model.module).__name__, type(output).__name__
+        problem = f"{name}.forward returns an object of type {returned}"
+        raise SettingsError(problem, "return a dictionary of the tensors that the loss reads")
 
 
 class PretrainedAdapter(PreTrainedModel):

@@ -92,6 +92,29 @@ def test_a_finished_run_is_not_changed(
     assert 0 < answer["goodput"] <= 1
 
 
+def test_a_run_that_was_stopped_early_is_finished_until_its_patience_is_raised(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopping = ["stop.steps=9", "stop.min_delta=100", "evaluation.every_steps=1"]
+    command = ["train", "run.toml", "output.folder=stopped", *stopping]
+    assert cli.main([*command, "stop.patience=2"]) == 0
+    result = json.loads((workplace / "stopped/result.json").read_text())
+    assert result["stop_reason"] == "no better heldout/loss in 2 evaluations"
+    before = hash_folder(workplace)
+    for patience in ("2", "1"):
+        capsys.readouterr()
+        assert cli.main([*command, f"stop.patience={patience}"]) == 0
+        assert "stopped is finished at step 3; nothing is changed" in capsys.readouterr().err
+    assert cli.main([*command, "stop.patience=2", "--dry-run", "--json"]) == 0
+    action = json.loads(capsys.readouterr().out)["action"]
+    assert action == "nothing: stopped is finished at step 3; nothing is changed"
+    assert hash_folder(workplace) == before
+    assert cli.main([*command, "stop.patience=3"]) == 0
+    assert json.loads((workplace / "stopped/result.json").read_text())["steps"] == 4
+    assert cli.main(["train", "run.toml", "output.folder=stopped", "stop.steps=5"]) == 0
+    assert json.loads((workplace / "stopped/result.json").read_text())["steps"] == 5
+
+
 def test_the_dry_run_of_a_finished_run_reports_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "run.toml", "--dry-run", "--json"]) == 0
     action = json.loads(capsys.readouterr().out)["action"]

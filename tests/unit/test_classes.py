@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.runs import settings
+from distributed.runs import BERT, settings
 from regauge import config, processes
 from regauge.config import build
 from regauge.data.classes import NO_CLASS, LabelCounts, find_classes, list_class_texts
@@ -23,6 +25,7 @@ from regauge.data.dataset import Dataset
 from regauge.data.settings import RowLayout
 from regauge.errors import DataError, RegaugeError, SettingsError
 from regauge.tasks.classify import Classify
+from regauge.training import dry_run
 from regauge.training.run import attempt
 from unit.preparing import WORDS, prepare_dataset, read_contents
 
@@ -419,3 +422,22 @@ def test_a_run_has_the_names_in_its_records_and_its_model(
     model = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     assert model["id2label"] == {str(index): name for index, name in enumerate(NAMES)}
     attempt(run, processes.World())  # resumes: the run file without classes is that of the run
+
+
+def test_class_names_of_the_start_model_are_reported_if_the_dataset_has_none(
+    names_data: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes = {**BERT["config"], "vocab_size": names_data.manifest.tokenizer.vocab_size}
+    config = transformers.BertConfig(**sizes, id2label=dict(enumerate(NAMES)))
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "start")
+    tokenizer = names_data.folder / "tokenizer"
+    shutil.copytree(tokenizer, tmp_path / "start", dirs_exist_ok=True)
+    numbered, _ = prepare_labels(tmp_path, [0, 1, 2, 1], tokenizer={"path": str(tokenizer)})
+    changes = {"task": {"kind": "classify"}, "model": {"path": str(tmp_path / "start")}}
+    for data in (names_data, numbered):
+        run = settings(tmp_path / "run", data.folder, "contrastive", **changes, batch={"rows": 4})
+        dry_run.check_run(run)
+    warning = f"{tmp_path / 'start'}: its class names are not used: {', '.join(NAMES)};"
+    remedy = f"name the classes with task.class_names = {json.dumps(NAMES)}"
+    messages = [record.message for record in caplog.records if "class names" in record.message]
+    assert messages == [f"{warning} {remedy}"]

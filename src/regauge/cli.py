@@ -101,6 +101,8 @@ def _run_verb(tokens: list[str]) -> None:
 def _suggest_option(option: str, flags: list[str]) -> str:
     """Return the remedy for an unknown option; settings are written as key.path=value."""
     settings = [setting.partition("=") for setting in peer_names.find_settings(option)]
+    if not settings and (reason := peer_names.find_absence(option)):
+        return f"remove it, because {reason}"
     if not settings:
         return choices.did_you_mean(option, flags)
     overrides = [f"{key}={value or '…'}" for key, _, value in settings]

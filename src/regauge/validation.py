@@ -94,6 +94,8 @@ def suggest_key(word: str, siblings: tuple[str, ...], root: type[BaseModel]) -> 
         return _ask([sibling])
     if settings:
         return _ask(settings)
+    if reason := peer_names.find_absence(word):
+        return f"remove it, because {reason}"
     if remedy.startswith("known"):
         paths = [path for path in list_paths(root) if path.rpartition(".")[2] == word]
         return _ask(paths) if paths else remedy

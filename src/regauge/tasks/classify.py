@@ -58,6 +58,10 @@ class Classify(ClassesTask):
         "regression",
         "text_classification",
         "sequence_classification",
+        "sequenceclassification",
+        "automodelforsequenceclassification",
+        "sentiment_analysis",
+        "multi_label",
     )
 
     metrics_need_all_rows: ClassVar[bool] = True

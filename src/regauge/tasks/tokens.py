@@ -37,6 +37,15 @@ NUM_SUMS = 3
 class Tokens(ClassesTask):
     """Predict the tag of each word at its first token (rows of layout "tagged")."""
 
+    peer_names: ClassVar[tuple[str, ...]] = (
+        "token_classification",
+        "automodelfortokenclassification",
+        "ner",
+        "named_entity_recognition",
+        "sequence_labeling",
+        "pos_tagging",
+    )
+
     metrics_need_all_rows: ClassVar[bool] = True
     layout: ClassVar[str] = "tagged"
     artifacts_have_metrics: ClassVar[bool] = False

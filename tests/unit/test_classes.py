@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 import transformers
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +25,7 @@ from regauge.config import build
 from regauge.data.classes import NO_CLASS, LabelCounts, find_classes, list_class_texts
 from regauge.data.dataset import Dataset
 from regauge.data.settings import RowLayout
+from regauge.data.sources._cards import read_class_names
 from regauge.errors import DataError, RegaugeError, SettingsError
 from regauge.tasks.classify import Classify
 from regauge.training import dry_run
@@ -30,6 +33,8 @@ from regauge.training.run import attempt
 from unit.preparing import WORDS, prepare_dataset, read_contents
 
 NAMES = ("cooking", "finance", "sport")
+NAMED = {"0": "sport", "1": "finance", "2": "cooking"}
+"""Class names by number, as `datasets` writes them to a README."""
 ALL_TRAIN: dict[str, Any] = {"split": {"heldout_fraction": 0.0}}
 
 
@@ -291,6 +296,96 @@ def test_names_of_a_class_label_keep_their_order(
     assert data.manifest.columns["label"].class_names == tuple(CLASS_LABEL["names"])
     assert read_labels(data) == numbers
     assert data.manifest.skipped == ({"no class in 'label'": 1} if -1 in labels else {})
+
+
+CARDS = {
+    "a table": {"features": [{"name": "label", "dtype": {"class_label": {"names": NAMED}}}]},
+    "a list of names": {
+        "features": [{"name": "label", "dtype": {"class_label": {"names": [*NAMED.values()]}}}]
+    },
+    "one of several subsets": [
+        {"config_name": "other", "features": [{"name": "label", "dtype": "int64"}]},
+        {
+            "config_name": "default",
+            "features": [{"name": "label", "dtype": {"class_label": {"names": NAMED}}}],
+        },
+    ],
+}
+
+
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize(
+    ("suffix", "labels"),
+    [
+        ("csv", [0, 0, 1, -1, 0]),
+        ("csv", ["sport", "sport", "finance", "-1", "sport"]),
+        ("jsonl", [0, 0, 1, -1, 0]),
+        ("parquet", [0, 0, 1, -1, 0]),
+    ],
+)
+def test_names_in_the_readme_of_a_dataset_keep_their_order(
+    tmp_path: Path, card: str, suffix: str, labels: list[Any]
+) -> None:
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    metadata = yaml.safe_dump({"dataset_info": CARDS[card]}, sort_keys=False)
+    (folder / "README.md").write_text(f"---\n{metadata}---\n")
+    texts = [" ".join(WORDS[5 * index : 5 * index + 5]) for index in range(len(labels))]
+    table = pa.table({"text": texts, "label": labels})
+    if suffix == "csv":
+        pacsv.write_csv(table, folder / "train.csv")
+    elif suffix == "parquet":
+        pq.write_table(table, folder / "train.parquet")
+    else:
+        lines = (json.dumps(row) + "\n" for row in table.to_pylist())
+        (folder / "train.jsonl").write_text("".join(lines))
+    tables = {
+        "data": {"path": str(tmp_path / "out")},
+        "source": {"kind": "huggingface", "name": str(folder)},
+        "tokenizer": {"vocab_size": 400},
+        "rows": build_rows(["label"]),
+        **ALL_TRAIN,
+    }
+    data = prepare_tables(tables)
+    assert data.manifest.columns["label"].class_names == ("sport", "finance", "cooking")
+    assert read_labels(data) == [0, 0, 1, 0]
+    assert data.manifest.skipped == {"no class in 'label'": 1}
+
+
+@pytest.mark.parametrize(
+    ("info", "subset", "names"),
+    [
+        (None, "", {}),
+        ("text", "", {}),
+        ({"features": "text"}, "", {}),
+        ({"features": [{"name": "label", "dtype": "int64"}, 3]}, "", {}),
+        ({"features": [{"name": "a", "dtype": {"class_label": {"names": {"x": "b"}}}}]}, "", {}),
+        (
+            {
+                "features": [
+                    {"name": "tags", "sequence": {"class_label": {"names": {1: "B", 0: "A"}}}}
+                ]
+            },
+            "",
+            {"tags": ("A", "B")},
+        ),
+        (
+            {"features": [{"name": "t", "list": {"dtype": {"class_label": {"names": ["A"]}}}}]},
+            "",
+            {"t": ("A",)},
+        ),
+        (CARDS["one of several subsets"], "other", {}),
+        (CARDS["one of several subsets"], "none", {}),
+        (
+            [{**CARDS["a table"], "config_name": "en"}],
+            "",
+            {"label": ("sport", "finance", "cooking")},
+        ),
+        ([{**CARDS["a table"], "config_name": "en"}], "de", {}),
+    ],
+)
+def test_class_names_of_a_card(info: Any, subset: str, names: dict[str, Any]) -> None:
+    assert read_class_names(info, subset) == names
 
 
 def prepare_tables(tables: dict[str, Any]) -> Dataset:

@@ -129,14 +129,62 @@ def test_another_run_is_still_refused(workplace: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(("verb", "folder"), [("prepare", "data"), ("evaluate", "evaluation")])
-def test_finished_work_of_a_verb_is_not_changed(workplace: Path, verb: str, folder: str) -> None:
+def test_finished_work_of_a_verb_is_not_changed(
+    workplace: Path, capsys: pytest.CaptureFixture[str], verb: str, folder: str
+) -> None:
     run_file = {"prepare": "run.toml", "evaluate": "evaluation.toml"}[verb]
     assert cli.main([verb, run_file]) == 0
-    before = {name: digest for name, (digest, _) in hash_folder(workplace / folder).items()}
+    before = hash_folder(workplace / folder)
     assert before
+    capsys.readouterr()
     assert cli.main([verb, run_file]) == 0
-    after = {name: digest for name, (digest, _) in hash_folder(workplace / folder).items()}
-    assert after == before
+    assert hash_folder(workplace / folder) == before
+    assert f"{folder} is finished" in "".join(capsys.readouterr()) or verb == "prepare"
+
+
+def test_an_evaluation_is_repeated_if_its_inputs_or_outputs_changed(
+    workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    to = tmp_path / "table"
+    shutil.copytree(workplace / "run", tmp_path / "run")
+    (tmp_path / "metrics.py").write_text("def one(arrays):\n    return 1.0\n")
+    model, metrics = f"models.run={tmp_path / 'run'}", 'evaluation.metrics=["metrics.py:one"]'
+    shutil.copy(workplace / "evaluation.toml", tmp_path / "evaluation.toml")
+    command = ["evaluate", str(tmp_path / "evaluation.toml"), f"output.folder={to}", model, metrics]
+
+    def evaluate(*arguments: str) -> bool:
+        """Evaluate; return whether anything was written."""
+        before = hash_folder(tmp_path)
+        capsys.readouterr()
+        assert cli.main([*command, "--json", *arguments]) == 0
+        captured = capsys.readouterr()
+        table = json.loads((to / "evaluation.json").read_text())
+        answer = json.loads(captured.out)
+        assert (answer["rows"], answer["classes"]) == (table["rows"], table["classes"])
+        is_written = hash_folder(tmp_path) != before
+        assert is_written == (f"{to} is finished; nothing is changed" not in captured.err)
+        return is_written
+
+    assert evaluate()
+    assert not evaluate()
+    assert evaluate("--overwrite")
+    assert evaluate("evaluation.rows=3")
+    assert not evaluate("evaluation.rows=3")
+    assert evaluate()
+    weights = tmp_path / "run" / "model" / "model.safetensors"
+    shutil.copyfile(weights, tmp_path / "copy")
+    shutil.copyfile(tmp_path / "copy", weights)
+    assert evaluate()
+    (tmp_path / "metrics.py").write_text("def one(arrays):\n    return 2.0\n\n")
+    assert evaluate()
+    (to / "evaluation.json").write_text("{}")
+    assert evaluate()
+    assert not evaluate()
+    assert cli.main([*command, "--dry-run", "--json"]) == 0
+    action = json.loads(capsys.readouterr().out)["action"]
+    assert action == f"nothing: {to} is finished; nothing is changed"
 
 
 def test_a_finished_export_and_job_are_not_changed(

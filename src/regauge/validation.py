@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 
 from regauge import choices, peer_names
 from regauge.errors import SettingsError
@@ -51,6 +52,21 @@ _SIZES = {"too_short": ("at least", "min_length"), "too_long": ("at most", "max_
 M = TypeVar("M", bound=BaseModel)
 MAX_VALUE_LENGTH = 80
 """Characters of a wrong value that a message shows."""
+
+
+def require_pattern(pattern: str, expectation: str) -> AfterValidator:
+    """Return a validator of texts: `expectation` is the name of a text that matches, and a remedy.
+
+    Unlike the pattern of a pydantic field, it gives a message without a regular expression.
+    """
+    expression = re.compile(pattern)
+
+    def check_text(text: str) -> str:
+        if not expression.fullmatch(text):
+            raise ValueError(f"{format_value(text)} is not {expectation}")
+        return text
+
+    return AfterValidator(check_text)
 
 
 def convert_error(error: ValidationError, root: type[BaseModel], source: str) -> SettingsError:

@@ -12,7 +12,7 @@ from regauge import config
 from regauge.artifacts.export_settings import ExportSettings
 from regauge.errors import SettingsError
 from regauge.training.settings import Stop, TrainSettings
-from regauge.verbs import settings_roots
+from regauge.verbs import pipeline, settings_roots
 
 TARGET = {"metric": "heldout/f1", "at_least": 0.5}
 
@@ -99,6 +99,56 @@ def test_the_excluded_keys_are_keys_of_the_same_table() -> None:
             if (table := config.find_model(field.annotation, config.Settings)) is not None
         ]
     assert count >= 10
+
+
+PIPELINE = """\
+data.path = "a"
+task = "clm"
+batch = { rows = 8, microbatch_rows = 8 }
+stop = { epochs = 3, usd = 2 }
+model = { architecture = "bert", config = { hidden_size = 8 }, dropout = 0.1 }
+execution.price.usd_per_hour = 3
+
+[[stage]]
+verb = "train"
+name = "first"
+
+[[stage]]
+verb = "train"
+name = "second"
+stop.steps = 10
+model.path = "b"
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lengths"),
+    [
+        ((), [(3, None), (None, 10)]),
+        (("stage.first.stop.steps=4",), [(None, 4), (None, 10)]),
+        (("stage.second.stop.epochs=2",), [(3, None), (2, None)]),
+        (("stop.steps=5",), [(None, 5), (None, 5)]),
+        (("stop.epochs=5",), [(5, None), (5, None)]),
+    ],
+)
+def test_the_tables_of_a_stage_replace_what_their_keys_exclude(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    overrides: tuple[str, ...],
+    lengths: list[tuple[float | None, int | None]],
+) -> None:
+    (tmp_path / "run.toml").write_text(PIPELINE)
+    with caplog.at_level(logging.INFO, logger="regauge"):
+        stages = pipeline.resolve(tmp_path / "run.toml", overrides).stages
+    first, second = (stage.settings for stage in stages)
+    assert isinstance(first, TrainSettings)
+    assert isinstance(second, TrainSettings)
+    assert [(item.stop.epochs, item.stop.steps) for item in (first, second)] == lengths
+    assert first.stop.usd == second.stop.usd == 2
+    assert (first.model.path, first.model.architecture) == (None, "bert")
+    assert (second.model.path, second.model.config, second.model.dropout) == ("b", {}, 0.1)
+    line = "model.path replaces model.architecture of the shared tables in stage 'second'"
+    assert line in caplog.messages
 
 
 def test_a_key_of_a_choice_may_follow_the_name_of_its_kind() -> None:

@@ -10,7 +10,6 @@ from cyclopts import Parameter
 from regauge import choices, config, log, processes, verbs
 from regauge.data.sources._suffixes import build_source_table
 from regauge.errors import SettingsError
-from regauge.evaluation.inputs import describe_inputs, find_result, write_inputs
 from regauge.evaluation.settings import EVALUATION, EvaluateSettings
 from regauge.files import check_folder
 from regauge.training.defaults import count_local_processes
@@ -56,6 +55,8 @@ def main(
 
 def plan(settings: EvaluateSettings, *, overwrite: bool = False) -> dict[str, Any]:
     """Return the planned evaluation, without importing torch."""
+    from regauge.evaluation.inputs import describe_inputs, find_result
+
     rows = _check(settings)
     folder = Path(settings.output.folder)
     is_finished = not overwrite and find_result(folder, describe_inputs(settings)) is not None
@@ -74,6 +75,8 @@ def run(settings: EvaluateSettings, *, overwrite: bool = False) -> dict[str, Any
     The table of a finished evaluation with the same inputs is returned unchanged, unless it is to
     be overwritten.
     """
+    from regauge.evaluation.inputs import describe_inputs, find_result, write_inputs
+
     _check(settings)
     folder, inputs = Path(settings.output.folder), describe_inputs(settings)
     if not overwrite and (table := find_result(folder, inputs)):

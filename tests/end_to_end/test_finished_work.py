@@ -181,10 +181,18 @@ def test_an_evaluation_is_repeated_if_its_inputs_or_outputs_changed(
     assert evaluate()
     (to / "evaluation.json").write_text("{}")
     assert evaluate()
-    assert not evaluate()
-    assert cli.main([*command, "--dry-run", "--json"]) == 0
+    dataset = f"data.path={tmp_path / 'data'}"
+    tokenizer = f"tokenizer.path={workplace / 'data' / 'tokenizer'}"
+    for seed in ("0", "1"):
+        split = (f"split.seed={seed}", "--overwrite")
+        assert cli.main(["prepare", "run.toml", dataset, tokenizer, *split]) == 0
+        assert evaluate(dataset)
+    assert not evaluate(dataset)
+    assert cli.main([*command, dataset, "--dry-run", "--json"]) == 0
     action = json.loads(capsys.readouterr().out)["action"]
     assert action == f"nothing: {to} is finished; nothing is changed"
+    assert cli.main([*command, dataset, "--dry-run", "--json", "--overwrite"]) == 0
+    assert "action" not in json.loads(capsys.readouterr().out)
 
 
 def test_a_finished_export_and_job_are_not_changed(

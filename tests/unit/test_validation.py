@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from regauge import choices, config
 from regauge.config import Settings
@@ -222,6 +222,49 @@ def test_the_message_has_the_words_of_a_run_file(tables: dict[str, Any], message
     assert caught.value.exit_code == 2
 
 
+def _refuse(_: str) -> str:
+    raise ValueError("it has no vowel")
+
+
+class Example(Settings):
+    """Settings for messages that no settings of a verb have now."""
+
+    name: Annotated[str, AfterValidator(_refuse)] = "a"
+    rates: tuple[Annotated[int | Literal["auto"], Field()], ...] = ()
+    tables: dict[str, int] = Field(default={"a": 1}, min_length=1)
+    names: tuple[str, ...] = Field(default=("a",), min_length=1)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"name": "xyz"}, "'name': it has no vowel, got 'xyz'; correct name"),
+        ({"rates": ("often",)}, "'rates.0' must be an integer or 'auto', got 'often'"),
+        ({"tables": {}}, "'tables' must be a table of at least 1 key, got a table; correct tables"),
+        ({"names": ()}, "'names' must be a list of at least 1 item, got []; correct names"),
+        (3, "the document must be a table, got 3; correct it"),
+    ],
+)
+def test_a_message_has_one_problem_and_one_remedy(table: Any, message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Example.model_validate(table)
+    assert str(convert_error(caught.value, Example, "")).startswith(message)
+
+
+def test_the_remedy_of_a_check_is_the_only_one() -> None:
+    with pytest.raises(SettingsError) as caught:
+        config.build(TrainSettings, {**BASE, "stop": {}}, source="run.toml")
+    assert str(caught.value) == (
+        "run.toml: 'stop': a run has one length; set either stop.steps or stop.epochs"
+    )
+
+
+def test_the_closest_of_two_values_is_suggested() -> None:
+    model = {"path": "a", "dropout_kind": "nativ"}
+    with pytest.raises(SettingsError, match=r"got 'nativ'; did you mean 'native'\?$"):
+        config.build(TrainSettings, {**BASE, "model": model})
+
+
 def test_no_setting_has_a_pattern_in_its_message() -> None:
     """A regular expression is no sentence; `require_pattern` names the texts that are permitted."""
     schemas = [model.__pydantic_core_schema__ for model in list_classes()]
@@ -237,6 +280,8 @@ def test_a_schedule_may_be_the_name_of_its_kind() -> None:
 
 def test_a_key_is_suggested_that_the_table_has() -> None:
     assert suggest_key("warmup", ("warmup_steps",), TrainSettings) == "did you mean 'warmup_steps'?"
+    misspelled = suggest_key("lora_alpha", ("lora_alphas", "rank"), TrainSettings)
+    assert misspelled == "did you mean 'lora_alphas'?", "not the key of a peer's name"
     known = suggest_key("zzz", ("a", "b"), TrainSettings)
     assert known == "known: a, b"
 

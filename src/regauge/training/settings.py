@@ -87,8 +87,8 @@ class Optimizer(KindTable):
     kind: Literal["adamw", "lamb", "sgd", "adafactor"] = "adamw"
     """Optimizer of torch, or LAMB (You et al., 2020) for large batches."""
     learning_rate: Annotated[float, Field(gt=0)] | Auto = AUTO
-    """Peak learning rate; `auto` is 5e-4 for random weights, 2e-5 for pretrained weights, and 2e-4
-    for LoRA adapters."""
+    """Peak learning rate; `auto` is 5e-4 for random weights and for a head on a frozen encoder,
+    2e-5 for pretrained weights, and 2e-4 for LoRA adapters."""
     betas: tuple[Fraction, Fraction] | Auto = AUTO
     """Decay rates of the moments (adamw, lamb); the first one is the momentum of sgd. `auto` is 0.9
     and 0.98 for random weights, else 0.9 and 0.999."""

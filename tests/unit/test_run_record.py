@@ -210,3 +210,14 @@ def test_a_run_is_finished_if_its_settings_would_end_it_again(
     (tmp_path / "model" / "model.safetensors").touch()
     answer = run_record.find_result(tmp_path, current, total_steps)
     assert answer == (result if is_finished else None)
+
+
+def test_a_run_without_the_model_of_a_task_is_not_finished(tmp_path: Path) -> None:
+    several = settings(tmp_path, DATA, "several")
+    run_record.write_records(tmp_path, several, "f", "id", "w")
+    write_json(tmp_path / run_record.RESULT, {"steps": 12, "stop_reason": "finished"})
+    for folder in ("model", "tasks/words/model", "tasks/topics/model"):
+        assert run_record.find_result(tmp_path, several, 12) is None
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "model.safetensors").touch()
+    assert run_record.find_result(tmp_path, several, 12) is not None

@@ -182,8 +182,11 @@ def test_an_evaluation_is_repeated_if_its_inputs_or_outputs_changed(
     table = to / "evaluation.json"
     table.write_text(table.read_text().replace("held-out rows", "other rows"))
     assert evaluate()
-    table.unlink()
-    assert evaluate()
+    samples = ("evaluation.samples.prompts=1", "evaluation.samples.max_new_tokens=2")
+    assert evaluate(*samples)
+    assert not evaluate(*samples)
+    (to / "samples.jsonl").unlink()
+    assert evaluate(*samples)
     dataset = f"data.path={tmp_path / 'data'}"
     tokenizer = f"tokenizer.path={workplace / 'data' / 'tokenizer'}"
     for seed in ("0", "1"):

@@ -107,6 +107,8 @@ def _suggest_option(option: str, flags: list[str]) -> str:
     if matches := [flag for flag in flags if words <= set(flag.lstrip("-").split("-"))]:
         return choices.did_you_mean(option, matches)
     settings = [setting.partition("=") for setting in peer_names.find_settings(option)]
+    if not settings and (reason := peer_names.find_absence(option)):
+        return f"remove it, because {reason}"
     if not settings:
         return choices.did_you_mean(option, flags)
     overrides = [f"{key}={value or '…'}" for key, _, value in settings]

@@ -273,21 +273,28 @@ def apply_overrides(tables: Tables, assignments: tuple[str, ...], *roots: type[S
     """
     result = copy.deepcopy(tables)
     assigned = [_split_assignment(assignment) for assignment in assignments]
-    paths = {tuple(path) for path, _ in assigned}
+    _remove_excluded(result, [tuple(path) for path, _ in assigned], roots, "the run file")
     for path, text in assigned:
         table: Any = result
         model = next((root for root in roots if path[0] in root.model_fields), None)
         *parents, last_key = path
         for depth, parent in enumerate(parents, start=1):
-            if model is not None:
-                _remove_excluded(table, path[:depth], model, paths)
-                model = _find_table_class(model, parent)
+            model = _find_table_class(model, parent)
             table = _get_table(table, parent, is_abbreviated=_has_kind(model))
             _check_table(table, path, depth)
-        if model is not None:
-            _remove_excluded(table, path, model, paths)
         table[last_key] = _parse_value(text)
     return {name: _convert_value(table) for name, table in result.items()}
+
+
+def overlay_tables(tables: Tables, overlay: Tables, root: type[Settings], location: str) -> Tables:
+    """Return the tables with every leaf of `overlay` applied, which replaces the keys it excludes.
+
+    `location` names `tables` in the log line of a replaced key.
+    """
+    result = copy.deepcopy(tables)
+    paths = [tuple(key.split(".")) for key, _ in flatten(overlay)]
+    _remove_excluded(result, paths, (root,), location)
+    return merge(result, overlay)
 
 
 def _split_assignment(assignment: str) -> tuple[list[str], str]:
@@ -321,9 +328,9 @@ def _get_table(parent: Any, name: str, *, is_abbreviated: bool) -> Any:
     return next((table for table in tables if table.get("name") == name), None)
 
 
-def _find_table_class(model: type[Settings], name: str) -> type[Settings] | None:
+def _find_table_class(model: type[Settings] | None, name: str) -> type[Settings] | None:
     """Return the class of the table at a key; for a choice, the base class of the choices."""
-    field = model.model_fields.get(name)
+    field = model.model_fields.get(name) if model else None
     return find_model(field.annotation, Settings) if field else None
 
 
@@ -332,16 +339,25 @@ def _has_kind(model: type[Settings] | None) -> bool:
 
 
 def _remove_excluded(
-    table: Any, path: Sequence[str], model: type[Settings], assigned: set[tuple[str, ...]]
+    tables: Tables,
+    paths: Sequence[tuple[str, ...]],
+    roots: Sequence[type[Settings]],
+    location: str,
 ) -> None:
-    """Remove the keys of a run file that exclude an assigned key, unless they are assigned, too."""
-    key = path[-1]
-    for other in model.exclusive_keys.get(key, ()) if isinstance(table, dict) else ():
-        other_path = (*path[:-1], other)
-        is_assigned = any(assigned_path[: len(path)] == other_path for assigned_path in assigned)
-        if other in table and not is_assigned:
-            del table[other]
-            logger.info("%s replaces %s of the run file", ".".join(path), ".".join(other_path))
+    """Remove the keys that exclude an assigned key or its table, unless they are assigned, too."""
+    for path in paths:
+        table: Any = tables
+        model = next((root for root in roots if path[0] in root.model_fields), None)
+        for depth, key in enumerate(path):
+            if model is None or not isinstance(table, dict):
+                break
+            for other in model.exclusive_keys.get(key, ()):
+                twin = (*path[:depth], other)
+                if other in table and not any(item[: depth + 1] == twin for item in paths):
+                    del table[other]
+                    names = ".".join(path[: depth + 1]), ".".join(twin)
+                    logger.info("%s replaces %s of %s", *names, location)
+            table, model = table.get(key), _find_table_class(model, key)
 
 
 def merge(base: Tables, overlay: Tables) -> Tables:

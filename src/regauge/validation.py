@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 
 from regauge import choices, peer_names
 from regauge.errors import SettingsError
@@ -53,6 +54,21 @@ MAX_VALUE_LENGTH = 80
 """Characters of a wrong value that a message shows."""
 
 
+def require_pattern(pattern: str, expectation: str) -> AfterValidator:
+    """Return a validator of texts: `expectation` is the name of a text that matches, and a remedy.
+
+    Unlike the pattern of a pydantic field, it gives a message without a regular expression.
+    """
+    expression = re.compile(pattern)
+
+    def check_text(text: str) -> str:
+        if not expression.fullmatch(text):
+            raise ValueError(f"{format_value(text)} is not {expectation}")
+        return text
+
+    return AfterValidator(check_text)
+
+
 def convert_error(error: ValidationError, root: type[BaseModel], source: str) -> SettingsError:
     """Convert the most useful problem of a validation error to one line with a remedy.
 
@@ -94,6 +110,8 @@ def suggest_key(word: str, siblings: tuple[str, ...], root: type[BaseModel]) -> 
         return _ask([sibling])
     if settings:
         return _ask(settings)
+    if reason := peer_names.find_absence(word):
+        return f"remove it, because {reason}"
     if remedy.startswith("known"):
         paths = [path for path in list_paths(root) if path.rpartition(".")[2] == word]
         return _ask(paths) if paths else remedy

@@ -47,6 +47,26 @@ def test_offline_metrics_equal_the_metrics_of_the_run(runs: Runs, task: str) -> 
         assert row[name] == pytest.approx(value, rel=tolerance), name
 
 
+def test_each_model_of_a_run_with_several_tasks_is_evaluated(runs: Runs, tmp_path: Path) -> None:
+    run = runs.train_once(1, "several", **SHORT)
+    with pytest.raises(SettingsError) as caught:
+        evaluate.main(run, to=tmp_path / "all", dry_run=True)
+    assert caught.value.problem == f"{run} has the tasks search, words, topics"
+    folders = {
+        "search": run / "model",
+        "words": run / "tasks" / "words" / "model",
+        "topics": run / "tasks" / "topics" / "model",
+    }
+    listed = ", ".join(map(str, folders.values()))
+    assert caught.value.remedy == f"name the model of one: {listed}"
+    options = ("accelerator=cpu", "execution.precision=fp32", "execution.threads=1")
+    for name, folder in folders.items():
+        answer = evaluate.main(folder, *options, to=tmp_path / name, json=True)
+        last = [line for line in lines(run) if f"heldout.{name}/loss" in line][-1]
+        row = answer["rows"][0]
+        assert row["loss"] == pytest.approx(last[f"heldout.{name}/loss"], rel=1e-6)
+
+
 def test_class_reports_equal_those_of_the_run(runs: Runs, tmp_path: Path) -> None:
     run = runs.train_once(1, "balanced", **SHORT)
     tables = {

@@ -11,7 +11,7 @@ import pytest
 
 from distributed import datasets
 from distributed.runs import TASKS, Runs
-from regauge.config import build, merge
+from regauge.config import build, dump, merge
 from regauge.errors import SettingsError
 from regauge.processes import World
 from regauge.training import dry_run, run_record
@@ -66,6 +66,41 @@ def test_the_defaults_depend_on_the_initial_weights(
     assert optimizer.peak_learning_rate == expected[LEARNING_RATE]
     assert optimizer.moment_decay_rates == expected[BETAS]
     assert optimizer.schedule.num_warmup_steps == expected[WARMUP_STEPS]
+
+
+CLASSIFY, MLM = {"kind": "classify"}, {"kind": "mlm"}
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "expected", "reason"),
+    [
+        (CLASSIFY, {"trainable_layers": "none"}, FROM_SCRATCH, "a head on a frozen encoder"),
+        (CLASSIFY, {"trainable_layers": 0}, FROM_SCRATCH, "a head on a frozen encoder"),
+        (
+            {"kind": "tokens"},
+            {"trainable_layers": "none"},
+            FROM_SCRATCH,
+            "a head on a frozen encoder",
+        ),
+        (CLASSIFY, {"trainable_layers": 1}, FROM_WEIGHTS, "pretrained weights"),
+        (CLASSIFY, {"trainable_layers": "all"}, FROM_WEIGHTS, "pretrained weights"),
+        (MLM, {"trainable_layers": "none"}, FROM_WEIGHTS, "pretrained weights"),
+        (
+            [{"name": "a", **CLASSIFY}, {"name": "b", **MLM}],
+            {"trainable_layers": "none"},
+            FROM_WEIGHTS,
+            "pretrained weights",
+        ),
+    ],
+)
+def test_a_head_on_a_frozen_encoder_is_trained_as_random_weights_are(
+    tmp_path: Path, task: Any, model: dict[str, Any], expected: dict[str, Any], reason: str
+) -> None:
+    run = build_run(tmp_path, model={**WEIGHTS, **model})
+    tables = dump(run) | {"task": task, "optimizer": {}}
+    _, defaults = resolve_optimizer(build(TrainSettings, tables))
+    assert defaults.values == expected
+    assert defaults.reason == reason
 
 
 def test_settings_of_the_run_file_are_kept(tmp_path: Path) -> None:

@@ -15,15 +15,20 @@ from safetensors.torch import load_file, save_file
 
 from distributed.jobs import lines, losses, weights
 from distributed.runs import TASKS, Runs, cases, strategy_table
+from distributed.runs import settings as build_settings
 from distributed.test_equality import LONG
 from distributed.test_resume import SAVED, assert_same, interrupt_run
 from regauge.config import build
+from regauge.data.dataset import read_manifest
 from regauge.errors import SettingsError
 from regauge.evaluation.offline import evaluate_models
 from regauge.evaluation.settings import EvaluateSettings
+from regauge.models.modules import AnswerLikelihoodModel
 from regauge.processes import World
+from regauge.tasks.dpo import Dpo
 from regauge.training.references import add_references
 from regauge.training.references.reference_file import REFERENCES
+from regauge.training.run import attempt
 
 SHORT: dict[str, Any] = {"stop": {"steps": 2}}
 
@@ -67,6 +72,30 @@ def test_only_rows_that_the_steps_use_are_computed(runs: Runs) -> None:
     assert 16 <= int(is_needed.sum()) <= 24 < len(is_needed)
     torch.testing.assert_close(part["train"][is_needed], whole["train"][is_needed])
     assert part["heldout"].isfinite().all()
+
+
+def test_policy_and_reference_have_the_same_few_shapes(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lazy device compiles a graph for each shape, so their number must not grow with batches."""
+    shapes: dict[bool, list[tuple[int, ...]]] = {True: [], False: []}
+    forward = AnswerLikelihoodModel.forward
+
+    def record_shape(self: AnswerLikelihoodModel, batch: dict[str, torch.Tensor]) -> Any:
+        shapes[self.training].append(tuple(batch["tokens"].shape))
+        return forward(self, batch)
+
+    monkeypatch.setattr(AnswerLikelihoodModel, "forward", record_shape)
+    data = runs.data["preferences"]
+    settings = build_settings(tmp_path, data, "dpo", stop={"steps": 12})
+    attempt(settings, World())
+    task, manifest = settings.task, read_manifest(data)
+    assert isinstance(task, Dpo)
+    lengths = task.bucket_lengths(manifest)
+    assert len(lengths) == task.max_buckets == 2
+    rows = 2 * settings.batch.microbatch
+    assert set(shapes[True]) == set(shapes[False]) == {(rows, length) for length in lengths}
+    assert min(len(shapes[True]), len(shapes[False])) > 20
 
 
 def count_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -152,6 +152,24 @@ def test_a_file_is_prepared_like_the_dataset_of_the_run(
     assert read_json(capsys.readouterr().out)["rows"][0]["items"] == 31
 
 
+def test_several_processes_evaluate_a_file_once(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_records(tmp_path / "test.csv", 20, 3)
+    to = tmp_path / "result"
+    command = ["evaluate", str(run), "--source", str(tmp_path / "test.csv"), "--to", str(to)]
+    rows, times = [], []
+    for _ in range(2):
+        assert main([*command, *EXECUTION, "execution.processes=2", "--json"]) == 0
+        captured = capsys.readouterr()
+        rows.append(read_json(captured.out)["rows"])
+        files = (path for path in to.rglob("*") if path.is_file())
+        times.append({path: path.stat().st_mtime_ns for path in files})
+    assert f"{to} is finished; nothing is changed" in captured.err
+    assert rows[0] == rows[1]
+    assert times[0] == times[1]
+
+
 def test_the_weights_of_the_classes_are_those_of_the_training_rows(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

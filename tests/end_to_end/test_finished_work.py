@@ -92,6 +92,29 @@ def test_a_finished_run_is_not_changed(
     assert 0 < answer["goodput"] <= 1
 
 
+def test_a_run_that_was_stopped_early_is_finished_until_its_patience_is_raised(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopping = ["stop.steps=9", "stop.min_delta=100", "evaluation.every_steps=1"]
+    command = ["train", "run.toml", "output.folder=stopped", *stopping]
+    assert cli.main([*command, "stop.patience=2"]) == 0
+    result = json.loads((workplace / "stopped/result.json").read_text())
+    assert result["stop_reason"] == "no better heldout/loss in 2 evaluations"
+    before = hash_folder(workplace)
+    for patience in ("2", "1"):
+        capsys.readouterr()
+        assert cli.main([*command, f"stop.patience={patience}"]) == 0
+        assert "stopped is finished at step 3; nothing is changed" in capsys.readouterr().err
+    assert cli.main([*command, "stop.patience=2", "--dry-run", "--json"]) == 0
+    action = json.loads(capsys.readouterr().out)["action"]
+    assert action == "nothing: stopped is finished at step 3; nothing is changed"
+    assert hash_folder(workplace) == before
+    assert cli.main([*command, "stop.patience=3"]) == 0
+    assert json.loads((workplace / "stopped/result.json").read_text())["steps"] == 4
+    assert cli.main(["train", "run.toml", "output.folder=stopped", "stop.steps=5"]) == 0
+    assert json.loads((workplace / "stopped/result.json").read_text())["steps"] == 5
+
+
 def test_the_dry_run_of_a_finished_run_reports_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "run.toml", "--dry-run", "--json"]) == 0
     action = json.loads(capsys.readouterr().out)["action"]
@@ -106,14 +129,76 @@ def test_another_run_is_still_refused(workplace: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(("verb", "folder"), [("prepare", "data"), ("evaluate", "evaluation")])
-def test_finished_work_of_a_verb_is_not_changed(workplace: Path, verb: str, folder: str) -> None:
+def test_finished_work_of_a_verb_is_not_changed(
+    workplace: Path, capsys: pytest.CaptureFixture[str], verb: str, folder: str
+) -> None:
     run_file = {"prepare": "run.toml", "evaluate": "evaluation.toml"}[verb]
     assert cli.main([verb, run_file]) == 0
-    before = {name: digest for name, (digest, _) in hash_folder(workplace / folder).items()}
+    before = hash_folder(workplace / folder)
     assert before
+    capsys.readouterr()
     assert cli.main([verb, run_file]) == 0
-    after = {name: digest for name, (digest, _) in hash_folder(workplace / folder).items()}
-    assert after == before
+    assert hash_folder(workplace / folder) == before
+    assert f"{folder} is finished" in "".join(capsys.readouterr()) or verb == "prepare"
+
+
+def test_an_evaluation_is_repeated_if_its_inputs_or_outputs_changed(
+    workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    to = tmp_path / "table"
+    shutil.copytree(workplace / "run", tmp_path / "run")
+    (tmp_path / "metrics.py").write_text("def one(arrays):\n    return 1.0\n")
+    model, metrics = f"models.run={tmp_path / 'run'}", 'evaluation.metrics=["metrics.py:one"]'
+    shutil.copy(workplace / "evaluation.toml", tmp_path / "evaluation.toml")
+    command = ["evaluate", str(tmp_path / "evaluation.toml"), f"output.folder={to}", model, metrics]
+
+    def evaluate(*arguments: str) -> bool:
+        """Evaluate; return whether anything was written."""
+        before = hash_folder(tmp_path)
+        capsys.readouterr()
+        assert cli.main([*command, "--json", *arguments]) == 0
+        captured = capsys.readouterr()
+        table = json.loads((to / "evaluation.json").read_text())
+        answer = json.loads(captured.out)
+        assert (answer["rows"], answer["classes"]) == (table["rows"], table["classes"])
+        is_written = hash_folder(tmp_path) != before
+        assert is_written == (f"{to} is finished; nothing is changed" not in captured.err)
+        return is_written
+
+    assert evaluate()
+    assert not evaluate()
+    assert evaluate("--overwrite")
+    assert evaluate("evaluation.rows=3")
+    assert not evaluate("evaluation.rows=3")
+    assert evaluate()
+    weights = tmp_path / "run" / "model" / "model.safetensors"
+    shutil.copyfile(weights, tmp_path / "copy")
+    shutil.copyfile(tmp_path / "copy", weights)
+    assert evaluate()
+    (tmp_path / "metrics.py").write_text("def one(arrays):\n    return 2.0\n\n")
+    assert evaluate()
+    table = to / "evaluation.json"
+    table.write_text(table.read_text().replace("held-out rows", "other rows"))
+    assert evaluate()
+    samples = ("evaluation.samples.prompts=1", "evaluation.samples.max_new_tokens=2")
+    assert evaluate(*samples)
+    assert not evaluate(*samples)
+    (to / "samples.jsonl").unlink()
+    assert evaluate(*samples)
+    dataset = f"data.path={tmp_path / 'data'}"
+    tokenizer = f"tokenizer.path={workplace / 'data' / 'tokenizer'}"
+    for seed in ("0", "1"):
+        split = (f"split.seed={seed}", "--overwrite")
+        assert cli.main(["prepare", "run.toml", dataset, tokenizer, *split]) == 0
+        assert evaluate(dataset)
+    assert not evaluate(dataset)
+    assert cli.main([*command, dataset, "--dry-run", "--json"]) == 0
+    action = json.loads(capsys.readouterr().out)["action"]
+    assert action == f"nothing: {to} is finished; nothing is changed"
+    assert cli.main([*command, dataset, "--dry-run", "--json", "--overwrite"]) == 0
+    assert "action" not in json.loads(capsys.readouterr().out)
 
 
 def test_a_finished_export_and_job_are_not_changed(

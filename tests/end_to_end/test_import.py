@@ -57,6 +57,23 @@ def import_weights(origin: Path, *options: str) -> dict[str, Tensor]:
     return load_file(target / "model.safetensors")
 
 
+def test_a_dry_run_refuses_an_existing_folder(
+    tmp_path: Path, weights: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(weights, tmp_path / "weights.pt")
+    target = tmp_path / "imported"
+    command = ["import", str(tmp_path / "weights.pt"), "--to", str(target), *DIMENSIONS]
+    assert main([*command, "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["path"] == str(target)
+    target.mkdir()
+    (target / "notes.txt").touch()
+    assert main([*command, "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert f"{target} exists" in error
+    assert main(command) == 2
+    assert capsys.readouterr().err == error
+
+
 def assert_same(imported: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
     """Compare bitwise; the pooling layer is not imported, because no task trains it."""
     assert imported.keys() == {name for name in weights if not name.startswith("pooler.")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,23 +11,30 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
+import transformers
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.runs import settings
+from distributed.runs import BERT, settings
 from regauge import config, processes
 from regauge.config import build
 from regauge.data.classes import NO_CLASS, LabelCounts, find_classes, list_class_texts
 from regauge.data.dataset import Dataset
 from regauge.data.settings import RowLayout
+from regauge.data.sources._cards import read_class_names
 from regauge.errors import DataError, RegaugeError, SettingsError
 from regauge.tasks.classify import Classify
+from regauge.training import dry_run
 from regauge.training.run import attempt
 from unit.preparing import WORDS, prepare_dataset, read_contents
 
 NAMES = ("cooking", "finance", "sport")
+NAMED = {"0": "sport", "1": "finance", "2": "cooking"}
+"""Class names by number, as `datasets` writes them to a README."""
 ALL_TRAIN: dict[str, Any] = {"split": {"heldout_fraction": 0.0}}
 
 
@@ -290,6 +298,96 @@ def test_names_of_a_class_label_keep_their_order(
     assert data.manifest.skipped == ({"no class in 'label'": 1} if -1 in labels else {})
 
 
+CARDS = {
+    "a table": {"features": [{"name": "label", "dtype": {"class_label": {"names": NAMED}}}]},
+    "a list of names": {
+        "features": [{"name": "label", "dtype": {"class_label": {"names": [*NAMED.values()]}}}]
+    },
+    "one of several subsets": [
+        {"config_name": "other", "features": [{"name": "label", "dtype": "int64"}]},
+        {
+            "config_name": "default",
+            "features": [{"name": "label", "dtype": {"class_label": {"names": NAMED}}}],
+        },
+    ],
+}
+
+
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize(
+    ("suffix", "labels"),
+    [
+        ("csv", [0, 0, 1, -1, 0]),
+        ("csv", ["sport", "sport", "finance", "-1", "sport"]),
+        ("jsonl", [0, 0, 1, -1, 0]),
+        ("parquet", [0, 0, 1, -1, 0]),
+    ],
+)
+def test_names_in_the_readme_of_a_dataset_keep_their_order(
+    tmp_path: Path, card: str, suffix: str, labels: list[Any]
+) -> None:
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    metadata = yaml.safe_dump({"dataset_info": CARDS[card]}, sort_keys=False)
+    (folder / "README.md").write_text(f"---\n{metadata}---\n")
+    texts = [" ".join(WORDS[5 * index : 5 * index + 5]) for index in range(len(labels))]
+    table = pa.table({"text": texts, "label": labels})
+    if suffix == "csv":
+        pacsv.write_csv(table, folder / "train.csv")
+    elif suffix == "parquet":
+        pq.write_table(table, folder / "train.parquet")
+    else:
+        lines = (json.dumps(row) + "\n" for row in table.to_pylist())
+        (folder / "train.jsonl").write_text("".join(lines))
+    tables = {
+        "data": {"path": str(tmp_path / "out")},
+        "source": {"kind": "huggingface", "name": str(folder)},
+        "tokenizer": {"vocab_size": 400},
+        "rows": build_rows(["label"]),
+        **ALL_TRAIN,
+    }
+    data = prepare_tables(tables)
+    assert data.manifest.columns["label"].class_names == ("sport", "finance", "cooking")
+    assert read_labels(data) == [0, 0, 1, 0]
+    assert data.manifest.skipped == {"no class in 'label'": 1}
+
+
+@pytest.mark.parametrize(
+    ("info", "subset", "names"),
+    [
+        (None, "", {}),
+        ("text", "", {}),
+        ({"features": "text"}, "", {}),
+        ({"features": [{"name": "label", "dtype": "int64"}, 3]}, "", {}),
+        ({"features": [{"name": "a", "dtype": {"class_label": {"names": {"x": "b"}}}}]}, "", {}),
+        (
+            {
+                "features": [
+                    {"name": "tags", "sequence": {"class_label": {"names": {1: "B", 0: "A"}}}}
+                ]
+            },
+            "",
+            {"tags": ("A", "B")},
+        ),
+        (
+            {"features": [{"name": "t", "list": {"dtype": {"class_label": {"names": ["A"]}}}}]},
+            "",
+            {"t": ("A",)},
+        ),
+        (CARDS["one of several subsets"], "other", {}),
+        (CARDS["one of several subsets"], "none", {}),
+        (
+            [{**CARDS["a table"], "config_name": "en"}],
+            "",
+            {"label": ("sport", "finance", "cooking")},
+        ),
+        ([{**CARDS["a table"], "config_name": "en"}], "de", {}),
+    ],
+)
+def test_class_names_of_a_card(info: Any, subset: str, names: dict[str, Any]) -> None:
+    assert read_class_names(info, subset) == names
+
+
 def prepare_tables(tables: dict[str, Any]) -> Dataset:
     from regauge.verbs import prepare as verb
 
@@ -419,3 +517,22 @@ def test_a_run_has_the_names_in_its_records_and_its_model(
     model = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     assert model["id2label"] == {str(index): name for index, name in enumerate(NAMES)}
     attempt(run, processes.World())  # resumes: the run file without classes is that of the run
+
+
+def test_class_names_of_the_start_model_are_reported_if_the_dataset_has_none(
+    names_data: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes = {**BERT["config"], "vocab_size": names_data.manifest.tokenizer.vocab_size}
+    config = transformers.BertConfig(**sizes, id2label=dict(enumerate(NAMES)))
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "start")
+    tokenizer = names_data.folder / "tokenizer"
+    shutil.copytree(tokenizer, tmp_path / "start", dirs_exist_ok=True)
+    numbered, _ = prepare_labels(tmp_path, [0, 1, 2, 1], tokenizer={"path": str(tokenizer)})
+    changes = {"task": {"kind": "classify"}, "model": {"path": str(tmp_path / "start")}}
+    for data in (names_data, numbered):
+        run = settings(tmp_path / "run", data.folder, "contrastive", **changes, batch={"rows": 4})
+        dry_run.check_run(run)
+    warning = f"{tmp_path / 'start'}: its class names are not used: {', '.join(NAMES)};"
+    remedy = f"name the classes with task.class_names = {json.dumps(NAMES)}"
+    messages = [record.message for record in caplog.records if "class names" in record.message]
+    assert messages == [f"{warning} {remedy}"]

@@ -26,7 +26,9 @@ from regauge.data.loader import CollatorConfig
 from regauge.errors import DataError, RegaugeError, SettingsError
 from regauge.models.settings import Model
 from regauge.tasks import _quality
+from regauge.tasks._classes import ClassesTask
 from regauge.tasks.classify import Classify
+from regauge.tasks.tokens import Tokens
 from regauge.training.heldout import compute_means
 
 CONFIG = CollatorConfig(datasets.VOCABULARY, 0, 4, (0, 1, 2, 3, 4))
@@ -405,7 +407,9 @@ def test_class_names_of_the_start_model_are_dropped_with_a_warning(
     folder = save_start_model(tmp_path / "start", id2label=names)
     task = Classify(text_fields=("query",), classes=2)
     task.check_weights(folder)
-    assert f"its class names are not used: {', '.join(names.values())}; name" in caplog.text
+    remedy = ' = ["NEGATIVE", "POSITIVE"]' if len(names) == 2 else ""
+    warning = f"{folder}: its class names are not used: {', '.join(names.values())}; name"
+    assert caplog.messages == [f"{warning} the classes with task.class_names{remedy}"]
     settings = Model(path=str(folder), dropout=0.0)
     config = task.build_module(settings, data.manifest, 0).model.config
     assert config.id2label == {0: "LABEL_0", 1: "LABEL_1"}
@@ -416,6 +420,26 @@ def test_class_names_of_the_start_model_are_dropped_with_a_warning(
     assert not caplog.text
     config = named.build_module(settings, data.manifest, 0).model.config
     assert config.id2label == {0: "no", 1: "yes"}
+
+
+@pytest.mark.parametrize("task", [Classify, Tokens])
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ({"class_names": ("a", "b", "c")}, ""),
+        ({"class_names": ("a", "b"), "classes": 3}, "2 names and classes is 3; remove classes"),
+        ({"class_names": ("a", "b", "a")}, "has a name twice; give each class its own name"),
+        ({"classes": 1}, "greater than or equal to 2"),
+    ],
+)
+def test_tasks_of_classes_check_them_alike(
+    task: type[ClassesTask], table: dict[str, Any], problem: str
+) -> None:
+    if problem:
+        with pytest.raises(ValueError, match=problem):
+            task.model_validate(table)
+    else:
+        assert task.model_validate(table).classes == 3
 
 
 def test_a_start_model_without_class_names_gives_no_warning(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import regauge
-from regauge import choices, cli, errors, log
+from regauge import choices, cli, errors, log, processes
 from regauge.verbs import init
 
 
@@ -153,6 +153,38 @@ def test_an_unusable_path_is_named(number: int) -> None:
     with pytest.raises(OSError, match="without a path") as caught:
         raise OSError(number, "without a path")
     assert cli.describe_error(caught.value)[1] == 1
+
+
+def test_an_error_without_a_message_is_named() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        raise RuntimeError
+    line, code = cli.describe_error(caught.value)
+    assert ": no message; run again with --traceback" in line
+    assert code == 1
+
+
+def test_options_and_verbs_are_not_suggested_for_each_other(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["--zzz"]) == cli.main(["zzz"]) == 2
+    option, verb = capsys.readouterr().err.splitlines()
+    assert " train" not in option
+    assert "--help" in option
+    assert "--help" not in verb
+    assert " train" in verb
+
+
+def test_a_message_with_brackets_is_printed_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "[bold]run.txt"]) == 2
+    assert "[bold]run.txt" in capsys.readouterr().err
+
+
+def test_a_supervised_process_leaves_the_message_to_its_supervisor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "is_supervised", lambda: True)
+    assert cli.main(["train", "run.txt", "--json"]) == 2
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.fixture

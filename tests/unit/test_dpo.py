@@ -12,7 +12,7 @@ from torch import Tensor
 from distributed import datasets
 from distributed.runs import GPT, LLAMA
 from regauge.config import build, merge
-from regauge.data.dataset import Dataset
+from regauge.data.dataset import Dataset, ExtendedRows
 from regauge.data.loader import CollatorConfig
 from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.modules import TextModule
@@ -90,6 +90,20 @@ def test_the_loss_and_its_gradients_are_those_of_the_paper(
     assert (policy[0] - expected[0]).abs().min() > 1e-3, "policy and reference are equal"
     for name, value in module.named_parameters():
         torch.testing.assert_close(gradients[name], value.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_rows_with_reference_values_have_the_columns_of_the_dataset(data: Dataset) -> None:
+    rows = data.rows("heldout")
+    values = np.arange(len(rows), dtype=np.float32)
+    mixed = ExtendedRows(rows, {"reference_chosen": values})
+    extended = ExtendedRows(mixed, {"reference_rejected": -values})
+    assert extended.read_column("reference_rejected").tolist() == (-values).tolist()
+    assert extended.read_column("reference_chosen").tolist() == values.tolist()
+    assert extended.read_column("chosen").tolist() == rows.read_column("chosen").tolist()
+    last = len(rows) - 1
+    (row,) = extended.take([last])
+    assert (row["reference_chosen"], row["reference_rejected"]) == (last, -last)
+    assert row["chosen"].tolist() == rows.take([last])[0]["chosen"].tolist()
 
 
 def test_training_and_evaluation_compute_the_same_log_probabilities(data: Dataset) -> None:

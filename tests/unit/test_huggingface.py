@@ -182,6 +182,19 @@ def test_a_dataset_of_the_hub_is_streamed(hub: Web) -> None:
     assert read.list_pieces()[0].stamp != before
 
 
+def test_class_names_in_the_card_of_the_hub_are_read_once(hub: Web) -> None:
+    folder = hub.folder / "org" / "rows"
+    folder.mkdir(parents=True)
+    for name in ("train-a", "train-b"):
+        (folder / f"{name}.csv").write_text("text,label\none,0\n")
+    label = {"name": "label", "dtype": {"class_label": {"names": {"0": "no", "1": "yes"}}}}
+    (folder / ".card.json").write_text(json.dumps({"dataset_info": {"features": [label]}}))
+    read = HuggingFace(name="org/rows")
+    for piece in (*read.list_pieces(), *read.list_pieces()):
+        assert read.class_names(piece) == {"label": ("no", "yes")}
+    assert len([request for request in hub.requests if f"/{SHA}?blobs" in request]) == 1
+
+
 def test_a_file_of_the_hub_has_a_url(hub: Web) -> None:
     folder = hub.folder / "org" / "rows"
     parquet(folder / "data" / "a.parquet", ROWS[:30])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,7 +12,7 @@ from regauge import config
 from regauge.artifacts.export_settings import ExportSettings
 from regauge.errors import SettingsError
 from regauge.training.settings import Stop, TrainSettings
-from regauge.verbs import settings_roots
+from regauge.verbs import pipeline, settings_roots
 
 TARGET = {"metric": "heldout/f1", "at_least": 0.5}
 
@@ -68,9 +68,11 @@ def test_an_override_replaces_what_its_key_excludes(
         assert result["comparison"]["target"] == {"metric": "heldout/f1", "at_most": 1}
 
 
-def test_two_overrides_that_exclude_each_other_stay() -> None:
+def test_two_overrides_that_exclude_each_other_stay(caplog: pytest.LogCaptureFixture) -> None:
     tables = {"stop": {"epochs": 1}}
-    result = config.apply_overrides(tables, ("stop.steps=2", "stop.epochs=3"), TrainSettings)
+    with caplog.at_level(logging.INFO, logger="regauge"):
+        result = config.apply_overrides(tables, ("stop.steps=2", "stop.epochs=3"), TrainSettings)
+    assert not caplog.messages
     assert result == {"stop": {"epochs": 3, "steps": 2}}
     with pytest.raises(SettingsError, match="set either stop"):
         config.build(Stop, result["stop"])
@@ -99,6 +101,68 @@ def test_the_excluded_keys_are_keys_of_the_same_table() -> None:
             if (table := config.find_model(field.annotation, config.Settings)) is not None
         ]
     assert count >= 10
+
+
+PIPELINE = """\
+data.path = "a"
+task = "clm"
+batch = { rows = 8, microbatch_rows = 8 }
+stop = { epochs = 3, usd = 2 }
+model = { architecture = "bert", config = { hidden_size = 8 }, dropout = 0.1 }
+execution.price.usd_per_hour = 3
+
+[[stage]]
+verb = "train"
+name = "first"
+
+[[stage]]
+verb = "train"
+name = "second"
+stop.steps = 10
+model.path = "b"
+
+[[stage]]
+verb = "train"
+name = "third"
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lengths"),
+    [
+        ((), [(3, None), (None, 10), (3, None)]),
+        (("stage.first.stop.steps=4",), [(None, 4), (None, 10), (3, None)]),
+        (("stage.second.stop.epochs=2",), [(3, None), (2, None), (3, None)]),
+        (("stop.steps=5",), [(None, 5)] * 3),
+        (("stop.epochs=5",), [(5, None)] * 3),
+    ],
+)
+def test_the_tables_of_a_stage_replace_what_their_keys_exclude(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    overrides: tuple[str, ...],
+    lengths: list[tuple[float | None, int | None]],
+) -> None:
+    (tmp_path / "run.toml").write_text(PIPELINE)
+    with caplog.at_level(logging.INFO, logger="regauge"):
+        stages = pipeline.resolve(tmp_path / "run.toml", overrides).stages
+    first, second, third = (cast("TrainSettings", stage.settings) for stage in stages)
+    assert [(item.stop.epochs, item.stop.steps) for item in (first, second, third)] == lengths
+    assert first.stop.usd == second.stop.usd == 2
+    assert first.model == third.model
+    assert (first.model.path, first.model.architecture) == (None, "bert")
+    assert (second.model.path, second.model.config, second.model.dropout) == ("b", {}, 0.1)
+    line = "model.path replaces model.architecture of the shared tables in stage 'second'"
+    assert line in caplog.messages
+
+
+def test_an_override_finds_a_table_of_a_list_by_its_name() -> None:
+    tables = {"task": ({"name": "a", "kind": "clm"}, {"name": "b", "kind": "mlm"})}
+    result = config.apply_overrides(tables, ("task.b.weight=2",), TrainSettings)
+    assert [table.get("weight") for table in result["task"]] == [None, 2]
+    with pytest.raises(SettingsError) as caught:
+        config.apply_overrides(tables, ("task.weight=2",), TrainSettings)
+    assert str(caught.value) == "'task' in 'task.weight' is a list; name one of them: a, b"
 
 
 def test_a_key_of_a_choice_may_follow_the_name_of_its_kind() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from regauge import choices, peer_names
+from regauge import choices, cli, peer_names
 from regauge.errors import SettingsError
+from regauge.training.settings import TrainSettings
+from regauge.validation import suggest_key
 from regauge.verbs import _reference, explain
+from regauge.wording import join_alternatives
 
 WORDS = (
     *("epochs", "lr", "warmup", "lora", "fp16", "max_length", "num_labels", "gpu", "max_steps"),
@@ -46,6 +51,74 @@ def test_a_flag_and_a_dotted_name_are_found() -> None:
     assert peer_names.find_settings("zzz") == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("early_stopping_patience", ["stop.patience"]),
+        ("EarlyStoppingCallback", ["stop.patience"]),
+        ("early_stopping", ["stop.patience"]),
+        ("early-stopping-threshold", ["stop.min_delta"]),
+        ("validation_file", ["validation.source"]),
+        ("eval_dataset", ["validation.source"]),
+        ("eval_dataset_name", ["validation.source"]),
+        ("test_datasets", ["validation.source"]),
+        ("test_file", ["evaluate.source"]),
+        ("do_sample", ["generation.temperature"]),
+        ("top_k", ["generation.top_k"]),
+        ("top_p", ["generation.top_p"]),
+        (
+            "max_new_tokens",
+            [
+                "generation.max_new_tokens",
+                "text.max_new_tokens",
+                "evaluation.samples.max_new_tokens",
+            ],
+        ),
+        ("temperature", ["generation.temperature", "task.temperature"]),
+        ("label_smoothing_factor", ["task.label_smoothing"]),
+        ("class_weight", ["task.class_weights"]),
+        ("class_weights", ["task.class_weights"]),
+        ("problem_type", ["task.problem_type"]),
+        ("report_to", ["output.trackers"]),
+        ("wandb_project", ["output.trackers=wandb"]),
+        ("wandb_entity", ["output.trackers=wandb"]),
+        ("dpo_beta", ["task.beta"]),
+        ("beta", ["task.beta"]),
+        ("ref_model", ["model.path"]),
+        ("loss_type", ["task"]),
+        ("lora_r", ["model.lora.rank"]),
+        ("r", ["model.lora.rank"]),
+        ("target_modules", ["model.lora.targets"]),
+        ("use_peft", ["model.lora"]),
+        ("freeze", ["model.trainable_layers"]),
+        ("freeze_encoder", ["model.trainable_layers"]),
+        ("unfrozen_parameters", ["model.trainable_layers"]),
+    ],
+)
+def test_an_unknown_key_and_explain_name_the_same_settings(name: str, settings: list[str]) -> None:
+    assert [*peer_names.find_settings(name)] == settings
+    names = [f"'{setting}'" for setting in settings]
+    assert suggest_key(name, ("a", "b"), TrainSettings) == (
+        f"did you mean {join_alternatives(names)}?"
+    )
+    documents = explain.main(name, json=True)["matches"]
+    keys = {re.sub(r" \(.+\)", "", doc.get("use") or doc["key"]) for doc in documents}
+    assert keys == {*settings}
+
+
+@pytest.mark.parametrize("name", peer_names.ABSENT)
+def test_a_setting_without_a_counterpart_is_named_with_the_reason(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = peer_names.find_absence(name)
+    assert not peer_names.find_settings(name)
+    assert suggest_key(name, ("a", "b"), TrainSettings) == f"remove it, because {reason}"
+    with pytest.raises(SettingsError, match=f"'{name}' of other systems has no counterpart"):
+        explain.main(name)
+    assert cli.main(["train", "run.toml", f"--{name.replace('_', '-')}", "4"]) == 2
+    assert f"remove it, because {reason}" in capsys.readouterr().err
+
+
 def test_the_names_of_choices_are_unique_in_their_folder() -> None:
     count = 0
     for folder in _reference.list_folders():
@@ -68,6 +141,19 @@ def test_the_names_of_choices_are_unique_in_their_folder() -> None:
         ("accelerators", "TPU", "xla"),
         ("strategies", "deepspeed-stage-3", "fsdp"),
         ("tasks", "cross-encoder", "rank"),
+        ("tasks", "token-classification", "tokens"),
+        ("tasks", "ner", "tokens"),
+        ("tasks", "DPOTrainer", "dpo"),
+        ("tasks", "CoSENTLoss", "similarity"),
+        ("tasks", "CosineSimilarityLoss", "similarity"),
+        ("tasks", "TripletLoss", "triplet"),
+        ("tasks", "MSELoss", "distill"),
+        ("tasks", "MultipleNegativesRankingLoss", "contrastive"),
+        ("tasks", "InfoNCE", "contrastive"),
+        ("tasks", "text-classification", "classify"),
+        ("tasks", "SequenceClassification", "classify"),
+        ("tasks", "SFTTrainer", "sft"),
+        ("trackers", "weights-and-biases", "wandb"),
         ("data/sources", "hf", "huggingface"),
     ],
 )
@@ -77,6 +163,8 @@ def test_a_choice_is_found_by_its_name_in_other_systems(
     with pytest.raises(SettingsError) as caught:
         choices.load(folder, name)
     assert caught.value.remedy == f"did you mean '{choice}'?"
+    titles = [document.get("choice") for document in explain.main(name, json=True)["matches"]]
+    assert f"{folder}/{choice}" in titles
 
 
 def test_explain_finds_keys_by_a_part_of_their_name() -> None:

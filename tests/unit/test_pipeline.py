@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from regauge import cli
 from regauge.config import FORMAT
 from regauge.errors import DataError, SettingsError
 from regauge.verbs import pipeline
-from unit.stage_verbs import join
+from unit.stage_verbs import join, write
 
 pytestmark = pytest.mark.usefixtures("two_verbs")
 
@@ -288,6 +289,25 @@ def test_a_dry_run_names_the_change_and_the_refusal(
     lines = capsys.readouterr().out.splitlines()
     assert f"[2/3] second: write -> out/words/2-second (stale: {change})" in lines
     assert lines[-1] == f"error: {read_refusal(run_file, override)}"
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_dry_run_has_the_exit_code_of_the_first_refused_stage(
+    run_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+) -> None:
+    codes = iter((64, 2))
+    monkeypatch.setattr(
+        write, "plan", lambda _: {"error": "the folder exists; name another", "code": next(codes)}
+    )
+    assert cli.main(["pipeline", str(run_file), "--dry-run", *options]) == 64
+    captured = capsys.readouterr()
+    assert captured.err == "regauge: the folder exists; name another\n"
+    if options:
+        answer = json.loads(captured.out)
+        assert (answer["error"], answer["code"]) == ("the folder exists; name another", 64)
 
 
 def test_an_unfinished_stage_names_a_stale_input(run_file: Path) -> None:

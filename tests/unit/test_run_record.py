@@ -13,6 +13,7 @@ from distributed.runs import settings
 from regauge import config, processes
 from regauge.config import build
 from regauge.errors import DataError, SettingsError
+from regauge.files import write_json
 from regauge.training import run_record
 from regauge.training.settings import TrainSettings
 
@@ -173,3 +174,50 @@ def test_decisions_of_the_first_attempt_are_kept(tmp_path: Path) -> None:
         run(tmp_path, execution={"precision": "fp32", "threads": 1}), tmp_path
     )
     assert (overridden.execution.precision, overridden.execution.threads) == ("fp32", 1)
+
+
+TARGET = {"metric": "heldout/loss", "at_most": 5.0}
+REACHED, NO_BETTER = "reached heldout/loss", "no better heldout/loss in 2 evaluations"
+EVALUATED = {"evaluation": {"every_steps": 1}}
+
+
+@pytest.mark.parametrize(
+    ("before", "reason", "after", "is_finished"),
+    [
+        ({}, "finished", {"steps": 4}, True),
+        ({}, "finished", {"steps": 3}, True),
+        ({}, "finished", {"steps": 5}, False),
+        ({"target": TARGET}, REACHED, {"target": TARGET}, True),
+        ({"target": TARGET}, REACHED, {"target": {**TARGET, "at_most": 4.0}}, False),
+        ({"target": TARGET}, REACHED, {}, False),
+        ({"patience": 2}, NO_BETTER, {"patience": 2}, True),
+        ({"patience": 2}, NO_BETTER, {"patience": 1}, True),
+        ({"patience": 2}, NO_BETTER, {"patience": 3}, False),
+        ({"patience": 2}, NO_BETTER, {}, False),
+        ({"patience": 2}, NO_BETTER, {"patience": 2, "min_delta": 1.0}, True),
+    ],
+)
+def test_a_run_is_finished_if_its_settings_would_end_it_again(
+    tmp_path: Path, before: Any, reason: str, after: Any, *, is_finished: bool
+) -> None:
+    run_record.write_records(tmp_path, run(tmp_path, stop=before, **EVALUATED), "f", "id", "w")
+    result = {"steps": 4, "stop_reason": reason}
+    write_json(tmp_path / run_record.RESULT, result)
+    current = run(tmp_path, stop=after, **EVALUATED)
+    total_steps = current.stop.total_steps(1)
+    assert run_record.find_result(tmp_path, current, total_steps) is None, "there is no model"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").touch()
+    answer = run_record.find_result(tmp_path, current, total_steps)
+    assert answer == (result if is_finished else None)
+
+
+def test_a_run_without_the_model_of_a_task_is_not_finished(tmp_path: Path) -> None:
+    several = settings(tmp_path, DATA, "several")
+    run_record.write_records(tmp_path, several, "f", "id", "w")
+    write_json(tmp_path / run_record.RESULT, {"steps": 12, "stop_reason": "finished"})
+    for folder in ("model", "tasks/words/model", "tasks/topics/model"):
+        assert run_record.find_result(tmp_path, several, 12) is None
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "model.safetensors").touch()
+    assert run_record.find_result(tmp_path, several, 12) is not None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Event
 
+import fsspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -184,3 +186,101 @@ def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
         load_file(next((tmp_path / document["checkpoint"]).glob("*.safetensors")))["model.a"][0, 0]
         == 2
     )
+
+
+BEST_VALUE = {"metric": "heldout/loss", "value": 2.0}
+
+
+def save_steps(saver: Saver, steps: Iterable[int], best: int | None = None) -> None:
+    for step in steps:
+        value = BEST_VALUE if step == best else None
+        saver.save(step, build_tensors(step), {"step": step}, value)
+    saver.wait()
+
+
+@pytest.fixture
+def store() -> Iterator[str]:
+    """Return the address of an empty object store."""
+    yield "memory://best/run"
+    fsspec.filesystem("memory").store.clear()
+
+
+def list_stored_files(step: int) -> list[str]:
+    """Return the paths of the files of a checkpoint in the object store."""
+    paths = fsspec.filesystem("memory").store
+    return sorted(path for path in paths if layout.checkpoint_name(step) in path)
+
+
+def test_the_best_checkpoint_is_downloaded_and_kept_on_another_machine(
+    tmp_path: Path, store: str
+) -> None:
+    save_steps(build_saver(tmp_path / "a", keep_last=1, remote=store), range(1, 5), best=2)
+    saver = build_saver(tmp_path / "b", keep_last=1, remote=store)
+    assert saver.find_newest() == tmp_path / "b" / layout.checkpoint_name(4)
+    assert layout.read_best(tmp_path / "b") is None
+    saver.fetch_best(2, BEST_VALUE)
+    assert layout.read_best(tmp_path / "b") == {
+        "checkpoint": layout.checkpoint_name(2),
+        **BEST_VALUE,
+    }
+    save_steps(saver, (5, 6, 7))
+    assert layout.list_steps(tmp_path / "b") == [7, 2]
+    assert list_stored_files(2)
+    assert not list_stored_files(4)
+    path = saver.find_step(2)
+    assert path is not None
+    filled = build_tensors(0.0)
+    load_checkpoint(path, filled)
+    assert filled["model.a"].equal(build_tensors(2)["model.a"])
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("remote", [None, "memory://best/run"])
+def test_a_best_checkpoint_on_this_machine_is_recorded_and_not_replaced(
+    tmp_path: Path, remote: str | None
+) -> None:
+    saver = build_saver(tmp_path, keep_last=1, remote=remote)
+    save_steps(saver, (1, 2, 3), best=2)
+    (tmp_path / layout.BEST).write_text("{")
+    for file in list_stored_files(2):
+        fsspec.filesystem("memory").pipe_file(file, b"another run")
+    saver.fetch_best(2, BEST_VALUE)
+    save_steps(saver, (4, 5))
+    assert layout.list_steps(tmp_path) == [5, 2]
+    assert saver.find_step(2) is not None
+
+
+def test_an_evicted_best_checkpoint_is_not_recorded(tmp_path: Path, store: str) -> None:
+    for remote in (None, store):
+        saver = build_saver(tmp_path / str(bool(remote)), keep_last=1, remote=remote)
+        save_steps(saver, (1, 2, 3))
+        saver.fetch_best(1, BEST_VALUE)
+        assert not (tmp_path / str(bool(remote)) / layout.BEST).exists()
+        assert saver.find_step(1) is None
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn"])
+def test_a_best_checkpoint_that_the_store_has_damaged_is_not_whole(
+    tmp_path: Path, store: str, damage: str
+) -> None:
+    save_steps(build_saver(tmp_path / "a", keep_last=1, remote=store), (1, 2, 3), best=2)
+    files = fsspec.filesystem("memory")
+    weights = next(path for path in list_stored_files(2) if path.endswith(".safetensors"))
+    if damage == "missing":
+        files.rm_file(weights)
+    else:
+        files.pipe_file(weights, files.cat_file(weights)[:-4])
+    saver = build_saver(tmp_path / "b", keep_last=1, remote=store)
+    assert saver.find_newest() == tmp_path / "b" / layout.checkpoint_name(3)
+    saver.fetch_best(2, BEST_VALUE)
+    assert saver.find_step(2) is None
+
+
+def test_a_newest_checkpoint_that_lost_a_file_in_the_store_is_skipped(
+    tmp_path: Path, store: str
+) -> None:
+    save_steps(build_saver(tmp_path / "a", remote=store), (1, 2))
+    weights = next(path for path in list_stored_files(2) if path.endswith(".safetensors"))
+    fsspec.filesystem("memory").rm_file(weights)
+    saver = build_saver(tmp_path / "b", remote=store)
+    assert saver.find_newest() == tmp_path / "b" / layout.checkpoint_name(1)

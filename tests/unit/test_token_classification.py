@@ -262,7 +262,8 @@ def test_rows_follow_from_the_task() -> None:
     [
         ({"words": "token"}, "no field 'token'; did you mean 'tokens'"),
         ({"tags": "tokens"}, "is not of type integers; choose from: tags"),
-        ({"classes": 3}, "has 5 tags, and task.classes = 3; remove task.classes"),
+        ({"classes": 3}, "has 5 classes, and task.classes = 3; remove task.classes"),
+        ({"classes": 9}, "has 5 classes, and task.classes = 9; remove task.classes"),
         ({"class_names": ("O", "B-X")}, "are B-LOC, B-PER, .* and task.class_names differ; remove"),
     ],
 )

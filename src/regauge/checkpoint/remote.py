@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
@@ -116,7 +117,7 @@ class RemoteCheckpoints:
         """Download a step's checkpoint to a local root; return False if the store has none.
 
         The local checkpoint is replaced once the download is complete. Its hashes are not checked
-        here.
+        here, and a file that the store has lost is missing in it.
         """
         source = f"{self._path}/{checkpoint_name(step)}"
         manifest = self._read(f"{source}/{MANIFEST}")
@@ -133,7 +134,7 @@ class RemoteCheckpoints:
         for name in names:
             if "/" not in str(name):
                 local = str(staging / name)
-                self._retry(partial(self._copy, self._files.get_file, f"{source}/{name}", local))
+                self._retry(partial(self._fetch, f"{source}/{name}", local))
         (staging / MANIFEST).write_bytes(manifest)
         shutil.rmtree(final, ignore_errors=True)
         staging.rename(final)
@@ -149,6 +150,11 @@ class RemoteCheckpoints:
 
     def _copy(self, copy: Callable[..., None], source: str, target: str) -> None:
         copy(source, target, callback=_Progress(self._extend_deadline))
+
+    def _fetch(self, source: str, target: str) -> None:
+        """Download a file, if the store has it."""
+        with suppress(FileNotFoundError):
+            self._copy(self._files.get_file, source, target)
 
     def _extend_deadline(self) -> None:
         self._deadline = time.monotonic() + ANSWER_SECONDS

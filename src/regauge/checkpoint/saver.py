@@ -137,20 +137,19 @@ class Saver:
         return self._root / layout.checkpoint_name(step)
 
     def fetch_best(self, step: int, best: dict[str, Any]) -> None:
-        """Download the best checkpoint if only the object store has it; every process calls this.
+        """Record the best checkpoint, so that it is kept; every process calls this.
 
-        `best` is its metric and value.
+        It is downloaded if only the object store has it. `best` is its metric and value.
         """
-        if self._remote is None:
-            return
-        work = _start_thread(self._download_best, self._remote, step, best)
-        self._wait_for(work).result()
-
-    def _download_best(self, remote: RemoteCheckpoints, step: int, best: dict[str, Any]) -> None:
-        download_checkpoint(remote, step, self._root, self._world, if_missing=True)
+        if self._remote is not None:
+            work = _start_thread(self._download_missing, self._remote, step)
+            self._wait_for(work).result()
         is_local = (self._root / layout.checkpoint_name(step)).is_dir()
         if self._world.is_main_process and is_local:
             self._write_best(step, best)
+
+    def _download_missing(self, remote: RemoteCheckpoints, step: int) -> None:
+        download_checkpoint(remote, step, self._root, self._world, if_missing=True)
 
     def _write_best(self, step: int, best: dict[str, Any]) -> None:
         document = {"checkpoint": layout.checkpoint_name(step), **best}

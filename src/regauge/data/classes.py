@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from regauge.data.values import read_integer
+from regauge.data.values import parse_integer, read_integer
 from regauge.errors import DataError
 from regauge.log import logger
 
@@ -91,14 +91,25 @@ def format_class(value: Value | None) -> str:
 def replace_numbers(value: Value | None, names: Sequence[str]) -> Value | None:
     """Return a label with the names that its source declares for the numbers 0, 1, ….
 
-    Returns None for a negative number, which marks a missing label.
+    A number may be a text, as in CSV files, if it is not a name itself. Returns None for a negative
+    number, which marks a missing label.
     """
     if isinstance(value, list):
         return [replace_numbers(item, names) for item in value]
-    number = None if isinstance(value, str) else read_integer(value)
+    number = _read_number(value, names) if isinstance(value, str) else read_integer(value)
     if number is None or number >= len(names):
         return value
     return names[number] if number >= 0 else None
+
+
+def _read_number(text: str, names: Sequence[str]) -> int | None:
+    """Return the integer of a text; None for a name and for other texts."""
+    if text in names:
+        return None
+    try:
+        return parse_integer(text)
+    except ValueError:
+        return None
 
 
 def find_classes(

@@ -241,6 +241,9 @@ class ExtendedRows(DatasetRows):
     def __len__(self) -> int:
         return len(self._rows)
 
+    def read_column(self, name: str) -> np.ndarray:
+        return self._columns[name] if name in self._columns else self._rows.read_column(name)
+
     def take(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
         rows = []
         for number in numbers:

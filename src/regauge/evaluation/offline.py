@@ -144,8 +144,9 @@ def _resolve_task(settings: EvaluateSettings, folder: Path, dataset: Dataset) ->
         problem = f"{folder.parent} was trained on task '{task.kind}', not '{settings.task.kind}'"
         raise SettingsError(problem, "remove it from models")
     task.check_dataset(dataset.manifest)
+    task = task.resolve_defaults(dataset.manifest)
     task.check_weights(folder)
-    return task.resolve_defaults(dataset.manifest)
+    return task
 
 
 def _read_trained_task(folder: Path) -> Task:

@@ -17,22 +17,16 @@ from regauge.data.buckets import (
 )
 from regauge.data.columns import value_ranges
 from regauge.errors import DataError, SettingsError
-from regauge.json_files import find_json
-from regauge.log import logger
-from regauge.models.io_spec import read_class_names
 from regauge.tasks import Task
 from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from regauge.data.batches import Arrays, RandomKey
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
 
-MAX_LOGGED_NAMES = 10
-"""Class names that a message lists."""
 Texts = list[np.ndarray | None]
 """Token ids of texts, each [length]; None for a text of a padding row."""
 
@@ -198,21 +192,6 @@ def label_range(manifest: DatasetManifest, name: str) -> tuple[float, float]:
         )
     ranges = list(value_ranges(field).values()) or [(0.0, 0.0)]
     return min(lowest for lowest, _ in ranges), max(highest for _, highest in ranges)
-
-
-def warn_about_class_names(folder: Path) -> None:
-    """Log a warning if a weights folder has class names, which are not used."""
-    from regauge.models.hub import CONFIG
-    from regauge.models.tokenizer_convention import COPY_REMEDY
-
-    config = find_json(folder / CONFIG, COPY_REMEDY) or {}
-    names = read_class_names(config.get("id2label"))
-    if names:
-        logger.warning(
-            "%s: its class names are not used: %s; name the classes with task.class_names",
-            folder,
-            ", ".join(names[:MAX_LOGGED_NAMES]),
-        )
 
 
 def build_token_types(arrays: Arrays, starts: Sequence[int]) -> np.ndarray:

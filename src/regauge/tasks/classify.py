@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -12,26 +11,22 @@ from regauge.data.batches import take_rows
 from regauge.errors import DataError, SettingsError
 from regauge.models.io_spec import InputSpec
 from regauge.tasks import ITEMS, ClassReport, MetricSums, _quality
+from regauge.tasks._classes import MIN_CLASSES, ClassesTask
 from regauge.tasks._fields import (
-    MAX_LOGGED_NAMES,
     TEXT_TOKENS,
-    FieldsTask,
     Texts,
     build_slot_arrays,
     build_token_types,
     check_field,
     field_histogram,
     label_range,
-    warn_about_class_names,
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, OptionalRows, RandomKey
-    from regauge.data.dataset import ColumnInfo, DatasetManifest, DatasetRows
+    from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
     from regauge.models.architectures import ProblemType
     from regauge.models.io_spec import OutputKind
@@ -39,7 +34,6 @@ if TYPE_CHECKING:
     from regauge.models.settings import Model
 
 
-MIN_CLASSES = 2
 LABEL_KINDS = {
     "classification": ("integer",),
     "multi-label": ("integer", "integers"),
@@ -56,7 +50,7 @@ MAX_MATRIX_CLASSES = 100
 """Classes up to which a confusion matrix is written."""
 
 
-class Classify(FieldsTask):
+class Classify(ClassesTask):
     """Predict the class of a text or text pair, or a number (`problem_type = "regression"`)."""
 
     peer_names: ClassVar[tuple[str, ...]] = (
@@ -64,6 +58,10 @@ class Classify(FieldsTask):
         "regression",
         "text_classification",
         "sequence_classification",
+        "sequenceclassification",
+        "automodelforsequenceclassification",
+        "sentiment_analysis",
+        "multi_label",
     )
 
     metrics_need_all_rows: ClassVar[bool] = True
@@ -75,38 +73,16 @@ class Classify(FieldsTask):
     problem_type: Literal["classification", "multi-label", "regression"] = "classification"
     """`classification`: one class (cross-entropy); `multi-label`: any number of classes (binary
     cross-entropy of each); `regression`: a value (squared error)."""
-    classes: int | None = Field(default=None, ge=2, le=4096)
-    """Number of classes; by default that of the dataset."""
-    class_names: tuple[str, ...] = ()
-    """Names of the classes 0, 1, … in config.json, exports and predictions; by default those of
-    the dataset."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Probability that is moved from the label to all classes equally (Szegedy et al., 2016)."""
     class_weights: Literal["none", "balanced"] | tuple[PositiveFloat, ...] = "none"
     """Weight of each class in the loss, or of its positive rows if problem_type is multi-label;
     `balanced`: inversely proportional to its number of training rows."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _set_default_classes(cls, table: Any) -> Any:
-        names = table.get("class_names") if isinstance(table, dict) else None
-        return {"classes": len(names), **table} if names and isinstance(names, tuple) else table
-
     @model_validator(mode="after")
-    def _check_class_names(self) -> Classify:
-        names = self.class_names
-        if names and len(names) != self.classes:
-            raise ValueError(
-                f"class_names has {len(names)} names and classes is {self.classes}; remove classes"
-            )
-        if len(set(names)) < len(names):
-            raise ValueError("class_names has a name twice; give each class its own name")
-        if names and self._is_regression:
+    def _check_problem_type(self) -> Classify:
+        if self._is_regression and self.class_names:
             raise ValueError("a regression has no classes; remove class_names")
-        return self
-
-    @model_validator(mode="after")
-    def _check_loss(self) -> Classify:
         if self._is_regression and (self.label_smoothing or self.class_weights != "none"):
             raise ValueError("a regression has no classes; remove label_smoothing, class_weights")
         if self._is_multi_label and self.label_smoothing:
@@ -118,6 +94,10 @@ class Classify(FieldsTask):
                 " give each class one weight"
             )
         return self
+
+    @property
+    def class_field(self) -> str:
+        return "" if self._is_regression else self.label
 
     def default_rows(self) -> dict[str, Any]:
         fields = dict.fromkeys(self.text_fields, TEXT_TOKENS)
@@ -132,23 +112,20 @@ class Classify(FieldsTask):
         Raises SettingsError if the dataset does not fit the class weights, and DataError if a class
         has no training row to balance its weight by.
         """
-        column = manifest.columns.get(self.label)
-        if self._is_regression or column is None:
-            return self
-        names = self.class_names or column.class_names or ()
-        classes = self.classes or len(names) or max(MIN_CLASSES, column.num_classes or 0)
-        weights = self.class_weights
+        task = super().resolve_defaults(manifest)
+        column = manifest.columns.get(self.class_field)
+        if column is None:
+            return task
+        classes, weights = task.classes or MIN_CLASSES, self.class_weights
         if weights == "balanced" and manifest.splits:
             counts = np.zeros(classes)
             given = column.class_counts.get("train", ())[:classes]
             counts[: len(given)] = given
-            weights = self._balance_weights(counts, names, manifest.splits["train"].rows)
+            weights = self._balance_weights(counts, task.class_names, manifest.splits["train"].rows)
         if isinstance(weights, tuple) and len(weights) != classes:
             problem = f"task.class_weights has {len(weights)} values for {classes} classes"
             raise SettingsError(problem, "give each class one weight")
-        return self.model_copy(
-            update={"classes": classes, "class_names": names, "class_weights": weights}
-        )
+        return task.model_copy(update={"class_weights": weights})
 
     def _balance_weights(
         self, counts: np.ndarray, names: tuple[str, ...], num_rows: int
@@ -190,12 +167,12 @@ class Classify(FieldsTask):
             problem = f"'{self.label}' has lists of classes"
             raise SettingsError(problem, 'set task.problem_type = "multi-label"')
         check_field(manifest, self.label, LABEL_KINDS[self.problem_type])
-        self._check_class_names_of_dataset(manifest.columns[self.label])
+        column = manifest.columns[self.label]
+        if self._is_regression and column.class_names is not None:
+            problem = f"'{self.label}' has classes, not numbers"
+            raise SettingsError(problem, "list it in rows.floats instead of rows.labels")
+        self.check_named_classes(column)
         self._check_labels(manifest)
-
-    def check_weights(self, folder: Path) -> None:
-        if not self.class_names and not self._is_regression:
-            warn_about_class_names(folder)
 
     def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
         """Return the number of texts by length; halves of pairs are assumed independent."""
@@ -388,20 +365,3 @@ class Classify(FieldsTask):
                 f" task.classes = {classes} allows 0 to {classes - 1}",
                 "set task.classes, or number the classes from 0",
             )
-
-    def _check_class_names_of_dataset(self, column: ColumnInfo) -> None:
-        """Raise SettingsError if the classes of the dataset are not those of the task."""
-        names = column.class_names
-        if names is None:
-            return
-        if self._is_regression:
-            problem = f"'{self.label}' has classes, not numbers"
-            raise SettingsError(problem, "list it in rows.floats instead of rows.labels")
-        if self.class_names and self.class_names != names:
-            problem = f"the class names of '{self.label}' are {', '.join(names[:MAX_LOGGED_NAMES])}"
-            ours = json.dumps(self.class_names, ensure_ascii=False)
-            remedy = f"remove task.class_names, or set rows.labels.{self.label} = {ours}"
-            raise SettingsError(f"{problem}, and task.class_names differ", remedy)
-        if self.classes and self.classes != len(names):
-            problem = f"'{self.label}' has {len(names)} classes, and task.classes = {self.classes}"
-            raise SettingsError(problem, "remove task.classes")

@@ -21,6 +21,7 @@ class Clm(NextTokenTask):
         "language_modeling",
         "pretrain",
         "text_generation",
+        "automodelforcausallm",
     )
 
     def build_batch(

@@ -40,6 +40,11 @@ class Contrastive(EmbeddingTask):
         "embeddings",
         "retrieval",
         "multiple_negatives_ranking",
+        "multiplenegativesrankingloss",
+        "cachedmultiplenegativesrankingloss",
+        "matryoshkaloss",
+        "infonce",
+        "simcse",
     )
 
     query: str = "query"

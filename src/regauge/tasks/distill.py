@@ -33,6 +33,8 @@ class Distill(EmbeddingTask):
     (Kim et al., 2023).
     """
 
+    peer_names: ClassVar[tuple[str, ...]] = ("distillation", "knowledge_distillation", "mseloss")
+
     needs_global_batch: ClassVar[bool] = False
     metrics_need_all_rows: ClassVar[bool] = False
 

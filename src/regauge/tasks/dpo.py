@@ -37,6 +37,8 @@ class Dpo(FieldsTask):
     step 0. The loss of a row is -log sigmoid(chosen reward - rejected reward).
     """
 
+    peer_names: ClassVar[tuple[str, ...]] = ("dpotrainer", "preference", "preferences", "rlhf")
+
     layout: ClassVar[str] = "preferences"
     generative: ClassVar[bool] = True
     artifacts_have_metrics: ClassVar[bool] = False

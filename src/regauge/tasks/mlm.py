@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Mlm(TokenTask):
     """Predict masked tokens of packed rows (Devlin et al., 2019: 80 % mask, 10 % random)."""
 
-    peer_names: ClassVar[tuple[str, ...]] = ("masked_lm", "fill_mask")
+    peer_names: ClassVar[tuple[str, ...]] = ("masked_lm", "fill_mask", "automodelformaskedlm")
 
     has_special_tokens: ClassVar[bool] = True
 

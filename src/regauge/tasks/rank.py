@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class Rank(FieldsTask):
     """Score the candidates of a query by texts and features (rows of layout "groups")."""
 
-    peer_names: ClassVar[tuple[str, ...]] = ("ranking", "reranker", "cross_encoder")
+    peer_names: ClassVar[tuple[str, ...]] = ("ranking", "reranker", "cross_encoder", "crossencoder")
 
     metrics_need_all_rows: ClassVar[bool] = True
     layout: ClassVar[str] = "groups"

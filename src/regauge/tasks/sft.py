@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 class Sft(NextTokenTask):
     """Predict the answers of each conversation of a row; prompts have no part in the loss."""
 
-    peer_names: ClassVar[tuple[str, ...]] = ("instruction", "instruct", "chat", "finetune")
+    peer_names: ClassVar[tuple[str, ...]] = (
+        "instruction",
+        "instruct",
+        "chat",
+        "finetune",
+        "sfttrainer",
+        "supervised_fine_tuning",
+    )
 
     layout: ClassVar[str] = "chat"
     has_marked_prompts: ClassVar[bool] = True

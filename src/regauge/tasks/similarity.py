@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -31,6 +31,14 @@ class Similarity(EmbeddingTask):
     global batch whose labels satisfy label_i < label_j (CoSENT, Huang et al., 2024). "mse" is the
     squared error of the cosine (Sentence-BERT, Reimers and Gurevych, 2019).
     """
+
+    peer_names: ClassVar[tuple[str, ...]] = (
+        "sts",
+        "cosent",
+        "cosentloss",
+        "cosinesimilarityloss",
+        "sentence_similarity",
+    )
 
     text_fields: tuple[str, ...] = Field(
         default=("sentence1", "sentence2"), min_length=2, max_length=2

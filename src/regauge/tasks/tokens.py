@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from pydantic import Field, model_validator
 
 from regauge.data.batches import pad_sequences, take_rows
 from regauge.errors import SettingsError
 from regauge.models.io_spec import InputSpec
 from regauge.tasks import ITEMS, ClassReport, MetricSums, _quality
+from regauge.tasks._classes import MIN_CLASSES, ClassesTask
 from regauge.tasks._entities import TagScheme
 from regauge.tasks._fields import (
-    MAX_LOGGED_NAMES,
     TEXT_TOKENS,
-    FieldsTask,
     Texts,
     build_slot_arrays,
     check_field,
     field_histogram,
-    warn_about_class_names,
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
@@ -35,13 +30,21 @@ if TYPE_CHECKING:
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
 
-MIN_CLASSES = 2
 NUM_SUMS = 3
 """Sums of a row before the counts of its entities: loss, correct words and words."""
 
 
-class Tokens(FieldsTask):
+class Tokens(ClassesTask):
     """Predict the tag of each word at its first token (rows of layout "tagged")."""
+
+    peer_names: ClassVar[tuple[str, ...]] = (
+        "token_classification",
+        "automodelfortokenclassification",
+        "ner",
+        "named_entity_recognition",
+        "sequence_labeling",
+        "pos_tagging",
+    )
 
     metrics_need_all_rows: ClassVar[bool] = True
     layout: ClassVar[str] = "tagged"
@@ -51,62 +54,25 @@ class Tokens(FieldsTask):
     """Field with the words of a sentence."""
     tags: str = "tags"
     """Field with the tags of the words, of `rows.labels`; names such as `B-PER` mark entities."""
-    classes: int | None = Field(default=None, ge=2, le=4096)
-    """Number of tags; by default that of the dataset."""
-    class_names: tuple[str, ...] = ()
-    """Names of the tags 0, 1, … in config.json, exports and predictions; by default those of the
-    dataset."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _set_default_classes(cls, table: Any) -> Any:
-        names = table.get("class_names") if isinstance(table, dict) else None
-        if names and isinstance(names, list | tuple):
-            return {"classes": len(names), **table}
-        return table
-
-    @model_validator(mode="after")
-    def _check_class_names(self) -> Tokens:
-        names = self.class_names
-        if names and len(names) != self.classes:
-            raise ValueError(
-                f"class_names has {len(names)} names and classes is {self.classes}; remove classes"
-            )
-        if len(set(names)) < len(names):
-            raise ValueError("class_names has a name twice; give each tag its own name")
-        return self
+    @property
+    def class_field(self) -> str:
+        return self.tags
 
     def default_rows(self) -> dict[str, Any]:
         fields, labels = {self.words: TEXT_TOKENS}, {self.tags: self.class_names}
         return {**super().default_rows(), "fields": fields, "labels": labels}
-
-    def resolve_defaults(self, manifest: DatasetManifest) -> Self:
-        """Return the task with the number and the names of the tags of a dataset."""
-        column = manifest.columns.get(self.tags)
-        if column is None:
-            return self
-        names = self.class_names or column.class_names or ()
-        classes = self.classes or len(names) or max(MIN_CLASSES, column.num_classes or 0)
-        return self.model_copy(update={"classes": classes, "class_names": names})
 
     def check_dataset(self, manifest: DatasetManifest) -> None:
         super().check_dataset(manifest)
         check_field(manifest, self.words)
         check_field(manifest, self.tags, ("integers",))
         column = manifest.columns[self.tags]
-        names = column.class_names
-        if names is not None and self.class_names not in {(), names}:
-            listed = ", ".join(names[:MAX_LOGGED_NAMES])
-            problem = f"the tags of '{self.tags}' are {listed}, and task.class_names differ"
-            raise SettingsError(problem, "remove task.class_names")
+        self.check_named_classes(column)
         num_classes = column.num_classes or 0
         if self.classes is not None and num_classes > self.classes:
-            problem = f"'{self.tags}' has {num_classes} tags, and task.classes = {self.classes}"
+            problem = f"'{self.tags}' has {num_classes} classes, and task.classes = {self.classes}"
             raise SettingsError(problem, "remove task.classes")
-
-    def check_weights(self, folder: Path) -> None:
-        if not self.class_names:
-            warn_about_class_names(folder)
 
     def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
         """Return the number of sentences by length."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,6 +18,8 @@ class Triplet(EmbeddingTask):
 
     The loss of a row is max(0, d(anchor, positive) - d(anchor, negative) + margin).
     """
+
+    peer_names: ClassVar[tuple[str, ...]] = ("triplets", "tripletloss")
 
     anchor: str = "anchor"
     """Text field of the anchor, such as a query; its prompt is called "query"."""

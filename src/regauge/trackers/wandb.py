@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -36,6 +36,8 @@ SESSION_VARIABLE = "WANDB_SERVICE"
 
 class Wandb(ServiceTracker):
     """One W&B run with the settings, metrics by step, and the result as its summary."""
+
+    peer_names: ClassVar[tuple[str, ...]] = ("weights_and_biases", "wb")
 
     mode: Literal["online", "offline"] | None = None
     """`offline` uses no network. By default the variable `WANDB_MODE`, or `online`."""

@@ -14,6 +14,7 @@ from regauge.choices import did_you_mean
 from regauge.errors import SettingsError
 from regauge.log import logger
 from regauge.training.checkpointing import best_metric, metric_sign
+from regauge.training.run_record import NO_IMPROVEMENT
 from regauge.training.state import WEIGHT_PREFIX, Improvement
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def find_stop_reason(context: RunContext, state: TrainState) -> str:
     if patience is None or count < patience:
         return ""
     noun = "evaluation" if count == 1 else "evaluations"
-    return f"no better {best_metric(context)} in {count} {noun}"
+    return f"{NO_IMPROVEMENT}{best_metric(context)} in {count} {noun}"
 
 
 def load_final_weights(

@@ -32,7 +32,7 @@ from regauge.training.warm_start import START_FOLDER
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from regauge.training.settings import TrainSettings
+    from regauge.training.settings import Stop, TrainSettings
 
 RUN = SAVED_RUN
 ENVIRONMENT = "environment.json"
@@ -45,6 +45,8 @@ ADAPTER = "adapter"
 """The folder with the LoRA adapters of a model, next to it."""
 TARGET_REACHED = "reached "
 """Beginning of the reason for the end of a run that reached its target."""
+NO_IMPROVEMENT = "no better "
+"""Beginning of the reason for the end of a run whose patience ended."""
 TASKS = "tasks"
 """The folder with the models of all tasks but the first."""
 IDENTITY_KEYS = (
@@ -117,7 +119,7 @@ def check_same_run(folder: Path, settings: TrainSettings, fingerprint: str) -> s
 def find_result(folder: Path, settings: TrainSettings, total_steps: int) -> Tables | None:
     """Return the result of a run that has all of its steps and its models; None if work remains.
 
-    A run that reached its target is finished as long as the target is the same.
+    A run that ended before its last step is finished as long as the same settings would end it.
     """
     try:
         result, saved = find_json(folder / RESULT, "remove it"), read_run(folder)
@@ -125,13 +127,20 @@ def find_result(folder: Path, settings: TrainSettings, total_steps: int) -> Tabl
         return None
     if result is None or saved is None or not all(map(_has_weights, _list_models(folder, saved))):
         return None
-    target = dump(settings.stop.target) if settings.stop.target else None
-    is_at_target = str(result.get("stop_reason")).startswith(TARGET_REACHED)
-    is_same_target = saved.get("stop", {}).get("target") == target
     if not isinstance(result.get("steps"), int):
         return None
-    is_finished = result["steps"] >= total_steps or (is_at_target and is_same_target)
-    return result if is_finished else None
+    has_all_steps = result["steps"] >= total_steps
+    return result if has_all_steps or _is_ended_early(result, saved, settings.stop) else None
+
+
+def _is_ended_early(result: Tables, saved: Tables, stop: Stop) -> bool:
+    """Return whether a run reached the target of these settings, or has no patience left."""
+    reason, saved_stop = str(result.get("stop_reason")), saved.get("stop", {})
+    if reason.startswith(TARGET_REACHED):
+        return bool(saved_stop.get("target") == (dump(stop.target) if stop.target else None))
+    if not reason.startswith(NO_IMPROVEMENT) or stop.patience is None:
+        return False
+    return stop.patience <= (saved_stop.get("patience") or 0)
 
 
 def _list_models(folder: Path, saved: Tables) -> list[Path]:

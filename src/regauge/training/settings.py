@@ -27,12 +27,18 @@ from regauge.strategies import Strategy
 from regauge.supervision.settings import Nodes, Supervision
 from regauge.tasks import Task
 from regauge.trackers import Tracker
+from regauge.validation import require_pattern
 from regauge.wording import join_alternatives
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FunctionPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+FunctionPath = Annotated[
+    str,
+    require_pattern(
+        r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", "'file.py:function'; name a file and a function in it"
+    ),
+]
 T = TypeVar("T")
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Auto = Literal["auto"]
@@ -81,8 +87,8 @@ class Optimizer(KindTable):
     kind: Literal["adamw", "lamb", "sgd", "adafactor"] = "adamw"
     """Optimizer of torch, or LAMB (You et al., 2020) for large batches."""
     learning_rate: Annotated[float, Field(gt=0)] | Auto = AUTO
-    """Peak learning rate; `auto` is 5e-4 for random weights, 2e-5 for pretrained weights, and 2e-4
-    for LoRA adapters."""
+    """Peak learning rate; `auto` is 5e-4 for random weights and for a head on a frozen encoder,
+    2e-5 for pretrained weights, and 2e-4 for LoRA adapters."""
     betas: tuple[Fraction, Fraction] | Auto = AUTO
     """Decay rates of the moments (adamw, lamb); the first one is the momentum of sgd. `auto` is 0.9
     and 0.98 for random weights, else 0.9 and 0.999."""
@@ -138,7 +144,9 @@ class TaskBatch(Settings):
 class TaskEntry(Settings):
     """One of several tasks of a run: a `[[task]]` table with the keys of the task and these."""
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9_-]*$")
+    name: Annotated[
+        str, require_pattern(r"[a-z][a-z0-9_-]*", "a name; use a to z, 0 to 9, '-' and '_'")
+    ]
     """Name of the task in metrics and folders."""
     weight: int = Field(default=1, ge=1, le=1000)
     """Steps of the task for each step of a task with weight 1."""

@@ -163,10 +163,11 @@ def _merge_tables(
             remedy = choices.did_you_mean(key, tuple(root.model_fields))
             raise SettingsError(f"stage '{name}': {stage.verb} has no '{key}'", remedy)
     for key in ("output.folder", getattr(verbs.import_verb(stage.verb), "OUTPUT", None) or ""):
-        if key in _flatten(stage_tables):
+        if key in dict(config.flatten(stage_tables)):
             problem = f"stage '{name}' sets {key}, which the pipeline sets"
             raise SettingsError(problem, f"remove {key} from the stage")
-    return config.merge(shared, stage_tables)
+    location = f"the shared tables in stage '{name}'"
+    return config.overlay_tables(shared, stage_tables, root, location)
 
 
 def _set_output(tables: config.Tables, key: str | None, folder: Path) -> None:
@@ -185,13 +186,3 @@ def _set_output(tables: config.Tables, key: str | None, folder: Path) -> None:
         table[parent] = dict(old) if isinstance(old, dict) else {}
         table = table[parent]
     table[last_key] = str(folder)
-
-
-def _flatten(value: Any, path: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {path: value}
-    return {
-        key: leaf
-        for name, item in value.items()
-        for key, leaf in _flatten(item, f"{path}.{name}" if path else str(name)).items()
-    }

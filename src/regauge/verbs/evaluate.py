@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from regauge import choices, config, processes, verbs
+from regauge import choices, config, log, processes, verbs
 from regauge.data.sources._suffixes import build_source_table
 from regauge.errors import SettingsError
 from regauge.evaluation.settings import EVALUATION, EvaluateSettings
 from regauge.files import check_folder
 from regauge.training.defaults import count_local_processes
+from regauge.training.run_record import TASKS
 from regauge.verbs import AsJson, DryRun, Override
+
+if TYPE_CHECKING:
+    from regauge.training.settings import TrainSettings
 
 ROOT = EvaluateSettings
 OUTPUT = "output.folder"
@@ -34,21 +38,68 @@ def main(
         str | None, Parameter(help="Files with the records to evaluate, such as test.csv.")
     ] = None,
     to: Annotated[Path | None, Parameter(help="Output folder.")] = None,
+    overwrite: verbs.Overwrite = False,
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> dict[str, Any]:
     """Evaluate models on the held-out rows of a dataset, or on the records of files.
 
-    A folder is evaluated with the task and the dataset of its run.
+    A folder is evaluated with the task and the dataset of its run. A finished evaluation is not
+    changed.
     """
     settings = _load_settings(run_file, overrides, source, to)
-    answer = plan(settings) if dry_run else run(settings)
+    evaluate = plan if dry_run else run
+    answer = evaluate(settings, overwrite=overwrite)
     verbs.show(answer if json or dry_run else _arrange(answer), as_json=json)
     return answer
 
 
-def plan(settings: EvaluateSettings) -> dict[str, Any]:
+def plan(settings: EvaluateSettings, *, overwrite: bool = False) -> dict[str, Any]:
     """Return the planned evaluation, without importing torch."""
+    from regauge.evaluation.inputs import describe_inputs, find_result
+
+    rows = _check(settings)
+    folder = Path(settings.output.folder)
+    is_finished = not overwrite and find_result(folder, describe_inputs(settings)) is not None
+    return {
+        **({"action": f"nothing: {_describe_finished(folder)}"} if is_finished else {}),
+        "output": settings.output.folder,
+        "models": dict(settings.models),
+        **rows,
+        "processes": settings.execution.processes,
+    }
+
+
+def run(settings: EvaluateSettings, *, overwrite: bool = False) -> dict[str, Any]:
+    """Evaluate with the number of processes of the settings or the launcher; return the table.
+
+    The table of a finished evaluation with the same inputs is returned unchanged, unless it is to
+    be overwritten.
+    """
+    from regauge.evaluation.inputs import describe_inputs, find_result, write_inputs
+
+    _check(settings)
+    folder, inputs = Path(settings.output.folder), describe_inputs(settings)
+    if not overwrite and (table := find_result(folder, inputs)):
+        log.logger.info("%s", _describe_finished(folder))
+        return {
+            "output": str(folder / EVALUATION),
+            "rows": table["rows"],
+            "classes": table["classes"],
+        }
+    answer = _evaluate(settings, folder)
+    if processes.detect_world().is_main_process:
+        write_inputs(folder, inputs)
+    return answer
+
+
+def _describe_finished(folder: Path) -> str:
+    """Return the message about a finished evaluation that is started again."""
+    return f"{folder} is finished; nothing is changed"
+
+
+def _check(settings: EvaluateSettings) -> dict[str, Any]:
+    """Check an evaluation; return the rows of its plan."""
     from regauge.data.dataset import read_manifest
 
     check_folder(Path(settings.output.folder), "output.folder")
@@ -57,23 +108,13 @@ def plan(settings: EvaluateSettings) -> dict[str, Any]:
         settings.task.check_dataset(manifest)
     num_rows = manifest.splits["heldout"].rows
     source = settings.evaluate.source
-    rows = (
-        {"source": source.kind}
-        if source
-        else {"heldout_rows": min(num_rows, settings.evaluation.rows or num_rows)}
-    )
-    return {
-        "output": settings.output.folder,
-        "models": dict(settings.models),
-        **rows,
-        "processes": settings.execution.processes,
-    }
+    if source:
+        return {"source": source.kind}
+    return {"heldout_rows": min(num_rows, settings.evaluation.rows or num_rows)}
 
 
-def run(settings: EvaluateSettings) -> dict[str, Any]:
-    """Evaluate with the number of processes of the settings or the launcher; return the table."""
-    plan(settings)
-    folder = Path(settings.output.folder)
+def _evaluate(settings: EvaluateSettings, folder: Path) -> dict[str, Any]:
+    """Evaluate in this process or in several; return the table."""
     if settings.evaluate.source:
         settings = _prepare_source(settings, folder / PREPARED)
     size = count_local_processes(settings.execution.processes, settings.accelerator)
@@ -81,7 +122,7 @@ def run(settings: EvaluateSettings) -> dict[str, Any]:
         from regauge.evaluation.offline import evaluate_models
 
         return evaluate_models(settings, processes.detect_world(settings.execution.processes))
-    verbs.run_in_processes("evaluate", settings, size, folder)
+    verbs.run_in_processes("evaluate", settings, size, folder, ("--overwrite",))
     return config.read(folder / EVALUATION)
 
 
@@ -130,6 +171,8 @@ def _describe_folder(folder: Path, source: str | None) -> config.Tables:
 
     trained = find_trained_task(folder)
     owner = folder.resolve()
+    if trained is not None and owner == trained.run:
+        _check_single_task(folder, trained.settings)
     if trained is not None and owner.is_relative_to(trained.run):
         owner = trained.run
     parts = folder.resolve().relative_to(owner).parts
@@ -150,6 +193,16 @@ def _describe_folder(folder: Path, source: str | None) -> config.Tables:
         "task": config.dump(trained.config.task),
         "evaluation": {} if rows is None else {"rows": rows},
     }
+
+
+def _check_single_task(folder: Path, settings: TrainSettings) -> None:
+    """Raise SettingsError for a run of several tasks: each has a model and a dataset."""
+    first, *others = [config.name for config in settings.task_configs]
+    if others:
+        problem = f"{folder} has the tasks {', '.join((first, *others))}"
+        models = [folder / "model", *(folder / TASKS / name / "model" for name in others)]
+        remedy = f"name the model of one: {', '.join(map(str, models))}"
+        raise SettingsError(problem, remedy)
 
 
 def _check_tables(folder: Path, tables: config.Tables) -> None:

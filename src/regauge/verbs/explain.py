@@ -93,6 +93,9 @@ def _look_up(word: str) -> list[Document]:
         verb_roots = {name: root for name, root in roots.items() if name.split()[0] == verb}
         documents = find_keys(path, verb_roots)
     documents = documents or _find_similar(word)
+    if not documents and (reason := peer_names.find_absence(word)):
+        problem = f"'{word}' of other systems has no counterpart: {reason}"
+        raise SettingsError(problem, "list all tables with 'regauge explain'")
     if not documents:
         remedy = choices.did_you_mean(word, list_words())
         is_close = remedy.startswith("did you mean")

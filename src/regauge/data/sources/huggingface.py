@@ -6,12 +6,14 @@ dataset is executed, and the library `datasets` is not needed.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from regauge.choices import did_you_mean
 from regauge.config import parse_choice
 from regauge.data.sources import Piece, Source, _files, _splits
+from regauge.data.sources._cards import read_class_names
 from regauge.data.sources._suffixes import find_source_kind
 from regauge.errors import DataError, RegaugeError, TransientError
 from regauge.json_files import read_json
@@ -71,8 +73,18 @@ class HuggingFace(Source):
         return self._build_source(piece.files[0]).read(piece)
 
     def class_names(self, piece: Piece) -> dict[str, tuple[str, ...]]:
-        """Return the names of the features of type ClassLabel."""
-        return self._build_source(piece.files[0]).class_names(piece)
+        """Return the names of the features of type ClassLabel, in the files or in the README."""
+        names = self._build_source(piece.files[0]).class_names(piece)
+        return names or read_class_names(self._read_dataset_info(piece.files[0]), self.subset)
+
+    def _read_dataset_info(self, file: str) -> Any:
+        """Return the table `dataset_info` of the README next to a file, or None."""
+        if not self.remote_location():
+            return _read_metadata(Path(self.name) / "README.md").get("dataset_info")
+        from huggingface_hub import constants
+
+        commit = file.removeprefix(f"hf://datasets/{self.name}@").partition("/")[0]
+        return _fetch_dataset_info(self, commit, constants.ENDPOINT)
 
     def _build_source(self, file: str) -> _files.FileSource:
         kind = find_source_kind(file)
@@ -95,7 +107,10 @@ class HuggingFace(Source):
         paths = (path for path in folder.rglob("*") if path.is_file())
         names = [path.relative_to(folder).as_posix() for path in paths]
         selected = _splits.select_files(
-            names, _read_configs(folder / "README.md"), self.subset, self.split
+            names,
+            _read_metadata(folder / "README.md").get("configs") or [],
+            self.subset,
+            self.split,
         )
         return [_files.stat_file(folder / name) for name in selected]
 
@@ -115,13 +130,13 @@ class HuggingFace(Source):
 
     def _list_hub(self) -> list[_files.InputFile]:
         """Return the split's files on the hub, of one commit."""
-        info = self._fetch_info(self.revision)
+        info = self.fetch_info(self.revision)
         names = [file.rfilename for file in info.siblings or ()]
         if any(map(find_source_kind, names)):
             configs = getattr(info.card_data, "configs", None) or []
             selected = _splits.select_files(names, configs, self.subset, self.split)
         else:
-            info = self._fetch_info(CONVERTED_REVISION)
+            info = self.fetch_info(CONVERTED_REVISION)
             names = [file.rfilename for file in info.siblings or ()]
             selected = _splits.select_converted_files(names, self.subset, self.split)
         by_name = {file.rfilename: file for file in info.siblings or ()}
@@ -131,7 +146,7 @@ class HuggingFace(Source):
             for name in selected
         ]
 
-    def _fetch_info(self, revision: str | None) -> DatasetInfo:
+    def fetch_info(self, revision: str | None) -> DatasetInfo:
         """Return the hub's metadata of a revision; raises an error if it may not be read."""
         from huggingface_hub import HfApi
 
@@ -177,8 +192,14 @@ def _read_value(path: Path, key: str) -> Any:
     return document[key]
 
 
-def _read_configs(path: Path) -> list[dict[str, Any]]:
-    """Return the subsets that the metadata of a README describes."""
+@cache
+def _fetch_dataset_info(source: HuggingFace, commit: str, _endpoint: str) -> Any:
+    """Return the table `dataset_info` of a commit on the hub; None if its README has none."""
+    return getattr(source.fetch_info(commit).card_data, "dataset_info", None)
+
+
+def _read_metadata(path: Path) -> dict[str, Any]:
+    """Return the metadata of a README; empty if there is none."""
     from huggingface_hub import metadata_load
 
     try:
@@ -188,4 +209,4 @@ def _read_configs(path: Path) -> list[dict[str, Any]]:
         raise DataError(
             f"the metadata of {path} is not valid YAML: {message}", "correct that file"
         ) from None
-    return (metadata or {}).get("configs") or []
+    return metadata or {}

@@ -5,10 +5,12 @@
 | random | 5e-4 | 0.9, 0.98 | 0 |
 | pretrained | 2e-5 | 0.9, 0.999 | 10 % of the steps |
 | pretrained, with LoRA adapters | 2e-4 | 0.9, 0.999 | 10 % of the steps |
+| pretrained and frozen, below a head of the task | 5e-4 | 0.9, 0.98 | 0 |
 
 The betas of random weights are from Liu et al., 2019, "RoBERTa", section 3.1. The rate and the
 warm-up of pretrained weights are from Devlin et al., 2019, "BERT", appendix A.3. The rate of LoRA
-is from Hu et al., 2021, "LoRA", appendix D.
+is from Hu et al., 2021, "LoRA", appendix D. A head on a frozen encoder is trained as random weights
+are, because a low rate protects only pretrained weights that are trained.
 
 A run that continues the schedule or the optimizer state of an earlier run takes its values. A later
 attempt of a run takes the values of its first attempt from `run.json`, so that another
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=TrainSettings)
 LEARNING_RATE, BETAS = "optimizer.learning_rate", "optimizer.betas"
 WARMUP_STEPS = "optimizer.schedule.warmup_steps"
+HEAD_OUTPUTS = frozenset({"classes", "values", "scores", "entities"})
+"""Outputs of tasks whose head is no part of a pretrained model."""
 WARMUP_DIVISOR = 10
 """The warm-up of pretrained weights is the length of the run divided by this."""
 FIRST_ATTEMPT = "the first attempt of this run"
@@ -119,7 +123,9 @@ def _choose_values(settings: TrainSettings, open_keys: list[str]) -> OptimizerDe
     is_pretrained = model.path is not None and model.weights == "pretrained"
     values: dict[str, Any] = {LEARNING_RATE: 5e-4, BETAS: (0.9, 0.98), WARMUP_STEPS: 0}
     reason = "random weights"
-    if is_pretrained or model.lora is not None:
+    if is_pretrained and _trains_only_head(settings):
+        reason = "a head on a frozen encoder"
+    elif is_pretrained or model.lora is not None:
         values |= {LEARNING_RATE: 2e-4 if model.lora else 2e-5, BETAS: (0.9, 0.999)}
         reason = "LoRA adapters" if model.lora else "pretrained weights"
         if WARMUP_STEPS in open_keys:
@@ -129,6 +135,13 @@ def _choose_values(settings: TrainSettings, open_keys: list[str]) -> OptimizerDe
         reason = f"{reason}, continuing {model.init_from.path if model.init_from else ''}"
     values |= continued
     return OptimizerDefaults({key: values[key] for key in open_keys}, reason)
+
+
+def _trains_only_head(settings: TrainSettings) -> bool:
+    """Return whether the encoder is frozen, and each task has a head that pre-training has not."""
+    if settings.model.trainable_layers not in {"none", 0}:
+        return False
+    return all(config.task.output_kind() in HEAD_OUTPUTS for config in settings.task_configs)
 
 
 def _count_warmup_steps(settings: TrainSettings) -> int:

@@ -1,0 +1,88 @@
+"""Inputs of an evaluation: one whose inputs are unchanged is not computed again.
+
+This module imports no torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regauge import __version__, choices
+from regauge.artifacts.artifact import is_artifact
+from regauge.artifacts.manifest import MANIFEST
+from regauge.config import FORMAT, Tables, dump
+from regauge.data.dataset import read_manifest
+from regauge.errors import DataError
+from regauge.evaluation.settings import EVALUATION
+from regauge.files import sha256, write_json
+from regauge.json_files import find_json
+from regauge.models.hub import final_model_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from regauge.evaluation.settings import EvaluateSettings
+
+INPUTS = "inputs.json"
+OUTPUTS = (EVALUATION, "samples.jsonl")
+
+
+def describe_inputs(settings: EvaluateSettings) -> Tables:
+    """Return the inputs that determine the result of an evaluation.
+
+    They are the settings, the dataset, and the sizes and times of change of all other files.
+    """
+    source = settings.evaluate.source
+    custom = [type(item) for item in (settings.task, source) if item and ":" in item.kind]
+    code = [*custom, *map(choices.load_function, settings.evaluation.metrics)]
+    document = {
+        "format": FORMAT,
+        "regauge": __version__,
+        "settings": dump(settings),
+        "dataset": read_manifest(Path(settings.data.path)).fingerprint,
+        "models": {name: _stamp_model(Path(path)) for name, path in settings.models.items()},
+        "source": [piece.stamp for piece in source.list_pieces()] if source else [],
+        "code": _stamp_files(Path(inspect.getfile(item)) for item in code),
+    }
+    normalized: Tables = json.loads(json.dumps(document))
+    return normalized
+
+
+def find_result(folder: Path, inputs: Tables) -> Tables | None:
+    """Return the table of a finished evaluation with these inputs; None if it must be computed.
+
+    It must be computed if its files were changed or removed.
+    """
+    try:
+        record = find_json(folder / INPUTS, "remove it")
+        if record is None or record.get("inputs") != inputs:
+            return None
+        if record.get("outputs") != _hash_outputs(folder):
+            return None
+        return find_json(folder / EVALUATION, "remove it")
+    except DataError:
+        return None
+
+
+def write_inputs(folder: Path, inputs: Tables) -> None:
+    """Record the inputs of a finished evaluation, and the hashes of its files."""
+    write_json(folder / INPUTS, {"inputs": inputs, "outputs": _hash_outputs(folder)})
+
+
+def _hash_outputs(folder: Path) -> dict[str, str]:
+    return {name: sha256(folder / name) for name in OUTPUTS if (folder / name).is_file()}
+
+
+def _stamp_model(path: Path) -> dict[str, list[int]]:
+    """Return the sizes and the times of change of the files of a model or of an artifact."""
+    if is_artifact(path):
+        return _stamp_files([path / MANIFEST])
+    return _stamp_files(final_model_dir(str(path)).rglob("*"))
+
+
+def _stamp_files(paths: Iterable[Path]) -> dict[str, list[int]]:
+    stats = {str(path): path.stat() for path in sorted(paths) if path.is_file()}
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}

@@ -14,6 +14,7 @@ from regauge.artifacts.phase_log import log_phase
 from regauge.backends import IsaLevel
 from regauge.errors import SettingsError, find_refusal
 from regauge.files import check_free
+from regauge.garbage import pause_collection
 
 if TYPE_CHECKING:
     from regauge.artifacts.sources import ExportSource
@@ -104,9 +105,9 @@ def run(settings: ExportSettings) -> dict[str, Any]:
     check_free(Path(target.to))
     if target.run is not None:
         return _export_run(settings, Path(target.run))
-    with log_phase(f"load: {target.module or target.model}"):
+    with log_phase(f"load: {target.module or target.model}"), pause_collection():
         source = _load_source(settings)
-    from regauge.artifacts.export import export_artifact
+        from regauge.artifacts.export import export_artifact
 
     return export_artifact(settings, source, None)
 
@@ -151,7 +152,7 @@ def _export_artifact(settings: ExportSettings, model: Path, run: Path) -> dict[s
     """Compile a model of a run for its task, or for the first task of a multi-task run."""
     from functools import partial
 
-    with log_phase(f"load: {model}"):
+    with log_phase(f"load: {model}"), pause_collection():
         from regauge.artifacts import sources
         from regauge.artifacts.export import export_artifact
         from regauge.artifacts.uncompiled import find_trained_task

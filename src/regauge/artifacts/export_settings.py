@@ -64,7 +64,8 @@ class Candidates(Settings):
     quantization: tuple[Quantization, ...] = ("none",)
     """Quantizations to try: `none`, `int8` or both."""
     threads: tuple[int, ...] = ()
-    """CPU threads per process to try; by default the number of cores, or OMP_NUM_THREADS if
+    """CPU threads per process to try; by default `execution.threads` of the run file, else the
+    number of cores, or OMP_NUM_THREADS if
     that is smaller."""
     portable: IsaLevel | None = None
     """Instruction set level to compile for; by default all instructions of this machine."""

@@ -56,7 +56,7 @@ def main(  # noqa: PLR0913 - the flags of the command line
         ("candidates.fast", "true" if fast else None),
     ]
     assignments = tuple(f"{key}={value}" for key, value in flags if value is not None)
-    settings = _load_settings(run_file, (*overrides, *assignments))
+    settings = load_settings(run_file, (*overrides, *assignments))
     if dry_run:
         return verbs.show(plan(settings), as_json=json)
     answer = run(settings)
@@ -65,7 +65,7 @@ def main(  # noqa: PLR0913 - the flags of the command line
     return verbs.show(answer, as_json=json)
 
 
-def _load_settings(run_file: Path | None, overrides: tuple[str, ...]) -> ExportSettings:
+def load_settings(run_file: Path | None, overrides: tuple[str, ...]) -> ExportSettings:
     """Build the settings; by default the run of the run file or of the folder is exported."""
     if run_file is not None and "=" in str(run_file):  # the first argument is an override
         run_file, overrides = None, (str(run_file), *overrides)
@@ -85,8 +85,18 @@ def _load_settings(run_file: Path | None, overrides: tuple[str, ...]) -> ExportS
     if "to" not in target and "run" not in target:
         raise SettingsError("the artifact has no folder", "name it with --to")
     target.setdefault("to", str(Path(target.get("run", "")) / ARTIFACT))
+    if file and file.name != config.SAVED_RUN:  # that one has the threads of one of several ranks
+        _use_run_threads(tables)
     source = str(run_file) if run_file else "the command line"
     return config.build(ExportSettings, tables, verbs.table_names(), source)
+
+
+def _use_run_threads(tables: config.Tables) -> None:
+    """Let `execution.threads` of a run file be the default of `candidates.threads`."""
+    execution = tables.get("execution")
+    threads = execution.get("threads") if isinstance(execution, dict) else None
+    if threads is not None:
+        tables["candidates"] = {"threads": [threads], **tables.get("candidates", {})}
 
 
 def plan(settings: ExportSettings) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Seconds of a command until its first step, compared with Trainer and accelerate launch.
+"""Seconds until the first step of a run and until the first vector of a model, with their peers.
 
 Every command is a new process; the commands alternate. A small BERT (4 layers of width 256) does
-one step, not compiled. The seconds until the end of the step and of the command are measured.
-Regauge checks the machine before the step and writes a checkpoint after it; Trainer does neither.
+one step, not compiled. Regauge checks the machine before the step and writes a checkpoint after it;
+Trainer does neither. all-MiniLM-L6-v2 is loaded and encodes one sentence. The seconds until the end
+of the step and of the command are measured, and the processor seconds of all its processes.
 
     python benchmarks/startup.py [--text FILE] [--repeats N] [--json OUT]
 """
@@ -10,6 +11,7 @@ Regauge checks the machine before the step and writes a checkpoint after it; Tra
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from typing import Any, NamedTuple
 
 from language import prepare_run
 from peers import HERE, build_parser
+from predict import find_packaged_model
 from recording import summarize, write_result
 from train_mlm import LANGUAGE
 
@@ -27,7 +30,13 @@ from regauge.accelerators.cpu import Cpu
 
 LENGTH = 128
 SMALL = LANGUAGE._replace(width=256, layers=4)
-PACKAGES = ("transformers", "accelerate")
+PACKAGES = ("transformers", "accelerate", "sentence-transformers")
+LOAD = "import regauge; regauge.load({!r}).encode('Open a file.')"
+PEER_LOAD = (
+    "from sentence_transformers import SentenceTransformer;"
+    " SentenceTransformer({!r}).encode('Open a file.')"
+)
+"""Programs that load a model and encode a sentence."""
 PYTHON = sys.executable
 FIRST_STEP = '"step": 1'
 POLL_SECONDS = 0.01
@@ -56,7 +65,7 @@ def main() -> None:
                 if index:  # the first repeat fills the page cache
                     timings[command.name].append(timing)
     summaries = {name: summarize_timings(repeats) for name, repeats in timings.items()}
-    title = "commands until their first step"
+    title = "commands until their first step or vector"
     figures = {"repeats": options.repeats, "commands": summaries}
     write_result(options.json, title, Cpu().chip_peak("fp32"), figures, *PACKAGES)
 
@@ -86,14 +95,27 @@ def build_commands(scratch: Path, options: Any) -> list[Command]:
         Command("import torch and transformers", [PYTHON, "-c", "import torch, transformers"]),
         Command("Trainer", [PYTHON, *script], step_file),
         Command("accelerate launch, Trainer", [*launch, *quiet, *script], step_file),
+        *build_load_commands(scratch / "artifact"),
+    ]
+
+
+def build_load_commands(artifact: Path) -> list[Command]:
+    """Export all-MiniLM-L6-v2; return the commands that load it and encode a sentence."""
+    model = str(find_packaged_model())
+    export = ["export", "--model", model, "--to", str(artifact), "--fast"]
+    subprocess.run([PYTHON, "-m", "regauge", *export], check=True, stdout=subprocess.DEVNULL)
+    return [
+        Command("regauge.load of a folder", [PYTHON, "-c", LOAD.format(model)]),
+        Command("regauge.load of an artifact", [PYTHON, "-c", LOAD.format(str(artifact))]),
+        Command("sentence-transformers", [PYTHON, "-c", PEER_LOAD.format(model)]),
     ]
 
 
 def time_command(command: Command) -> dict[str, float]:
-    """Run a command; return its seconds, and its seconds until the first step."""
+    """Run a command; return its seconds, also until the first step, and its processor seconds."""
     if command.step_file is not None:
         shutil.rmtree(command.step_file.parent, ignore_errors=True)
-    began = time.perf_counter()
+    began, cpu_before = time.perf_counter(), read_cpu_seconds()
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command.words, **quiet) as process:
         timing = {}
@@ -103,7 +125,14 @@ def time_command(command: Command) -> dict[str, float]:
             time.sleep(POLL_SECONDS)
     if process.returncode:
         raise SystemExit(f"{command.name} exited with code {process.returncode}: {command.words}")
-    return {**timing, "seconds": time.perf_counter() - began}
+    seconds = time.perf_counter() - began
+    return {**timing, "seconds": seconds, "cpu_seconds": read_cpu_seconds() - cpu_before}
+
+
+def read_cpu_seconds() -> float:
+    """Return the user and system time of all child processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _read_text(path: Path) -> str:

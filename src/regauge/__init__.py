@@ -32,7 +32,8 @@ def __getattr__(name: str) -> Any:
     if name in _CLASSES:
         return getattr(importlib.import_module(_CLASSES[name]), name)
     if name == "load":
-        return importlib.import_module("regauge.artifacts.model").load
+        with importlib.import_module("regauge.garbage").pause_collection():
+            return importlib.import_module("regauge.artifacts.model").load
     if name not in _VERBS:
         raise AttributeError(f"module 'regauge' has no attribute '{name}'")
     return importlib.import_module("regauge.api.functions").build_function(name)

@@ -12,6 +12,7 @@ FOUNDATION = (
     "log",
     "errors",
     "files",
+    "garbage",
     "hooks",
     "processes",
     "json_files",

@@ -7,8 +7,11 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+from distributed import datasets
 
 LARGE = ("torch", "numpy", "transformers", "pyarrow", "matplotlib")
 HELP = "from regauge.cli import main; main(['--help'])"
@@ -46,6 +49,20 @@ def test_the_choice_of_a_device_by_a_supervisor_imports_no_torch() -> None:
         )
         == []
     )
+
+
+def test_the_rows_of_a_dataset_import_no_pandas(tmp_path: Path) -> None:
+    folder = datasets.write_packed(tmp_path / "data")
+    code = (
+        "from pathlib import Path; from regauge.data.dataset import Dataset;"
+        f"Dataset(Path({str(folder)!r})).rows('train')"
+    )
+    assert list_imported(code, ("pyarrow", "pandas")) == ["pyarrow"]
+
+
+def test_tensors_that_are_not_sharded_import_no_distributed_tensors() -> None:
+    code = "import torch; from regauge.models.tensors import is_sharded; is_sharded(torch.ones(1))"
+    assert list_imported(code, ("torch", "torch.distributed.tensor")) == ["torch"]
 
 
 def test_help_takes_less_than_300_ms(report: Callable[[str], None]) -> None:

@@ -141,7 +141,8 @@ def test_an_invalid_function_is_refused(
     export: Export, capsys: pytest.CaptureFixture[str], function: str, message: str
 ) -> None:
     assert export(function, 'candidates.backends=["eager"]') in (2, 64)
-    error = capsys.readouterr().err.strip().splitlines()
+    progress, *error = capsys.readouterr().err.strip().splitlines()
+    assert progress.startswith("load: ")
     assert len(error) == 1
     assert message in error[0]
     assert not Path("out").exists()

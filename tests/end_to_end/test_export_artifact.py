@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from distributed import datasets
 from distributed.jobs import lines
 from distributed.runs import FULL, TASKS, settings
 from end_to_end.predicting import EAGER, QUICK, export_run, random_texts, train_model
+from regauge import processes
 from regauge.accelerators.cpu import Cpu
 from regauge.artifacts.artifact import open_artifact
 from regauge.cli import main
@@ -28,6 +30,7 @@ from regauge.errors import DataError, SettingsError
 from regauge.evaluation.artifact_metrics import compute_heldout_metrics, load_as_module
 from regauge.processes import World
 from regauge.training.run import attempt
+from regauge.verbs.export import load_settings
 
 FP32 = (*EAGER, 'candidates.precisions=["fp32"]')
 EMBEDDINGS = ("contrastive", "negatives", "triplet", "similarity", "distill")
@@ -420,10 +423,113 @@ def test_an_invalid_export_is_refused_and_writes_nothing(
     origin = [f"export.run={encoder}"] if "export.model=other" in arguments else [str(encoder)]
     options = ["export", *origin, "--to", str(tmp_path / "artifact"), *EAGER, *arguments]
     assert main(options) == code
-    error = [line for line in capsys.readouterr().err.splitlines() if "texts/s" not in line]
+    error = capsys.readouterr().err.splitlines()
+    is_progress = re.compile("load: |reference: |compile |measure |.*texts/s").match
+    error = [line for line in error if not is_progress(line)]
     assert len(error) == 1
     assert message in error[0]
     assert not list(tmp_path.iterdir())
+
+
+def read_documents(artifact: Path) -> tuple[dict[str, Any], ...]:
+    """Return the manifest, the evidence and the measurements of an artifact."""
+    names = ("manifest.json", "parity.json", "benchmark.json")
+    manifest, parity, benchmark = (json.loads((artifact / name).read_text()) for name in names)
+    return manifest, parity, benchmark
+
+
+def test_the_phases_of_an_export_are_logged(
+    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export_run(encoder, tmp_path / "artifact", *EAGER, 'candidates.precisions=["fp32","bf16"]')
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"load: {encoder}/model"
+    phases = (line.split(":")[0] for line in lines if "texts/s" not in line)
+    assert list(dict.fromkeys(phases)) == [  # a phase that lasts has several lines
+        "load",
+        "reference",
+        *(
+            f"{phase} {number} of 2, eager {precision} 1 threads"
+            for number, precision in enumerate(read_precisions(lines), start=1)
+            for phase in ("compile", "measure")
+        ),
+        *(["re-time"] if any("Re-timed" in line for line in lines) else []),
+        "write",
+        "verify",
+    ]
+
+
+def read_precisions(lines: list[str]) -> list[str]:
+    """Return the precisions of the candidates in the order of their trials."""
+    compiled = (line.split() for line in lines if line.startswith("compile "))
+    return [words[5] for words in compiled]
+
+
+def test_a_slower_precision_is_not_tried_if_a_faster_one_keeps_the_quality(
+    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(Cpu, "precisions", lambda _: ("bf16", "fp32"))
+    loose, strict = tmp_path / "loose", tmp_path / "strict"
+    export_run(encoder, loose, *EAGER, "parity.max_loss=0.9")
+    assert "skip 2 of 2, eager fp32 1 threads: eager bf16 is faster" in capsys.readouterr().err
+    _, parity, benchmark = read_documents(loose)
+    assert [row["precision"] for row in benchmark["candidates"]] == ["bf16"]
+    assert parity["precision"] == "bf16"
+    export_run(encoder, strict, *EAGER, "parity.max_loss=1e-9")
+    manifest, parity, benchmark = read_documents(strict)
+    assert [row["precision"] for row in benchmark["candidates"]] == ["bf16", "fp32"]
+    assert (parity["precision"], parity["quality_loss"]) == ("fp32", 0)
+    assert manifest["compiled"]["precision"] == "fp32"
+
+
+def test_a_fast_export_has_one_candidate_with_its_evidence(
+    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = export_run(encoder, tmp_path / "artifact", "--fast", *QUICK)
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fast: ")]
+    manifest, parity, benchmark = read_documents(artifact)
+    kind = manifest["compiled"]["backend"]["kind"]
+    assert f"only {kind} " in line
+    assert "eager" in line
+    assert {row["backend"] for row in benchmark["candidates"]} == {kind}
+    lengths = [bucket["length"] for bucket in manifest["buckets"]]
+    assert lengths == [8, 16, 32]
+    assert (parity["num_records"], parity["backend"]) == (32, kind)
+    assert parity["quality_loss"] <= parity["max_loss"] == 0.001
+    assert manifest["batch_invariance"]["num_texts"] == sum(
+        bucket["batch_sizes"][0] for bucket in manifest["buckets"]
+    )
+    some = random_texts(30)
+    vectors = regauge.load(artifact, threads=1).encode(some)
+    reference = reference_vectors(encoder / "model", some)
+    cosines = (vectors * reference).sum(1) / np.linalg.norm(vectors, axis=1)
+    assert (cosines / np.linalg.norm(reference, axis=1)).min() > 0.999
+
+
+@pytest.mark.parametrize(
+    ("overrides", "threads"), [((), (3,)), (("candidates.threads=[2]",), (2,))]
+)
+def test_the_threads_of_a_run_file_are_the_default(
+    tmp_path: Path, overrides: tuple[str, ...], threads: tuple[int, ...]
+) -> None:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text('output.folder = "out"\nexecution.threads = 3\n')
+    settings = load_settings(run_file, overrides)
+    assert settings.candidates.threads == threads
+    saved = run_file.with_name("run.json")
+    saved.write_text('{"output": {"folder": "out"}, "execution": {"threads": 3}}')
+    assert load_settings(saved, ()).candidates.threads == ()
+
+
+def test_the_threads_of_an_export_follow_the_environment(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "INHERITED_ENVIRONMENT", {"OMP_NUM_THREADS": "1"})
+    options = ["parity.num_texts=32", "candidates.timing_seconds=0.02", "parity.metrics=false"]
+    artifact = export_run(encoder, tmp_path / "artifact", 'candidates.backends=["eager"]', *options)
+    manifest, _, benchmark = read_documents(artifact)
+    assert manifest["target"]["threads"] == 1
+    assert {row["threads"] for row in benchmark["candidates"]} == {1}
 
 
 def test_int8_candidates_respect_the_quality_loss(

@@ -67,7 +67,8 @@ def test_new_tokens_must_leave_room_for_a_text(
 ) -> None:
     given = [str(run), "--to", str(tmp_path / "artifact"), *EAGER]
     assert main(["export", *given, "text.max_new_tokens=30"]) == 2
-    [line] = capsys.readouterr().err.strip().splitlines()
+    progress, line = capsys.readouterr().err.strip().splitlines()
+    assert progress.startswith("load: ")
     assert "text.max_new_tokens = 30 leaves no room for a text; set at most 29" in line
 
 

@@ -92,6 +92,17 @@ def test_a_program_that_depends_on_the_position_of_a_row_has_no_proof() -> None:
     assert check(PositionRunner()) is None
 
 
+def test_a_program_that_depends_on_the_neighbor_of_a_row_has_no_proof() -> None:
+    class PairRunner(CountingRunner):
+        def __call__(self, tokens: Tensor, lengths: Tensor, *features: Tensor) -> Tensor:
+            outputs = super().__call__(tokens, lengths, *features)
+            if len(outputs) != 16:  # only in the largest batch
+                return outputs
+            return outputs + outputs.view(8, 2, -1).mean(1).repeat_interleave(2, 0)
+
+    assert check(PairRunner(), BUCKETS[:1]) is None
+
+
 def test_one_bucket_without_a_proof_fails_the_check() -> None:
     class LongPositionRunner(CountingRunner):
         def __call__(self, tokens: Tensor, lengths: Tensor, *features: Tensor) -> Tensor:
@@ -101,6 +112,15 @@ def test_one_bucket_without_a_proof_fails_the_check() -> None:
 
     assert check(LongPositionRunner()) is None
     assert check(LongPositionRunner(), BUCKETS[:1]) is not None
+
+
+def test_each_bucket_is_reported() -> None:
+    lengths: list[int] = []
+    runner = CountingRunner()
+    check_batch_invariance(
+        runner, BUCKETS, synthetic_records, lambda: lengths.append(runner.shapes[-1][1])
+    )
+    assert lengths == list(MAX_ROWS)
 
 
 def test_texts_have_the_lengths_of_their_bucket() -> None:

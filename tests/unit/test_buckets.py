@@ -18,6 +18,7 @@ from regauge.artifacts.buckets import (
     Buckets,
     build_buckets,
     list_halves,
+    resolve_buckets,
 )
 from regauge.artifacts.export_settings import BucketSettings
 from regauge.artifacts.manifest import Bucket
@@ -232,3 +233,27 @@ def test_halved_row_counts_descend_to_one(rows: int) -> None:
     halves = list_halves(rows)
     assert (halves[0], halves[-1]) == (rows, 1)
     assert all(after == before // 2 for before, after in pairwise(halves))
+
+
+@pytest.mark.parametrize(("on_host", "expected"), [(True, 2048), (False, 4096)])
+def test_the_default_tokens_of_a_batch_depend_on_the_device(
+    *, on_host: bool, expected: int
+) -> None:
+    settings = resolve_buckets(BucketSettings(), 256, on_host=on_host)
+    assert settings.max_batch_tokens == expected
+    [bucket] = build_buckets(
+        settings.model_copy(update={"lengths": (256,)}), 256, has_dynamic_shapes=True
+    )
+    assert bucket.batch_sizes[0] == expected // 256
+
+
+def test_settings_override_the_default_buckets() -> None:
+    settings = BucketSettings(max_batch_tokens=512, lengths=(16, 64))
+    assert resolve_buckets(settings, 256, on_host=True, is_fast=True) == settings
+
+
+def test_a_fast_export_has_the_lengths_of_static_graphs() -> None:
+    settings = resolve_buckets(BucketSettings(), 256, on_host=True, is_fast=True)
+    buckets = build_buckets(settings, 256, has_dynamic_shapes=True)
+    assert [bucket.length for bucket in buckets] == [8, 16, 32, 64, 128, 256]
+    assert buckets[0].batch_sizes == (256, 128, 64, 32, 16, 8, 4, 2, 1)

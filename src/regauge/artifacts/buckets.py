@@ -21,6 +21,8 @@ LENGTH_STEPS = ((32, 2), (64, 4), (128, 8), (256, 16), (512, 32), (1 << 30, 64))
 """Distance between the lengths of two buckets of a dynamic graph, up to a length."""
 BATCH_OVERHEAD_ROWS = 2
 """Fixed cost of a batch, in rows that take about the same time."""
+HOST_BATCH_TOKENS, DEVICE_BATCH_TOKENS = 2048, 4096
+"""Default limits of the tokens of a batch on CPUs and on other devices."""
 NUM_STATIC_BUCKETS = 6
 """Buckets if each is a graph of its own: lengths halve from the longest down."""
 MIN_LENGTH = 4
@@ -129,13 +131,31 @@ def _next_batch_size(allowed: tuple[int, ...], remaining: int) -> int:
     return padded if padded + BATCH_OVERHEAD_ROWS <= cost + rest else full
 
 
+def resolve_buckets(
+    settings: BucketSettings, max_length: int, *, on_host: bool, is_fast: bool = False
+) -> BucketSettings:
+    """Return the settings with the default limit of the device.
+
+    With `is_fast`, the default lengths of any graph are the ones of a static graph. `max_length` is
+    the longest text in tokens.
+    """
+    default = HOST_BATCH_TOKENS if on_host else DEVICE_BATCH_TOKENS
+    lengths = tuple(_static_lengths(max_length)) if is_fast else ()
+    updates = {
+        "max_batch_tokens": settings.max_batch_tokens or default,
+        "lengths": settings.lengths or lengths,
+    }
+    return settings.model_copy(update=updates)
+
+
 def build_buckets(
     settings: BucketSettings, max_length: int, *, has_dynamic_shapes: bool
 ) -> tuple[Bucket, ...]:
     """Return the buckets for texts of at most `max_length` tokens, with their batch sizes.
 
     A dynamic graph serves every batch size, so a bucket has all halves of the largest one. A
-    static graph serves one, so a bucket has the largest batch size and 1.
+    static graph serves one, so a bucket has the largest batch size and 1. `settings` come from
+    `resolve_buckets`.
     """
     lengths = settings.lengths or (
         _dynamic_lengths(max_length) if has_dynamic_shapes else _static_lengths(max_length)
@@ -174,5 +194,6 @@ def _static_lengths(max_length: int) -> list[int]:
 
 
 def _max_rows(settings: BucketSettings, length: int) -> int:
-    rows = max(1, min(settings.max_batch_size, settings.max_batch_tokens // length))
+    max_batch_tokens = settings.max_batch_tokens or DEVICE_BATCH_TOKENS
+    rows = max(1, min(settings.max_batch_size, max_batch_tokens // length))
     return rows - rows % ROWS_MULTIPLE if rows > ROWS_MULTIPLE else rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from regauge.backends import (
     list_usable,
 )
 from regauge.errors import SettingsError, first_line
+from regauge.log import logger
 from regauge.models.inference_modules import cast_program, named_tensors
 from regauge.models.tensors import precision_dtype
 from regauge.processes import available_threads
@@ -49,6 +50,8 @@ MIN_LATENCY_RUNS = 5
 """How often a single text is timed, at least."""
 FINAL_ROUNDS = 3
 """Rounds in which the finalists are timed again, alternating."""
+MAX_FINAL_SECONDS = 10.0
+"""No such round begins after this time."""
 MAX_CALIBRATION_TEXTS = 256
 """Texts for the calibration of int8 scales; parity is measured on at least as many others."""
 
@@ -61,6 +64,13 @@ class Candidate:
     precision: Precision
     quantization: Quantization
     threads: int
+    is_fallback: bool = False
+    """Whether it is only tried if the faster precisions of its backend lose too much quality."""
+
+    @property
+    def group(self) -> tuple[Backend, Quantization, int]:
+        """The fields that a candidate shares with its fallbacks."""
+        return self.backend, self.quantization, self.threads
 
     @property
     def description(self) -> dict[str, Any]:
@@ -149,21 +159,67 @@ def list_candidates(
         backends = _filter_backends(
             backends, "generate text", lambda backend: backend.supports_loops
         )
-    candidates = [
-        Candidate(backend, precision, quantization, threads)
-        for backend in backends
-        for precision, quantization in backend.supported_formats(accelerator)
-        if quantization in options.quantization
-        and precision in (options.precisions or _default_precisions(accelerator))
-        for threads in options.threads or (available_threads(),)
-    ]
+    if accelerator.on_host and not options.backends:
+        backends = _prefer_graphs(backends)
+    candidates = _combine_options(options, accelerator, backends)
     if not candidates:
         formats = (
             f"{backend.kind}: {_describe_formats(backend, accelerator)}" for backend in backends
         )
         problem = "no backend supports these candidates.precisions and candidates.quantization"
         raise SettingsError(problem, f"choose from {'; '.join(formats)}")
+    return _select_fast(candidates) if options.fast else candidates
+
+
+def _combine_options(
+    options: Candidates, accelerator: Accelerator, backends: Sequence[Backend]
+) -> list[Candidate]:
+    """Return all combinations of backends, threads and formats, the fastest precision first."""
+    candidates: list[Candidate] = []
+    precisions = options.precisions or _default_precisions(accelerator)
+    for backend in backends:
+        for threads in options.threads or (available_threads(),):
+            for precision, quantization in backend.supported_formats(accelerator):
+                candidate = Candidate(backend, precision, quantization, threads)
+                if quantization in options.quantization and precision in precisions:
+                    is_first = all(other.group != candidate.group for other in candidates)
+                    is_fallback = not (options.precisions or is_first)
+                    candidates.append(replace(candidate, is_fallback=is_fallback))
     return candidates
+
+
+def _prefer_graphs(backends: list[Backend]) -> list[Backend]:
+    """Return the backends without those that compile machine code, if another one writes graphs.
+
+    On a CPU this code is rarely faster than a graph, and its compiler takes most of an export.
+    """
+    if not any(backend.compiles_in_seconds and backend.is_ahead_of_time for backend in backends):
+        return backends
+    for backend in backends:
+        if not backend.compiles_in_seconds:
+            logger.info(
+                "%s is not tried, because it compiles machine code; name it in candidates.backends",
+                backend.kind,
+            )
+    return [backend for backend in backends if backend.compiles_in_seconds]
+
+
+def _select_fast(candidates: list[Candidate]) -> list[Candidate]:
+    """Return the candidate that is compiled within seconds and is probably fast; log the others.
+
+    Its fallbacks follow it.
+    """
+    quick = [candidate for candidate in candidates if candidate.backend.compiles_in_seconds]
+    best = max(quick or candidates, key=lambda candidate: candidate.backend.available().fitness)
+    fallbacks = [item for item in candidates if item.is_fallback and item.group == best.group]
+    others = sorted({item.backend.kind for item in candidates} - {best.backend.kind})
+    logger.info(
+        "fast: only %s %s is compiled, for fewer lengths; left out: %s",
+        best.backend.kind,
+        best.precision,
+        ", ".join(others) or "no other backend",
+    )
+    return [best, *fallbacks]
 
 
 def _filter_backends(
@@ -187,8 +243,12 @@ def _describe_formats(backend: Backend, accelerator: Accelerator) -> str:
 
 
 def build_reference_engine(spec: ProgramSpec, settings: ExportSettings) -> Engine:
-    """Return the reference: the program in fp32 on the CPU, without compilation."""
-    shapes = build_buckets(settings.buckets, spec.max_tokens, has_dynamic_shapes=True)
+    """Return the reference: the program in fp32 on the CPU, without compilation.
+
+    It has all lengths of a dynamic graph, because padding takes time and changes no output.
+    """
+    bucket_settings = settings.buckets.model_copy(update={"lengths": ()})
+    shapes = build_buckets(bucket_settings, spec.max_tokens, has_dynamic_shapes=True)
     buckets = Buckets(shapes, needs_row_padding=False)
     return Engine(_UncompiledRunner(spec.program), buckets, spec.output_size)
 
@@ -233,17 +293,27 @@ def build_candidate(context: ExportContext, candidate: Candidate, folder: Path) 
     )
 
 
-def measure_candidate(context: ExportContext, loaded: LoadedCandidate) -> dict[str, Any]:
-    """Return the row of a candidate: its quality loss, throughput and latency."""
-    engine = loaded.build_engine(context)
-    outputs = engine.compute(context.records)
+def measure_candidate(
+    context: ExportContext, loaded: LoadedCandidate, on_batch: Callable[[int], None]
+) -> dict[str, Any]:
+    """Return the row of a candidate: its quality loss, throughput and latency.
+
+    `on_batch` gets the number of records of each batch of the comparison.
+    """
+    counting = replace(loaded.build_engine(context), on_batch=on_batch)
+    start = time.perf_counter()
+    outputs = counting.compute(context.records)
+    duration = time.perf_counter() - start
+    engine = replace(loaded.build_engine(context), halvings=counting.halvings)
     row = quality_loss(outputs, context.reference_outputs, context.spec.output_kind)
     if metrics := context.measure_metrics(engine):
         loss = metrics_loss(metrics, context.reference_metrics)
         row |= {f"heldout/{name}": value for name, value in metrics.items()}
         row["quality_loss"] = max(row["quality_loss"], loss)
     seconds = context.settings.candidates.timing_seconds
-    return {**loaded.candidate.description, **_time_engine(engine, context.records, seconds), **row}
+    is_slow = duration >= seconds  # then the first run is precise enough, warm-up included
+    timing = _time_engine(engine, context.records, seconds, [duration] if is_slow else [])
+    return {**loaded.candidate.description, **timing, **row}
 
 
 def retime_finalists(
@@ -256,10 +326,11 @@ def retime_finalists(
     """
     engines = [loaded.build_engine(context) for loaded in finalists]
     seconds = context.settings.candidates.timing_seconds / FINAL_ROUNDS
-    rounds = []
-    for _ in range(FINAL_ROUNDS):
+    rounds: list[list[dict[str, float]]] = []
+    deadline = time.perf_counter() + MAX_FINAL_SECONDS
+    while not rounds or (len(rounds) < FINAL_ROUNDS and time.perf_counter() < deadline):
         stop_signals.check_stop()
-        rounds.append([_time_engine(engine, context.records, seconds) for engine in engines])
+        rounds.append([_time_engine(engine, context.records, seconds, []) for engine in engines])
     return [
         {name: statistics.median(timing[name] for timing in timings) for name in timings[0]}
         for timings in zip(*rounds, strict=True)
@@ -277,13 +348,15 @@ def _default_precisions(accelerator: Accelerator) -> tuple[Precision, ...]:
     return precisions[: precisions.index("fp32") + 1] if "fp32" in precisions else precisions
 
 
-def _time_engine(engine: Engine, records: Records, seconds: float) -> dict[str, float]:
+def _time_engine(
+    engine: Engine, records: Records, seconds: float, durations: list[float]
+) -> dict[str, float]:
     """Return texts and real tokens per second, and the median latency of a single text.
 
-    The single text has the median length.
+    The single text has the median length. `durations` are the seconds of runs that were timed
+    already; if there are any, only the single text is timed.
     """
-    durations: list[float] = []
-    deadline = time.perf_counter() + seconds
+    deadline = time.perf_counter() + (0 if durations else seconds)
     while not durations or time.perf_counter() < deadline:
         start = time.perf_counter()
         engine.compute(records)

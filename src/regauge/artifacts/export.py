@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge import accelerators, safetensors_io, stop_signals
 from regauge.artifacts.artifact import hash_files
 from regauge.artifacts.batch_invariance import check_batch_invariance
+from regauge.artifacts.buckets import resolve_buckets
 from regauge.artifacts.candidates import (
     Candidate,
     ExportContext,
@@ -34,6 +36,7 @@ from regauge.artifacts.manifest import (
     TargetMachine,
     WeightsOrigin,
 )
+from regauge.artifacts.phase_log import log_phase
 from regauge.config import FORMAT, dump
 from regauge.errors import DataError, RegaugeError
 from regauge.files import stage_output, write_json
@@ -42,6 +45,7 @@ from regauge.log import logger
 from regauge.wording import format_count
 
 if TYPE_CHECKING:
+    from regauge.accelerators import Accelerator
     from regauge.artifacts.candidates import ComputeMetrics
     from regauge.artifacts.export_settings import ExportSettings, Goal
     from regauge.artifacts.sources import ExportSource
@@ -57,6 +61,21 @@ GOAL_FIGURES: dict[Goal, tuple[str, bool]] = {
 """For each goal: the figure that decides, and whether higher is better."""
 
 
+class Trial(NamedTuple):
+    """A candidate that was built and measured."""
+
+    candidate: Candidate
+    folder: Path
+    """The folder that its payload was compiled into."""
+    row: Row
+    """Its measurements, or the error of its compiler."""
+
+    def keeps_quality(self, max_loss: float) -> bool:
+        """Return whether the quality loss is within a limit."""
+        loss: float = self.row.get("quality_loss", math.inf)
+        return loss <= max_loss
+
+
 def export_artifact(
     settings: ExportSettings, source: ExportSource, compute_metrics: ComputeMetrics | None
 ) -> dict[str, Any]:
@@ -68,6 +87,7 @@ def export_artifact(
     accelerator = settings.accelerator or accelerators.choose()[0]
     accelerators.check_available(accelerator)
     candidates = list_candidates(settings.candidates, accelerator, source.spec)
+    settings = _resolve_settings(settings, accelerator, source.spec.max_tokens)
     with (
         stop_signals.record_signals(),
         stage_output(Path(settings.export.to)) as folder,
@@ -75,69 +95,124 @@ def export_artifact(
     ):
         folder.mkdir()
         source.copy_files(folder)
-        records, origin = source.build_parity_records(settings)
-        engine = build_reference_engine(source.spec, settings)
-        outputs = engine.compute(records)
-        context = ExportContext(
-            settings, source.spec, accelerator, records, outputs, compute_metrics
-        )
-        context = replace(context, reference_metrics=context.measure_metrics(engine))
-        rows, index = _select_best(context, candidates, scratch)
-        row = rows[index]
+        context, origin = _compute_reference(settings, source, accelerator, compute_metrics)
+        trials = _try_candidates(context, candidates, Path(scratch))
+        selected, loaded = _select_best(context, trials)
         stop_signals.check_stop()
-        shutil.move(_candidate_folder(scratch, index), folder / PAYLOAD)
-        best = build_candidate(context, candidates[index], folder / PAYLOAD)
-        safetensors_io.write_tensors(folder / WEIGHTS, best.weights)
-        parity = {
-            "num_records": len(records),
-            "records_origin": origin,
-            "max_loss": settings.parity.max_loss,
-        }
-        write_json(folder / PARITY, {"format": FORMAT, **parity, **row})
-        write_json(folder / BENCHMARK, {"format": FORMAT, "candidates": rows})
+        with log_phase(f"write: {settings.export.to}"):
+            shutil.move(selected.folder, folder / PAYLOAD)
+            best = loaded or build_candidate(context, selected.candidate, folder / PAYLOAD)
+            safetensors_io.write_tensors(folder / WEIGHTS, best.weights)
+            parity = {
+                "num_records": len(context.records),
+                "records_origin": origin,
+                "max_loss": settings.parity.max_loss,
+            }
+            rows = [trial.row for trial in trials]
+            write_json(folder / PARITY, {"format": FORMAT, **parity, **selected.row})
+            write_json(folder / BENCHMARK, {"format": FORMAT, "candidates": rows})
         manifest = _build_manifest(context, best, source, folder)
         stop_signals.check_stop()
         write_sealed(folder / MANIFEST, dump(manifest))
     return {
         "path": settings.export.to,
         "candidates": [_summarize_row(row) for row in rows],
-        "selected": _format_name_and_threads(row),
+        "selected": _format_name_and_threads(selected.row),
         "batch_invariant": manifest.batch_invariance is not None,
     }
 
 
+def _resolve_settings(
+    settings: ExportSettings, accelerator: Accelerator, max_tokens: int
+) -> ExportSettings:
+    """Return the settings with the default buckets of the accelerator."""
+    buckets = resolve_buckets(
+        settings.buckets,
+        max_tokens,
+        on_host=accelerator.on_host,
+        is_fast=settings.candidates.fast,
+    )
+    return settings.model_copy(update={"buckets": buckets})
+
+
+def _compute_reference(
+    settings: ExportSettings,
+    source: ExportSource,
+    accelerator: Accelerator,
+    compute_metrics: ComputeMetrics | None,
+) -> tuple[ExportContext, str]:
+    """Return the context of all candidates with the fp32 outputs, and the origin of the records."""
+    records, origin = source.build_parity_records(settings)
+    engine = build_reference_engine(source.spec, settings)
+    with log_phase("reference: fp32, not compiled", len(records), "records") as phase:
+        outputs = replace(engine, on_batch=phase.advance).compute(records)
+    context = ExportContext(settings, source.spec, accelerator, records, outputs, compute_metrics)
+    if compute_metrics is None:
+        return context, origin
+    with log_phase("reference: held-out metrics in fp32"):
+        return replace(context, reference_metrics=context.measure_metrics(engine)), origin
+
+
+def _try_candidates(
+    context: ExportContext, candidates: list[Candidate], scratch: Path
+) -> list[Trial]:
+    """Build and measure the candidates; a fallback is tried only if it is needed."""
+    trials: list[Trial] = []
+    for index, candidate in enumerate(candidates):
+        stop_signals.check_stop()
+        title = (
+            f"{index + 1} of {len(candidates)}, {_format_name_and_threads(candidate.description)}"
+        )
+        if candidate.is_fallback and (faster := _find_eligible(context, trials, candidate)):
+            name = _format_name(faster.row)
+            logger.info("skip %s: %s is faster and keeps the quality", title, name)
+            continue
+        folder = scratch / str(index)
+        trials.append(Trial(candidate, folder, _measure(context, candidate, folder, title)))
+    return trials
+
+
+def _find_eligible(
+    context: ExportContext, trials: list[Trial], candidate: Candidate
+) -> Trial | None:
+    """Return a trial that keeps the quality and differs from a candidate only by its precision."""
+    eligible = (trial for trial in trials if trial.keeps_quality(context.settings.parity.max_loss))
+    return next((trial for trial in eligible if trial.candidate.group == candidate.group), None)
+
+
 def _select_best(
-    context: ExportContext, candidates: list[Candidate], scratch: str
-) -> tuple[list[Row], int]:
-    """Return the row of every candidate, and the index of the best one that keeps the quality."""
-    rows = [
-        _measure(context, candidate, _candidate_folder(scratch, index))
-        for index, candidate in enumerate(candidates)
-    ]
-    eligible = _list_eligible(rows, context.settings.parity.max_loss)
+    context: ExportContext, trials: list[Trial]
+) -> tuple[Trial, LoadedCandidate | None]:
+    """Return the best trial that keeps the quality, and its candidate if it is still loaded."""
     figure, higher_is_better = GOAL_FIGURES[context.settings.candidates.optimize_for]
-    ranking = sorted(eligible, key=lambda index: rows[index][figure], reverse=higher_is_better)
-    best_figure = rows[ranking[0]][figure]
-    finalists = [index for index in ranking if _is_close(rows[index][figure], best_figure)]
+    ranking = sorted(
+        _list_eligible(trials, context.settings.parity.max_loss),
+        key=lambda trial: trial.row[figure],
+        reverse=higher_is_better,
+    )
+    best_figure = ranking[0].row[figure]
+    finalists = [trial for trial in ranking if _is_close(trial.row[figure], best_figure)]
     finalists = finalists[:MAX_FINALISTS]
-    if len(finalists) > 1:
-        loaded = [
-            build_candidate(context, candidates[index], _candidate_folder(scratch, index))
-            for index in finalists
-        ]
+    if len(finalists) == 1:
+        return finalists[0], None
+    with log_phase(f"re-time: {len(finalists)} finalists, alternating"):
+        loaded = [build_candidate(context, trial.candidate, trial.folder) for trial in finalists]
         timings = retime_finalists(context, loaded)
-        for index, timing in zip(finalists, timings, strict=True):
-            rows[index] |= timing
-            logger.info("Re-timed (final): %s", _format_result(rows[index]))
+    for trial, timing in zip(finalists, timings, strict=True):
+        trial.row.update(timing)
+        logger.info("Re-timed (final): %s", _format_result(trial.row))
     select = max if higher_is_better else min
-    return rows, select(finalists, key=lambda index: rows[index][figure])
+    index = select(range(len(finalists)), key=lambda index: finalists[index].row[figure])
+    return finalists[index], loaded[index]
 
 
-def _measure(context: ExportContext, candidate: Candidate, folder: Path) -> Row:
+def _measure(context: ExportContext, candidate: Candidate, folder: Path, title: str) -> Row:
     """Build and measure a candidate; return its row, or a failure row if its compiler fails."""
-    stop_signals.check_stop()
     try:
-        row = measure_candidate(context, build_candidate(context, candidate, folder))
+        with log_phase(f"compile {title}"):
+            loaded = build_candidate(context, candidate, folder)
+        with log_phase(f"measure {title}", len(context.records), "records") as phase:
+            row = measure_candidate(context, loaded, phase.advance)
     except RegaugeError:
         raise
     except Exception as error:  # noqa: BLE001 - compilers raise any kind of exception
@@ -146,12 +221,11 @@ def _measure(context: ExportContext, candidate: Candidate, folder: Path) -> Row:
     return row
 
 
-def _list_eligible(rows: list[Row], max_loss: float) -> list[int]:
-    """Return the indices of candidates within the loss; raises DataError if there are none."""
-    eligible = [
-        index for index, row in enumerate(rows) if row.get("quality_loss", max_loss + 1) <= max_loss
-    ]
+def _list_eligible(trials: list[Trial], max_loss: float) -> list[Trial]:
+    """Return the trials within the loss; raises DataError if there are none."""
+    eligible = [trial for trial in trials if trial.keeps_quality(max_loss)]
     if not eligible:
+        rows = [trial.row for trial in trials]
         failure = next((row["error"] for row in rows if "error" in row), None)
         smallest = min((row["quality_loss"] for row in rows if "quality_loss" in row), default=None)
         reason = f"it fails: {failure}" if smallest is None else f"the smallest is {smallest:.2g}"
@@ -174,7 +248,10 @@ def _build_manifest(
     settings, candidate = context.settings, best.candidate
     buckets, proof = best.buckets, None
     if settings.parity.batch_invariance:
-        invariant = check_batch_invariance(best.runner, buckets, source.synthetic_records)
+        with log_phase("verify: batch invariance", len(buckets), "lengths") as phase:
+            invariant = check_batch_invariance(
+                best.runner, buckets, source.synthetic_records, phase.advance
+            )
         if invariant is not None:
             buckets = invariant.buckets
             proof = BatchInvariance(chip=_chip_name(best), num_texts=invariant.num_texts)
@@ -205,11 +282,6 @@ def _build_manifest(
         ),
         files=hash_files(folder),
     )
-
-
-def _candidate_folder(scratch: str, index: int) -> Path:
-    """Return the folder that a candidate's payload is compiled into."""
-    return Path(scratch) / str(index)
 
 
 def _chip_name(best: LoadedCandidate) -> str:

@@ -57,20 +57,24 @@ class Candidates(Settings):
     """The candidates to compile; the best one that keeps the quality becomes the artifact."""
 
     backends: tuple[Annotated[SerializeAsAny[Backend], choice_of("backends")], ...] = ()
-    """Names of backends, or tables with a kind; by default all that are usable on this machine."""
+    """Names of backends, or tables with a kind; by default all that are usable on this machine. On
+    CPUs, machine code is compiled only if no usable backend writes a graph."""
     precisions: tuple[Precision, ...] = ()
-    """Precisions to try; by default fp32 and those that are faster on the device."""
+    """Precisions to try; by default the fastest one of each backend that keeps the quality."""
     quantization: tuple[Quantization, ...] = ("none",)
     """Quantizations to try: `none`, `int8` or both."""
     threads: tuple[int, ...] = ()
-    """CPU threads per process to try; by default the number of cores, or OMP_NUM_THREADS if
+    """CPU threads per process to try; by default `execution.threads` of the run file, else the
+    number of cores, or OMP_NUM_THREADS if
     that is smaller."""
     portable: IsaLevel | None = None
     """Instruction set level to compile for; by default all instructions of this machine."""
     optimize_for: Goal = "throughput"
     """Selects by texts per second, by latency of a single text, or by cost per text."""
-    timing_seconds: float = Field(default=2.0, gt=0)
+    timing_seconds: float = Field(default=1.0, gt=0)
     """How long the throughput of each candidate is timed."""
+    fast: bool = False
+    """Compile one candidate for six lengths; its quality and batch invariance are still proved."""
 
 
 class TextSettings(Settings):
@@ -102,8 +106,8 @@ class TextSettings(Settings):
 class BucketSettings(Settings):
     """The batch x length shapes that an artifact is compiled for."""
 
-    max_batch_tokens: int = Field(default=4096, ge=8)
-    """Most tokens of a batch: its rows times its length."""
+    max_batch_tokens: int | None = Field(default=None, ge=8)
+    """Most tokens of a batch: its rows times its length; by default 2048 on CPUs, else 4096."""
     lengths: tuple[int, ...] = ()
     """Lengths that texts are padded to; by default the backend decides."""
     max_batch_size: int = Field(default=256, ge=1)

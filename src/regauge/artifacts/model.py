@@ -20,6 +20,7 @@ from regauge.artifacts.uncompiled import open_model, recommend_export
 from regauge.choices import did_you_mean
 from regauge.data.sources import is_unicode
 from regauge.errors import DataError, SettingsError
+from regauge.garbage import pause_collection
 from regauge.models.settings import GenerationTable
 from regauge.wording import format_count
 
@@ -220,9 +221,10 @@ def load(
     text_settings = None if text is None else config.build(TextSettings, dict(text))
     chosen_backend = None if backend is None else config.parse_choice("backends", backend)
     name = str(Path(path).expanduser())
-    artifact = open_model(name, text=text_settings, backend=chosen_backend, threads=threads)
-    recommend_export(artifact)
-    engine = load_engine(artifact, batch_invariant=batch_invariant, threads=threads)
+    with pause_collection():
+        artifact = open_model(name, text=text_settings, backend=chosen_backend, threads=threads)
+        recommend_export(artifact)
+        engine = load_engine(artifact, batch_invariant=batch_invariant, threads=threads)
     return LoadedModel(artifact, engine, batch_invariant=batch_invariant)
 
 

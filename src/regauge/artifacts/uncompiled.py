@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from regauge import accelerators, config
 from regauge.artifacts.artifact import Artifact, is_artifact, open_artifact
-from regauge.artifacts.buckets import build_buckets
+from regauge.artifacts.buckets import build_buckets, resolve_buckets
 from regauge.artifacts.export_settings import BucketSettings, TextSettings
 from regauge.artifacts.manifest import ArtifactManifest, Compilation, TargetMachine, WeightsOrigin
 from regauge.artifacts.sources import TrainedTask, build_source_spec
@@ -151,9 +151,8 @@ def _build_manifest(
     if spec.output_kind == "text" and not backend.supports_loops:
         problem = f"backend '{backend.kind}' runs no loops, so it cannot generate text"
         raise SettingsError(problem, "use backend 'eager'")
-    shapes = build_buckets(
-        BucketSettings(), spec.max_tokens, has_dynamic_shapes=backend.has_dynamic_shapes
-    )
+    buckets = resolve_buckets(BucketSettings(), spec.max_tokens, on_host=accelerator.on_host)
+    shapes = build_buckets(buckets, spec.max_tokens, has_dynamic_shapes=backend.has_dynamic_shapes)
     return ArtifactManifest(
         format=config.FORMAT,
         program=spec.manifest_entry,

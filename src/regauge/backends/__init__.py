@@ -114,6 +114,8 @@ class Backend(Choice):
     """Whether it runs programs with data-dependent loops, such as text generation."""
     has_dynamic_shapes: ClassVar[bool] = True
     """Whether one graph serves all shapes."""
+    compiles_in_seconds: ClassVar[bool] = False
+    """Whether a small model is compiled within seconds, because no machine code is written."""
     packages: ClassVar[tuple[str, ...]] = ("torch",)
     """Distributions whose versions determine the payload."""
 

@@ -15,6 +15,7 @@ class EagerBackend(Backend):
 
     peer_names: ClassVar[tuple[str, ...]] = ("torch", "pytorch")
 
+    compiles_in_seconds: ClassVar[bool] = True
     is_ahead_of_time: ClassVar[bool] = False
     supports_loops: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("torch", "transformers")

@@ -46,6 +46,7 @@ class OnnxBackend(Backend):
 
     peer_names: ClassVar[tuple[str, ...]] = ("onnxruntime", "ort")
 
+    compiles_in_seconds: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("torch", "onnx", "onnxscript", "onnxruntime")
 
     @classmethod

@@ -46,6 +46,7 @@ EXACT_SUMS_KEY = ["regauge", "exact_sums"]
 class OpenvinoBackend(Backend):
     """One OpenVINO graph for all shapes, in a file without weights."""
 
+    compiles_in_seconds: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("torch", "openvino")
 
     @classmethod
@@ -53,7 +54,7 @@ class OpenvinoBackend(Backend):
         from regauge.backends._weight_inputs import missing_library
 
         reason = missing_library(cls.kind, "openvino")
-        return Availability(0, reason) if reason else Availability(2, "openvino is installed")
+        return Availability(0, reason) if reason else Availability(3, "openvino is installed")
 
     def obstacle(self, accelerator: Accelerator) -> str | None:
         return None if accelerator.on_host else f"it supports only cpu, not {accelerator.kind}"

@@ -393,9 +393,10 @@ def _map_column(chunked: Any) -> _Column:
 
 
 def _view_array(array: Any) -> _Column:
+    """Return views of an array without nulls; its `to_numpy` would import pandas."""
     if not pa.types.is_list(array.type):
-        return _Column(array.to_numpy(), None)
-    inner, offsets = array.values, array.offsets.to_numpy()
+        return _Column(np.from_dlpack(array), None)
+    inner, offsets = array.values, np.from_dlpack(array.offsets)
     return _Column(
-        _view_array(inner) if pa.types.is_list(inner.type) else inner.to_numpy(), offsets
+        _view_array(inner) if pa.types.is_list(inner.type) else np.from_dlpack(inner), offsets
     )

@@ -6,15 +6,18 @@ then become two weights that diverge, and hooks are lost. `move_module` restores
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from regauge.errors import PreflightError
 
 if TYPE_CHECKING:
+    from typing import TypeGuard
+
     from torch import Tensor, nn
+    from torch.distributed.tensor import DTensor
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer dtype by element size in bytes."""
@@ -34,9 +37,19 @@ def precision_dtype(precision: str) -> torch.dtype:
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
 
 
+def is_sharded(value: object) -> TypeGuard[DTensor]:
+    """Return whether a value is a DTensor.
+
+    There is none before its module is imported. The import takes half a second, so a process that
+    shards nothing does without it.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
 def local_shard(value: Tensor) -> Tensor:
     """Return the local shard of a DTensor; other tensors are returned unchanged."""
-    return value.to_local() if isinstance(value, DTensor) else value
+    return value.to_local() if is_sharded(value) else value
 
 
 def move_module(module: nn.Module, device: torch.device) -> None:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from regauge import processes, stop_signals
+from regauge.garbage import pause_collection
 
 MAX_REQUEST_BYTES = 1 << 17
 NUM_FILES = 2
@@ -37,9 +38,10 @@ def main() -> None:
     """Import the modules, serve requests, and run the requested command in each new process."""
     channel, modules = socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]
     stop_signals.pass_to_parent()
-    for name in modules:
-        with suppress(Exception):
-            importlib.import_module(name)
+    with pause_collection():
+        for name in modules:
+            with suppress(Exception):
+                importlib.import_module(name)
     gc.collect()
     gc.freeze()  # keeps the memory of the imports shared: no collection writes to its pages
     request = serve(channel)

@@ -83,7 +83,8 @@ def load_settings(root: type[S], run_file: Path, overrides: tuple[str, ...]) -> 
     tables = allow_user_code(
         run_file, config.apply_overrides(config.read(run_file), overrides, root)
     )
-    return config.build(root, tables, table_names(), str(run_file))
+    has_other_tables = not tables.keys() <= root.model_fields.keys()
+    return config.build(root, tables, table_names() if has_other_tables else (), str(run_file))
 
 
 def allow_user_code(run_file: Path, tables: config.Tables) -> config.Tables:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from regauge import accelerators, config, processes
 from regauge.data.dataset import Dataset
 from regauge.data.unprepared import describe_datasets, is_prepared
+from regauge.garbage import pause_collection
 from regauge.log import logger
 from regauge.models import hub
 from regauge.preparation.default_tables import complete_tables
@@ -24,9 +25,9 @@ def plan_training(settings: TrainSettings, dataset_rows: RowsByFolder) -> dict[s
     answer = dry_run.plan_run(settings)
     if reason := dry_run.find_count_obstacle(settings, dataset_rows):
         return {**answer, "parameters": f"unknown: {reason}"}
-    from regauge.training.batch_finder.memory import describe_model
+    with pause_collection(), hub.local_only():
+        from regauge.training.batch_finder.memory import describe_model
 
-    with hub.local_only():
         answer |= describe_model(settings, dataset_rows)
         if settings.batch.microbatch_rows == "auto":
             from regauge.training.batch_finder.finder import describe_forecast

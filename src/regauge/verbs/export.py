@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from regauge import choices, config, verbs
 from regauge.artifacts.export_settings import ExportSettings, Format
 from regauge.artifacts.manifest import ARTIFACT
+from regauge.artifacts.phase_log import log_phase
 from regauge.backends import IsaLevel
 from regauge.errors import SettingsError, find_refusal
 from regauge.files import check_free
+from regauge.garbage import pause_collection
+
+if TYPE_CHECKING:
+    from regauge.artifacts.sources import ExportSource
 
 OUTPUT = "export.to"
 ROOT = ExportSettings
 SOURCE_KEYS = ("run", "model", "module")
 
 
-def main(
+def main(  # noqa: PLR0913 - the flags of the command line
     run_file: Annotated[Path | None, Parameter(help="Run file, or output folder of a run.")] = None,
     *overrides: verbs.Override,
     model: Annotated[
@@ -31,6 +36,9 @@ def main(
         str | None, Parameter(help="Custom function that returns a model, as module:name.")
     ] = None,
     portable: Annotated[IsaLevel | None, Parameter(help="Instruction set to compile for.")] = None,
+    fast: Annotated[
+        bool | None, Parameter(negative=(), help="Compile one candidate, for fewer lengths.")
+    ] = None,
     dry_run: verbs.DryRun = False,
     json: verbs.AsJson = False,
 ) -> dict[str, Any]:
@@ -45,9 +53,10 @@ def main(
         ("export.to", to),
         ("export.format", format),
         ("candidates.portable", portable),
+        ("candidates.fast", "true" if fast else None),
     ]
     assignments = tuple(f"{key}={value}" for key, value in flags if value is not None)
-    settings = _load_settings(run_file, (*overrides, *assignments))
+    settings = load_settings(run_file, (*overrides, *assignments))
     if dry_run:
         return verbs.show(plan(settings), as_json=json)
     answer = run(settings)
@@ -56,7 +65,7 @@ def main(
     return verbs.show(answer, as_json=json)
 
 
-def _load_settings(run_file: Path | None, overrides: tuple[str, ...]) -> ExportSettings:
+def load_settings(run_file: Path | None, overrides: tuple[str, ...]) -> ExportSettings:
     """Build the settings; by default the run of the run file or of the folder is exported."""
     if run_file is not None and "=" in str(run_file):  # the first argument is an override
         run_file, overrides = None, (str(run_file), *overrides)
@@ -78,8 +87,18 @@ def _load_settings(run_file: Path | None, overrides: tuple[str, ...]) -> ExportS
     weight_format = target.get("format", ARTIFACT)
     name = "model.pt" if weight_format == "torch" else weight_format
     target.setdefault("to", str(Path(target.get("run", "")) / name))
+    if file and file.name != config.SAVED_RUN:  # that one has the threads of one of several ranks
+        _use_run_threads(tables)
     source = str(run_file) if run_file else "the command line"
     return config.build(ExportSettings, tables, verbs.table_names(), source)
+
+
+def _use_run_threads(tables: config.Tables) -> None:
+    """Let `execution.threads` of a run file be the default of `candidates.threads`."""
+    execution = tables.get("execution")
+    threads = execution.get("threads") if isinstance(execution, dict) else None
+    if threads is not None:
+        tables["candidates"] = {"threads": [threads], **tables.get("candidates", {})}
 
 
 def plan(settings: ExportSettings) -> dict[str, Any]:
@@ -98,14 +117,22 @@ def run(settings: ExportSettings) -> dict[str, Any]:
     check_free(Path(target.to))
     if target.run is not None:
         return _export_run(settings, Path(target.run))
+    with log_phase(f"load: {target.module or target.model}"), pause_collection():
+        source = _load_source(settings)
+        from regauge.artifacts.export import export_artifact
+
+    return export_artifact(settings, source, None)
+
+
+def _load_source(settings: ExportSettings) -> ExportSource:
+    """Return the custom module or the folder that is exported without a run."""
     from regauge.artifacts import sources
-    from regauge.artifacts.export import export_artifact
     from regauge.models import hub
 
-    if target.module is not None:
-        return export_artifact(settings, sources.CustomModuleSource(target.module), None)
-    folder = hub.resolve_model(str(target.model))
-    return export_artifact(settings, sources.ModelFolder(folder, settings, None), None)
+    if settings.export.module is not None:
+        return sources.CustomModuleSource(settings.export.module)
+    folder = hub.resolve_model(str(settings.export.model))
+    return sources.ModelFolder(folder, settings, None)
 
 
 def _export_run(settings: ExportSettings, folder: Path) -> dict[str, Any]:
@@ -137,13 +164,14 @@ def _export_artifact(settings: ExportSettings, model: Path, run: Path) -> dict[s
     """Compile a model of a run for its task, or for the first task of a multi-task run."""
     from functools import partial
 
-    from regauge.artifacts import sources
-    from regauge.artifacts.export import export_artifact
-    from regauge.artifacts.uncompiled import find_trained_task
-    from regauge.evaluation.artifact_metrics import compute_heldout_metrics
+    with log_phase(f"load: {model}"), pause_collection():
+        from regauge.artifacts import sources
+        from regauge.artifacts.export import export_artifact
+        from regauge.artifacts.uncompiled import find_trained_task
+        from regauge.evaluation.artifact_metrics import compute_heldout_metrics
 
-    trained = find_trained_task(run)
-    source = sources.ModelFolder(model, settings, trained)
+        trained = find_trained_task(run)
+        source = sources.ModelFolder(model, settings, trained)
     if trained is None or not (settings.parity.metrics and trained.task.artifacts_have_metrics):
         return export_artifact(settings, source, None)
     task, dataset = trained.task, trained.dataset

@@ -1,0 +1,111 @@
+"""The default candidates of an export, the fast candidate, and the fallbacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from regauge import config
+from regauge.accelerators import Precision
+from regauge.accelerators.cpu import Cpu
+from regauge.artifacts import candidates as module
+from regauge.artifacts.candidates import Candidate, list_candidates
+from regauge.artifacts.export_settings import Candidates
+from regauge.artifacts.programs import ProgramSpec, build_module_spec
+from regauge.backends.eager import EagerBackend
+from regauge.backends.inductor import InductorBackend
+from regauge.backends.onnx import OnnxBackend
+from regauge.backends.openvino import OpenvinoBackend
+from regauge.backends.torch_compile import TorchCompileBackend
+
+ALL = (EagerBackend(), InductorBackend(), OnnxBackend(), OpenvinoBackend(), TorchCompileBackend())
+
+
+class Bf16Cpu(Cpu):
+    """A processor with bf16 instructions, on any machine."""
+
+    def precisions(self) -> tuple[Precision, ...]:
+        return "bf16", "fp32"
+
+    @property
+    def kind(self) -> str:
+        return "cpu"
+
+
+@pytest.fixture
+def spec() -> ProgramSpec:
+    return build_module_spec("m:f", torch.nn.Linear(2, 2), {"x": torch.ones(1, 2)})
+
+
+@pytest.fixture(autouse=True)
+def _use_all_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every backend be usable, whatever is installed."""
+    monkeypatch.setattr(module, "list_usable", lambda _: list(ALL))
+    monkeypatch.setattr(module, "available_threads", lambda: 2)
+
+
+def describe(candidates: list[Candidate]) -> list[tuple[str, str, bool]]:
+    return [(item.backend.kind, item.precision, item.is_fallback) for item in candidates]
+
+
+def list_on_cpu(spec: ProgramSpec, **options: Any) -> list[tuple[str, str, bool]]:
+    settings = config.build(Candidates, options, (), "the test")
+    return describe(list_candidates(settings, Bf16Cpu(), spec))
+
+
+def test_on_cpus_a_graph_replaces_machine_code(spec: ProgramSpec) -> None:
+    assert list_on_cpu(spec) == [
+        ("eager", "bf16", False),
+        ("eager", "fp32", True),
+        ("onnx", "fp32", False),
+        ("openvino", "bf16", False),
+        ("openvino", "fp32", True),
+    ]
+
+
+def test_without_a_graph_machine_code_is_compiled(
+    spec: ProgramSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "list_usable", lambda _: [EagerBackend(), InductorBackend()])
+    assert {kind for kind, _, _ in list_on_cpu(spec)} == {"eager", "inductor"}
+
+
+def test_named_backends_are_all_compiled(spec: ProgramSpec) -> None:
+    backends = ["inductor", "eager"]
+    candidates = list_on_cpu(spec, backends=backends, precisions=["fp32"])
+    assert candidates == [("inductor", "fp32", False), ("eager", "fp32", False)]
+
+
+def test_named_precisions_are_all_tried(spec: ProgramSpec) -> None:
+    candidates = list_on_cpu(spec, backends=["eager"], precisions=["fp32", "bf16"])
+    assert candidates == [("eager", "bf16", False), ("eager", "fp32", False)]
+
+
+def test_each_number_of_threads_has_its_fallback(spec: ProgramSpec) -> None:
+    candidates = list_on_cpu(spec, backends=["eager"], threads=[1, 2])
+    assert candidates == [("eager", "bf16", False), ("eager", "fp32", True)] * 2
+
+
+def test_the_fast_candidate_is_the_best_graph_with_its_fallback(spec: ProgramSpec) -> None:
+    expected = [("openvino", "bf16", False), ("openvino", "fp32", True)]
+    assert list_on_cpu(spec, fast=True) == expected
+
+
+def test_the_fast_candidate_is_not_compiled_to_machine_code(
+    spec: ProgramSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "list_usable", lambda _: [EagerBackend(), InductorBackend()])
+    assert list_on_cpu(spec, fast=True)[0] == ("eager", "bf16", False)
+
+
+def test_the_fast_candidate_has_the_first_of_several_named_precisions(spec: ProgramSpec) -> None:
+    options = {"backends": ["eager"], "precisions": ["fp32", "bf16"], "threads": [1, 2]}
+    assert list_on_cpu(spec, fast=True, **options) == [("eager", "bf16", False)]
+
+
+def test_threads_follow_the_environment(spec: ProgramSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "available_threads", lambda: 1)
+    candidates = list_candidates(Candidates(), Bf16Cpu(), spec)
+    assert {candidate.threads for candidate in candidates} == {1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,8 @@ def test_a_run_folder_is_replayed_next_to_it(run: Path, capsys: pytest.CaptureFi
     before = sorted(path.name for path in run.iterdir())
     assert main(["replay", str(run)]) == 2
     assert "'replay.until' is missing; set replay.until" in capsys.readouterr().err
+    assert main(["replay", str(run), "replay.until=99"]) == 2
+    assert re.search(r"replay\.until is 99, and the run has \d+ steps", capsys.readouterr().err)
     assert main(["replay", str(run), "replay.until=3", "--json"]) == 0
     folder = run.with_name("run-replay")
     assert read_json(capsys.readouterr().out)["output"] == str(folder)

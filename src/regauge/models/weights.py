@@ -199,7 +199,7 @@ def _wrong_model_error(
 ) -> SettingsError:
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-    kind = model.config.model_type
+    kind = model.config.model_type or "custom module"
     total = format_count(count, "weight")
     problem = f"'{path}' lacks {len(missing)} of {total} of a {kind}, such as '{missing[0]}'"
     if get_checkpoint_conversion_mapping(kind) is not None:

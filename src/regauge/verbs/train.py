@@ -119,11 +119,14 @@ def _complete_result(result: dict[str, Any], settings: TrainSettings) -> dict[st
 
     folder = Path(settings.output.folder)
     goodput = read_goodput(folder)
+    # Custom code is imported only for a run file that names it, so no command takes the folder.
+    is_custom = any(":" in config.task.kind for config in settings.task_configs)
+    next_command = {} if is_custom else {"next": f"regauge export {folder}"}
     return {
         **result,
         **({"goodput": round(goodput.fraction, 4)} if goodput else {}),
         "model": str(folder / "model"),
-        "next": f"regauge export {folder}",
+        **next_command,
     }
 
 

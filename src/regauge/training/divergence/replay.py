@@ -23,6 +23,7 @@ from regauge.training.divergence.capture import StepCapture
 from regauge.training.optimizer_step import optimizer_step
 from regauge.training.references.add_references import add_references
 from regauge.training.run_setup import set_up
+from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from regauge.processes import World
@@ -45,6 +46,10 @@ def replay(settings: ReplaySettings, world: World) -> dict[str, Any]:
     injector = _fault_injector(options.fault_plan, folder, world)
     context, state = set_up(resolved, world, dtype=dtype, injector=injector)
     try:
+        if options.until > context.total_steps:
+            steps = format_count(context.total_steps, "step")
+            problem = f"replay.until is {options.until}, and the run has {steps}"
+            raise SettingsError(problem, "set replay.until to one of them")
         add_references(context, state)
         if options.checkpoint is not None:
             restore(context, state, Path(options.checkpoint))

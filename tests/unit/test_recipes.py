@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import tomllib
 from pathlib import Path
@@ -12,11 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regauge import config, verbs
+from regauge.cli import main
+from regauge.data.dataset import read_manifest
 from regauge.errors import DataError, SettingsError
 from regauge.recipes import field_choice
 from regauge.recipes.data_file import MAX_RECORDS, find_delimiter, read_data_file
 from regauge.recipes.settings import BUILDERS, DESCRIPTIONS
 from regauge.recipes.writing import EXAMPLES, MAX_LINE, format_tables, write_recipe
+from regauge.training.settings import TrainSettings
 
 MAX_LINES = 25
 
@@ -75,6 +80,37 @@ def test_an_increment_needs_a_run(tmp_path: Path) -> None:
             SettingsError, match="continues a run; name its output folder with --mo"
         ):
             write_recipe("increment", "job.toml", None, model)
+
+
+def test_an_increment_is_short_and_has_the_dataset_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dataset of the run is relative to the folder in which it was trained."""
+    (tmp_path / "new").mkdir()
+    monkeypatch.chdir(tmp_path)
+    records = ({"text": f"words {i} and more", "label": "ab"[i % 2]} for i in range(40))
+    data = write_jsonl(tmp_path / "a.jsonl", *records)
+    (tmp_path / "first.toml").write_text(write_recipe("classify", "first.toml", data, None))
+    assert main(["prepare", "first.toml", "split.similarity=1.0"]) == 0
+    tables = config.read("first.toml")
+    settings = config.build(TrainSettings, tables, verbs.table_names())
+    identity = {"format": config.FORMAT, "run_id": "r", "data_fingerprint": "f"}
+    run = tmp_path / "out/first/run.json"
+    run.parent.mkdir(parents=True)
+    run.write_text(json.dumps({**config.dump(settings), "run": identity}))
+    for folder in (tmp_path, tmp_path / "new"):
+        monkeypatch.chdir(folder)
+        name = os.path.relpath(run.parent)
+        text = write_recipe("increment", "second.toml", data, name)
+        assert len(text.splitlines()) <= MAX_LINES
+        mix = tomllib.loads(text)["data"]["mix"]
+        assert Path(mix[0]["path"]).resolve() == tmp_path / "out/first-data"
+        increment = config.build(TrainSettings, tomllib.loads(text), verbs.table_names())
+        task = increment.task_configs[0].task
+        manifest = read_manifest(Path(mix[0]["path"]))
+        assert task.resolve_defaults(manifest) == settings.task_configs[0].task.resolve_defaults(
+            manifest
+        )
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])

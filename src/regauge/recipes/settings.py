@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge.config import dump
+from regauge.data.unprepared import is_prepared
 from regauge.errors import SettingsError
 from regauge.json_files import find_json
 from regauge.recipes import field_choice
@@ -151,7 +153,7 @@ def build_increment(job: Job) -> Recipe:
     run = build(TrainSettings, read_saved_run(Path(job.model)))
     if len(run.task_configs) > 1:
         raise SettingsError(f"{job.model} has several tasks", "name a run with one task")
-    old = run.data.path
+    old = _find_dataset(run.data.path, Path(job.model))
     rows = build(RowLayout, read_manifest(Path(old)).settings["rows"])
     data = f"{job.folder}-data"
     tables = {
@@ -209,6 +211,13 @@ def _build_fields_recipe(
     }
     words = ["predict", job.folder, "--source", job.file, "--to", f"{job.folder}-output"]
     return Recipe(tables, _format_command(*words, *options))
+
+
+def _find_dataset(path: str, run: Path) -> str:
+    """Return the dataset of a run; its path may be relative to a folder above the run."""
+    folders = (Path(), *(Path(os.path.relpath(parent)) for parent in run.resolve().parents))
+    datasets = (folder / path for folder in folders)
+    return str(next((folder for folder in datasets if is_prepared(folder)), path))
 
 
 def _format_command(*words: str) -> str:

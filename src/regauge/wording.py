@@ -25,6 +25,12 @@ def format_number(value: float) -> str:
     return f"{value:.3f}" if size >= MIN_DIGITS else f"{value:.4g}"
 
 
+def format_metric(name: str, value: float) -> str:
+    """Return a metric as text; the number of items is a count, also below 10."""
+    is_count = name.rpartition("/")[2] == "items" and float(value).is_integer()
+    return f"{value:,.0f}" if is_count else format_number(value)
+
+
 def format_count(number: int, noun: str) -> str:
     """Return a number with its noun: `1 record`, `2 records`, `2,000 entries`."""
     return f"{number:,} {noun if number == 1 else pluralize(noun)}"

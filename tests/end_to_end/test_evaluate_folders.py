@@ -102,7 +102,7 @@ def last_metrics(run: Path) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("part", ["", "model"])
+@pytest.mark.parametrize("part", ["", "model", "run.json"])
 def test_a_folder_is_evaluated_on_the_heldout_rows_of_its_run(
     run: Path, capsys: pytest.CaptureFixture[str], part: str
 ) -> None:

@@ -145,8 +145,9 @@ def test_numbers_are_short(value: float, text: str) -> None:
 
 
 def test_evaluations_name_each_split_once() -> None:
-    values = {"heldout/loss": 1.0, "heldout/mrr": 0.5, "other/loss": 2.0}
-    assert format_eval_metrics(values) == "heldout: loss 1.000  mrr 0.500  other: loss 2.000"
+    values = {"heldout/loss": 1.0, "heldout/mrr": 0.5, "heldout/items": 8.0, "other/loss": 2.0}
+    line = "heldout: loss 1.000  mrr 0.500  items 8  other: loss 2.000"
+    assert format_eval_metrics(values) == line
 
 
 def test_duration_is_hours_minutes_seconds() -> None:

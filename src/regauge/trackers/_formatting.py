@@ -6,7 +6,7 @@ from collections import deque
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from regauge.wording import format_number
+from regauge.wording import format_metric, format_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -75,7 +75,9 @@ def format_eval_metrics(values: Mapping[str, float]) -> str:
     splits = groupby(values.items(), key=lambda item: item[0].rpartition("/")[0])
     return "  ".join(
         (f"{split}: " if split else "")
-        + "  ".join(f"{name.rpartition('/')[2]} {format_number(value)}" for name, value in items)
+        + "  ".join(
+            f"{name.rpartition('/')[2]} {format_metric(name, value)}" for name, value in items
+        )
         for split, items in splits
     )
 

@@ -145,7 +145,11 @@ def _prepare_source(settings: EvaluateSettings, folder: Path) -> EvaluateSetting
 def _load_settings(
     run_file: Path, overrides: tuple[str, ...], source: str | None, to: Path | None
 ) -> EvaluateSettings:
-    """Build the settings from a run file, or from a folder and the flags."""
+    """Build the settings from a run file, or from a folder and the flags.
+
+    The `run.json` of a run stands for its folder.
+    """
+    run_file = run_file.parent if run_file.name == config.SAVED_RUN else run_file
     is_folder = run_file.is_dir()
     tables = _describe_folder(run_file, source) if is_folder else config.read(run_file)
     if to is not None:

@@ -17,7 +17,7 @@ from regauge.supervision.nodes.topology import is_whole_node
 from regauge.training.defaults import count_local_processes
 from regauge.training.settings import TrainSettings
 from regauge.verbs import AsJson, DryRun, Override, RunFile
-from regauge.wording import format_number
+from regauge.wording import format_metric
 
 if TYPE_CHECKING:
     from regauge.data.unprepared import RowsByFolder
@@ -97,8 +97,8 @@ def _summarize(result: dict[str, Any]) -> dict[str, Any]:
     """Return the lines of the result for people: metrics, time and cost, model, next command."""
     before, after = result["initial_metrics"], result["metrics"]
     metrics = {
-        name: format_number(value)
-        + (f" (before: {format_number(before[name])})" if name in before else "")
+        name: format_metric(name, value)
+        + (f" (before: {format_metric(name, before[name])})" if name in before else "")
         for name, value in after.items()
     }
     facts: dict[str, Any] = {"steps": f"{result['steps']:,} ({result['stop_reason']})"}

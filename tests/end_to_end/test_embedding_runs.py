@@ -62,6 +62,7 @@ SIMILARITY = {
     "task": {"kind": "similarity", "text_fields": ["query", "other"]},
 }
 TASKS = {"contrastive": CONTRASTIVE, "triplet": TRIPLET, "similarity": SIMILARITY}
+KINDS = ["contrastive", *(pytest.param(kind, marks=FULL) for kind in ("triplet", "similarity"))]
 METRICS = {
     "contrastive": {"loss", "items"}
     | {f"{name}{end}" for name in ("recall@1", "recall@10", "mrr") for end in ("", "_dim8")},
@@ -111,10 +112,18 @@ def train(folder: Path, kind: str, changes: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the run of the contrastive task."""
     folder = tmp_path_factory.mktemp("embeddings")
-    for kind, changes in TASKS.items():
-        train(folder, kind, changes)
+    train_once(folder, "contrastive")
     return folder
+
+
+def train_once(folder: Path, kind: str) -> Path:
+    """Train a task, unless an earlier test did; return the output folder of the run."""
+    run = folder / kind
+    if not run.exists():
+        train(folder, kind, TASKS[kind])
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -169,29 +178,28 @@ def check_evaluation(folder: Path, kind: str, *models: str) -> None:
     assert rows.keys() - table.keys() == baselines
 
 
-@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_training_improves_the_held_out_metrics(folder: Path, kind: str) -> None:
-    before, after = read_metrics(folder / kind)
+    before, after = read_metrics(train_once(folder, kind))
     assert after["loss"] < before["loss"]
     better = {"contrastive": "mrr", "triplet": "accuracy", "similarity": "spearman"}[kind]
     assert after[better] >= before[better]
 
 
-@pytest.mark.parametrize(
-    "kind", ["contrastive", *(pytest.param(kind, marks=FULL) for kind in ("triplet", "similarity"))]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_artifact_has_the_vectors_and_metrics_of_its_run(
     folder: Path, teacher: Path, kind: str
 ) -> None:
+    run = train_once(folder, kind)
     artifact = teacher if kind == "contrastive" else folder / f"{kind}-artifact"
     if artifact != teacher:
-        assert main(["export", str(folder / kind), "--to", str(artifact), *FP32]) == 0
+        assert main(["export", str(run), "--to", str(artifact), *FP32]) == 0
     texts = [draw_text(topic, 5, np.random.default_rng(3)) for topic in TOPICS]
-    vectors = regauge.load(folder / kind, threads=1).encode(texts)
+    vectors = regauge.load(run, threads=1).encode(texts)
     np.testing.assert_allclose(
         regauge.load(artifact, threads=1).encode(texts), vectors, rtol=0, atol=1e-5
     )
-    check_evaluation(folder, kind, str(folder / kind), str(artifact))
+    check_evaluation(folder, kind, str(run), str(artifact))
 
 
 def test_prompts_have_the_vectors_of_sentence_transformers(folder: Path, teacher: Path) -> None:
@@ -228,8 +236,8 @@ def test_a_student_learns_the_vectors_that_predict_wrote(student: Path, folder: 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", TASKS)
 def test_a_run_with_other_microbatches_compares_equal(folder: Path, kind: str) -> None:
-    other = folder / f"{kind}-other"
+    run, other = train_once(folder, kind), folder / f"{kind}-other"
     changes = (f"output.folder={other}", "batch.microbatch_rows=4")
     assert main(["train", str(folder / f"{kind}.json"), *changes]) == 0
     report = f"output.folder={folder / kind}-comparison"
-    assert main(["compare", str(folder / kind), str(other), report]) == 0
+    assert main(["compare", str(run), str(other), report]) == 0

@@ -80,6 +80,7 @@ def test_a_checkpoint_is_exported(encoder: Path, tmp_path: Path) -> None:
     assert any(not torch.equal(early[name], final[name]) for name in final)
 
 
+@pytest.mark.full
 def test_a_state_dict_and_a_folder_are_imported_equally(encoder: Path, tmp_path: Path) -> None:
     main(["export", str(encoder), "--format", "torch", "--to", str(tmp_path / "w.pt")])
     assert main(["import", str(tmp_path / "w.pt"), "--to", str(tmp_path / "a"), *DIMENSIONS]) == 0

@@ -222,6 +222,7 @@ def test_a_finished_export_and_job_are_not_changed(
     assert "job is finished; nothing is changed" in output.err
 
 
+@pytest.mark.full
 def test_a_run_without_its_model_is_completed(workplace: Path, tmp_path: Path) -> None:
     """A result without weights is no finished run; more steps continue the run."""
     import shutil

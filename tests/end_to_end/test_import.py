@@ -133,7 +133,7 @@ WRAPPED = {
     "sharded attention": (r"attention\.", "_fsdp_wrapped_module."),
 }
 """The part of a name behind which a wrapper adds its own part."""
-FULL_WRAPPERS = {"torch.compile", "DDP", "recomputed layers"}
+FULL_WRAPPERS = {"torch.compile", "DDP", "recomputed layers", "compiled layers"}
 """The wrappers whose tests are slow repetitions of the others."""
 
 
@@ -185,6 +185,7 @@ def test_a_deepspeed_checkpoint_is_imported(
     assert "holds bfloat16" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_shards_without_a_configuration_are_imported(
     tmp_path: Path, weights: dict[str, Tensor]
 ) -> None:

@@ -72,13 +72,12 @@ def format_train_metrics(values: Mapping[str, float]) -> str:
 
 def format_eval_metrics(values: Mapping[str, float]) -> str:
     """Format evaluation metrics, as `heldout: loss 2.914  recall@10 0.787`."""
-    splits = groupby(values.items(), key=lambda item: item[0].rpartition("/")[0])
+    parts = (
+        (*name.rpartition("/")[::2], format_metric(name, value)) for name, value in values.items()
+    )
     return "  ".join(
-        (f"{split}: " if split else "")
-        + "  ".join(
-            f"{name.rpartition('/')[2]} {format_metric(name, value)}" for name, value in items
-        )
-        for split, items in splits
+        (f"{split}: " if split else "") + "  ".join(f"{name} {text}" for _, name, text in items)
+        for split, items in groupby(parts, key=lambda part: part[0])
     )
 
 

@@ -187,7 +187,7 @@ def test_a_damaged_best_checkpoint_is_reported(
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"stop": {"patience": 2}}, "needs evaluations: set evaluation.every_steps"),
+        ({"stop": {"patience": 2}}, "needs evaluations; set evaluation.every_steps"),
         ({"stop": {"min_delta": 0.1}}, "no effect without patience; set stop.patience"),
         ({"stop": {"patience": 0}}, "stop.patience"),
         (
@@ -196,7 +196,7 @@ def test_a_damaged_best_checkpoint_is_reported(
                 "evaluation": {"every_steps": 2},
                 "output": {"checkpoint": {"best_metric": "off"}},
             },
-            "stop.patience needs a metric: set output.checkpoint.best_metric",
+            "stop.patience needs a metric; set output.checkpoint.best_metric",
         ),
         (
             {"output": {"final_model": "best", "checkpoint": {"best_metric": "off"}}},

@@ -98,7 +98,7 @@ def test_the_artifact_of_a_module_gives_the_same_outputs(
     assert export(form, f'candidates.backends=["{backend}"]') == 0
     program = json.loads(Path("out/manifest.json").read_text())["program"]
     assert (program["output_kind"], program["output_size"]) == ("tensor", 7)
-    assert f"selected: {backend} fp32 1 threads\n" in capsys.readouterr().out
+    assert f"selected: {backend} fp32 1 thread\n" in capsys.readouterr().out
     loaded = regauge.load("out", module="custom_scored", threads=1)
     module, examples = sys.modules["custom_scored"].tensor()
     generator = torch.Generator().manual_seed(1)

@@ -208,7 +208,7 @@ def test_classes_equal_the_classes_of_transformers(case: Case) -> None:
     queries, documents = random_texts(20, seed=1), random_texts(20, seed=2)
     columns = (queries, documents) if case.fields["is_pair"] else (queries,)
     if case.output_kind == "vectors":
-        with pytest.raises(SettingsError, match="reads 1 texts per record, got 2"):
+        with pytest.raises(SettingsError, match="reads 1 text per record, not 2"):
             loaded.predict(queries, documents)
         assert np.array_equal(loaded.predict(queries)["embedding"], loaded.encode(queries))
         return
@@ -229,7 +229,7 @@ def test_classes_equal_the_classes_of_transformers(case: Case) -> None:
     assert np.ptp(answers["probabilities"], axis=0).min() > 1e-3
     with pytest.raises(SettingsError, match="returns classes, not vectors"):
         loaded.encode(queries)
-    with pytest.raises(SettingsError, match=f"reads {len(columns)} texts per record"):
+    with pytest.raises(SettingsError, match=rf"reads {len(columns)} texts? per record"):
         loaded.predict(*columns, documents)
     assert (
         loaded.predict(*(column[0] for column in columns))["predicted_label"]
@@ -449,7 +449,7 @@ def test_the_phases_of_an_export_are_logged(
         "load",
         "reference",
         *(
-            f"{phase} {number} of 2, eager {precision} 1 threads"
+            f"{phase} {number} of 2, eager {precision} 1 thread"
             for number, precision in enumerate(read_precisions(lines), start=1)
             for phase in ("compile", "measure")
         ),
@@ -471,7 +471,7 @@ def test_a_slower_precision_is_not_tried_if_a_faster_one_keeps_the_quality(
     monkeypatch.setattr(Cpu, "precisions", lambda _: ("bf16", "fp32"))
     loose, strict = tmp_path / "loose", tmp_path / "strict"
     export_run(encoder, loose, *EAGER, "parity.max_loss=0.9")
-    assert "skip 2 of 2, eager fp32 1 threads: eager bf16 is faster" in capsys.readouterr().err
+    assert "skip 2 of 2, eager fp32 1 thread: eager bf16 is faster" in capsys.readouterr().err
     _, parity, benchmark = read_documents(loose)
     assert [row["precision"] for row in benchmark["candidates"]] == ["bf16"]
     assert parity["precision"] == "bf16"

@@ -92,6 +92,7 @@ def test_a_finished_run_is_not_changed(
     assert 0 < answer["goodput"] <= 1
 
 
+@pytest.mark.full
 def test_a_run_that_was_stopped_early_is_finished_until_its_patience_is_raised(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -297,6 +297,7 @@ def test_data_of_a_program_is_prepared_once(tmp_path: Path, kind: str) -> None:
         regauge.prepare(settings, data=RECORDS[1:])
 
 
+@pytest.mark.full
 def test_a_run_prepares_its_data(settings: dict[str, Any], tmp_path: Path) -> None:
     tables = {**settings, **PREPARE}
     del tables["data"]

@@ -259,7 +259,7 @@ def test_invalid_prompts_are_refused(chat: Path, prompt: Any, problem: str) -> N
 
 
 def test_only_models_that_generate_text_answer(encoder: Path, writer: Path) -> None:
-    with pytest.raises(SettingsError, match="returns vectors, not generated text; call predict"):
+    with pytest.raises(SettingsError, match="returns vectors, not generated text; call encode"):
         regauge.load(encoder).generate("w9")
     with pytest.raises(DataError, match="no chat template, so it answers no conversation"):
         regauge.load(writer).generate([{"role": "user", "content": "w9"}])

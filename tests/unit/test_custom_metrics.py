@@ -144,5 +144,5 @@ def test_a_function_that_the_run_file_does_not_name_is_not_imported(module: str)
 
 @pytest.mark.parametrize("path", ["metrics.py", "a b:c", "folder/metrics.py:f"])
 def test_invalid_paths_are_refused(data: dict[str, Path], tmp_path: Path, path: str) -> None:
-    with pytest.raises(SettingsError, match=r"evaluation.metrics.0' must be a text that matches"):
+    with pytest.raises(SettingsError, match=r"is not 'file.py:function'; name a file and"):
         settings(tmp_path / "run", data["fields"], "classify", evaluation={"metrics": (path,)})

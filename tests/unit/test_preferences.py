@@ -167,7 +167,11 @@ def test_long_answers_are_truncated_or_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "record", "message"),
     [
-        ({}, {"prompt": "p", "choosen": "a", "rejected": "b"}, "no field 'chosen'; did you mean"),
+        (
+            {},
+            {"prompt": "p", "choosen": "a", "rejected": "b"},
+            "no field 'chosen' with a value; did you mean",
+        ),
         ({"chat_template": None}, write_records(1)[0], "has no chat template"),
         ({"too_long": "split"}, write_records(1)[0], "conversations cannot be split"),
     ],

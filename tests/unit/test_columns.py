@@ -267,7 +267,7 @@ def test_a_group_that_is_not_consecutive_is_refused(tmp_path: Path) -> None:
     ("rows", "split", "message"),
     [
         ({"group_by": None}, {"group_by": "query"}, "needs group_by, the field that the records"),
-        ({}, {}, 'must stay in one split; set split.group_by = "query"'),
+        ({}, {"group_by": "other"}, 'must stay in one split; set split.group_by = "query"'),
         (
             {"shared": ["titel"]},
             {"group_by": "query"},

@@ -248,3 +248,11 @@ def test_a_file_or_another_folder_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has other files than a dataset \(manifest.json\)"):
         verb.run(settings, overwrite=True)
     assert (tmp_path / "out" / "manifest.json").read_text() == "{}"
+
+
+def test_the_records_of_a_group_stay_in_one_split_by_default() -> None:
+    rows = {"layout": "groups", "group_by": "qid", "shared": ["query"], "fields": {"query": 8}}
+    settings = build_settings({**SOURCE, "rows": rows, "split": {"heldout_fraction": 0.2}})
+    assert (settings.split.group_by, settings.split.heldout_fraction) == ("qid", 0.2)
+    with pytest.raises(SettingsError, match='one split; set split.group_by = "qid"'):
+        build_settings({**SOURCE, "rows": rows, "split": {"group_by": "user"}})

@@ -29,10 +29,12 @@ def complete_tables(tables: Tables) -> Tables:
     """
     completed = _complete_validation(tables)
     rows = tables.get("rows", {})
-    is_open = isinstance(rows, dict) and not is_table_of_layouts(rows) and "layout" not in rows
+    is_single = isinstance(rows, dict) and not is_table_of_layouts(rows)
+    is_open = is_single and "layout" not in rows
     is_prepared_here = bool({"source", "rows"} & set(tables))
     if is_open and is_prepared_here and (task := _read_task(tables.get("task"))) is not None:
         completed["rows"] = {**task.default_rows(), **rows}
+    if is_single:
         _complete_split(completed)
     model, tokenizer = tables.get("model"), tables.get("tokenizer", {})
     if tokenizer == {} and (path := _find_model_path(model)) is not None:
@@ -51,7 +53,7 @@ def _read_task(table: Any) -> Task | None:
 
 def _complete_split(tables: Tables) -> None:
     """Keep the records of a group of rows in one split."""
-    split, group_by = tables.get("split", {}), tables["rows"].get("group_by")
+    split, group_by = tables.get("split", {}), tables.get("rows", {}).get("group_by")
     if group_by is not None and isinstance(split, dict):
         tables["split"] = {"group_by": group_by, **split}
 

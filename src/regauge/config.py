@@ -231,6 +231,12 @@ def find_saved_run(folder: Path, remedy: str) -> Tables | None:
     return document
 
 
+def is_saved_run(path: Path) -> bool:
+    """Return whether a file is the `run.json` of a run, and no run file of this name."""
+    document = find_json(path, REPEAT_RUN) if path.name == SAVED_RUN else None
+    return document is not None and RUN_IDENTITY in document
+
+
 def read_microbatch_rows(folder: Path) -> int | Literal["auto"]:
     """Return the microbatch size of the run in an output folder; "auto" if it is unknown."""
     try:

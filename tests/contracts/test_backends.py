@@ -317,9 +317,12 @@ def test_a_missing_library_is_reported_with_its_install_command() -> None:
 @pytest.mark.parametrize(
     ("usable", "name"),
     [
-        # Compilers of torch compile the program again for each shape.
+        # Compilers of torch take long, and compile the program again for each shape.
         pytest.param(
-            kind, name, marks=[pytest.mark.full] * (name == "text" and kind in COMPILERS_OF_TORCH)
+            kind,
+            name,
+            marks=[pytest.mark.full]
+            * (kind in COMPILERS_OF_TORCH and (kind, name) != ("torch-compile", "table")),
         )
         for kind in KINDS
         for name in EXAMPLES

@@ -107,9 +107,8 @@ def test_a_budget_allows_recompilation(alone: World, data: Path, tmp_path: Path)
     assert set(answer["counts"]) == {4, 5}
 
 
-@pytest.mark.parametrize(
-    ("trial", "kind"), [pytest.param("pays", "blocks", marks=FULL), ("does not", "off")]
-)
+@pytest.mark.parametrize(("trial", "kind"), [("pays", "blocks"), ("does not", "off")])
+@FULL
 def test_auto_compile_is_decided_once_for_all_processes(
     pair: World, packed_dataset: Path, tmp_path: Path, trial: str, kind: str
 ) -> None:

@@ -192,6 +192,7 @@ def test_a_request_has_real_tokens_of_the_input_length(artifact: Path, tmp_path:
     assert build_request(loaded, 3, 13).batches[0][0].equal(tokens)
 
 
+@pytest.mark.full
 def test_energy_is_counted_from_the_first_timed_request(
     artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,8 +133,6 @@ WRAPPED = {
     "sharded attention": (r"attention\.", "_fsdp_wrapped_module."),
 }
 """The part of a name behind which a wrapper adds its own part."""
-FULL_WRAPPERS = {"torch.compile", "DDP", "recomputed layers", "compiled layers"}
-"""The wrappers whose tests are slow repetitions of the others."""
 
 
 def wrap(weights: dict[str, Tensor], parent: str, wrapper: str) -> dict[str, Tensor]:
@@ -147,7 +145,10 @@ def wrap(weights: dict[str, Tensor], parent: str, wrapper: str) -> dict[str, Ten
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.full] * (name in FULL_WRAPPERS)) for name in WRAPPED],
+    [
+        pytest.param(name, marks=[pytest.mark.full] * (name != "sharded attention"))
+        for name in WRAPPED
+    ],
 )
 def test_wrappers_are_left_out_of_names(
     name: str, tmp_path: Path, weights: dict[str, Tensor]

@@ -218,6 +218,7 @@ def test_callbacks_of_the_program_run_in_its_process_and_change_nothing(
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+@pytest.mark.full
 def test_the_error_of_a_callback_ends_the_run(settings: dict[str, Any]) -> None:
     class Broken(regauge.Callback):
         def on_step(self, event: regauge.TrainingEvent) -> None:

@@ -161,6 +161,7 @@ def test_a_killed_job_resumes_with_text_files(
     assert text.count(b"embedding") == (records if file_format == "jsonl" else records // ROWS)
 
 
+@pytest.mark.full
 def test_a_killed_job_resumes_with_the_same_drawn_texts(
     source: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -254,5 +254,5 @@ def test_the_records_of_a_group_stay_in_one_split_by_default() -> None:
     rows = {"layout": "groups", "group_by": "qid", "shared": ["query"], "fields": {"query": 8}}
     settings = build_settings({**SOURCE, "rows": rows, "split": {"heldout_fraction": 0.2}})
     assert (settings.split.group_by, settings.split.heldout_fraction) == ("qid", 0.2)
-    with pytest.raises(SettingsError, match='one split; set split.group_by = "qid"'):
+    with pytest.raises(SettingsError, match=r'one split; set split\.group_by = "qid"'):
         build_settings({**SOURCE, "rows": rows, "split": {"group_by": "user"}})

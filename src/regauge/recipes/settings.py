@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge.config import dump
-from regauge.data.unprepared import is_prepared
 from regauge.errors import SettingsError
 from regauge.json_files import find_json
 from regauge.recipes import field_choice
@@ -215,6 +214,8 @@ def _build_fields_recipe(
 
 def _find_dataset(path: str, run: Path) -> str:
     """Return the dataset of a run; its path may be relative to a folder above the run."""
+    from regauge.data.unprepared import is_prepared
+
     folders = (Path(), *(Path(os.path.relpath(parent)) for parent in run.resolve().parents))
     datasets = (folder / path for folder in folders)
     return str(next((folder for folder in datasets if is_prepared(folder)), path))

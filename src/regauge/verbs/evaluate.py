@@ -149,7 +149,7 @@ def _load_settings(
 
     The `run.json` of a run stands for its folder.
     """
-    run_file = run_file.parent if run_file.name == config.SAVED_RUN else run_file
+    run_file = run_file.parent if config.is_saved_run(run_file) else run_file
     is_folder = run_file.is_dir()
     tables = _describe_folder(run_file, source) if is_folder else config.read(run_file)
     if to is not None:

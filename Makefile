@@ -87,12 +87,13 @@ $(DOCUMENTED): $(INSTALLED)
 	$(BIN)/python -m pip install -c constraints.txt -e ".[docs]"
 	touch $@
 
-# seqeval has no wheel, and an older pip builds it only with --use-pep517.
+# seqeval has no wheel, and an older pip builds it only with --use-pep517. Python compiles the modules that
+# it imports.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "make: $(PYTHON) is missing or older than Python 3.11; run: make PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --use-pep517 -c constraints.txt -e ".[dev,tensorboard,mlflow,wandb]"
+	$(BIN)/python -m pip install --use-pep517 --no-compile -c constraints.txt -e ".[dev,tensorboard,mlflow,wandb]"
 	touch $@
 
 # About 7 GB with the CUDA libraries of that torch; all clones share it.

@@ -114,9 +114,8 @@ LATER = [
 ]
 
 
-@pytest.mark.parametrize(
-    "case", [LATER[0], *(pytest.param(case, marks=pytest.mark.full) for case in LATER[1:])]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("case", LATER)
 def test_a_model_that_cannot_run_is_refused_in_one_line(
     tmp_path: Path,
     data: Path,
@@ -136,6 +135,7 @@ def test_a_model_that_cannot_run_is_refused_in_one_line(
     assert "Traceback" not in output
 
 
+@pytest.mark.full
 def test_the_output_folder_of_another_run_is_not_changed(tmp_path: Path, data: Path) -> None:
     run_file = tmp_path / "run.toml"
     run_file.write_text(RUN.format(folder=tmp_path / "out", data=data))

@@ -77,6 +77,8 @@ class Task(Choice):
     """Whether the loss needs the model outputs of the whole global batch at once."""
     metrics_need_all_rows: ClassVar[bool] = False
     """Whether the metrics need the `eval_outputs` of all held-out rows at once."""
+    has_classes: ClassVar[bool] = False
+    """Whether `class_report` returns the metrics of each class."""
     layout: ClassVar[str] = "packed"
     """Default row layout of the task: a name of `data/layouts`."""
     module_needs_fields: ClassVar[bool] = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -25,6 +25,8 @@ MAX_LOGGED_NAMES = 10
 
 class ClassesTask(FieldsTask):
     """A task whose labels are classes with numbers from 0, and usually with names."""
+
+    has_classes: ClassVar[bool] = True
 
     classes: int | None = Field(default=None, ge=MIN_CLASSES, le=4096)
     """Number of classes; by default that of the dataset."""

@@ -94,7 +94,9 @@ class HeldoutSet:
 
     def class_report(self, outputs: dict[str, torch.Tensor]) -> ClassReport | None:
         """Return the metrics of each class from the outputs of `evaluate`, if the task has any."""
-        return self.task.class_report(select_real(outputs)) if outputs else None
+        if not outputs or not self.task.has_classes:
+            return None
+        return self.task.class_report(select_real(outputs))
 
 
 def select_real(outputs: Batch) -> Batch:

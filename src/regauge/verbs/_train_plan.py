@@ -76,9 +76,9 @@ def check_before_start(settings: TrainSettings) -> dict[str, Any] | None:
 
 def _check_device(settings: TrainSettings) -> None:
     """Check the device and the strategy here if that needs no torch; otherwise each rank does."""
-    default = accelerators.choose_without_torch()
-    accelerator = settings.accelerator or default
-    if type(accelerator) is type(default) and default is not None and not processes.is_launched():
+    accelerator = settings.accelerator or accelerators.choose_without_torch()
+    is_cpu = accelerator is not None and accelerator.kind == "cpu"
+    if is_cpu and not processes.is_launched():
         check_device(settings)
 
 

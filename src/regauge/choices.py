@@ -64,13 +64,18 @@ def module_name(folder: str, name: str) -> str:
     return f"regauge.{folder.replace('/', '.')}.{stem}"
 
 
+def is_import_path(kind: str) -> bool:
+    """Return whether a choice is custom code, such as `module:Class`."""
+    return ":" in kind
+
+
 @cache
 def load(folder: str, name: str) -> type[Any]:
     """Import a choice and return its class, the only class in its file that defines `kind`.
 
     Raises SettingsError if no file and no entry point has this name.
     """
-    if ":" in name:
+    if is_import_path(name):
         return _load_class(folder, name)
     if name not in names(folder):
         problem = f"no {name_category(folder)} named '{name}'"
@@ -107,7 +112,7 @@ def _suggest_choice(folder: str, name: str) -> str:
 
 def summary(folder: str, name: str) -> str:
     """Return the first docstring line of a choice without importing its file."""
-    if ":" in name:
+    if is_import_path(name):
         return (load(folder, name).__doc__ or "").strip().partition("\n")[0]
     path = PACKAGE.parent / (module_name(folder, name).replace(".", "/") + ".py")
     if not path.exists():

@@ -1,4 +1,4 @@
-"""Pauses Python's garbage collector while a program imports large libraries."""
+"""Pauses Python's garbage collector while many objects are created."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def pause_collection() -> Iterator[None]:
     """Collect no garbage in the block.
 
     Imports of torch and transformers create millions of objects that are never freed. The collector
-    would traverse them again and again, for a fifth of the time.
+    would traverse them again and again, for a fifth of the time. Syntax trees have no cycles, and
+    the collector adds a third to the time of a parser.
     """
     was_enabled = gc.isenabled()
     gc.disable()

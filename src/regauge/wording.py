@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 MIN_COUNT = 10
 """The smallest whole number that is shown as a count; smaller ones may be fractions."""
@@ -60,6 +60,12 @@ def singularize(noun: str) -> str:
         return f"{noun[:-3]}y"
     stem = noun.removesuffix("es")
     return stem if stem.endswith(_SIBILANTS) and stem != noun else noun.removesuffix("s")
+
+
+def join_first(words: Sequence[object], max_words: int) -> str:
+    """Return the first words of a list, and an ellipsis if there are more."""
+    shown = ", ".join(map(str, words[:max_words]))
+    return f"{shown}, …" if len(words) > max_words else shown
 
 
 def join_alternatives(words: Iterable[str]) -> str:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from regauge.wording import format_clause, format_count, join_alternatives, pluralize, singularize
+from regauge.wording import (
+    format_clause,
+    format_count,
+    join_alternatives,
+    join_first,
+    pluralize,
+    singularize,
+)
 
 
 @pytest.mark.parametrize(
@@ -42,3 +49,11 @@ def test_alternatives_are_joined_by_or() -> None:
     assert join_alternatives(["a"]) == "a"
     assert join_alternatives(["a", "b"]) == "a or b"
     assert join_alternatives(["a", "b", "c"]) == "a, b or c"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [([], ""), (["a"], "a"), ([1, 2], "1, 2"), (["a", "b", "c"], "a, b, …")],
+)
+def test_long_lists_end_with_an_ellipsis(words: list[object], text: str) -> None:
+    assert join_first(words, 2) == text

@@ -65,8 +65,7 @@ class Candidates(Settings):
     """Quantizations to try: `none`, `int8` or both."""
     threads: tuple[int, ...] = ()
     """CPU threads per process to try; by default `execution.threads` of the run file, else the
-    number of cores, or OMP_NUM_THREADS if
-    that is smaller."""
+    number of cores, or OMP_NUM_THREADS if that is smaller."""
     portable: IsaLevel | None = None
     """Instruction set level to compile for; by default all instructions of this machine."""
     optimize_for: Goal = "throughput"

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from regauge.data.values import parse_integer, read_integer
 from regauge.errors import DataError
 from regauge.log import logger
+from regauge.wording import join_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -200,7 +201,7 @@ def _warn_about_gaps(field: str, numbers: set[int]) -> None:
     """Warn if numbers below the largest one occur in no training record."""
     missing = [number for number in range(max(numbers, default=0)) if number not in numbers]
     if missing:
-        shown = ", ".join(map(str, missing[:_MAX_SHOWN])) + (", …" * (len(missing) > _MAX_SHOWN))
+        shown = join_first(missing, _MAX_SHOWN)
         logger.warning("no training record has the class %s of '%s'", shown, field)
 
 

@@ -36,7 +36,8 @@ def describe_inputs(settings: EvaluateSettings) -> Tables:
     They are the settings, the dataset, and the sizes and times of change of all other files.
     """
     source = settings.evaluate.source
-    custom = [type(item) for item in (settings.task, source) if item and ":" in item.kind]
+    items = [item for item in (settings.task, source) if item is not None]
+    custom = [type(item) for item in items if choices.is_import_path(item.kind)]
     code = [*custom, *map(choices.load_function, settings.evaluation.metrics)]
     document = {
         "format": FORMAT,

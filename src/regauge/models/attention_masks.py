@@ -182,8 +182,9 @@ def _shrink(config: Any, *, narrow: bool, shallow: bool) -> None:
     The positions are enough for the trials, whatever the model has.
     """
     for name in LIMIT_FIELDS:
-        if isinstance(limit := getattr(config, name, None), int):
-            setattr(config, name, max(limit, MIN_POSITIONS))
+        limit = getattr(config, name, None)
+        if isinstance(limit, int) and 0 < limit < MIN_POSITIONS:
+            setattr(config, name, MIN_POSITIONS)
     if shallow:
         layer_types = list(dict.fromkeys(getattr(config, "layer_types", None) or ()))
         config.num_hidden_layers = max(1, len(layer_types))

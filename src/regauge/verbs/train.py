@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from regauge import processes, verbs
+from regauge import choices, processes, verbs
 from regauge.callbacks import check_callbacks
 from regauge.errors import SettingsError
 from regauge.json_files import read_json
@@ -120,7 +120,7 @@ def _complete_result(result: dict[str, Any], settings: TrainSettings) -> dict[st
     folder = Path(settings.output.folder)
     goodput = read_goodput(folder)
     # Custom code is imported only for a run file that names it, so no command takes the folder.
-    is_custom = any(":" in config.task.kind for config in settings.task_configs)
+    is_custom = any(choices.is_import_path(item.task.kind) for item in settings.task_configs)
     next_command = {} if is_custom else {"next": f"regauge export {folder}"}
     return {
         **result,

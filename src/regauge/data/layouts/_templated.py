@@ -83,12 +83,13 @@ class TemplateLayout(Layout, ABC):
             raise SettingsError(problem, f"set rows.chat_template to {REMEDY_VALUES}") from None
         ids = self.encode_texts(list_prefixes(rendered), tokenizer)
         if not np.isin(ids[0][mark_answers(ids) > 0], tokenizer.info.special_token_ids).any():
-            is_file = self.settings.chat_template not in (None, "alpaca", "chatml")
-            file = ", or end answers with {{ eos_token }}" if is_file else ""
+            name, folder = self.settings.chat_template, chat_templates.TEMPLATES_FOLDER
+            is_file = name and chat_templates.find_template_file(name).parent != folder
+            alternative = ", or end answers with {{ eos_token }}" if is_file else ""
             raise SettingsError(
                 f"the chat template {self._name} ends no answer with a special token of the"
                 " tokenizer; a model would not learn to stop",
-                f'set rows.chat_template = "alpaca"{file}',
+                f'set rows.chat_template = "alpaca"{alternative}',
             )
 
     def to_document(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from regauge.errors import DataError
 from regauge.files import write_json
 from regauge.json_files import DocumentShape, find_json, find_mismatch, parse_object
 from regauge.log import logger
-from regauge.wording import format_count
+from regauge.wording import format_count, join_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -153,8 +153,7 @@ def open_entry(root: Path, facts: CacheFacts, world: World) -> CacheEntry:
     if world.is_main_process:
         entry.graphs_folder.mkdir(parents=True, exist_ok=True)
         if removed := _purge(entry.folder):
-            names = ", ".join(removed[:MAX_LOGGED_NAMES])
-            names += ", …" if len(removed) > MAX_LOGGED_NAMES else ""
+            names = join_first(removed, MAX_LOGGED_NAMES)
             count = format_count(len(removed), "file")
             logger.warning("%s: removed %s with a wrong hash: %s", entry.folder, count, names)
     if world.size > 1:

@@ -20,8 +20,10 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    pipeline,
 )
 
 import regauge
@@ -30,6 +32,8 @@ from regauge.models.generation.text_generation import GenerationProgram
 
 PAIRS = {"pair_fields": ("query", "document")}
 MEAN = {"pooling": ["mean"]}
+TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+SHORT_TEXTS = [text for text in TEXTS if 0 < len(text.split()) < POSITIONS // 8]
 WEIGHTS = "model.safetensors"
 NAMES = (["input_ids", "attention_mask"], ["input_ids", "token_type_ids", "attention_mask"])
 """Inputs that a tokenizer may return."""
@@ -242,11 +246,30 @@ def test_a_class_that_transformers_lacks_is_refused(tmp_path: Path) -> None:
         regauge.load(folder)
 
 
-def test_a_head_of_tokens_is_refused_unless_vectors_are_requested(tmp_path: Path) -> None:
-    folder = save_model(tmp_path, "bert", AutoModelForTokenClassification, POSITIONS)
-    with pytest.raises(SettingsError, match=r"a BertForTokenClassification, .*set text\.pooling"):
+def test_an_unsupported_head_is_refused_unless_vectors_are_requested(tmp_path: Path) -> None:
+    folder = save_model(tmp_path, "bert", AutoModelForQuestionAnswering, POSITIONS)
+    with pytest.raises(SettingsError, match=r"a BertForQuestionAnswering, .*set text\.pooling"):
         regauge.load(folder)
     assert regauge.load(folder, threads=1, text=MEAN).encode(TEXTS).shape == (len(TEXTS), 32)
+
+
+def test_entities_of_a_token_classifier_equal_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # a pipeline sets it
+    names = {"id2label": dict(enumerate(TAGS)), "label2id": {tag: i for i, tag in enumerate(TAGS)}}
+    folder = save_model(tmp_path, "bert", AutoModelForTokenClassification, POSITIONS, **names)
+    tagger = pipeline("token-classification", str(folder), aggregation_strategy="first")
+    expected = [
+        [(entity["entity_group"], entity["start"], entity["end"]) for entity in tagger(text)]
+        for text in SHORT_TEXTS
+    ]
+    tagged = regauge.load(folder, threads=1).predict(SHORT_TEXTS)["entities"]
+    assert any(expected)
+    assert [
+        [(entity["label"], entity["start"], entity["end"]) for entity in entities]
+        for entities in tagged
+    ] == expected
 
 
 def test_an_encoder_with_a_decoder_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from regauge import accelerators, stop_signals, timing
+from regauge import accelerators, processes, stop_signals, timing
 from regauge.accelerators import Availability
 from regauge.accelerators.cpu import Cpu
 from regauge.choices import MODULE_FOLDERS_VARIABLE
@@ -180,6 +180,27 @@ def test_nested_blocks_share_one_server() -> None:
             assert second_inner is outer
     with open_fork_server() as other:
         assert other is not outer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["train", "run.toml", "stop.steps=1"], True),
+        (["train", "run.toml", "--dry-run"], False),
+        (["train", "--help"], False),
+        (["prepare", "run.toml"], False),
+        (["explain", "train"], False),
+        ([], False),
+    ],
+)
+def test_the_command_line_of_a_run_is_recognized(arguments: list[str], expected: bool) -> None:  # noqa: FBT001
+    assert forks.is_training(arguments) == expected
+
+
+def test_a_rank_of_a_launcher_starts_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in processes.LAUNCHER_VARIABLES:
+        monkeypatch.setenv(name, "0")
+    assert not forks.is_training(["train", "run.toml"])
 
 
 @pytest.mark.full

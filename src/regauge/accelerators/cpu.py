@@ -60,7 +60,7 @@ M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, MAX_THRESHOLD = -3, -1, 2**31 - 1
 """Parameters of mallopt in glibc's malloc.h, and the largest value of both, in bytes."""
 ABANDONED_SECONDS = 60.0
 """Age after which an empty library is abandoned; a linker fills a file immediately."""
-MEASURE_SECONDS, REPEAT_SECONDS = 0.5, 0.1
+MEASURE_SECONDS, REPEAT_SECONDS = 0.2, 0.1
 """Duration of a measurement, long enough to average out short background work, and the duration of
 a repetition after an implausible one."""
 CPUINFO = Path("/proc/cpuinfo")
@@ -106,7 +106,7 @@ class Cpu(Accelerator):
         """
         if not instructions() & BF16_INSTRUCTIONS:
             return {}
-        return {precision: _fastest_matmul(precision, 0).rate for precision in self.precisions()}
+        return {precision: _fastest_matmul(precision).rate for precision in self.precisions()}
 
     def set_precision(self, precision: Precision) -> None:
         if precision == "bf16" and not instructions() & BF16_INSTRUCTIONS:
@@ -180,7 +180,7 @@ class Cpu(Accelerator):
         _fastest_matmul.cache_clear()
 
     def chip_peak(self, precision: Precision) -> ChipPeak:
-        size, (flops_per_second, num_measurements) = _fastest_matmul(precision, MEASURE_SECONDS)
+        size, (flops_per_second, num_measurements) = _fastest_matmul(precision)
         source = f"measured here: {size} x {size} x {size} matmul on this process's threads"
         if num_measurements > 1:
             source += f"; best of {num_measurements} measurements, since the first was implausible"
@@ -263,8 +263,8 @@ class MatmulMeasurement(NamedTuple):
 
 
 @cache
-def _fastest_matmul(precision: Precision, min_seconds: float) -> MatmulMeasurement:
-    """Return the fastest product; the first measurement lasts at least `min_seconds`."""
+def _fastest_matmul(precision: Precision) -> MatmulMeasurement:
+    """Return the fastest product; the first measurement lasts at least MEASURE_SECONDS."""
     import torch
 
     cores = min(torch.get_num_threads(), processes.available_cores())
@@ -274,9 +274,9 @@ def _fastest_matmul(precision: Precision, min_seconds: float) -> MatmulMeasureme
 
     def measure() -> float:
         if sizes:
-            seconds, min_size = min(min_seconds, REPEAT_SECONDS), REPEAT_SIZE
+            seconds, min_size = REPEAT_SECONDS, REPEAT_SIZE
         else:
-            seconds, min_size = min_seconds, MIN_SIZE
+            seconds, min_size = MEASURE_SECONDS, MIN_SIZE
         size, rate = _measure_matmul(_dtype(precision), seconds, min_size)
         sizes.setdefault(rate, size)
         return rate

@@ -1,7 +1,8 @@
 """Models that were not exported: a run or a model's folder, used like an artifact.
 
 The program runs in fp32 on the best accelerator of this machine, by default without compilation.
-Nothing proves its batch invariance.
+Nothing proves its batch invariance. The imports of transformers and of the settings of a run are
+left to the functions that need them: an artifact loads without both.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from regauge.artifacts.artifact import Artifact, is_artifact, open_artifact
 from regauge.artifacts.buckets import build_buckets, resolve_buckets
 from regauge.artifacts.export_settings import BucketSettings, TextSettings
 from regauge.artifacts.manifest import ArtifactManifest, Compilation, TargetMachine, WeightsOrigin
-from regauge.artifacts.sources import TrainedTask, build_source_spec
 from regauge.backends import check_usable
 from regauge.errors import SettingsError
 from regauge.files import sha256
@@ -25,7 +25,6 @@ from regauge.models.hub import MODEL_FILE_PATTERNS, resolve_model
 from regauge.models.inference_modules import named_tensors
 from regauge.models.settings import GREEDY, Generation
 from regauge.processes import available_cores
-from regauge.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from regauge.artifacts.programs import ProgramSpec
+    from regauge.artifacts.sources import TrainedTask
     from regauge.backends import Backend
 
 DEFAULT_TEXT = TextSettings()
@@ -122,6 +122,9 @@ def recommend_export(artifact: Artifact) -> None:
 
 def find_trained_task(run: Path) -> TrainedTask | None:
     """Return the task of a run, or the first one of several; None if its dataset is missing."""
+    from regauge.artifacts.sources import TrainedTask
+    from regauge.training.settings import TrainSettings
+
     tables = config.read_saved_run(run)
     task_config = config.build(TrainSettings, tables).task_configs[0]
     dataset = Path(task_config.data.path)
@@ -134,6 +137,8 @@ def find_trained_task(run: Path) -> TrainedTask | None:
 
 def _load_spec(path: str, folder: Path, text: TextSettings) -> ProgramSpec:
     """Return the program of a folder; a run reads the fields of its task."""
+    from regauge.artifacts.sources import build_source_spec
+
     run = Path(path)
     trained = find_trained_task(run) if (run / config.SAVED_RUN).is_file() else None
     return build_source_spec(folder, text, trained)

@@ -77,7 +77,8 @@ def measure_memory_bandwidth(accelerator: Accelerator, device: torch.device) -> 
 def _check_memory(device: torch.device, location: str) -> Finding:
     """Copy random bytes to the device, within the device, and back."""
     generator = torch.Generator().manual_seed(0)
-    sent = torch.randint(0, 256, (MEMORY_BYTES,), dtype=torch.uint8, generator=generator)
+    words = torch.empty(MEMORY_BYTES // 8, dtype=torch.int64)
+    sent = words.random_(-(2**63), None, generator=generator).view(torch.uint8)
     received = sent.to(device, copy=True).clone().cpu()
     num_wrong = int((received != sent).sum())
     if num_wrong:

@@ -42,7 +42,6 @@ def main() -> None:
         for name in modules:
             with suppress(Exception):
                 importlib.import_module(name)
-    gc.collect()
     gc.freeze()  # keeps the memory of the imports shared: no collection writes to its pages
     request = serve(channel)
     if request is not None:

@@ -132,6 +132,8 @@ class Supervisor:
             fork_server.start_server()
             timeout_seconds = float(settings.execution.timeout_seconds)
             self._spawn_function = partial(fork_server.start, timeout_seconds=timeout_seconds)
+        else:
+            fork_server.close()
 
     @property
     def needs_preflight(self) -> bool:

@@ -145,6 +145,10 @@ class ChildError(RegaugeError):
         return type(self), (self.exit_code, *self.args)
 
 
+RESTART_CODES = (TransientError.exit_code, PreflightError.exit_code, PreemptedError.exit_code)
+"""Exit codes after which a scheduler restarts a job, perhaps on other machines."""
+
+
 class ErrorReport(NamedTuple):
     """The message and the exit code of an exception that ended a verb."""
 

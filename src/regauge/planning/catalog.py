@@ -1,7 +1,7 @@
 """Catalog of chips, machine types and their dated prices, each row with its source.
 
-The data is in `chips.csv` and `instances.csv` in this folder. An empty cell means unknown; it is
-never guessed from another row.
+The data is in `chips.csv`, `instances.csv` and `efa.csv` in this folder. An empty cell means
+unknown; it is never guessed from another row.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class Instance:
     as_of: dt.date | None
     """Date of the price."""
     source: str
+    vcpus: int | None = None
+    memory_gib: int | None = None
 
 
 @dataclass(frozen=True)
@@ -104,18 +106,34 @@ def load_instances() -> Mapping[str, Instance]:
             usd_per_hour=_parse_number(row["usd_per_hour"]),
             as_of=dt.date.fromisoformat(row["as_of"]) if row["as_of"] else None,
             source=row["source"],
+            vcpus=int(row["vcpus"]) if row["vcpus"] else None,
+            memory_gib=int(row["memory_gib"]) if row["memory_gib"] else None,
         )
         for row in _read_rows("instances.csv")
     }
 
 
-def find_instance(name: str) -> Instance:
-    """Return a machine type; raises SettingsError with the closest name if it is unknown."""
+def find_instance(name: str, key: str = "price.instance") -> Instance:
+    """Return a machine type; raises SettingsError with the closest name if it is unknown.
+
+    `key` is the setting that names it.
+    """
     if name not in load_instances():
         suggestion = did_you_mean(name, list(load_instances()))
-        remedy = suggestion if suggestion.startswith("did") else "set usd_per_hour instead"
-        raise SettingsError(f"price.instance = '{name}' is not in the catalog", remedy)
+        alternative = "set usd_per_hour instead" if key == "price.instance" else f"correct {key}"
+        remedy = suggestion if suggestion.startswith("did") else alternative
+        raise SettingsError(f"{key} = '{name}' is not in the catalog", remedy)
     return load_instances()[name]
+
+
+@cache
+def _load_efa_interfaces() -> Mapping[str, int]:
+    return {row["instance"]: int(row["interfaces"]) for row in _read_rows("efa.csv")}
+
+
+def find_efa_interfaces(instance: str) -> int:
+    """Return the number of EFA network interfaces of a machine type; 0 if it has none."""
+    return _load_efa_interfaces().get(instance, 0)
 
 
 def find_chip(price: Price) -> CatalogChip | None:

@@ -1,0 +1,310 @@
+"""Launchers: the schedulers that run a command of Regauge, such as Slurm or Kubernetes.
+
+One choice per file. `Launcher.plan` returns the exact documents and command lines of a job; it is
+pure, offline, and needs no credentials. `submit` sends them. The other methods work on a `Handle`
+and read the state from the scheduler, never from a local file. No file here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+from regauge.config import Choice
+from regauge.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+JobState = Literal[
+    "pending",
+    "starting",
+    "running",
+    "restarting",
+    "preempted",
+    "succeeded",
+    "failed",
+    "cancelled",
+    "unknown",
+]
+FINAL_STATES: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
+"""States that a job does not leave."""
+SEPARATOR = "://"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The facts of a machine type that documents and lints need."""
+
+    name: str
+    chip: str
+    """Name of the chip in the catalog."""
+    vendor: str
+    """Vendor of the chip; `CPU` for a machine without accelerators."""
+    chips: int
+    """Number of accelerators; 0 for a CPU machine."""
+    efa_interfaces: int
+    """Number of EFA network interfaces (Elastic Fabric Adapter); 0 if it has none."""
+    vcpus: int | None
+    memory_gib: int | None
+    usd_per_hour: float | None
+    price_date: str | None
+    """Date of the price, as YYYY-MM-DD."""
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A file system that every node of a job mounts."""
+
+    name: str
+    mount: str
+    """Absolute path in the container."""
+    source: str
+    """Identifier of the file system: a claim, a file system id, or a path of the host."""
+    kind: Literal["claim", "fsx", "efs", "ebs", "host"]
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A command of Regauge and its resources, the same for every launcher."""
+
+    name: str
+    """Name of the job: at most 63 lowercase letters, digits and hyphens (RFC 1035 label)."""
+    verb: str
+    command: tuple[str, ...]
+    """Command line of one node, from `regauge` on."""
+    min_nodes: int
+    max_nodes: int
+    processes: int | Literal["auto"]
+    """Processes per node."""
+    jobs: int = 1
+    """Independent jobs of an array, which share the work of `predict`."""
+    machine: Machine | None = None
+    spot: bool = False
+    """Whether nodes may be interrupted in exchange for a lower price."""
+    image: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """References to secrets by environment variable. The values are never read."""
+    volumes: tuple[Volume, ...] = ()
+    shared_memory_gib: float | None = None
+    """Size of /dev/shm; None for the default of the launcher."""
+    max_attempts: int = 3
+    """Attempts of the job if its machine is lost or its exit code allows another one."""
+    hours: float | None = None
+    """Time limit of the job in hours."""
+    output: str = ""
+    """Output folder of the run."""
+    rendezvous: Literal["c10d", "etcd"] = "c10d"
+    rendezvous_endpoint: str | None = None
+    """Host and port of an etcd server; None if a node serves the rendezvous."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels or tags of the documents."""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of nodes may change."""
+        return self.min_nodes != self.max_nodes
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Price of all nodes and jobs per hour; None if it is unknown."""
+        price = self.machine.usd_per_hour if self.machine else None
+        return None if price is None else price * self.max_nodes * self.jobs
+
+
+class Document(NamedTuple):
+    """A file or request that a launcher sends to its scheduler."""
+
+    name: str
+    """File name, such as `job.yaml`; its suffix is the format."""
+    content: Any
+    """Text of a script, or a JSON-ready value."""
+
+    @property
+    def text(self) -> str:
+        """The content as text: YAML documents, JSON, or the script itself."""
+        if isinstance(self.content, str):
+            return self.content
+        if self.name.endswith((".yaml", ".yml")):
+            import yaml  # type: ignore[import-untyped]
+
+            documents = self.content if isinstance(self.content, list) else [self.content]
+            return str(yaml.safe_dump_all(documents, sort_keys=False, width=100))
+        return json.dumps(self.content, indent=2) + "\n"
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What a launcher sends: documents, command lines, and the reasons for its decisions."""
+
+    job: JobSpec
+    documents: tuple[Document, ...] = ()
+    commands: tuple[tuple[str, ...], ...] = ()
+    """Command lines that submit the documents."""
+    notes: tuple[str, ...] = ()
+    """Decisions with their reasons, one sentence each."""
+    restart_policy: str = ""
+    """What happens after the loss of a node, as one sentence."""
+    used: frozenset[str] = frozenset()
+    """Fields of `JobSpec` that the documents contain or that the launcher applies itself."""
+
+
+class Handle(NamedTuple):
+    """The address of a submitted job, written as `target://context/id`."""
+
+    target: str
+    context: str
+    """Cluster, region, Kubernetes context or host."""
+    job_id: str
+    """Identifier of the job; it may contain slashes."""
+
+    def __str__(self) -> str:
+        return f"{self.target}{SEPARATOR}{self.context}/{self.job_id}"
+
+    @classmethod
+    def parse(cls, text: str) -> Handle:
+        """Return the handle of `target://context/id`; raises SettingsError for other texts."""
+        target, separator, rest = text.partition(SEPARATOR)
+        context, slash, job_id = rest.partition("/")
+        if not (target and separator and slash and job_id):
+            problem = f"'{text}' is not a handle of a job"
+            raise SettingsError(
+                problem, "use the handle that `launch` printed: target://context/id"
+            )
+        return cls(target.replace("_", "-"), context, job_id)
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """One node of a job, or one job of an array."""
+
+    index: int
+    state: JobState
+    host: str = ""
+    exit_code: int | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class JobFailure:
+    """Why a job failed, if the scheduler or the run recorded it."""
+
+    kind: str
+    """Kind of the failure, as in `failures/*.json` of a run; `unknown` if none is recorded."""
+    rank: int | None = None
+    node: int | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a run, read from its output folder if this machine can read it."""
+
+    step: int
+    total_steps: int | None = None
+    eta_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """The state of a job, as its scheduler reports it."""
+
+    handle: Handle
+    state: JobState
+    reason: str = ""
+    """Reason of the scheduler, such as the resource that a pending job waits for."""
+    attempt: int | None = None
+    nodes: tuple[NodeStatus, ...] = ()
+    exit_code: int | None = None
+    failure: JobFailure | None = None
+    progress: Progress | None = None
+    usd_per_hour: float | None = None
+    """Price of all nodes per hour, frozen when the job was submitted."""
+    price_date: str | None = None
+    submitted_at: str | None = None
+    """Time as ISO 8601 in UTC; so are the next two."""
+    started_at: str | None = None
+    finished_at: str | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job has ended."""
+        return self.state in FINAL_STATES
+
+
+class JobEvent(NamedTuple):
+    """An event of a job."""
+
+    time: str
+    """Time as ISO 8601 in UTC."""
+    source: str
+    message: str
+
+
+class LogRequest(NamedTuple):
+    """Which log of a job is read; by default that of the leader in its last attempt."""
+
+    rank: int | None = None
+    attempt: int | None = None
+    follow: bool = False
+    """Whether to wait for new lines until the job ends."""
+
+
+class Leftover(NamedTuple):
+    """A resource that still exists after `cleanup`, or that costs money."""
+
+    name: str
+    reason: str
+    remedy: str
+    """Command that removes it."""
+
+
+class Launcher(Choice):
+    """A scheduler that runs jobs."""
+
+    is_container: ClassVar[bool] = False
+    """Whether nodes run an image, so that paths are those of the image."""
+    supports_elastic: ClassVar[bool] = False
+    """Whether the number of nodes may change during a job."""
+    supports_arrays: ClassVar[bool] = False
+    """Whether independent jobs of an array share the work of `predict`."""
+
+    @abstractmethod
+    def plan(self, job: JobSpec) -> LaunchPlan:
+        """Return the documents and command lines of a job.
+
+        Deterministic, offline and without credentials. Raises SettingsError if the launcher cannot
+        run the job, or if a setting of the job would have no effect.
+        """
+
+    @abstractmethod
+    def submit(self, plan: LaunchPlan) -> Handle:
+        """Submit a plan and return the handle of the job.
+
+        If a step fails, the earlier ones are undone. Raises PreflightError without the scheduler's
+        client, SettingsError if the scheduler rejects the job, TransientError if it is unreachable.
+        """
+
+    @abstractmethod
+    def find_status(self, handle: Handle) -> JobStatus:
+        """Return the state of a job; raises SettingsError if the scheduler does not know it."""
+
+    @abstractmethod
+    def list_events(self, handle: Handle) -> list[JobEvent]:
+        """Return the events of a job, oldest first."""
+
+    @abstractmethod
+    def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
+        """Yield the lines of a log without line ends; raises SettingsError if there is none."""
+
+    @abstractmethod
+    def cancel(self, handle: Handle) -> None:
+        """Stop a job; raises SettingsError if it has ended already."""
+
+    @abstractmethod
+    def clean_up(self, handle: Handle) -> list[Leftover]:
+        """Remove what `submit` created; return what is left. Running jobs are refused."""

@@ -1,0 +1,59 @@
+"""Runs the command-line clients of schedulers, and converts their failures to errors."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+from regauge.errors import PreflightError, SettingsError, TransientError, first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CLIENT_SECONDS = 60.0
+"""Maximum duration of a command of a client."""
+UNREACHABLE_PHRASES = (
+    "connection refused",
+    "connection timed out",
+    "could not connect",
+    "i/o timeout",
+    "no such host",
+    "unable to connect",
+    "unable to contact",
+    "was refused",
+)
+"""Parts of the messages of clients if their server does not answer, in lowercase."""
+
+
+def find_client(name: str, package: str) -> str:
+    """Return the path of a client; raises PreflightError with the package that contains it."""
+    path = shutil.which(name)
+    if path is None:
+        raise PreflightError(f"'{name}' is not installed here", f"install {package}")
+    return path
+
+
+def run_client(
+    command: Sequence[str], *, text: str | None = None, remedy: str, seconds: float = CLIENT_SECONDS
+) -> str:
+    """Run a command of a client with `text` as its input; return what it prints.
+
+    Raises TransientError if the server is unreachable or silent, and SettingsError with the first
+    line of the client's message and the remedy for every other failure.
+    """
+    name = command[0].rpartition("/")[2]
+    try:
+        process = subprocess.run(
+            command, input=text, capture_output=True, text=True, check=False, timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        problem = f"'{name}' did not answer within {seconds:g} s"
+        raise TransientError(problem, "check that its server runs, then try again") from None
+    if process.returncode == 0:
+        return process.stdout
+    message = first_line(process.stderr.strip() or process.stdout.strip() or "no message")
+    if any(phrase in process.stderr.lower() for phrase in UNREACHABLE_PHRASES):
+        problem = f"'{name}' reaches no server: {message}"
+        raise TransientError(problem, "check that its server runs, then try again")
+    raise SettingsError(f"'{name}' failed: {message}", remedy)

@@ -1,0 +1,124 @@
+"""The job of a run file: its command, its nodes and its machine."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from regauge import config
+from regauge.errors import SettingsError
+from regauge.launchers import JobSpec, Machine, Volume
+from regauge.launching.settings import MAX_NAME, is_job_name
+from regauge.planning.catalog import find_efa_interfaces, find_instance, load_chips
+from regauge.supervision.settings import parse_node_range
+
+if TYPE_CHECKING:
+    from regauge.launchers import Launcher
+    from regauge.launching.settings import Launch
+
+IMAGE_FOLDER = PurePosixPath("/workspace")
+"""Working folder of an image, which contains the run file."""
+NO_CHIP = "CPU"
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """A run file with a verb, as the command line of `launch` names them."""
+
+    run_file: Path
+    verb: str
+    overrides: tuple[str, ...]
+    """Overrides of the tables of the verb; those of [launch] are applied already."""
+    tables: config.Tables
+    """Tables of the run file with all overrides."""
+
+
+def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> JobSpec:
+    """Return the job that a launcher runs for a run file.
+
+    Raises SettingsError for settings that contradict each other.
+    """
+    execution = request.tables.get("execution", {})
+    min_nodes, max_nodes = _read_nodes(execution)
+    if launch.jobs > 1 and request.verb != "predict":
+        problem = f"launch.jobs = {launch.jobs} is for 'predict', not for '{request.verb}'"
+        raise SettingsError(problem, "remove it, or set execution.nodes.count")
+    return JobSpec(
+        name=_resolve_name(launch.name, request.run_file),
+        verb=request.verb,
+        command=_build_command(request, launch.jobs, is_container=launcher.is_container),
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        processes=execution.get("processes", "auto" if request.verb == "train" else 1),
+        jobs=launch.jobs,
+        machine=_find_machine(launch.instance, execution),
+        spot=launch.spot,
+        image=launch.image,
+        environment=dict(launch.environment),
+        secrets=dict(launch.secrets),
+        volumes=tuple(Volume(**volume.model_dump()) for volume in launch.volumes),
+        shared_memory_gib=launch.shared_memory_gib,
+        max_attempts=launch.max_attempts,
+        hours=launch.hours,
+        output=str(request.tables.get("output", {}).get("folder", "")),
+        rendezvous=execution.get("nodes", {}).get("rendezvous", "c10d"),
+        rendezvous_endpoint=execution.get("nodes", {}).get("endpoint"),
+        labels=dict(launch.labels),
+    )
+
+
+def _read_nodes(execution: dict[str, Any]) -> tuple[int, int]:
+    """Return the minimum and maximum number of nodes of the [execution] table."""
+    count = execution.get("nodes", {}).get("count")
+    return parse_node_range(1 if count is None else count)
+
+
+def _resolve_name(name: str | None, run_file: Path) -> str:
+    """Return the name of the job; the name of the run file is converted to an RFC 1035 label."""
+    if name is not None:
+        return name
+    label = re.sub(r"[^a-z0-9]+", "-", run_file.stem.lower()).strip("-")[:MAX_NAME].rstrip("-")
+    if not is_job_name(label):
+        raise SettingsError(f"'{run_file.stem}' cannot be the name of a job", "set launch.name")
+    return label
+
+
+def _build_command(request: LaunchRequest, jobs: int, *, is_container: bool) -> tuple[str, ...]:
+    """Return the command line of one node.
+
+    In an image the run file is in the working folder. Elsewhere the nodes share this file system.
+    """
+    program: tuple[str, ...] = ("regauge",)
+    if is_container:
+        run_file = str(IMAGE_FOLDER / request.run_file.name)
+    else:
+        program, run_file = (sys.executable, "-m", "regauge"), str(request.run_file.resolve())
+    count = (f"predict.job_count={jobs}",) if jobs > 1 else ()
+    return (*program, request.verb, run_file, *request.overrides, *count)
+
+
+def _find_machine(instance: str | None, execution: dict[str, Any]) -> Machine | None:
+    """Return the machine type of the nodes; None if none is set.
+
+    Raises SettingsError for an unknown machine type.
+    """
+    name = instance or execution.get("price", {}).get("instance")
+    if name is None:
+        return None
+    entry = find_instance(name, "launch.instance" if instance else "price.instance")
+    chip = load_chips().get(entry.chip)
+    usd_per_hour = execution.get("price", {}).get("usd_per_hour", entry.usd_per_hour)
+    return Machine(
+        name=name,
+        chip=entry.chip,
+        vendor=chip.vendor if chip and entry.chips else NO_CHIP,
+        chips=entry.chips or 0,
+        efa_interfaces=find_efa_interfaces(name),
+        vcpus=entry.vcpus,
+        memory_gib=entry.memory_gib,
+        usd_per_hour=usd_per_hour,
+        price_date=entry.as_of.isoformat() if entry.as_of else None,
+    )

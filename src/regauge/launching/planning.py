@@ -1,0 +1,91 @@
+"""The plan of a job: a run file, a verb and a target, checked before anything is submitted."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+from regauge import choices, config
+from regauge.errors import SettingsError
+from regauge.launchers import JobSpec, LaunchPlan
+from regauge.launching.job_spec import LaunchRequest, build_job
+from regauge.launching.lints import Lint, run_lints
+from regauge.planning.catalog import REGION
+
+if TYPE_CHECKING:
+    from regauge.launchers import Launcher
+    from regauge.launching.settings import Launch
+
+FOLDER = "launchers"
+ALWAYS_USED = frozenset({"name", "verb", "command", "output"})
+"""Fields that every launcher needs."""
+
+
+def select_launcher(launch: Launch, target: str) -> Launcher:
+    """Return the settings of a target; its defaults if the run file has no table for it.
+
+    Raises SettingsError for an unknown target.
+    """
+    kind = target.replace("_", "-")
+    if kind not in choices.names(FOLDER):
+        remedy = choices.did_you_mean(kind, choices.names(FOLDER))
+        raise SettingsError(f"no target named '{target}'", remedy)
+    tables = (table for table in launch.target if table.kind == kind)
+    launcher: Launcher = next(tables, None) or config.parse_choice(FOLDER, kind)
+    return launcher
+
+
+def plan_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> LaunchPlan:
+    """Return the plan of a job; raises SettingsError if the launcher cannot run it."""
+    job = build_job(request, launch, launcher)
+    if job.jobs > 1 and not launcher.supports_arrays:
+        problem = f"target '{launcher.kind}' has no arrays, and launch.jobs is {job.jobs}"
+        raise SettingsError(problem, "remove launch.jobs")
+    if job.is_elastic and not launcher.supports_elastic:
+        problem = f"target '{launcher.kind}' cannot change the number of nodes of a job"
+        raise SettingsError(problem, f"set execution.nodes.count to {job.max_nodes}")
+    plan = launcher.plan(job)
+    _check_used(plan)
+    return plan
+
+
+def _check_used(plan: LaunchPlan) -> None:
+    """Raise SettingsError for a setting of the job that no document contains."""
+    defaults = JobSpec("", "", (), 1, 1, "auto")
+    for field in fields(JobSpec):
+        value = getattr(plan.job, field.name)
+        is_set = value != getattr(defaults, field.name)
+        if is_set and field.name not in plan.used | ALWAYS_USED:
+            problem = f"launch.{field.name} has no effect on this target"
+            raise SettingsError(problem, "remove it")
+
+
+def check_lints(plan: LaunchPlan) -> list[Lint]:
+    """Return the warnings about a plan; raises SettingsError for the first error."""
+    lints = run_lints(plan)
+    for lint in lints:
+        if lint.is_error:
+            raise SettingsError(f"{lint.problem} ({lint.code})", lint.remedy)
+    return lints
+
+
+def describe_plan(plan: LaunchPlan) -> dict[str, Any]:
+    """Return a plan as JSON-ready values, with its price."""
+    return {
+        "job": asdict(plan.job),
+        "documents": [{"name": item.name, "content": item.content} for item in plan.documents],
+        "commands": [list(command) for command in plan.commands],
+        "notes": list(plan.notes),
+        "restart_policy": plan.restart_policy,
+        "price": describe_price(plan.job),
+    }
+
+
+def describe_price(job: JobSpec) -> str:
+    """Return the price of all nodes per hour with its date, as text."""
+    machine = job.machine
+    if machine is None or job.usd_per_hour is None:
+        return "unknown"
+    date = f", {machine.price_date}" if machine.price_date else ""
+    count = job.max_nodes * job.jobs
+    return f"{job.usd_per_hour:.2f} USD per hour ({count} x {machine.name}, {REGION}{date})"

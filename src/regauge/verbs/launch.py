@@ -1,0 +1,87 @@
+"""Run a verb on a scheduler: Slurm, AWS Batch, Kubernetes, Ray, or simulated nodes here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from regauge import choices, config, log, verbs
+from regauge.errors import SettingsError
+from regauge.launchers import LaunchPlan
+from regauge.launching.job_spec import LaunchRequest
+from regauge.launching.planning import check_lints, describe_plan, plan_job, select_launcher
+from regauge.launching.settings import LaunchSettings
+
+ROOT = LaunchSettings
+OUTPUT = None
+VERBS = ("compile", "evaluate", "export", "predict", "prepare", "train")
+"""Verbs that can run as a job."""
+PREFIX = "launch."
+"""Overrides with this prefix change the job, not the launched verb."""
+
+
+def main(
+    run_file: verbs.RunFile,
+    verb: Annotated[str, Parameter(help="Verb to run, such as train or predict.")],
+    *overrides: verbs.Override,
+    on: Annotated[
+        str, Parameter(help="Target: local, slurm, aws_batch, kubernetes or ray.")
+    ] = "local",
+    dry_run: verbs.DryRun = False,
+    output_format: Annotated[
+        Literal["text", "json"], Parameter(name=("--output", "-o"), help="Format of the output.")
+    ] = "text",
+    json: verbs.AsJson = False,
+) -> dict[str, Any]:
+    """Submit a verb of a run file as a job, and print its handle for `regauge job`.
+
+    With --dry-run, print the exact documents and commands instead, without network or credentials.
+    """
+    as_json = json or output_format == "json"
+    request, settings = read_request(run_file, verb, overrides)
+    launcher = select_launcher(settings.launch, on)
+    plan = plan_job(request, settings.launch, launcher)
+    warnings = [lint.problem for lint in check_lints(plan)]
+    answer = describe_plan(plan) | {"warnings": warnings}
+    if not dry_run:
+        answer["handle"] = str(launcher.submit(plan))
+    if as_json:
+        log.print_json(answer)
+    else:
+        _show(plan, answer)
+    return answer
+
+
+def read_request(
+    run_file: verbs.RunFile, verb: str, overrides: tuple[str, ...]
+) -> tuple[LaunchRequest, LaunchSettings]:
+    """Read a run file for a verb and check its tables; raises SettingsError."""
+    root = _find_root(verb)
+    tables = config.apply_overrides(config.read(run_file), overrides, LaunchSettings, root)
+    tables = verbs.allow_user_code(run_file, tables)
+    known = tuple({*LaunchSettings.model_fields, *root.model_fields})
+    names = known if tables.keys() <= set(known) else verbs.table_names()
+    settings = config.build(LaunchSettings, tables, names, str(run_file))
+    config.build(root, tables, names, str(run_file))
+    verb_overrides = tuple(text for text in overrides if not text.startswith(PREFIX))
+    return LaunchRequest(run_file, verb, verb_overrides, tables), settings
+
+
+def _find_root(verb: str) -> type[config.Settings]:
+    """Return the settings root of a verb; raises SettingsError if it cannot be launched."""
+    if verb not in VERBS:
+        remedy = choices.did_you_mean(verb, VERBS)
+        raise SettingsError(f"'{verb}' cannot be launched", remedy)
+    root: type[config.Settings] = verbs.import_verb(verb).ROOT
+    return root
+
+
+def _show(plan: LaunchPlan, answer: dict[str, Any]) -> None:
+    """Print a plan: documents, commands, notes, price, and the handle of a submitted job."""
+    for document in plan.documents if "handle" not in answer else ():
+        log.stdout.print(f"# {document.name}\n{document.text}", markup=False, soft_wrap=True)
+    names = ("commands", "notes", "restart_policy", "price", "warnings", "handle")
+    commands = [" ".join(command) for command in plan.commands]
+    lines = {"commands": commands} | {key: answer[key] for key in names[1:] if answer.get(key)}
+    verbs.show(lines, as_json=False)

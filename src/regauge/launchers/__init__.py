@@ -153,6 +153,25 @@ class LaunchPlan:
     """Fields of `JobSpec` that the documents contain or that the launcher applies itself."""
 
 
+class LeaderAddress(NamedTuple):
+    """The address of the node that serves the rendezvous of an attempt."""
+
+    host: str
+    port: int
+    run_id: str
+    """Name of the attempt at the rendezvous; it differs between attempts."""
+
+
+class NodeCommand(NamedTuple):
+    """The process that a scheduler starts on a node, or for a job of an array."""
+
+    index: int
+    """Number of the node or of the job; node 0 is the leader."""
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    """Variables of the documents, and the variables that the scheduler sets. No secrets."""
+
+
 class Handle(NamedTuple):
     """The address of a submitted job, written as `target://context/id`."""
 
@@ -225,6 +244,8 @@ class JobStatus:
     usd_per_hour: float | None = None
     """Price of all nodes per hour, frozen when the job was submitted."""
     price_date: str | None = None
+    output: str = ""
+    """Output folder of the run, for its progress; empty if the scheduler does not know it."""
     submitted_at: str | None = None
     """Time as ISO 8601 in UTC; so are the next two."""
     started_at: str | None = None
@@ -280,6 +301,16 @@ class Launcher(Choice):
         Deterministic, offline and without credentials. Raises SettingsError if the launcher cannot
         run the job, or if a setting of the job would have no effect.
         """
+
+    def list_node_commands(self, plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
+        """Return the processes that the scheduler starts for the documents of a plan.
+
+        They are read from the documents, so that a rehearsal runs the job that is submitted.
+        `leader` replaces the address that the scheduler assigns. Raises SettingsError if the
+        launcher has no rehearsal.
+        """
+        problem = f"target '{self.kind}' has no rehearsal"
+        raise SettingsError(problem, f"rehearse the job of {plan.job.name} with --on local")
 
     @abstractmethod
     def submit(self, plan: LaunchPlan) -> Handle:

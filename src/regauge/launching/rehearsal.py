@@ -20,9 +20,9 @@ from regauge.errors import ChildError, DifferenceError, SettingsError
 from regauge.json_files import read_json
 from regauge.launchers._job_runner import POLL_SECONDS, JobRunner, RestartRules, build_log_path
 from regauge.launchers._nodes import clear_scheduler_variables
+from regauge.launching.job_progress import METRICS, RESULT, StepMetrics
 from regauge.launching.job_spec import IMAGE_FOLDER, LaunchRequest
 from regauge.launching.planning import plan_job
-from regauge.launching.progress import METRICS, RESULT, MetricsLine
 from regauge.launching.small_run import CHECKPOINT_STEPS, STEPS, list_changes, shrink_request
 from regauge.launching.weights_difference import compute_max_difference
 from regauge.log import logger
@@ -198,7 +198,7 @@ class _Loss:
         """Read the last step of the run, and act on it."""
         if self._node is None or self.recovery_seconds is not None:
             return
-        line = jsonl.read_last_line(self._metrics, MetricsLine)
+        line = jsonl.read_last_line(self._metrics, StepMetrics)
         if line is None:
             return
         if self._lost_at is None:
@@ -250,5 +250,5 @@ def _have_equal_rows(first: Path, second: Path, tolerance: float) -> bool:
 
 def _read_losses(folder: Path) -> dict[int, float]:
     """Return the training loss of each step, from the last attempt that ran it."""
-    lines = jsonl.read_lines(folder / METRICS, MetricsLine)
+    lines = jsonl.read_lines(folder / METRICS, StepMetrics)
     return {line["step"]: line[TRAIN_LOSS] for line in lines if TRAIN_LOSS in line}

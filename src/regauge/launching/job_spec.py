@@ -53,7 +53,7 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
         command=_build_command(request, launch.jobs, is_container=launcher.is_container),
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        processes=execution.get("processes", "auto" if request.verb == "train" else 1),
+        processes=execution.get("processes", 1),
         accelerator=_read_accelerator(request.tables.get("accelerator")),
         jobs=launch.jobs,
         machine=find_machine(launch.instance, execution),

@@ -228,7 +228,17 @@ def test_a_taken_name_is_refused_and_the_job_goes_on(cluster: Cluster) -> None:
         cluster.submit("print('other')")
     assert f"regauge job cleanup {handle}" in caught.value.remedy
     assert events.exists()
+    assert [path.name for path in (cluster.root / "jobs").iterdir()] == ["job"]
     assert cluster.wait(handle).state == "succeeded"
+
+
+def test_a_command_that_cannot_start_fails_the_job(cluster: Cluster) -> None:
+    job = JobSpec("job", "train", ("/none/program",), 1, 1, 1)
+    handle = cluster.launcher.submit(cluster.launcher.plan(job))
+    cluster.handles.append(handle)
+    status = cluster.wait(handle)
+    assert (status.state, status.exit_code) == ("failed", 1)
+    assert "No such file or directory: '/none/program'" in status.reason
 
 
 def test_jobs_of_an_array_are_independent(cluster: Cluster) -> None:

@@ -138,6 +138,7 @@ sys.stderr.write(json.dumps([name for name in {LARGE!r} if name in sys.modules])
         (("train", "launch.environment={ 1A = '1' }"), "is not the name of an environment", ""),
         (("train", "launch.max_attempts=11"), "is more than 10", "set it to 10 or less"),
         (("train", "stop.stps=1"), "unknown key 'stop.stps'", "did you mean 'steps'?"),
+        (("train", "--dry-run", "--rehearse"), "--dry-run runs nothing", "use one of them"),
         (("evaluate", MODELS, "--rehearse"), "'evaluate' has no rehearsal", "rehearse 'train'"),
     ],
 )

@@ -6,12 +6,13 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from regauge import timing
-from regauge.errors import ChildError, SettingsError, TransientError
+from regauge.errors import WRONG_KIND_ERRNOS, ChildError, SettingsError, TransientError
 from regauge.files import write_atomic
 from regauge.launchers import (
     FINAL_STATES,
@@ -104,16 +105,8 @@ class LocalNodes(Launcher):
         """Start the process that runs the job; it outlives this one."""
         folder = self._find_folder(plan.job.name)
         handle = _build_handle(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        _create_folder(folder, plan, handle)
         try:
-            folder.mkdir()
-        except FileExistsError:
-            problem = f"a job named '{plan.job.name}' exists: {handle}"
-            remedy = "set launch.name, or remove it with: regauge job cleanup"
-            raise SettingsError(problem, f"{remedy} {handle}") from None
-        try:
-            for document in plan.documents:
-                write_atomic(folder / document.name, document.text)
             _start_scheduler(folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -237,6 +230,24 @@ def _describe_policy(job: JobSpec) -> str:
         return f"{text}, {attempts}. Without node 0 all nodes start again."
     text = "The others wait for the lost node, which starts again"
     return f"{text}, {attempts}. Without node 0 all nodes start again."
+
+
+def _create_folder(folder: Path, plan: LaunchPlan, handle: Handle) -> None:
+    """Create the folder of a job with its documents at once; raises SettingsError if it exists."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
+        staging = Path(name) / folder.name
+        staging.mkdir()
+        for document in plan.documents:
+            write_atomic(staging / document.name, document.text)
+        try:
+            staging.rename(folder)
+        except OSError as error:
+            if error.errno not in WRONG_KIND_ERRNOS:
+                raise
+            problem = f"a job named '{plan.job.name}' exists: {handle}"
+            remedy = "set launch.name, or remove it with: regauge job cleanup"
+            raise SettingsError(problem, f"{remedy} {handle}") from None
 
 
 def _start_scheduler(folder: Path) -> None:

@@ -14,6 +14,7 @@ FLOWS = {
     "One shard of batch inference": 16,
     "One export": 18,
     "One restart": 12,
+    "One launched job": 15,
 }
 """Headings of the flows, and the maximum number of files to open."""
 PATH = re.compile(r"`([\w/]+\.py)`")

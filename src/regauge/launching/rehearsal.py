@@ -246,7 +246,7 @@ def _compare(
         attempts=disturbed.attempts,
         weights_equal=difference == 0.0,
         max_weight_difference=difference,
-        rows_equal=has_equal_tokens and _are_close(*losses, tolerance),
+        rows_equal=has_equal_tokens and _are_close(losses[0], losses[1], tolerance),
         metrics_equal=_are_close(results[0]["metrics"], results[1]["metrics"], tolerance),
         is_elastic=is_elastic,
         recovery_seconds=disturbed.recovery_seconds,

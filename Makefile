@@ -27,7 +27,7 @@ demo: $(INSTALLED)
 	$(BIN)/regauge pipeline runs/quickstart.toml
 
 # Three files at a time; the fault tests run alone, because they depend on time. Waiting threads do not spin.
-test test-rest test-faults test-launch test-peers: export OMP_WAIT_POLICY := PASSIVE
+test test-rest test-faults test-launch test-peers test-docs test-xla: export OMP_WAIT_POLICY := PASSIVE
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/faults --ignore tests/documentation --ignore tests/launch --ignore tests/peers
 	$(BIN)/python -m pytest tests/faults

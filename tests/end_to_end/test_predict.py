@@ -175,7 +175,12 @@ def test_a_source_that_changed_is_refused(
     assert predict(artifact, source, tmp_path / "out") == 0
     write_records(source, 21)
     assert predict(artifact, source, tmp_path / "out") == 64
-    assert "has the output of another job: pieces" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "texts.jsonl' of the source has changed;" in error
+    other = write_records(tmp_path / "more.jsonl", 20)
+    assert predict(artifact, other, tmp_path / "out") == 64
+    error = capsys.readouterr().err
+    assert "more.jsonl' is only in this source;" in error
 
 
 def test_invalid_records_are_quarantined_with_their_reasons(

@@ -146,6 +146,23 @@ def test_a_classifier_needs_no_rows(tmp_path: Path) -> None:
     assert same.manifest.fingerprint == data.manifest.fingerprint
 
 
+def test_class_names_are_part_of_the_fingerprint(tmp_path: Path) -> None:
+    write_labels(tmp_path)
+    names = sorted(WORDS[:2])
+    fingerprints = []
+    for number, class_names in enumerate((names, [*names, "zebra"])):
+        task = {"kind": "classify", "class_names": class_names}
+        tables = {
+            **build_tables(tmp_path),
+            "task": task,
+            "data": {"path": str(tmp_path / str(number))},
+        }
+        del tables["rows"]
+        verb.run(build_settings(tables))
+        fingerprints.append(Dataset(tmp_path / str(number)).manifest.fingerprint)
+    assert fingerprints[0] != fingerprints[1]
+
+
 def test_a_dry_run_of_training_knows_the_rows_of_the_task(tmp_path: Path) -> None:
     from regauge.training.settings import TrainSettings
 
@@ -182,7 +199,10 @@ def test_a_dataset_is_replaced_on_request(tmp_path: Path, capsys: Any) -> None:
     run_file.write_text(json.dumps(build_tables(tmp_path, rows={"length": 32})))
     command = ["prepare", str(run_file)]
     assert main(command) == 64
-    assert "or replace the dataset with --overwrite" in capsys.readouterr().err
+    assert (
+        "or replace the dataset with --overwrite (in Python: overwrite=True)"
+        in capsys.readouterr().err
+    )
     assert main([*command, "--overwrite", "--dry-run"]) == 0
     assert "action: replace the dataset" in capsys.readouterr().out
     assert Dataset(tmp_path / "out").manifest.fingerprint == first

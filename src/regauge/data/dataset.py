@@ -181,9 +181,15 @@ class DatasetManifest(Settings):
 
     @property
     def fingerprint(self) -> str:
-        """Content hash: equal for equal rows and tokenizer, independent of the location."""
+        """Content hash: equal for equal rows, tokenizer and class names in any location."""
         hashes = [shard.sha256 for split in self.splits.values() for shard in split.shards]
-        return hashlib.sha256("\n".join([self.tokenizer.sha256, *hashes]).encode()).hexdigest()
+        names = [
+            json.dumps([name, column.class_names])
+            for name, column in sorted(self.columns.items())
+            if column.class_names is not None
+        ]
+        parts = [self.tokenizer.sha256, *hashes, *names]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     @property
     def real_token_fraction(self) -> float:

@@ -144,7 +144,7 @@ class PredictJob:
 
     def _compare(self, document: dict[str, Any], stored: dict[str, Any] | None) -> None:
         if stored != document:
-            difference = config.describe_first_difference("", document, stored)
+            difference = _describe_difference(document, stored or {})
             problem = f"{self.folder} has the output of another job: {difference}"
             raise DataError(problem, OTHER_FOLDER_REMEDY)
 
@@ -217,6 +217,18 @@ class PredictJob:
             name = f"{_get_shard(line).name}.jsonl"
             hashes[self.folder / QUARANTINE / name] = line["quarantine_sha256"].get(name)
         return all(path.is_file() and sha256(path) == value for path, value in hashes.items())
+
+
+def _describe_difference(document: dict[str, Any], stored: dict[str, Any]) -> str:
+    """Describe the first difference of two jobs; the pieces of a source stand for its files."""
+    before, after = stored.get("pieces", {}), document.get("pieces", {})
+    if before.keys() != after.keys():
+        name = min(before.keys() ^ after.keys())
+        return f"'{name}' is only in {'the stored' if name in before else 'this'} source"
+    if before != after:
+        name = min(name for name in before if before[name] != after[name])
+        return f"'{name}' of the source has changed"
+    return config.describe_first_difference("", document, stored)
 
 
 def _get_shard(line: Mapping[str, Any]) -> ShardId:

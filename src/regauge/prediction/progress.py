@@ -85,7 +85,7 @@ class ProgressBar:
                 completed=self._counts["bytes"],
                 status=self._format_counts(self._num_rows),
             )
-        elif now - self._logged >= log.PROGRESS_INTERVAL_SECONDS:
+        elif self._num_rows and now - self._logged >= log.PROGRESS_INTERVAL_SECONDS:
             self._logged = now
             counts, eta = self._format_counts(self._num_rows), self._format_eta(now)
             log.logger.info("%s, ETA %s", counts, eta)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 INPUTS = "inputs.json"
 """File of the inputs."""
-OVERWRITE_REMEDY = "replace the dataset with --overwrite"
+OVERWRITE_REMEDY = "replace the dataset with --overwrite (in Python: overwrite=True)"
 _DATASET_FILE = re.compile(
     rf"(train|heldout)(-texts)?-\d+\.arrow|{re.escape(dataset.MANIFEST)}|{dataset.TOKENIZER_FOLDER}"
     rf"|{re.escape(dataset.REJECTED)}"

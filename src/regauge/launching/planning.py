@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from regauge.launching.settings import Launch
 
 FOLDER = "launchers"
-ALWAYS_USED = frozenset({"name", "verb", "command", "output"})
+ALWAYS_USED = frozenset({"name", "verb", "command", "output", "run_file_text"})
 """Fields that every launcher needs."""
 
 

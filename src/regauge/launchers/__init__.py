@@ -80,6 +80,8 @@ class JobSpec:
     max_nodes: int
     processes: int | Literal["auto"]
     """Processes per node."""
+    accelerator: str | None = None
+    """Kind of the accelerator of the run; None if each node chooses it."""
     jobs: int = 1
     """Independent jobs of an array, which share the work of `predict`."""
     machine: Machine | None = None
@@ -324,6 +326,7 @@ class Launcher(Choice):
         `leader` replaces the address that the scheduler assigns. Raises SettingsError if the
         launcher has no rehearsal.
         """
+        del leader
         problem = f"target '{self.kind}' has no rehearsal"
         raise SettingsError(problem, f"rehearse the job of {plan.job.name} with --on local")
 

@@ -6,7 +6,6 @@ The documents are created with kubectl, and the state of a job is read from the 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -72,13 +71,8 @@ class Kubernetes(Launcher):
 
     def plan(self, job: JobSpec) -> LaunchPlan:
         """Return the documents of a job; raises SettingsError if Kubernetes cannot run it."""
-        notes: list[str] = []
-        if job.verb != "train" and job.max_nodes > 1:
-            notes.append(f"Only 'train' uses several nodes: '{job.verb}' runs on one node.")
-            job = replace(job, min_nodes=1, max_nodes=1)
         api, reason = self._choose_api(job)
-        notes.append(reason)
-        job = _replace_endpoint(job, api, notes)
+        notes = [reason]
         if uses_efa(job):
             count = job.machine.efa_interfaces if job.machine else 0
             notes.append(f"Each node requests {count} EFA interfaces.")
@@ -205,17 +199,6 @@ class Kubernetes(Launcher):
             return frozenset()
         has_deadline = self.trainjob_version == "2.2"
         return frozenset({"max_attempts"} | (set() if has_deadline else {"hours"}))
-
-
-def _replace_endpoint(job: JobSpec, api: str, notes: list[str]) -> JobSpec:
-    """Return the job with the endpoint of the cluster, if the run file names another one."""
-    if api == "job" or job.rendezvous != "c10d" or job.rendezvous_endpoint is None:
-        return job
-    module = pytorch_job if api == "pytorchjob" else train_job
-    endpoint = module.find_leader(job)
-    notes.append(f"The rendezvous is {endpoint} instead of {job.rendezvous_endpoint}.")
-    command = (*job.command, f"execution.nodes.endpoint={endpoint}")
-    return replace(job, command=command, rendezvous_endpoint=endpoint)
 
 
 def _name_file(document: dict[str, Any]) -> str:

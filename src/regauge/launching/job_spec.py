@@ -42,7 +42,8 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
     Raises SettingsError for settings that contradict each other.
     """
     execution = request.tables.get("execution", {})
-    min_nodes, max_nodes = _read_nodes(execution)
+    nodes = execution.get("nodes", {}) if request.verb == "train" else {}
+    min_nodes, max_nodes = _read_nodes(nodes)
     if launch.jobs > 1 and request.verb != "predict":
         problem = f"launch.jobs = {launch.jobs} is for 'predict', not for '{request.verb}'"
         raise SettingsError(problem, "remove it, or set execution.nodes.count")
@@ -53,6 +54,7 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         processes=execution.get("processes", "auto" if request.verb == "train" else 1),
+        accelerator=_read_accelerator(request.tables.get("accelerator")),
         jobs=launch.jobs,
         machine=_find_machine(launch.instance, execution),
         spot=launch.spot,
@@ -65,8 +67,8 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
         hours=launch.hours,
         output=str(request.tables.get("output", {}).get("folder", "")),
         run_file_text=_read_text(request.run_file) if launcher.is_container else "",
-        rendezvous=execution.get("nodes", {}).get("rendezvous", "c10d"),
-        rendezvous_endpoint=execution.get("nodes", {}).get("endpoint"),
+        rendezvous=nodes.get("rendezvous") or "c10d",
+        rendezvous_endpoint=nodes.get("endpoint"),
         labels=dict(launch.labels),
     )
 
@@ -79,10 +81,23 @@ def _read_text(run_file: Path) -> str:
         raise SettingsError(f"{run_file} is not UTF-8", "convert it to UTF-8") from None
 
 
-def _read_nodes(execution: dict[str, Any]) -> tuple[int, int]:
-    """Return the minimum and maximum number of nodes of the [execution] table."""
-    count = execution.get("nodes", {}).get("count")
+def _read_nodes(nodes: dict[str, Any]) -> tuple[int, int]:
+    """Return the minimum and maximum number of nodes of the table [execution.nodes].
+
+    Raises SettingsError for a rendezvous on a node that the target does not know.
+    """
+    endpoint = nodes.get("endpoint")
+    if endpoint and nodes.get("rendezvous") != "etcd":
+        problem = f"execution.nodes.endpoint = '{endpoint}' names a node that no job has yet"
+        raise SettingsError(problem, "remove it, because the target of a launch sets it")
+    count = nodes.get("count")
     return parse_node_range(1 if count is None else count)
+
+
+def _read_accelerator(table: Any) -> str | None:
+    """Return the kind of the table `accelerator`, which may be a text; None if there is none."""
+    kind = table.get("kind") if isinstance(table, dict) else table
+    return str(kind) if kind is not None else None
 
 
 def _resolve_name(name: str | None, run_file: Path) -> str:
@@ -119,7 +134,10 @@ def _find_machine(instance: str | None, execution: dict[str, Any]) -> Machine | 
         return None
     entry = find_instance(name, "launch.instance" if instance else "price.instance")
     chip = load_chips().get(entry.chip)
-    usd_per_hour = execution.get("price", {}).get("usd_per_hour", entry.usd_per_hour)
+    price = execution.get("price", {})
+    usd_per_hour, as_of = price.get("usd_per_hour"), price.get("as_of")
+    if usd_per_hour is None:
+        usd_per_hour, as_of = entry.usd_per_hour, entry.as_of
     return Machine(
         name=name,
         chip=entry.chip,
@@ -129,5 +147,5 @@ def _find_machine(instance: str | None, execution: dict[str, Any]) -> Machine | 
         vcpus=entry.vcpus,
         memory_gib=entry.memory_gib,
         usd_per_hour=usd_per_hour,
-        price_date=entry.as_of.isoformat() if entry.as_of else None,
+        price_date=str(as_of) if as_of else None,
     )

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import RLock, Thread
+from threading import Event, RLock, Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -87,10 +87,10 @@ class Store:
     def find(self, resource: str, namespace: str, name: str) -> Object:
         """Return an object; raises ApiError if there is none."""
         with self.lock:
-            found = self.objects.get((resource, namespace, name))
-            if found is None:
+            item = self.objects.get((resource, namespace, name))
+            if item is None:
                 raise ApiError(404, "NotFound", f'{resource} "{name}" not found')
-            return found
+            return item
 
     def list(self, resource: str, namespace: str = "", **labels: str) -> list[Object]:
         """Return the objects of a resource with these labels."""
@@ -118,14 +118,15 @@ class Store:
             self._touch(item)
             return item
 
-    def record_event(self, place: Object, reason: str, message: str) -> None:
+    def record_event(self, target: Object, reason: str, message: str) -> None:
         """Store an event about an object, at most once for the same message."""
-        metadata = place["metadata"]
+        metadata = target["metadata"]
         namespace = metadata.get("namespace", "")
         with self.lock:
             for event in self.list("events", namespace):
-                if event["message"] == message and event["involvedObject"]["name"] == (
-                    metadata["name"]
+                if (
+                    event["message"] == message
+                    and event["involvedObject"]["name"] == (metadata["name"])
                 ):
                     return
             self.create(
@@ -137,7 +138,7 @@ class Store:
                         "name": f"{metadata['name']}.{self.version:x}",
                         "namespace": namespace,
                     },
-                    "involvedObject": {"kind": place["kind"], "name": metadata["name"]},
+                    "involvedObject": {"kind": target["kind"], "name": metadata["name"]},
                     "reason": reason,
                     "message": message,
                     "lastTimestamp": now(),
@@ -210,12 +211,11 @@ def serve_cluster(root: Path) -> Iterator[ApiServer]:
     store = Store()
     kubelet = Kubelet(root, store)
     cluster = ApiServer(root, store, kubelet, Controllers(store, kubelet))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _build_handler(cluster))
-    server.daemon_threads = True
-    is_ended = False
+    server = _Server(cluster)
+    has_ended = Event()
 
     def reconcile() -> None:
-        while not is_ended:
+        while not has_ended.is_set():
             with store.lock:
                 cluster.controllers.reconcile()
                 kubelet.reconcile()
@@ -229,127 +229,145 @@ def serve_cluster(root: Path) -> Iterator[ApiServer]:
         try:
             yield cluster
         finally:
-            is_ended = True
+            has_ended.set()
             thread.join()
             kubelet.kill_all()
 
 
-def _build_handler(cluster: ApiServer) -> type[BaseHTTPRequestHandler]:
-    """Return the handler class of a cluster."""
+class _Server(ThreadingHTTPServer):
+    """The HTTP server of a cluster."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    daemon_threads = True
 
-        def log_message(self, *_: Any) -> None:
-            """Write no log."""
+    def __init__(self, cluster: ApiServer) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.cluster = cluster
 
-        def do_GET(self) -> None:
-            self._answer(self._get)
 
-        def do_POST(self) -> None:
-            self._answer(self._post)
+class _Handler(BaseHTTPRequestHandler):
+    """Answers the requests of kubectl."""
 
-        def do_PATCH(self) -> None:
-            self._answer(self._patch)
+    server: _Server
+    protocol_version = "HTTP/1.1"
 
-        def do_DELETE(self) -> None:
-            self._answer(self._delete)
+    def log_message(self, *_: Any) -> None:
+        """Write no log."""
 
-        def _answer(self, method: Callable[[str, dict[str, str]], Object | None]) -> None:
-            url = urlsplit(self.path)
-            query = {key: values[0] for key, values in parse_qs(url.query).items()}
-            try:
-                if not cluster.accepts_credentials:
-                    raise ApiError(401, "Unauthorized", "Unauthorized")
-                document = method(url.path, query)
-            except ApiError as error:
-                status = {"kind": "Status", "apiVersion": "v1", "status": "Failure"}
-                self._send(
-                    {**status, "message": str(error), "reason": error.reason, "code": error.code},
-                    error.code,
-                )
-                return
-            if document is not None:
-                self._send(document)
+    def do_GET(self) -> None:
+        self._answer(self._get)
 
-        def _send(self, document: Object, code: int = 200) -> None:
-            with cluster.store.lock:
-                content = json.dumps(document).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def do_POST(self) -> None:
+        self._answer(self._post)
 
-        def _read(self) -> Object:
-            content = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-            return dict(json.loads(content)) if content else {}
+    def do_PATCH(self) -> None:
+        self._answer(self._patch)
 
-        def _get(self, path: str, query: dict[str, str]) -> Object | None:
-            if (discovery := _discover(path)) is not None:
-                return discovery
-            place = _Place.parse(path)
-            if place.subresource == "log":
-                self._send_log(place, query)
-                return None
-            if place.name:
-                return cluster.store.find(place.resource, place.namespace, place.name)
-            labels = dict(
-                part.split("=", 1) for part in query.get("labelSelector", "").split(",") if part
+    def do_DELETE(self) -> None:
+        self._answer(self._delete)
+
+    def _answer(self, method: Callable[[str, dict[str, str]], Object | None]) -> None:
+        url = urlsplit(self.path)
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        try:
+            document = self._serve(method, url.path, query)
+        except ApiError as error:
+            status = {"kind": "Status", "apiVersion": "v1", "status": "Failure"}
+            self._send(
+                {**status, "message": str(error), "reason": error.reason, "code": error.code},
+                error.code,
             )
-            items = cluster.store.list(place.resource, place.namespace, **labels)
-            return {
-                "apiVersion": place.version,
-                "kind": f"{place.kind}List",
-                "metadata": {"resourceVersion": str(cluster.store.version)},
-                "items": items,
-            }
+            return
+        if document is not None:
+            self._send(document)
 
-        def _post(self, path: str, _: dict[str, str]) -> Object:
-            place, document = _Place.parse(path), self._read()
-            problems = find_problems(document, cluster.versions.get(place.kind))
-            if problems:
-                name = document["metadata"]["name"]
-                message = f'{place.kind} "{name}" is invalid: {"; ".join(problems)}'
-                raise ApiError(422, "Invalid", message)
-            if place.namespace:
-                document["metadata"]["namespace"] = place.namespace
-            return cluster.store.create(place.resource, document)
+    def _serve(
+        self,
+        method: Callable[[str, dict[str, str]], Object | None],
+        path: str,
+        query: dict[str, str],
+    ) -> Object | None:
+        if not self.server.cluster.accepts_credentials:
+            raise ApiError(401, "Unauthorized", "Unauthorized")
+        return method(path, query)
 
-        def _patch(self, path: str, _: dict[str, str]) -> Object:
-            place = _Place.parse(path)
-            return cluster.store.patch(place.resource, place.namespace, place.name, self._read())
+    def _send(self, document: Object, code: int = 200) -> None:
+        with self.server.cluster.store.lock:
+            content = json.dumps(document).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
-        def _delete(self, path: str, _: dict[str, str]) -> Object:
-            self._read()
-            place = _Place.parse(path)
-            return cluster.store.delete(place.resource, place.namespace, place.name)
+    def _read(self) -> Object:
+        content = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        return dict(json.loads(content)) if content else {}
 
-        def _send_log(self, place: _Place, query: dict[str, str]) -> None:
-            """Send the log of a pod; with `follow`, until its process ends."""
-            pod = cluster.store.find("pods", place.namespace, place.name)
-            path = cluster.kubelet.find_log(pod)
-            if path is None:
-                raise ApiError(400, "BadRequest", f"the container of {place.name} is not started")
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain")
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            with path.open("rb") as file:
-                while True:
-                    has_ended = cluster.kubelet.has_ended(pod)
-                    while content := file.read(1 << 16):
-                        self.wfile.write(b"%x\r\n%b\r\n" % (len(content), content))
-                    if has_ended or query.get("follow") != "true":
-                        break
-                    time.sleep(POLL_SECONDS)
-            self.wfile.write(b"0\r\n\r\n")
+    def _get(self, path: str, query: dict[str, str]) -> Object | None:
+        if (discovery := _discover(path)) is not None:
+            return discovery
+        target = _Target.parse(path)
+        if target.subresource == "log":
+            self._send_log(target, query)
+            return None
+        if target.name:
+            return self.server.cluster.store.find(target.resource, target.namespace, target.name)
+        labels = dict(
+            part.split("=", 1) for part in query.get("labelSelector", "").split(",") if part
+        )
+        items = self.server.cluster.store.list(target.resource, target.namespace, **labels)
+        return {
+            "apiVersion": target.version,
+            "kind": f"{target.kind}List",
+            "metadata": {"resourceVersion": str(self.server.cluster.store.version)},
+            "items": items,
+        }
 
-    return Handler
+    def _post(self, path: str, _: dict[str, str]) -> Object:
+        target, document = _Target.parse(path), self._read()
+        problems = find_problems(document, self.server.cluster.versions.get(target.kind))
+        if problems:
+            name = document["metadata"]["name"]
+            message = f'{target.kind} "{name}" is invalid: {"; ".join(problems)}'
+            raise ApiError(422, "Invalid", message)
+        if target.namespace:
+            document["metadata"]["namespace"] = target.namespace
+        return self.server.cluster.store.create(target.resource, document)
+
+    def _patch(self, path: str, _: dict[str, str]) -> Object:
+        target = _Target.parse(path)
+        return self.server.cluster.store.patch(
+            target.resource, target.namespace, target.name, self._read()
+        )
+
+    def _delete(self, path: str, _: dict[str, str]) -> Object:
+        self._read()
+        target = _Target.parse(path)
+        return self.server.cluster.store.delete(target.resource, target.namespace, target.name)
+
+    def _send_log(self, target: _Target, query: dict[str, str]) -> None:
+        """Send the log of a pod; with `follow`, until its process ends."""
+        pod = self.server.cluster.store.find("pods", target.namespace, target.name)
+        path = self.server.cluster.kubelet.find_log(pod)
+        if path is None:
+            raise ApiError(400, "BadRequest", f"the container of {target.name} is not started")
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        with path.open("rb") as file:
+            while True:
+                has_ended = self.server.cluster.kubelet.has_ended(pod)
+                while content := file.read(1 << 16):
+                    self.wfile.write(b"%x\r\n%b\r\n" % (len(content), content))
+                if has_ended or query.get("follow") != "true":
+                    break
+                time.sleep(POLL_SECONDS)
+        self.wfile.write(b"0\r\n\r\n")
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Target:
     """The resource that a path names."""
 
     version: str
@@ -360,7 +378,7 @@ class _Place:
     subresource: str
 
     @classmethod
-    def parse(cls, path: str) -> _Place:
+    def parse(cls, path: str) -> _Target:
         parts = path.strip("/").split("/")
         size = 2 if parts[0] == "api" else 3
         version, rest = "/".join(parts[1:size]), parts[size:]

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -76,18 +73,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 
 @pytest.fixture(scope="module")
-def place(cluster: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> ClusterWorkplace:
+def workplace(cluster: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> ClusterWorkplace:
     """Return a folder whose commands use the cluster."""
-    workplace = create_workplace(tmp_path_factory.mktemp("place"))
-    return ClusterWorkplace(workplace.root, workplace.data, cluster=cluster)
+    simple = create_workplace(tmp_path_factory.mktemp("workplace"))
+    return ClusterWorkplace(simple.root, simple.data, cluster=cluster)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(place: ClusterWorkplace) -> Path:
+def undisturbed_folder(workplace: ClusterWorkplace) -> Path:
     """Return the output folder of a PyTorchJob on two nodes that nothing disturbs."""
-    handle = place.submit(place.write_job("undisturbed"), TWO_NODES, *use_pytorch_job())
-    assert_succeeds(place, handle)
-    return place.root / "out-undisturbed"
+    handle = workplace.submit(workplace.write_job("undisturbed"), TWO_NODES, *use_pytorch_job())
+    assert_succeeds(workplace, handle)
+    return workplace.root / "out-undisturbed"
 
 
 def use_pytorch_job() -> tuple[str, ...]:
@@ -95,31 +92,31 @@ def use_pytorch_job() -> tuple[str, ...]:
     return ('launch.target=[{kind="kubernetes", api="pytorchjob"}]',)
 
 
-def assert_succeeds(place: ClusterWorkplace, handle: str) -> dict[str, Any]:
+def assert_succeeds(workplace: ClusterWorkplace, handle: str) -> dict[str, Any]:
     """Wait for a job and return its last status."""
-    answer = place.run("job", "wait", handle, "-o", "json")
-    assert answer.code == 0, answer.error + "\n".join(place.run("job", "logs", handle).output)
+    answer = workplace.run("job", "wait", handle, "-o", "json")
+    assert answer.code == 0, answer.error + "\n".join(workplace.run("job", "logs", handle).output)
     assert answer.document["state"] == "succeeded"
     return answer.document
 
 
 @pytest.mark.parametrize("node", [1, 0])
 def test_a_pytorch_job_that_loses_a_node_equals_the_undisturbed_job(
-    place: ClusterWorkplace,
+    workplace: ClusterWorkplace,
     cluster: ApiServer,
-    undisturbed: Path,
+    undisturbed_folder: Path,
     figure: Callable[[str, float], None],
     node: int,
 ) -> None:
     name = f"lost-{node}"
-    folder = place.root / f"out-{name}"
-    handle = place.submit(place.write_job(name), TWO_NODES, *use_pytorch_job())
+    folder = workplace.root / f"out-{name}"
+    handle = workplace.submit(workplace.write_job(name), TWO_NODES, *use_pytorch_job())
     assert handle == f"kubernetes://{CONTEXT}/default/pytorchjob/{name}"
     wait_until(lambda: count_steps(folder) >= 30, "step 30")
     lost_at, step = time.time(), count_steps(folder)
     cluster.lose_node(f"{name}-worker-{node}")
     seconds = find_recovery_seconds(folder, lost_at, step)
     figure(f"seconds from the loss of pod {node} of a PyTorchJob to the next step", seconds)
-    document = assert_succeeds(place, handle)
+    document = assert_succeeds(workplace, handle)
     assert document["progress"]["step"] == STEPS
-    assert_same(undisturbed, folder)
+    assert_same(undisturbed_folder, folder)

@@ -173,8 +173,8 @@ class Kubernetes(Launcher):
     def _build_command(self, document: dict[str, Any]) -> tuple[str, ...]:
         """Return the command line that creates a document."""
         context = () if self.context is None else (f"--context={self.context}",)
-        place = (*context, f"--namespace={self.namespace}")
-        return ("kubectl", *place, "create", "-f", _name_file(document))
+        options = (*context, f"--namespace={self.namespace}")
+        return ("kubectl", *options, "create", "-f", _name_file(document))
 
     def _describe_restarts(self, job: JobSpec, api: str) -> str:
         """Return what happens after the loss of a node, as one sentence."""

@@ -242,8 +242,8 @@ class JobClient:
 
 
 def _convert_event(event: Object) -> JobEvent:
-    place = event["involvedObject"]
-    source = f"{place.get('kind', '').lower()}/{place['name']}"
+    subject = event["involvedObject"]
+    source = f"{subject.get('kind', '').lower()}/{subject['name']}"
     return JobEvent(_event_time(event), source, f"{event.get('reason', '')}: {event['message']}")
 
 

@@ -76,7 +76,11 @@ class Cluster:
         """Yield the lines that a command prints, while it runs."""
         command = [find_client("kubectl", PACKAGE), *self._options, *arguments]
         with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
         ) as process:
             try:
                 for line in process.stdout or ():

@@ -1,9 +1,12 @@
 """The pods that the operators of Kubeflow and Kubernetes create for the documents of a job.
 
-A rehearsal starts them as local processes. The variables are those of kubeflow/training-operator
-(pkg/controller.v1/pytorch/envvar.go and elastic.go), kubeflow/trainer
-(pkg/runtime/framework/plugins/torch/torch.go), and of an Indexed Job
-(https://kubernetes.io/docs/tasks/job/indexed-parallel-processing-static).
+A rehearsal starts them as local processes. The sources of their variables:
+
+| kind | source |
+| --- | --- |
+| PyTorchJob | kubeflow/training-operator, pkg/controller.v1/pytorch: envvar.go, elastic.go |
+| TrainJob | kubeflow/trainer, pkg/runtime/framework/plugins/torch/torch.go |
+| Job | https://kubernetes.io/docs/tasks/job/indexed-parallel-processing-static |
 """
 
 from __future__ import annotations

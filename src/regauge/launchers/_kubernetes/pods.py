@@ -48,7 +48,9 @@ def build_metadata(job: JobSpec, namespace: str, queue: str | None) -> dict[str,
         labels[QUEUE_LABEL] = queue
     annotations = {VERB: job.verb, PROCESSES: str(count_processes(job) or "auto")}
     if job.output:
-        annotations[OUTPUT] = job.output
+        is_remote = "://" in job.output
+        folder = job.output if is_remote else str(find_run_file(job).parent / job.output)
+        annotations[OUTPUT] = folder
     if job.usd_per_hour is not None:
         annotations[PRICE] = f"{job.usd_per_hour:.4f}"
     if job.machine is not None and job.machine.price_date:

@@ -1,8 +1,8 @@
 """The PyTorchJob (kubeflow.org/v1) of a training whose number of nodes may change.
 
-The document is valid for the training operator 1.7, 1.8 and 1.9. Every node is a worker: the
-operator sets PET_NNODES, PET_RDZV_* and PET_MAX_RESTARTS in its container, which must be named
-`pytorch` (kubeflow/training-operator, pkg/controller.v1/pytorch/elastic.go and envvar.go).
+The document is valid for the training operator 1.7, 1.8 and 1.9. Every node is a worker, and its
+container must be named `pytorch`. The operator sets PET_NNODES and PET_RDZV_* there. Source:
+kubeflow/training-operator, pkg/controller.v1/pytorch/elastic.go.
 """
 
 from __future__ import annotations

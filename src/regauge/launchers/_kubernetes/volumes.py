@@ -32,7 +32,7 @@ _SOURCES = {"efs": re.compile(r"fs-[0-9a-f]+"), "ebs": re.compile(r"vol-[0-9a-f]
 _KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
 
-def config_map_name(job: JobSpec) -> str:
+def name_config_map(job: JobSpec) -> str:
     """Return the name of the ConfigMap that contains the run file."""
     return f"{job.name}-run-file"
 
@@ -48,7 +48,7 @@ def build_config_map(job: JobSpec, metadata: dict[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {**metadata, "name": config_map_name(job)},
+        "metadata": {**metadata, "name": name_config_map(job)},
         "data": {name: job.run_file_text},
         "immutable": True,
     }
@@ -71,7 +71,7 @@ def build_volumes(job: JobSpec) -> tuple[list[dict[str, Any]], list[dict[str, An
     mounts: list[dict[str, Any]] = [{"name": SHARED_MEMORY, "mountPath": SHARED_MEMORY_MOUNT}]
     if job.run_file_text:
         path = find_run_file(job)
-        volumes.append({"name": RUN_FILE, "configMap": {"name": config_map_name(job)}})
+        volumes.append({"name": RUN_FILE, "configMap": {"name": name_config_map(job)}})
         mounts.append({"name": RUN_FILE, "mountPath": str(path), "subPath": path.name})
     for volume in job.volumes:
         _check_volume(volume, job)
@@ -95,7 +95,7 @@ def build_claims(job: JobSpec, metadata: dict[str, Any]) -> list[dict[str, Any]]
     for volume in job.volumes:
         if volume.kind not in DRIVERS:
             continue
-        name = claim_name(volume, job)
+        name = name_claim(volume, job)
         modes = ["ReadWriteOnce" if volume.kind == "ebs" else "ReadWriteMany"]
         common = {"accessModes": modes, "storageClassName": ""}
         size = {"storage": FILE_SYSTEM_SIZE}
@@ -122,7 +122,7 @@ def build_claims(job: JobSpec, metadata: dict[str, Any]) -> list[dict[str, Any]]
     return documents
 
 
-def claim_name(volume: Volume, job: JobSpec) -> str:
+def name_claim(volume: Volume, job: JobSpec) -> str:
     """Return the name of the claim of a volume: an existing one, or that of this job."""
     return volume.source if volume.kind == "claim" else f"{job.name}-{volume.name}"
 
@@ -131,7 +131,7 @@ def _build_source(volume: Volume, job: JobSpec) -> dict[str, Any]:
     """Return the source of a pod's volume."""
     if volume.kind == "host":
         return {"hostPath": {"path": volume.source}}
-    claim: dict[str, Any] = {"claimName": claim_name(volume, job)}
+    claim: dict[str, Any] = {"claimName": name_claim(volume, job)}
     return {"persistentVolumeClaim": {**claim, "readOnly": True} if volume.read_only else claim}
 
 

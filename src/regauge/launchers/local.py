@@ -73,7 +73,7 @@ CANCEL_SECONDS = GRACE_SECONDS + 10.0
 LOG_POLL_SECONDS = 0.2
 
 
-class Local(Launcher):
+class LocalNodes(Launcher):
     """Simulated nodes: processes of this machine that meet on the loopback interface."""
 
     supports_elastic: ClassVar[bool] = True
@@ -260,7 +260,7 @@ def _start_scheduler(folder: Path) -> None:
 
 
 def _build_handle(folder: Path) -> Handle:
-    return Handle(Local.kind, socket.gethostname(), str(folder).lstrip("/"))
+    return Handle(LocalNodes.kind, socket.gethostname(), str(folder).lstrip("/"))
 
 
 def _find_job(handle: Handle) -> Path:

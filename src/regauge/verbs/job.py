@@ -11,8 +11,8 @@ from cyclopts import Parameter
 from regauge import log, stop_signals, verbs
 from regauge.errors import ChildError, TransientError
 from regauge.launchers import Handle, JobStatus, LogRequest
+from regauge.launching.job_progress import add_progress
 from regauge.launching.planning import select_launcher
-from regauge.launching.progress import add_progress
 from regauge.launching.settings import Launch
 
 if TYPE_CHECKING:

@@ -68,6 +68,8 @@ class Store:
     version: int = 0
     refused: set[str] = field(default_factory=set)
     """Kinds that the server refuses to create."""
+    deleted: list[tuple[str, str, str]] = field(default_factory=list)
+    """Keys of deleted objects, in their order."""
 
     def create(self, resource: str, document: Object) -> Object:
         """Store a new object; raises ApiError if its name is taken."""
@@ -108,6 +110,7 @@ class Store:
         with self.lock:
             item = self.find(resource, namespace, name)
             del self.objects[resource, namespace, name]
+            self.deleted.append((resource, namespace, name))
             return item
 
     def patch(self, resource: str, namespace: str, name: str, patch: Object) -> Object:

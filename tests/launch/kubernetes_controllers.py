@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from regauge.launchers._kubernetes.job_status import find_index
 from regauge.launchers._kubernetes.operators import PodSpec, list_pods
 
 if TYPE_CHECKING:
@@ -67,20 +68,25 @@ class Controllers:
             if job["spec"]["runPolicy"]["cleanPodPolicy"] == "Running":
                 self._delete([pod for pod in pods if pod["status"]["phase"] in _ACTIVE])
             return
-        by_index = {_index(pod): pod for pod in pods}
+        by_index = {find_index(pod): pod for pod in pods}
         for spec in list_pods([job]):
             pod = by_index.get(spec.node)
             if pod is None:
-                index = {"training.kubeflow.org/replica-index": str(spec.node)}
-                template = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-                self._create(job, spec, spec.host_name, template, {**label, **index})
+                role, index = spec.host_name.rsplit("-", 2)[1:]
+                labels = {
+                    **label,
+                    "training.kubeflow.org/replica-type": role,
+                    "training.kubeflow.org/replica-index": index,
+                }
+                template = job["spec"]["pytorchReplicaSpecs"][role.title()]["template"]
+                self._create(job, spec, spec.host_name, template, labels)
             elif pod["status"]["phase"] == "Failed":
                 self._handle_worker(job, pod)
         phases = Counter(pod["status"]["phase"] for pod in pods)
         if phases["Running"] and not _is_finished(job):
             _set_condition(job, "Running", "True", "PyTorchJob is running.")
             _set_condition(job, "Restarting", "False", "PyTorchJob is running.")
-        if phases["Succeeded"] == job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"]:
+        if 0 in by_index and by_index[0]["status"]["phase"] == "Succeeded":
             _set_condition(job, "Succeeded", "True", "PyTorchJob successfully completed.")
             job["status"]["completionTime"] = _now()
 
@@ -112,7 +118,7 @@ class Controllers:
         if failed_indexes is None:
             return
         for pod_spec in list_pods(documents):
-            attempts = [pod for pod in pods if _index(pod) == pod_spec.node]
+            attempts = [pod for pod in pods if find_index(pod) == pod_spec.node]
             is_done = any(pod["status"]["phase"] in {*_ACTIVE, "Succeeded"} for pod in attempts)
             if is_done or pod_spec.node in failed_indexes:
                 continue
@@ -136,9 +142,9 @@ class Controllers:
                 _set_condition(job, "Failed", "True", message)
                 return None
             if action == "FailIndex":
-                failed.add(_index(pod))
+                failed.add(find_index(pod))
             elif action != "Ignore":
-                counted[_index(pod)] += 1
+                counted[find_index(pod)] += 1
         if counted.total() > spec.get("backoffLimit", 1 << 31):
             message = "Job has reached the specified backoff limit"
             _set_condition(job, "Failed", "True", message)
@@ -150,7 +156,7 @@ class Controllers:
         self, job: Object, spec: Object, pods: list[Object], failed: set[int]
     ) -> None:
         """Write the last condition of a Job whose indexes have all ended."""
-        done = {_index(pod) for pod in pods if pod["status"]["phase"] == "Succeeded"}
+        done = {find_index(pod) for pod in pods if pod["status"]["phase"] == "Succeeded"}
         if len(done | failed) < spec.get("completions", 1):
             return
         if failed:
@@ -219,12 +225,6 @@ def _exit_code(pod: Object) -> int | None:
         if "terminated" in status["state"]:
             return int(status["state"]["terminated"]["exitCode"])
     return None
-
-
-def _index(pod: Object) -> int:
-    labels = pod["metadata"]["labels"]
-    keys = ("training.kubeflow.org/replica-index", "batch.kubernetes.io/job-completion-index")
-    return next(int(labels[key]) for key in keys if key in labels)
 
 
 def _is_finished(job: Object) -> bool:

@@ -178,7 +178,7 @@ class Kubelet:
         """Return addresses and paths of this machine for those of the pod."""
         job = pod["metadata"]["labels"]["regauge/job"]
         leaders = (
-            f"{job}-worker-0:{pytorch_job.PORTS['c10d']}",
+            f"{job}-master-0:{pytorch_job.PORTS['c10d']}",
             f"{job}-node-0-0.{job}:{train_job.PORT}",
         )
         replacements = {}

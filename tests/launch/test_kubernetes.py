@@ -1,122 +1,108 @@
-"""Jobs on a small cluster: kubectl submits the documents, and pods run them as local processes."""
+"""Trainings on a small cluster that lose a node and equal the undisturbed training."""
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from distributed.jobs import lines, losses
 from distributed.test_resume import assert_same
-from launch.kubernetes_api import CONTEXT, ApiServer, serve_cluster
-from launch.schemas import require_schemas
-from launch.training_jobs import (
-    STEPS,
-    Answer,
-    Workplace,
-    count_steps,
-    create_workplace,
-    find_recovery_seconds,
-    wait_until,
-)
+from launch.cluster_workplace import ClusterWorkplace, use_pytorch_job
+from launch.kubernetes_api import CONTEXT, ApiServer
+from launch.training_jobs import STEPS, count_steps, find_recovery_seconds, wait_until
 
 TWO_NODES, ELASTIC = "execution.nodes.count=2", "execution.nodes.count=1:2"
-PROOF = "that documents are accepted, run, and survive the loss of a node"
-LIGHT: dict[str, Any] = {"stop": {"steps": 4}, "execution": {"nodes": {"last_call_seconds": 0.0}}}
-
-
-@dataclass
-class ClusterWorkplace(Workplace):
-    """A workplace whose commands use a cluster."""
-
-    cluster: ApiServer | None = None
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The environment of the commands, with the configuration of kubectl."""
-        assert self.cluster is not None
-        return {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig)}
-
-    def write_job(self, name: str, launch: dict[str, Any] | None = None, **changes: Any) -> Path:
-        """Write a run file with the table [launch], whose pods mount this folder."""
-        path = self.write_run(name, **changes)
-        root = str(self.root)
-        volume = {"name": "files", "kind": "host", "mount": root, "source": root}
-        table = {"image": "registry.example/regauge:1", "volumes": [volume], **(launch or {})}
-        path.write_text(json.dumps({**json.loads(path.read_text()), "launch": table}))
-        return path
-
-    def submit(self, run_file: Path, *arguments: str, verb: str = "train") -> str:
-        """Submit a job; return its handle."""
-        return self.launch(run_file, verb, *arguments, "--on", "kubernetes")
-
-    def try_submit(self, run_file: Path, *arguments: str, verb: str = "train") -> Answer:
-        """Submit a job that may be refused."""
-        command = ("launch", str(run_file), verb, *arguments, "--on", "kubernetes", "-o", "json")
-        return self.run(*command)
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """Return a cluster; tests that need a failure change its attributes and restore them."""
-    if shutil.which("kubectl") is None:
-        pytest.skip(f"no kubectl here: {PROOF} on Kubernetes is not proved")
-    require_schemas(PROOF)
-    with serve_cluster(tmp_path_factory.mktemp("cluster")) as api_server:
-        yield api_server
-
-
-@pytest.fixture(scope="module")
-def workplace(cluster: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> ClusterWorkplace:
-    """Return a folder whose commands use the cluster."""
-    simple = create_workplace(tmp_path_factory.mktemp("workplace"))
-    return ClusterWorkplace(simple.root, simple.data, cluster=cluster)
+CLOSE = 1e-4
+"""Relative difference of losses if the number of nodes changes: sums have another order."""
 
 
 @pytest.fixture(scope="module")
 def undisturbed_folder(workplace: ClusterWorkplace) -> Path:
     """Return the output folder of a PyTorchJob on two nodes that nothing disturbs."""
     handle = workplace.submit(workplace.write_job("undisturbed"), TWO_NODES, *use_pytorch_job())
-    assert_succeeds(workplace, handle)
+    assert workplace.assert_succeeds(handle)["attempt"] == 1
     return workplace.root / "out-undisturbed"
 
 
-def use_pytorch_job() -> tuple[str, ...]:
-    """Return the override that selects a PyTorchJob for a fixed number of nodes."""
-    return ('launch.target=[{kind="kubernetes", api="pytorchjob"}]',)
-
-
-def assert_succeeds(workplace: ClusterWorkplace, handle: str) -> dict[str, Any]:
-    """Wait for a job and return its last status."""
-    answer = workplace.run("job", "wait", handle, "-o", "json")
-    assert answer.code == 0, answer.error + "\n".join(workplace.run("job", "logs", handle).output)
-    assert answer.document["state"] == "succeeded"
-    return answer.document
-
-
-@pytest.mark.parametrize("node", [1, 0])
+@pytest.mark.parametrize("pod", ["master-0", "worker-0"])
 def test_a_pytorch_job_that_loses_a_node_equals_the_undisturbed_job(
     workplace: ClusterWorkplace,
     cluster: ApiServer,
     undisturbed_folder: Path,
     figure: Callable[[str, float], None],
-    node: int,
+    pod: str,
 ) -> None:
-    name = f"lost-{node}"
+    name = f"lost-{pod}"
     folder = workplace.root / f"out-{name}"
     handle = workplace.submit(workplace.write_job(name), TWO_NODES, *use_pytorch_job())
     assert handle == f"kubernetes://{CONTEXT}/default/pytorchjob/{name}"
     wait_until(lambda: count_steps(folder) >= 30, "step 30")
     lost_at, step = time.time(), count_steps(folder)
-    cluster.lose_node(f"{name}-worker-{node}")
+    cluster.lose_node(f"{name}-{pod}")
     seconds = find_recovery_seconds(folder, lost_at, step)
-    figure(f"seconds from the loss of pod {node} of a PyTorchJob to the next step", seconds)
-    document = assert_succeeds(workplace, handle)
+    figure(f"seconds from the loss of {pod} of a PyTorchJob to the next step", seconds)
+    document = workplace.assert_succeeds(handle)
     assert document["progress"]["step"] == STEPS
     assert_same(undisturbed_folder, folder)
+
+
+def test_a_train_job_that_loses_a_node_equals_the_undisturbed_job(
+    workplace: ClusterWorkplace,
+    cluster: ApiServer,
+    undisturbed_folder: Path,
+    figure: Callable[[str, float], None],
+) -> None:
+    """The loss of a node does not count as an attempt, and the launching process is killed."""
+    folder = workplace.root / "out-fixed"
+    handle = workplace.submit(workplace.write_job("fixed"), TWO_NODES)
+    assert handle.endswith("/default/trainjob/fixed")
+    waiting = subprocess.Popen(
+        [sys.executable, "-m", "regauge", "job", "wait", handle],
+        env=workplace.environment,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    wait_until(lambda: count_steps(folder) >= 30, "step 30")
+    os.killpg(waiting.pid, signal.SIGKILL)
+    waiting.wait()
+    lost_at, step = time.time(), count_steps(folder)
+    (pod,) = (pod for pod in cluster.find_pods("fixed") if "-0-1-" in pod["metadata"]["name"])
+    cluster.lose_node(pod["metadata"]["name"])
+    seconds = find_recovery_seconds(folder, lost_at, step)
+    figure("seconds from the loss of a node of a TrainJob to the next step", seconds)
+    document = workplace.assert_succeeds(handle)
+    assert document["attempt"] == 2
+    assert_same(undisturbed_folder, folder)
+
+
+def test_an_elastic_job_continues_on_fewer_nodes_and_ends(
+    workplace: ClusterWorkplace,
+    cluster: ApiServer,
+    undisturbed_folder: Path,
+    figure: Callable[[str, float], None],
+) -> None:
+    """The cluster has no room for a second node after the loss; the job ends without it."""
+    folder = workplace.root / "out-elastic"
+    handle = workplace.submit(workplace.write_job("elastic"), ELASTIC)
+    wait_until(lambda: count_steps(folder) >= 30, "step 30")
+    cluster.kubelet.capacity = 1
+    try:
+        lost_at, step = time.time(), count_steps(folder)
+        cluster.lose_node("elastic-worker-0")
+        seconds = find_recovery_seconds(folder, lost_at, step)
+        figure("seconds from the loss of a node of an elastic job to the next step", seconds)
+        document = workplace.read_status(handle)
+        assert (document["state"], document["nodes"][0]["state"]) == ("running", "running")
+        assert "no node has room" in document["nodes"][1]["reason"]
+        workplace.assert_succeeds(handle)
+    finally:
+        cluster.kubelet.capacity = 8
+    assert losses(lines(folder)) == pytest.approx(losses(lines(undisturbed_folder)), rel=CLOSE)
+    assert len(cluster.find_pods("elastic")) == 1, "the waiting worker is not deleted"

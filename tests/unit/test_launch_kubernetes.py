@@ -106,9 +106,13 @@ def find_document(plan: LaunchPlan, kind: str) -> dict[str, Any]:
 
 def find_container(plan: LaunchPlan) -> dict[str, Any]:
     """Return the container of the pods of a plan."""
+    return dict(find_pod(plan)["containers"][0])
+
+
+def find_pod(plan: LaunchPlan) -> dict[str, Any]:
+    """Return the specification of the pods of a plan, which all of its roles share."""
     (template,) = lints_kubernetes.list_templates(plan)
-    (container,) = template.spec["containers"]
-    return dict(container)
+    return template.spec
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -180,12 +184,13 @@ def test_elastic_nodes_are_a_pytorch_job_and_fixed_nodes_a_train_job() -> None:
         "maxReplicas": 4,
         "maxRestarts": 2,
         "rdzvBackend": "c10d",
-        "rdzvHost": "llama-worker-0",
+        "rdzvHost": "llama-master-0",
         "rdzvPort": 29400,
         "rdzvId": "default-llama",
     }
     assert spec["nprocPerNode"] == "8"
-    assert spec["pytorchReplicaSpecs"]["Worker"]["replicas"] == 4
+    replicas = {role: item["replicas"] for role, item in spec["pytorchReplicaSpecs"].items()}
+    assert replicas == {"Master": 1, "Worker": 3}
     assert find_container(plan)["name"] == "pytorch"
     assert "the number of nodes is 1:4, and a TrainJob is not elastic" in plan.notes[0]
     plan = build_plan()
@@ -217,8 +222,7 @@ def test_devices_and_efa_are_in_requests_and_limits(
     assert resources["limits"] == devices
     assert devices.items() <= resources["requests"].items()
     assert int(resources["requests"]["cpu"]) < (machine.vcpus or 0)
-    (template,) = lints_kubernetes.list_templates(plan)
-    assert {item["key"] for item in template.spec["tolerations"]} >= {resource}
+    assert {item["key"] for item in find_pod(plan)["tolerations"]} >= {resource}
 
 
 def test_one_node_requests_no_efa() -> None:
@@ -265,9 +269,8 @@ def test_secrets_are_references_and_the_run_file_is_mounted_alone() -> None:
     mounts = {item["mountPath"]: item for item in container["volumeMounts"]}
     assert mounts["/workspace/llama.toml"]["subPath"] == "llama.toml"
     assert find_document(plan, "ConfigMap")["data"] == {"llama.toml": ELASTIC.run_file_text}
-    (template,) = lints_kubernetes.list_templates(plan)
     memory = {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "288Gi"}}
-    assert memory in template.spec["volumes"]
+    assert memory in find_pod(plan)["volumes"]
 
 
 def test_the_price_and_the_output_are_annotations() -> None:
@@ -308,6 +311,7 @@ EBS = Volume("disk", "/disk", "vol-0123456789abcdef0", "ebs")
             },
             r"image_pull_secrets",
         ),
+        ({"min_nodes": 1, "max_nodes": 1}, {"api": "pytorchjob"}, r"at least two nodes"),
         (
             {"min_nodes": 1, "rendezvous": "etcd"},
             {},
@@ -510,8 +514,12 @@ def test_shellcheck_accepts_the_restart_script(tmp_path: Path) -> None:
 
 def build_pod(phase: str, index: int = 0, **status: Any) -> dict[str, Any]:
     """Return a pod of a PyTorchJob."""
-    labels = {"training.kubeflow.org/replica-index": str(index)}
-    metadata = {"name": f"llama-worker-{index}", "labels": labels}
+    role, number = ("worker", index - 1) if index else ("master", 0)
+    labels = {
+        "training.kubeflow.org/replica-type": role,
+        "training.kubeflow.org/replica-index": str(number),
+    }
+    metadata = {"name": f"llama-{role}-{number}", "labels": labels}
     return {"metadata": metadata, "spec": {}, "status": {"phase": phase, **status}}
 
 

@@ -167,12 +167,14 @@ def check_reserved_variables(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def list_templates(plan: LaunchPlan) -> list[PodTemplate]:
-    """Return the specifications of the pods of all documents of a plan."""
-    return [
-        PodTemplate(document["kind"], spec)
-        for document in _list_documents(plan)
-        for spec in _find_pod_specs(document)
-    ]
+    """Return the different specifications of the pods of all documents of a plan."""
+    templates: list[PodTemplate] = []
+    for document in _list_documents(plan):
+        for spec in _find_pod_specs(document):
+            template = PodTemplate(document["kind"], spec)
+            if template not in templates:
+                templates.append(template)
+    return templates
 
 
 def _list_documents(plan: LaunchPlan) -> list[dict[str, Any]]:

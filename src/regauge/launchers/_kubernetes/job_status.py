@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from regauge.launchers import Handle, JobState
 
 Object = dict[str, Any]
-INDEX_KEYS = ("training.kubeflow.org/replica-index", "batch.kubernetes.io/job-completion-index")
-"""Labels and annotations of pods with the number of their node."""
+COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+"""Label and annotation of the pods of an Indexed Job."""
+REPLICA_TYPE = "training.kubeflow.org/replica-type"
+REPLICA_INDEX = "training.kubeflow.org/replica-index"
+"""Labels of the pods of a PyTorchJob; its workers follow the master."""
 SUCCESS_CONDITIONS = ("Succeeded", "Complete")
 IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 CONFIGURATION_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
@@ -81,7 +84,9 @@ def find_index(pod: Object) -> int:
     """Return the number of the node of a pod."""
     metadata = pod["metadata"]
     values = {**metadata.get("annotations", {}), **metadata.get("labels", {})}
-    return next((int(values[key]) for key in INDEX_KEYS if key in values), 0)
+    if REPLICA_INDEX in values:
+        return int(values[REPLICA_INDEX]) + (values.get(REPLICA_TYPE) == "worker")
+    return int(values.get(COMPLETION_INDEX, 0))
 
 
 def find_exit_code(pod: Object) -> int | None:

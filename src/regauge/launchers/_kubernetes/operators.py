@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from regauge.launchers import LaunchPlan, LeaderAddress
 
+MASTER_PORT = 23456
+"""Port of MASTER_PORT that the training operator sets by default."""
 TRAINER_PORT = 29500
 """Port of PET_MASTER_PORT that the trainer sets."""
 
@@ -67,9 +69,14 @@ def list_node_commands(plan: LaunchPlan, leader: LeaderAddress) -> list[NodeComm
 
 
 def _list_workers(job: dict[str, Any]) -> list[PodSpec]:
-    """Return the workers of a PyTorchJob."""
+    """Return the nodes of a PyTorchJob: the master, and the workers after it."""
     spec, policy = job["spec"], job["spec"]["elasticPolicy"]
-    worker = spec["pytorchReplicaSpecs"]["Worker"]
+    name, replicas = job["metadata"]["name"], spec["pytorchReplicaSpecs"]
+    hosts = [
+        (f"{name}-{role.lower()}-{index}", replicas[role]["template"]["spec"])
+        for role in ("Master", "Worker")
+        for index in range(replicas[role]["replicas"])
+    ]
     variables = {
         "PYTHONUNBUFFERED": "1",
         "PET_RDZV_ENDPOINT": f"{policy['rdzvHost']}:{policy['rdzvPort']}",
@@ -78,11 +85,13 @@ def _list_workers(job: dict[str, Any]) -> list[PodSpec]:
         "PET_MAX_RESTARTS": str(policy["maxRestarts"]),
         "PET_NPROC_PER_NODE": spec["nprocPerNode"],
         "PET_RDZV_ID": policy["rdzvId"],
+        "MASTER_ADDR": f"{name}-master-0",
+        "MASTER_PORT": str(MASTER_PORT),
+        "WORLD_SIZE": str(len(hosts)),
     }
-    name, template = job["metadata"]["name"], worker["template"]["spec"]
     return [
-        _build_pod(index, f"{name}-worker-{index}", template, variables)
-        for index in range(worker["replicas"])
+        _build_pod(node, host, template, {**variables, "RANK": str(node)})
+        for node, (host, template) in enumerate(hosts)
     ]
 
 

@@ -1,8 +1,12 @@
 """The PyTorchJob (kubeflow.org/v1) of a training whose number of nodes may change.
 
-The document is valid for the training operator 1.7, 1.8 and 1.9. Every node is a worker, and its
-container must be named `pytorch`. The operator sets PET_NNODES and PET_RDZV_* there. Source:
+The document is valid for the training operator 1.7, 1.8 and 1.9. The container of a node must be
+named `pytorch`. The operator sets PET_NNODES and PET_RDZV_* there. Source:
 kubeflow/training-operator, pkg/controller.v1/pytorch/elastic.go.
+
+Node 0 is the master. Without a master, the job would end only after every worker has ended, and a
+worker for which the cluster has no room never starts (UpdateJobStatus in
+pytorchjob_controller.go).
 """
 
 from __future__ import annotations
@@ -34,7 +38,10 @@ def build_pytorch_job(
     Pods restart by exit code. The operator counts no restarts with this policy, so the container
     limits its attempts itself.
     """
-    check_host_name(job, f"-worker-{job.max_nodes - 1}")
+    if job.max_nodes == 1:
+        problem = "an elastic PyTorchJob has at least two nodes, and the number of nodes is 1"
+        raise SettingsError(problem, "set launch.target.api to 'trainjob'")
+    check_host_name(job, f"-worker-{job.max_nodes - 2}")
     template = build_pod_template(job, pod, CONTAINER, metadata)
     container = template["spec"]["containers"][0]
     container["command"] = [*SHELL, build_restart_script(job.max_attempts), "regauge-restart"]
@@ -44,12 +51,15 @@ def build_pytorch_job(
         run_policy["activeDeadlineSeconds"] = round(job.hours * SECONDS_PER_HOUR)
     if ttl_seconds is not None:
         run_policy["ttlSecondsAfterFinished"] = ttl_seconds
-    worker = {"replicas": job.max_nodes, "restartPolicy": "ExitCode", "template": template}
+    replicas = {
+        role: {"replicas": count, "restartPolicy": "ExitCode", "template": template}
+        for role, count in (("Master", 1), ("Worker", job.max_nodes - 1))
+    }
     spec = {
         "nprocPerNode": str(job.processes),
         "elasticPolicy": _build_elastic_policy(job, metadata["namespace"]),
         "runPolicy": run_policy,
-        "pytorchReplicaSpecs": {"Worker": worker},
+        "pytorchReplicaSpecs": replicas,
     }
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
 
@@ -67,8 +77,8 @@ def build_restart_script(max_attempts: int) -> str:
 
 
 def find_leader(job: JobSpec) -> str:
-    """Return the host and port of the c10d rendezvous: the Service of worker 0."""
-    return f"{job.name}-worker-0:{PORTS['c10d']}"
+    """Return the host and port of the c10d rendezvous: the Service of the master."""
+    return f"{job.name}-master-0:{PORTS['c10d']}"
 
 
 def _build_elastic_policy(job: JobSpec, namespace: str) -> dict[str, Any]:

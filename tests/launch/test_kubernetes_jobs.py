@@ -20,7 +20,7 @@ RECORDS, JOBS = 1200, 3
 TWO_NODES = "execution.nodes.count=2"
 SECRET_VALUE = "hf_cluster_secret_value"  # noqa: S105 - of this test
 BRIEF: dict[str, Any] = {"stop": {"steps": 6}, "output": {"checkpoint": {"every_steps": 3}}}
-ENDLESS: dict[str, Any] = {"stop": {"steps": 100_000}}
+ENDLESS: dict[str, Any] = {"stop": {"steps": 100_000}, "execution": {"compile": "off"}}
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def test_pending_jobs_have_a_reason_in_plain_words(
         cancel_and_clean_up(workplace, handle)
     with change(cluster.controllers, quota=0):
         handle = workplace.submit(run_file, TWO_NODES)
-        wait_for_reason(workplace, handle, "quota compute: pods=1 is requested, pods=0 of pods=0")
+        wait_for_reason(workplace, handle, "quota compute: pods=1 is requested, ")
         cancel_and_clean_up(workplace, handle)
     with change(cluster.controllers, is_operator_running=False):
         handle = workplace.submit(run_file, TWO_NODES)

@@ -32,9 +32,7 @@ P5 = Machine("p5.48xlarge", "H100-SXM-80GB", "NVIDIA", 8, 32, 192, 2048, 55.04, 
 P4DE = Machine("p4de.24xlarge", "A100-SXM-80GB", "NVIDIA", 8, 4, 96, 1152, 27.447, "2026-07-20")
 TRN1 = Machine("trn1.32xlarge", "Trainium1", "AWS", 16, 8, 128, 512, 21.5, "2026-07-20")
 DL1 = Machine("dl1.24xlarge", "Gaudi1", "Intel/Habana", 8, 4, 96, 768, 13.109, "2026-07-20")
-LUSTRE = Volume(
-    "files", "/fsx", "fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com@tcp:/abcdefgh", "fsx"
-)
+LUSTRE = Volume("files", "/fsx", "fs-0123456789abcdef0/abcdefgh", "fsx")
 JOB = JobSpec(
     name="llama",
     verb="train",
@@ -95,6 +93,7 @@ HANDLE = Handle.parse("kubernetes://here/default/pytorchjob/llama")
 
 def build_plan(job: JobSpec = JOB, **settings: Any) -> LaunchPlan:
     """Return the plan of a job, with settings as in a run file."""
+    settings = {"region": "us-east-1", **settings}
     return Kubernetes.model_validate(settings, strict=False).plan(job)
 
 
@@ -294,6 +293,7 @@ EBS = Volume("disk", "/disk", "vol-0123456789abcdef0", "ebs")
         ({"labels": {"team": "a b"}}, {}, r"launch\.labels: 'team = a b'"),
         ({"volumes": (EBS,)}, {}, r"EBS volume, which one node can mount"),
         ({"volumes": (replace(LUSTRE, source="fs-01"),)}, {}, r"not the source of FSx"),
+        ({}, {"region": None}, r"region of 'files' is not set; set launch\.target\.region"),
         ({"volumes": (replace(LUSTRE, name="run-file"),)}, {}, r"'run-file' is reserved"),
         ({"volumes": (replace(EBS, kind="efs", source="x"),)}, {}, r"not the id of a file"),
         ({"machine": replace(P5, vendor="Nobody")}, {}, r"accelerators of Nobody"),

@@ -179,7 +179,8 @@ class LeaderAddress(NamedTuple):
     """Name of the attempt at the rendezvous; it differs between attempts."""
 
 
-class NodeCommand(NamedTuple):
+@dataclass(frozen=True)
+class NodeCommand:
     """The process that a scheduler starts on a node, or for a job of an array."""
 
     index: int

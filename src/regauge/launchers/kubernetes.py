@@ -62,6 +62,8 @@ class Kubernetes(Launcher):
     """Version of the Kubeflow trainer."""
     runtime: str | None = None
     """Existing ClusterTrainingRuntime of a TrainJob; by default the documents include a runtime."""
+    region: str | None = None
+    """Region of the cloud, for the address of file systems of kind `fsx`."""
     queue: str | None = None
     """Local queue of Kueue."""
     ttl_seconds: int | None = Field(default=None, ge=0)
@@ -149,7 +151,7 @@ class Kubernetes(Launcher):
     ) -> list[dict[str, Any]]:
         """Return the documents in the order of their creation; the job is the last one."""
         documents = [build_config_map(job, metadata)] if job.run_file_text else []
-        documents += build_claims(job, metadata)
+        documents += build_claims(job, metadata, self.region)
         if api == "job":
             return [
                 *documents,

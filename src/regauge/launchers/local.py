@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from regauge import timing
-from regauge.errors import SettingsError, TransientError
+from regauge.errors import ChildError, SettingsError, TransientError
 from regauge.files import write_atomic
 from regauge.launchers import (
     FINAL_STATES,
     Document,
     Handle,
     JobEvent,
+    JobFailure,
     JobSpec,
     JobState,
     JobStatus,
@@ -124,7 +125,8 @@ class LocalNodes(Launcher):
         job = _read_job(folder)
         is_alive = is_scheduled(folder)  # read first: the last event precedes the end of the lock
         events = read_events(folder)
-        last = next((event for event in reversed(events) if "state" in event), {})
+        states = [event for event in events if "state" in event]
+        last: dict[str, Any] = states[-1] if states else {}
         state, reason = cast("JobState", last.get("state", "unknown")), last.get("message", "")
         if state not in FINAL_STATES and not is_alive:
             state, reason = "unknown", "the process that runs the job has died, and its nodes too"
@@ -137,6 +139,7 @@ class LocalNodes(Launcher):
             attempt=max((event.get("attempt", 1) for event in events), default=None),
             nodes=_read_nodes(events, is_alive=is_alive),
             exit_code=last.get("exit_code") if is_final else None,
+            failure=_find_failure(folder, last) if state == "failed" else None,
             usd_per_hour=job.usd_per_hour,
             price_date=job.machine.price_date if job.machine else None,
             output=_find_output(folder),
@@ -237,7 +240,7 @@ def _describe_policy(job: JobSpec) -> str:
 
 
 def _start_scheduler(folder: Path) -> None:
-    """Start the process that runs a job; raises TransientError if it does not start."""
+    """Start the process that runs a job; raises ChildError with its line if it does not start."""
     environment = dict(os.environ)
     environment.pop("TMPDIR", None)  # the folder of this command, which ends with it
     if "TMPDIR" in INHERITED_ENVIRONMENT:
@@ -255,8 +258,7 @@ def _start_scheduler(folder: Path) -> None:
             timeout=START_SECONDS,
         )
     if process.returncode:
-        problem = f"the process that runs the job did not start: {read_last_line(log)}"
-        raise TransientError(problem, "correct that, then launch it again")
+        raise ChildError(process.returncode, read_last_line(log) or f"no job starts in {folder}")
 
 
 def _build_handle(folder: Path) -> Handle:
@@ -312,6 +314,16 @@ def _read_nodes(events: list[dict[str, Any]], *, is_alive: bool) -> tuple[NodeSt
                 event["message"],
             )
     return tuple(nodes[index] for index in sorted(nodes))
+
+
+def _find_failure(folder: Path, last: dict[str, Any]) -> JobFailure | None:
+    """Return the node that ended a job, with the last line of its log."""
+    node = last.get("node")
+    if node is None:
+        return None
+    attempts = _list_attempts(folder, node)
+    log = build_log_path(folder / LOGS, attempts[0] if attempts else 1, node)
+    return JobFailure("unknown", node=node, message=read_last_line(log))
 
 
 def _find_log(folder: Path, request: LogRequest) -> Path:

@@ -56,7 +56,7 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
         processes=execution.get("processes", "auto" if request.verb == "train" else 1),
         accelerator=_read_accelerator(request.tables.get("accelerator")),
         jobs=launch.jobs,
-        machine=_find_machine(launch.instance, execution),
+        machine=find_machine(launch.instance, execution),
         spot=launch.spot,
         image=launch.image,
         environment=dict(launch.environment),
@@ -124,7 +124,7 @@ def _build_command(request: LaunchRequest, jobs: int, *, is_container: bool) -> 
     return (*program, request.verb, run_file, *request.overrides, *count)
 
 
-def _find_machine(instance: str | None, execution: dict[str, Any]) -> Machine | None:
+def find_machine(instance: str | None, execution: dict[str, Any]) -> Machine | None:
     """Return the machine type of the nodes; None if none is set.
 
     Raises SettingsError for an unknown machine type.

@@ -164,7 +164,7 @@ class Rehearsal:
     def _list_commands(self, leader: LeaderAddress) -> list[NodeCommand]:
         """Return the processes of the documents, with the paths of this machine."""
         nodes = self.launcher.list_node_commands(self.plan, leader)
-        return [node._replace(command=self._localize(node.command)) for node in nodes]
+        return [replace(node, command=self._localize(node.command)) for node in nodes]
 
     def _localize(self, command: tuple[str, ...]) -> tuple[str, ...]:
         """Return the command of a document with this Python and the run file of this machine."""

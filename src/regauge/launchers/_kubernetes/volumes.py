@@ -27,7 +27,8 @@ DELETE_COMMANDS = {
     "ebs.csi.aws.com": "aws ec2 delete-volume --volume-id {}",
 }
 """Commands that delete what a static volume points to, by CSI driver."""
-_LUSTRE_SOURCE = re.compile(r"(?P<dns>(?P<id>fs-[0-9a-f]+)\.[\w.-]+)@tcp:/(?P<mount>\w+)")
+_LUSTRE_SOURCE = re.compile(r"(?P<id>fs-[0-9a-f]+)/(?P<mount>\w+)")
+"""Id and mount name of FSx for Lustre."""
 _SOURCES = {"efs": re.compile(r"fs-[0-9a-f]+"), "ebs": re.compile(r"vol-[0-9a-f]+")}
 _KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
@@ -89,7 +90,9 @@ def find_shared_memory_gib(job: JobSpec) -> float | None:
     return None if memory is None else max(1, memory // 4)
 
 
-def build_claims(job: JobSpec, metadata: dict[str, Any]) -> list[dict[str, Any]]:
+def build_claims(
+    job: JobSpec, metadata: dict[str, Any], region: str | None
+) -> list[dict[str, Any]]:
     """Return a static volume and its claim for each file system; files outlive both of them."""
     documents = []
     for volume in job.volumes:
@@ -109,7 +112,7 @@ def build_claims(job: JobSpec, metadata: dict[str, Any]) -> list[dict[str, Any]]
                     "capacity": size,
                     **common,
                     "persistentVolumeReclaimPolicy": "Retain",
-                    "csi": _build_csi(volume),
+                    "csi": _build_csi(volume, region),
                 },
             },
             {
@@ -135,16 +138,19 @@ def _build_source(volume: Volume, job: JobSpec) -> dict[str, Any]:
     return {"persistentVolumeClaim": {**claim, "readOnly": True} if volume.read_only else claim}
 
 
-def _build_csi(volume: Volume) -> dict[str, Any]:
+def _build_csi(volume: Volume, region: str | None) -> dict[str, Any]:
     """Return the CSI source of a static volume; raises SettingsError for another form."""
     driver = DRIVERS[volume.kind]
     if volume.kind == "fsx":
         match = _LUSTRE_SOURCE.fullmatch(volume.source)
         if match is None:
             problem = f"launch.volumes: '{volume.source}' is not the source of FSx for Lustre"
-            remedy = "write it as in its mount command: fs-….fsx.REGION.amazonaws.com@tcp:/NAME"
-            raise SettingsError(problem, remedy)
-        attributes = {"dnsname": match["dns"], "mountname": match["mount"]}
+            raise SettingsError(problem, "write its id and its mount name: fs-0123/abcd")
+        if region is None:
+            problem = f"launch.volumes: the region of '{volume.name}' is not set"
+            raise SettingsError(problem, "set launch.target.region")
+        domain = f"{match['id']}.fsx.{region}.amazonaws.com"
+        attributes = {"dnsname": domain, "mountname": match["mount"]}
         return {"driver": driver, "volumeHandle": match["id"], "volumeAttributes": attributes}
     if not _SOURCES[volume.kind].fullmatch(volume.source):
         problem = f"launch.volumes: '{volume.source}' is not the id of a file system or volume"

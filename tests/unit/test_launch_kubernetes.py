@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from architecture.tree import ROOT
 from launch.schemas import find_problems, require_schemas
 from regauge.errors import RESTART_CODES, RegaugeError, SettingsError
 from regauge.launchers import Document, Handle, JobSpec, LaunchPlan, LeaderAddress, Machine, Volume
@@ -24,8 +25,10 @@ from regauge.launchers._kubernetes.job_status import JobObjects, describe_job
 from regauge.launchers._kubernetes.pytorch_job import build_restart_script
 from regauge.launchers.kubernetes import KINDS, Kubernetes
 from regauge.launching import lints_kubernetes
-from regauge.launching.lints import run_lints
+from regauge.launching.lints import run_lints, walk
+from regauge.launching.planning import check_lints, plan_job, select_launcher
 from regauge.planning.catalog import load_chips
+from regauge.verbs.launch import read_request
 
 GOLDEN = Path(__file__).parent / "golden"
 P5 = Machine("p5.48xlarge", "H100-SXM-80GB", "NVIDIA", 8, 32, 192, 2048, 55.04, "2026-07-20")
@@ -173,6 +176,29 @@ def test_a_plan_uses_every_setting_and_passes_the_checks(name: str) -> None:
     is_foreign = "runtime" in settings
     assert ("max_attempts" in plan.used) == (not is_foreign)
     assert ("hours" in plan.used) == (settings.get("trainjob_version") == "2.2" or not is_foreign)
+
+
+@pytest.mark.parametrize("instance", ["p5.48xlarge", "p4de.24xlarge"])
+@pytest.mark.parametrize("size", ["7b", "13b", "70b"])
+def test_the_reference_runs_are_valid_and_pass_the_checks(size: str, instance: str) -> None:
+    run_file = ROOT / "runs" / f"eks-llama2-{size}.toml"
+    request, settings = read_request(run_file, "train", (f"launch.instance={instance}",))
+    plan = plan_job(request, settings.launch, select_launcher(settings.launch, "kubernetes"))
+    assert check_lints(plan) == []
+    assert plan.job.max_nodes * (plan.job.machine.chips if plan.job.machine else 0) == 128
+    kinds = [document.content["kind"] for document in plan.documents]
+    assert kinds[-1] == ("TrainJob" if size == "13b" else "PyTorchJob")
+    interfaces = {"p5.48xlarge": 32, "p4de.24xlarge": 4}[instance]
+    requests = {
+        value
+        for document in plan.documents
+        for path, value in walk(document.content)
+        if path.endswith("amazonaws.com/efa")
+    }
+    assert requests == {interfaces}
+    require_schemas("that the documents of the reference runs are valid")
+    for document in plan.documents:
+        assert find_problems(document.content) == []
 
 
 def test_elastic_nodes_are_a_pytorch_job_and_fixed_nodes_a_train_job() -> None:

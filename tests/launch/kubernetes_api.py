@@ -129,7 +129,7 @@ class Store:
             for event in self.list("events", namespace):
                 if (
                     event["message"] == message
-                    and event["involvedObject"]["name"] == (metadata["name"])
+                    and event["involvedObject"]["uid"] == metadata["uid"]
                 ):
                     return
             self.create(
@@ -141,7 +141,11 @@ class Store:
                         "name": f"{metadata['name']}.{self.version:x}",
                         "namespace": namespace,
                     },
-                    "involvedObject": {"kind": target["kind"], "name": metadata["name"]},
+                    "involvedObject": {
+                        "kind": target["kind"],
+                        "name": metadata["name"],
+                        "uid": metadata["uid"],
+                    },
                     "reason": reason,
                     "message": message,
                     "lastTimestamp": now(),

@@ -77,13 +77,12 @@ class JobClient:
         """Return the state of the job; raises SettingsError if the cluster does not have it."""
         job = self._read_job()
         pods = self._list_pods()
-        events = [] if pods else self._list_events()
+        events = [] if pods else self._list_events(job)
         return describe_job(self.handle, JobObjects(job, pods, events, self._list_workloads(job)))
 
     def list_events(self) -> list[JobEvent]:
         """Return the events of the job and of its objects, oldest first."""
-        self._read_job()
-        return [_convert_event(event) for event in self._list_events()]
+        return [_convert_event(event) for event in self._list_events(self._read_job())]
 
     def read_log(self, request: LogRequest) -> Iterator[str]:
         """Yield the log of the pod with a rank; raises SettingsError if there is none."""
@@ -224,12 +223,17 @@ class JobClient:
     def _list_pods(self) -> list[Object]:
         return self.cluster.list_items("pods", f"--selector={POD_LABELS[self.kind]}={self.name}")
 
-    def _list_events(self) -> list[Object]:
-        """Return the events of the job and of objects whose names begin with its name."""
+    def _list_events(self, job: Object) -> list[Object]:
+        """Return the events of the job and of objects whose names begin with its name.
+
+        An earlier job of this name may have events, too.
+        """
+        name = re.compile(rf"{re.escape(self.name)}(-.*)?")
         events = [
             event
             for event in self.cluster.list_items("events")
-            if re.fullmatch(rf"{re.escape(self.name)}(-.*)?", event["involvedObject"]["name"])
+            if name.fullmatch(event["involvedObject"]["name"])
+            and _event_time(event) >= _creation(job)
         ]
         return sorted(events, key=_event_time)
 
@@ -252,8 +256,8 @@ def _event_time(event: Object) -> str:
     return str(next(filter(None, times), ""))
 
 
-def _creation(pod: Object) -> str:
-    return str(pod["metadata"].get("creationTimestamp", ""))
+def _creation(item: Object) -> str:
+    return str(item["metadata"].get("creationTimestamp", ""))
 
 
 def _has_restarted(pod: Object) -> bool:

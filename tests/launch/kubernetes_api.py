@@ -48,6 +48,7 @@ KINDS: dict[str, dict[str, tuple[str, bool]]] = {
     "kueue.x-k8s.io/v1beta1": {"workloads": ("Workload", True)},
 }
 """Kind of each resource, and whether it is in a namespace."""
+JOB_RESOURCES = ("jobs", "pytorchjobs", "trainjobs")
 POLL_SECONDS = 0.05
 
 
@@ -111,6 +112,9 @@ class Store:
             item = self.find(resource, namespace, name)
             del self.objects[resource, namespace, name]
             self.deleted.append((resource, namespace, name))
+            if resource in JOB_RESOURCES:  # the garbage collector deletes what a job owns
+                for pod in self.list("pods", namespace, **{"regauge/job": name}):
+                    self.delete("pods", namespace, pod["metadata"]["name"])
             return item
 
     def patch(self, resource: str, namespace: str, name: str, patch: Object) -> Object:

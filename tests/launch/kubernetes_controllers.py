@@ -93,8 +93,9 @@ class Controllers:
     def _handle_worker(self, job: Object, pod: Object) -> None:
         """Restart a worker that failed if its exit code permits; otherwise fail the job."""
         code = _exit_code(pod)
-        message = f"Pod: {pod['metadata']['name']} exited with code {code}"
-        self.store.record_event(job, "ExitedWithCode", message)
+        if code is not None:
+            message = f"Pod: {pod['metadata']['name']} exited with code {code}"
+            self.store.record_event(job, "ExitedWithCode", message)
         if (NO_CODE if code is None else code) >= RETRYABLE:
             self._delete([pod])
             _set_condition(job, "Restarting", "True", "Worker replica(s) failed.")

@@ -144,7 +144,7 @@ class JobClient:
             if volume["spec"].get("claimRef", {}).get("namespace", self.cluster.namespace)
             == self.cluster.namespace
         ]
-        self.cluster.delete(self.resource, self.name)
+        self.cluster.delete(self.resource, self.name, "--cascade=foreground")
         for kind in OWNED_KINDS:
             for item in self.cluster.list_items(kind, selector):
                 self.cluster.delete(kind, item["metadata"]["name"])

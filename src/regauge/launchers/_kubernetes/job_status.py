@@ -257,7 +257,12 @@ def _is_suspended(job: Object) -> bool:
 
 
 def _count_attempts(objects: JobObjects) -> int | None:
-    """Return the number of starts of the node that was started most often."""
+    """Return the number of starts of the node that was started most often.
+
+    None for a PyTorchJob, whose operator deletes a pod before it creates the next one.
+    """
+    if objects.job["kind"] == "PyTorchJob":
+        return None
     counts: dict[int, int] = {}
     for pod in objects.pods:
         starts = 1 + sum(item.get("restartCount", 0) for item in _containers(pod))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -167,9 +169,17 @@ def test_a_job_is_cancelled_once_and_cleaned_up_in_order(
         assert "attempt 1 on 2 nodes" in log.output
     assert workplace.run("job", "logs", handle, "--rank", "2").code == 2
     assert workplace.run("job", "logs", handle, "--attempt", "2").code == 2
-    assert workplace.run("job", "events", handle).output.count("Started") == 2
+    assert workplace.run("job", "events", handle).output.count("Started:") == 2
 
+    command = [sys.executable, "-m", "regauge", "job", "logs", handle, "--follow"]
+    following = subprocess.Popen(
+        command, env=workplace.environment, stdout=subprocess.PIPE, encoding="utf-8"
+    )
+    assert following.stdout is not None
+    assert "attempt 1 on 2 nodes" in following.stdout.readline()
     assert workplace.run("job", "cancel", handle).code == 0
+    with following:
+        assert following.stdout.read(), "the last lines of the log are missing"
     wait_until(lambda: not cluster.find_pods("endless"), "the end of the pods")
     assert workplace.read_status(handle)["state"] == "cancelled"
     again = workplace.run("job", "cancel", handle)

@@ -100,6 +100,8 @@ class JobSpec:
     """Time limit of the job in hours."""
     output: str = ""
     """Output folder of the run."""
+    run_file_text: str = ""
+    """Text of the run file, for launchers that copy it into a container."""
     rendezvous: Literal["c10d", "etcd"] = "c10d"
     rendezvous_endpoint: str | None = None
     """Host and port of an etcd server; None if a node serves the rendezvous."""
@@ -132,11 +134,24 @@ class Document(NamedTuple):
         if isinstance(self.content, str):
             return self.content
         if self.name.endswith((".yaml", ".yml")):
-            import yaml
-
-            documents = self.content if isinstance(self.content, list) else [self.content]
-            return str(yaml.safe_dump_all(documents, sort_keys=False, width=100))
+            return _format_yaml(self.content if isinstance(self.content, list) else [self.content])
         return json.dumps(self.content, indent=2) + "\n"
+
+
+def _format_yaml(documents: list[Any]) -> str:
+    """Return YAML documents without aliases; texts of several lines are literal blocks."""
+    import yaml
+
+    class BlockDumper(yaml.SafeDumper):
+        def ignore_aliases(self, _: Any) -> bool:
+            return True
+
+    def represent_text(dumper: Any, text: str) -> Any:
+        style = "|" if "\n" in text else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    BlockDumper.add_representer(str, represent_text)
+    return str(yaml.dump_all(documents, Dumper=BlockDumper, sort_keys=False, width=100))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ UNREACHABLE_PHRASES = (
     "was refused",
 )
 """Parts of the messages of clients if their server does not answer, in lowercase."""
+_LOG_LINE = re.compile(r"[EWIF]\d{4} \d{2}:\d{2}:\d{2}\.|Warning: ")
+"""Start of a line that kubectl logs before its message."""
 
 
 def find_client(name: str, package: str) -> str:
@@ -58,8 +61,15 @@ def run_client(
         raise TransientError(problem, "check that its server runs, then try again") from None
     if process.returncode == 0:
         return process.stdout
-    message = first_line(process.stderr.strip() or process.stdout.strip() or "no message")
+    message = _find_message(process.stderr) or _find_message(process.stdout) or "no message"
     if any(phrase in process.stderr.lower() for phrase in UNREACHABLE_PHRASES):
         problem = f"'{name}' reaches no server: {message}"
         raise TransientError(problem, "check that its server runs, then try again")
     raise SettingsError(f"'{name}' failed: {message}", remedy)
+
+
+def _find_message(text: str) -> str:
+    """Return the first line of a client's message; lines of its log are used if it has no other."""
+    lines = text.strip().splitlines()
+    messages = [line for line in lines if not _LOG_LINE.match(line)]
+    return first_line("\n".join(messages or lines)) if lines else ""

@@ -66,10 +66,19 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
         max_attempts=launch.max_attempts,
         hours=launch.hours,
         output=str(request.tables.get("output", {}).get("folder", "")),
+        run_file_text=_read_text(request.run_file) if launcher.is_container else "",
         rendezvous=nodes.get("rendezvous") or "c10d",
         rendezvous_endpoint=nodes.get("endpoint"),
         labels=dict(launch.labels),
     )
+
+
+def _read_text(run_file: Path) -> str:
+    """Return the text of a run file; raises SettingsError if it is not UTF-8."""
+    try:
+        return run_file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise SettingsError(f"{run_file} is not UTF-8", "convert it to UTF-8") from None
 
 
 def _read_nodes(nodes: dict[str, Any]) -> tuple[int, int]:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from regauge.launching.settings import Launch
 
 FOLDER = "launchers"
-ALWAYS_USED = frozenset({"name", "verb", "command", "output", "accelerator", "processes"})
+ALWAYS_USED = frozenset(
+    {"name", "verb", "command", "output", "accelerator", "processes", "run_file_text"}
+)
 """Fields that every launcher needs, or that the run reads itself."""
 KEYS = {
     "machine": "launch.instance",

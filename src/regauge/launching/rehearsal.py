@@ -184,9 +184,12 @@ class Rehearsal:
     def _localize(self, command: tuple[str, ...]) -> tuple[str, ...]:
         """Return the command of a document with this Python and the run file of this machine."""
         in_image = str(IMAGE_FOLDER / self.request.run_file.name)
-        program = (sys.executable, "-m", PROGRAM) if command[0] == PROGRAM else (command[0],)
-        words = (word.replace(in_image, str(self.request.run_file)) for word in command[1:])
-        return (*program, *words)
+        run_file = str(self.request.run_file)
+        words: list[str] = []
+        for word in command:  # the program follows the words of a shell that starts it again
+            is_program = word == PROGRAM and sys.executable not in words
+            words += (sys.executable, "-m", PROGRAM) if is_program else (word,)
+        return tuple(word.replace(in_image, run_file) for word in words)
 
     def _check_success(self, runner: JobRunner) -> None:
         """Raise ChildError with the last line of the leader's log if the job failed."""

@@ -1,0 +1,54 @@
+"""Settings of the target `kubernetes`. This module imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from regauge.config import Settings
+
+
+class Toleration(Settings):
+    """A taint of nodes that pods tolerate, as in the Kubernetes API."""
+
+    key: str | None = None
+    """Key of the taint; None tolerates all taints."""
+    operator: Literal["Exists", "Equal"] = "Exists"
+    """Whether the taint must have `value`."""
+    value: str | None = None
+    """Value of the taint, for `Equal`."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Effect of the taint; None tolerates all effects."""
+
+    @model_validator(mode="after")
+    def _check_value(self) -> Toleration:
+        if (self.operator == "Equal") != (self.value is not None):
+            raise ValueError("'Equal' needs a value, and 'Exists' has none")
+        if self.key is None and self.operator == "Equal":
+            raise ValueError("'Equal' needs a key")
+        return self
+
+
+class PodSettings(Settings):
+    """Where the pods of a job run, and with which identity."""
+
+    service_account: str | None = None
+    """Service account of the pods."""
+    image_pull_secrets: tuple[str, ...] = ()
+    """Secrets with the credentials of the registry."""
+    node_selector: Mapping[str, str] = Field(default_factory=dict)
+    """Labels of the nodes, in addition to the machine type."""
+    spot_labels: Mapping[str, str] = Field(
+        default_factory=lambda: {"eks.amazonaws.com/capacityType": "SPOT"}
+    )
+    """Labels of nodes that may be interrupted, which `launch.spot` selects."""
+    zone: str | None = None
+    """Availability zone of the nodes, for example that of a capacity reservation."""
+    tolerations: tuple[Toleration, ...] = ()
+    """Taints that pods tolerate; taints named like the accelerator's resource are included."""
+    priority_class: str | None = None
+    """Priority class of the pods."""
+    grace_seconds: int = Field(default=120, ge=0)
+    """Time from SIGTERM to SIGKILL, in which a run saves a checkpoint."""

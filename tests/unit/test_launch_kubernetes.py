@@ -1,0 +1,699 @@
+"""Kubernetes documents: golden files, strict schemas, refusals, checks, and states of jobs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from architecture.tree import ROOT
+from launch.schemas import find_problems, require_schemas
+from regauge.errors import RESTART_CODES, RegaugeError, SettingsError
+from regauge.launchers import Document, Handle, JobSpec, LaunchPlan, LeaderAddress, Machine, Volume
+from regauge.launchers._kubernetes.devices import load_device_resources
+from regauge.launchers._kubernetes.job_client import JobClient
+from regauge.launchers._kubernetes.job_status import JobObjects, describe_job
+from regauge.launchers._kubernetes.pytorch_job import build_restart_script
+from regauge.launchers.kubernetes import KINDS, Kubernetes
+from regauge.launching import lints_kubernetes
+from regauge.launching.lints import run_lints, walk
+from regauge.launching.planning import check_lints, plan_job, select_launcher
+from regauge.planning.catalog import load_chips
+from regauge.verbs.launch import read_request
+
+GOLDEN = Path(__file__).parent / "golden"
+P5 = Machine("p5.48xlarge", "H100-SXM-80GB", "NVIDIA", 8, 32, 192, 2048, 55.04, "2026-07-20")
+P4DE = Machine("p4de.24xlarge", "A100-SXM-80GB", "NVIDIA", 8, 4, 96, 1152, 27.447, "2026-07-20")
+TRN1 = Machine("trn1.32xlarge", "Trainium1", "AWS", 16, 8, 128, 512, 21.5, "2026-07-20")
+DL1 = Machine("dl1.24xlarge", "Gaudi1", "Intel/Habana", 8, 4, 96, 768, 13.109, "2026-07-20")
+LUSTRE = Volume("files", "/fsx", "fs-0123456789abcdef0/abcdefgh", "fsx")
+JOB = JobSpec(
+    name="llama",
+    verb="train",
+    command=("regauge", "train", "/workspace/llama.toml", "seed=3"),
+    min_nodes=2,
+    max_nodes=2,
+    processes=8,
+    machine=P5,
+    image="registry.example/regauge:0.2.0",
+    environment={"FI_PROVIDER": "efa"},
+    secrets={"HF_TOKEN": "hub/token"},
+    volumes=(LUSTRE,),
+    hours=24.0,
+    output="/fsx/llama",
+    run_file_text="# A run\nseed = 1\n",
+    labels={"team": "search"},
+)
+ELASTIC = replace(JOB, min_nodes=1, max_nodes=4, machine=P4DE)
+PREDICT = replace(
+    JOB,
+    verb="predict",
+    command=("regauge", "predict", "/workspace/llama.toml", "predict.job_count=8"),
+    min_nodes=1,
+    max_nodes=1,
+    environment={},
+    jobs=8,
+    machine=replace(P5, name="p5.4xlarge", chips=1, efa_interfaces=1, vcpus=16, memory_gib=256),
+)
+POD = {
+    "service_account": "trainer",
+    "image_pull_secrets": ["registry"],
+    "node_selector": {"pool": "research"},
+    "tolerations": [{"key": "dedicated", "operator": "Equal", "value": "research"}],
+    "priority_class": "high",
+    "zone": "us-east-1b",
+}
+ETCD = replace(ELASTIC, rendezvous="etcd", rendezvous_endpoint="etcd.etcd:2379", spot=True)
+OVERRIDES = {"runtime": "torch-distributed"}
+PLANS: dict[str, tuple[JobSpec, dict[str, Any]]] = {
+    "pytorchjob": (ELASTIC, {"pod": POD, "queue": "research", "ttl_seconds": 3600}),
+    "pytorchjob-etcd": (ETCD, {"namespace": "research"}),
+    "trainjob": (JOB, {"pod": POD, "queue": "research"}),
+    "trainjob-2.0": (JOB, {"trainjob_version": "2.0"}),
+    "trainjob-2.1": (JOB, {"trainjob_version": "2.1"}),
+    "trainjob-runtime-2.0": (replace(JOB, hours=None), {**OVERRIDES, "trainjob_version": "2.0"}),
+    "trainjob-runtime-2.1": (replace(JOB, hours=None), {**OVERRIDES, "trainjob_version": "2.1"}),
+    "trainjob-runtime-2.2": (JOB, {**OVERRIDES, "trainjob_version": "2.2"}),
+    "job": (replace(PREDICT, jobs=1, verb="evaluate"), {"pod": POD, "ttl_seconds": 60}),
+    "job-array": (PREDICT, {}),
+}
+OPERATOR_VERSIONS = {
+    "PyTorchJob": ("1.7.0", "1.8.1", "1.9.0"),
+    "TrainJob": ("2.0.1", "2.1.0", "2.2.1"),
+    "TrainingRuntime": ("2.0.1", "2.1.0", "2.2.1"),
+}
+HANDLE = Handle.parse("kubernetes://here/default/pytorchjob/llama")
+
+
+def build_plan(job: JobSpec = JOB, **settings: Any) -> LaunchPlan:
+    """Return the plan of a job, with settings as in a run file."""
+    settings = {"region": "us-east-1", **settings}
+    return Kubernetes.model_validate(settings, strict=False).plan(job)
+
+
+def find_document(plan: LaunchPlan, kind: str) -> dict[str, Any]:
+    """Return the document of a kind."""
+    (content,) = (item.content for item in plan.documents if item.content["kind"] == kind)
+    return dict(content)
+
+
+def find_container(plan: LaunchPlan) -> dict[str, Any]:
+    """Return the container of the pods of a plan."""
+    return dict(find_pod(plan)["containers"][0])
+
+
+def find_pod(plan: LaunchPlan) -> dict[str, Any]:
+    """Return the specification of the pods of a plan, which all of its roles share."""
+    (template,) = lints_kubernetes.list_templates(plan)
+    return template.spec
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_documents_equal_the_golden_file(name: str) -> None:
+    job, settings = PLANS[name]
+    plan = build_plan(job, **settings)
+    text = "".join(f"# {item.name}\n---\n{item.text}" for item in plan.documents)
+    path = GOLDEN / f"kubernetes-{name}.yaml"
+    if "REGAUGE_WRITE_GOLDEN" in os.environ:
+        path.write_text(text)
+    assert text == path.read_text()
+    assert build_plan(job, **settings) == plan
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_document_is_valid_for_its_versions(name: str) -> None:
+    require_schemas("that the documents are valid")
+    job, settings = PLANS[name]
+    for document in build_plan(job, **settings).documents:
+        kind = document.content["kind"]
+        versions: tuple[str | None, ...] = OPERATOR_VERSIONS.get(kind, (None,))
+        if kind in {"TrainJob", "TrainingRuntime"}:
+            chosen = settings.get("trainjob_version", "2.2")
+            versions = tuple(item for item in versions if item and item.startswith(chosen))
+        for version in versions:
+            assert find_problems(document.content, version) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("PyTorchJob", "spec.elasticPolicy.minNodes", 1),
+        ("PyTorchJob", "spec.elasticPolicy.rdzvPort", "29400"),
+        ("PyTorchJob", "spec.pytorchReplicaSpecs.Worker.template.spec.sharedMemory", 1),
+        ("TrainJob", "spec.elasticPolicy", {}),
+        ("TrainJob", "spec.trainer.numNodes", "2"),
+        ("Job", "spec.template.spec.gpu", 8),
+        ("ConfigMap", "datum", {}),
+    ],
+)
+def test_the_validation_finds_a_wrong_field(kind: str, path: str, value: Any) -> None:
+    require_schemas("that wrong documents are detected")
+    plans = {"PyTorchJob": ELASTIC, "Job": PREDICT}
+    document = deepcopy(find_document(build_plan(plans.get(kind, JOB)), kind))
+    assert find_problems(document) == []
+    target = document
+    *parents, last = path.split(".")
+    for name in parents:
+        target = target[name]
+    target[last] = value
+    assert find_problems(document)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_uses_every_setting_and_passes_the_checks(name: str) -> None:
+    job, settings = PLANS[name]
+    plan = build_plan(job, **settings)
+    assert [lint for lint in run_lints(plan) if lint.is_error] == []
+    is_foreign = "runtime" in settings
+    assert ("max_attempts" in plan.used) == (not is_foreign)
+    assert ("hours" in plan.used) == (settings.get("trainjob_version") == "2.2" or not is_foreign)
+
+
+@pytest.mark.parametrize("instance", ["p5.48xlarge", "p4de.24xlarge"])
+@pytest.mark.parametrize("size", ["7b", "13b", "70b"])
+def test_the_reference_runs_are_valid_and_pass_the_checks(size: str, instance: str) -> None:
+    run_file = ROOT / "runs" / f"eks-llama2-{size}.toml"
+    request, settings = read_request(run_file, "train", (f"launch.instance={instance}",))
+    plan = plan_job(request, settings.launch, select_launcher(settings.launch, "kubernetes"))
+    assert check_lints(plan) == []
+    assert plan.job.max_nodes * (plan.job.machine.chips if plan.job.machine else 0) == 128
+    kinds = [document.content["kind"] for document in plan.documents]
+    assert kinds[-1] == ("TrainJob" if size == "13b" else "PyTorchJob")
+    interfaces = {"p5.48xlarge": 32, "p4de.24xlarge": 4}[instance]
+    requests = {
+        value
+        for document in plan.documents
+        for path, value in walk(document.content)
+        if path.endswith("amazonaws.com/efa")
+    }
+    assert requests == {interfaces}
+    require_schemas("that the documents of the reference runs are valid")
+    for document in plan.documents:
+        assert find_problems(document.content) == []
+
+
+def test_elastic_nodes_are_a_pytorch_job_and_fixed_nodes_a_train_job() -> None:
+    plan = build_plan(ELASTIC)
+    spec = find_document(plan, "PyTorchJob")["spec"]
+    assert spec["elasticPolicy"] == {
+        "minReplicas": 1,
+        "maxReplicas": 4,
+        "maxRestarts": 2,
+        "rdzvBackend": "c10d",
+        "rdzvHost": "llama-master-0",
+        "rdzvPort": 29400,
+        "rdzvId": "default-llama",
+    }
+    assert spec["nprocPerNode"] == "8"
+    replicas = {role: item["replicas"] for role, item in spec["pytorchReplicaSpecs"].items()}
+    assert replicas == {"Master": 1, "Worker": 3}
+    assert find_container(plan)["name"] == "pytorch"
+    assert "the number of nodes is 1:4, and a TrainJob is not elastic" in plan.notes[0]
+    plan = build_plan()
+    assert find_document(plan, "TrainJob")["spec"]["trainer"]["numNodes"] == 2
+    assert "TrainJob, because the number of nodes is fixed (2)" in plan.notes[0]
+    assert find_document(build_plan(api="pytorchjob"), "PyTorchJob")
+
+
+def test_an_elastic_train_job_is_refused_and_names_the_other_kind() -> None:
+    with pytest.raises(SettingsError, match=r"no elastic nodes.*1:4.*'pytorchjob'"):
+        build_plan(ELASTIC, api="trainjob")
+
+
+@pytest.mark.parametrize(
+    ("machine", "resource", "chips", "interfaces"),
+    [
+        (P5, "nvidia.com/gpu", 8, 32),
+        (P4DE, "nvidia.com/gpu", 8, 4),
+        (TRN1, "aws.amazon.com/neuron", 16, 8),
+        (DL1, "habana.ai/gaudi", 8, 4),
+    ],
+)
+def test_devices_and_efa_are_in_requests_and_limits(
+    machine: Machine, resource: str, chips: int, interfaces: int
+) -> None:
+    plan = build_plan(replace(ELASTIC, machine=machine))
+    resources = find_container(plan)["resources"]
+    devices = {resource: chips, "vpc.amazonaws.com/efa": interfaces, "hugepages-2Mi": "5120Mi"}
+    assert resources["limits"] == devices
+    assert devices.items() <= resources["requests"].items()
+    assert int(resources["requests"]["cpu"]) < (machine.vcpus or 0)
+    assert {item["key"] for item in find_pod(plan)["tolerations"]} >= {resource}
+
+
+def test_one_node_requests_no_efa() -> None:
+    assert "vpc.amazonaws.com/efa" not in find_container(build_plan(PREDICT))["resources"]["limits"]
+
+
+def test_every_vendor_of_accelerators_has_a_resource() -> None:
+    vendors = {chip.vendor for chip in load_chips().values()} - {"CPU"}
+    assert vendors == set(load_device_resources())
+
+
+def test_an_array_is_an_indexed_job_whose_exit_codes_decide() -> None:
+    plan = build_plan(PREDICT)
+    spec = find_document(plan, "Job")["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 8, 8)
+    assert spec["backoffLimitPerIndex"] == 2
+    ignore, fail = spec["podFailurePolicy"]["rules"]
+    assert ignore["action"] == "Ignore"
+    assert (fail["action"], fail["onExitCodes"]["operator"]) == ("FailIndex", "NotIn")
+    assert fail["onExitCodes"]["values"] == list(RESTART_CODES)
+    commands = Kubernetes().list_node_commands(plan, LeaderAddress("127.0.0.1", 1, "run-1"))
+    assert [item.environment["JOB_COMPLETION_INDEX"] for item in commands] == list("01234567")
+
+
+def test_the_commands_of_a_rehearsal_have_the_variables_of_the_operator() -> None:
+    leader = LeaderAddress("127.0.0.1", 4321, "run-7")
+    first, *others = Kubernetes().list_node_commands(build_plan(ELASTIC), leader)
+    assert len(others) == 3
+    assert first.command[-4:] == ELASTIC.command
+    assert first.environment["PET_NNODES"] == "1:4"
+    assert first.environment["PET_RDZV_ENDPOINT"] == "127.0.0.1:4321"
+    assert first.environment["PET_RDZV_ID"] == "run-7"
+    assert "HF_TOKEN" not in first.environment
+    nodes = Kubernetes().list_node_commands(build_plan(), leader)
+    assert [node.environment["PET_NODE_RANK"] for node in nodes] == ["0", "1"]
+    assert nodes[1].environment["PET_RDZV_ENDPOINT"] == "127.0.0.1:4321"
+
+
+def test_secrets_are_references_and_the_run_file_is_mounted_alone() -> None:
+    plan = build_plan(ELASTIC)
+    container = find_container(plan)
+    reference = {"secretKeyRef": {"name": "hub", "key": "token"}}
+    assert {"name": "HF_TOKEN", "valueFrom": reference} in container["env"]
+    mounts = {item["mountPath"]: item for item in container["volumeMounts"]}
+    assert mounts["/workspace/llama.toml"]["subPath"] == "llama.toml"
+    assert find_document(plan, "ConfigMap")["data"] == {"llama.toml": ELASTIC.run_file_text}
+    memory = {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "288Gi"}}
+    assert memory in find_pod(plan)["volumes"]
+
+
+def test_the_price_and_the_output_are_annotations() -> None:
+    annotations = find_document(build_plan(), "TrainJob")["metadata"]["annotations"]
+    assert annotations["regauge/usd-per-hour"] == "110.0800"
+    assert annotations["regauge/price-date"] == "2026-07-20"
+    relative = build_plan(replace(PREDICT, output="out/run"))
+    annotations = find_document(relative, "Job")["metadata"]["annotations"]
+    assert annotations["regauge/output"] == "/workspace/out/run"
+
+
+EBS = Volume("disk", "/disk", "vol-0123456789abcdef0", "ebs")
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "message"),
+    [
+        ({"image": None}, {}, r"launch\.image is not set"),
+        ({"name": "a" * 60}, {}, r"more than 54 characters; shorten it"),
+        ({"secrets": {"TOKEN": "abc"}}, {}, r"launch\.secrets\.TOKEN .*NAME/KEY"),
+        ({"labels": {"team": "a b"}}, {}, r"launch\.labels: 'team = a b'"),
+        ({"volumes": (EBS,)}, {}, r"EBS volume, which one node can mount"),
+        ({"volumes": (replace(LUSTRE, source="fs-01"),)}, {}, r"not the source of FSx"),
+        ({}, {"region": None}, r"region of 'files' is not set; set launch\.target\.region"),
+        ({"volumes": (replace(LUSTRE, name="run-file"),)}, {}, r"'run-file' is reserved"),
+        ({"volumes": (replace(EBS, kind="efs", source="x"),)}, {}, r"not the id of a file"),
+        ({"machine": replace(P5, vendor="Nobody")}, {}, r"accelerators of Nobody"),
+        ({"run_file_text": "#" * (1 << 20)}, {}, r"larger than 1 MiB"),
+        ({"command": ("regauge", "train", "/workspace/my run.toml")}, {}, r"key of a ConfigMap"),
+        ({}, {"runtime": "torch", "ttl_seconds": 1}, r"ttl_seconds has no effect"),
+        ({}, {"runtime": "torch", "pod": {"priority_class": "high"}}, r"priority_class"),
+        ({}, {"runtime": "torch", "pod": {"grace_seconds": 9}}, r"grace_seconds"),
+        (
+            {},
+            {
+                "runtime": "torch",
+                "trainjob_version": "2.0",
+                "pod": {"image_pull_secrets": ["registry"]},
+            },
+            r"image_pull_secrets",
+        ),
+        ({"min_nodes": 1, "max_nodes": 1}, {"api": "pytorchjob"}, r"at least two nodes"),
+        (
+            {"min_nodes": 1, "rendezvous": "etcd"},
+            {},
+            r"etcd, and no endpoint is set; set execution\.nodes\.endpoint",
+        ),
+        (
+            {"min_nodes": 1, "rendezvous": "etcd", "rendezvous_endpoint": "etcd:port"},
+            {},
+            r"'etcd:port' is invalid",
+        ),
+    ],
+)
+def test_a_job_that_kubernetes_cannot_run_is_refused(
+    changes: dict[str, Any], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        build_plan(replace(JOB, **changes), **settings)
+
+
+def change_document(plan: LaunchPlan, kind: str, path: str, value: Any) -> LaunchPlan:
+    """Return a plan in which a field of a document has another value."""
+    documents = deepcopy(plan.documents)
+    target = find_document(replace(plan, documents=documents), kind)
+    *parents, last = path.split(".")
+    for name in parents:
+        target = target[int(name) if name.isdigit() else name]
+    target[last] = value
+    return replace(plan, documents=documents)
+
+
+CONTAINER = "spec.pytorchReplicaSpecs.Worker.template.spec.containers.0"
+CPU_METRIC = [{"type": "Resource", "resource": {"name": "cpu"}}]
+
+
+@pytest.mark.parametrize(
+    ("code", "plan"),
+    [
+        (
+            "container-name",
+            change_document(build_plan(ELASTIC), "PyTorchJob", f"{CONTAINER}.name", "main"),
+        ),
+        ("dns-label", change_document(build_plan(ELASTIC), "PyTorchJob", "metadata.name", "1a")),
+        ("trainjob-ttl", build_plan(JOB, ttl_seconds=60)),
+        (
+            "autoscaler-metric",
+            change_document(
+                build_plan(ELASTIC), "PyTorchJob", "spec.elasticPolicy.metrics", CPU_METRIC
+            ),
+        ),
+        (
+            "device-limits",
+            change_document(
+                build_plan(ELASTIC),
+                "PyTorchJob",
+                f"{CONTAINER}.resources.requests",
+                {"nvidia.com/gpu": 4},
+            ),
+        ),
+        (
+            "device-limits",
+            change_document(
+                build_plan(JOB),
+                "TrainJob",
+                "spec.trainer.resourcesPerNode.limits",
+                {"nvidia.com/gpu": 4},
+            ),
+        ),
+        ("pull-policy", build_plan(replace(ELASTIC, image="registry.example/regauge:latest"))),
+        ("output-volume", build_plan(replace(ELASTIC, output="out/llama"))),
+        ("reserved-variable", build_plan(replace(JOB, environment={"PET_NNODES": "3"}))),
+        (
+            "efa-count",
+            change_document(
+                build_plan(ELASTIC),
+                "PyTorchJob",
+                f"{CONTAINER}.resources.limits",
+                {"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 1},
+            ),
+        ),
+        (
+            "shared-memory",
+            change_document(build_plan(ELASTIC), "PyTorchJob", f"{CONTAINER}.volumeMounts", []),
+        ),
+        (
+            "efa-variable",
+            build_plan(replace(ELASTIC, machine=None)),
+        ),
+        ("image-tag", build_plan(replace(ELASTIC, image="registry.example/regauge"))),
+    ],
+)
+def test_a_check_reports_its_problem(code: str, plan: LaunchPlan) -> None:
+    lints = {lint.code: lint for lint in run_lints(plan)}
+    assert code in lints
+    assert lints[code].source.startswith("https://")
+
+
+def test_an_empty_request_of_a_device_equals_its_limit() -> None:
+    """Kubernetes copies the limit of a device to a request that is not set."""
+    plan = change_document(
+        build_plan(ELASTIC), "PyTorchJob", f"{CONTAINER}.resources.requests", {"cpu": "1"}
+    )
+    assert "device-limits" not in {lint.code for lint in run_lints(plan)}
+
+
+def test_the_checks_ignore_plans_of_other_targets() -> None:
+    plan = LaunchPlan(JOB, (Document("job.json", {"kind": "x"}), Document("job.sh", "exit 0\n")))
+    for check in lints_kubernetes.CHECKS:
+        assert list(check(plan)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kubernetes://here/default/pytorchjob",
+        "kubernetes://here/default/pods/llama",
+        "kubernetes://here/llama",
+    ],
+)
+def test_a_handle_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="CONTEXT/NAMESPACE/KIND/NAME"):
+        JobClient.open(Handle.parse(text), KINDS)
+
+
+def test_the_context_of_a_handle_may_contain_slashes() -> None:
+    text = "kubernetes://arn:aws:eks:us-east-1:1:cluster/a/research/trainjob/llama"
+    client = JobClient.open(Handle.parse(text), KINDS)
+    assert client.cluster.context == "arn:aws:eks:us-east-1:1:cluster/a"
+    assert (client.cluster.namespace, client.name) == ("research", "llama")
+    assert client.resource == "trainjobs.v1alpha1.trainer.kubeflow.org"
+
+
+def run_script(
+    tmp_path: Path, codes: list[int], attempts: int = 3
+) -> subprocess.CompletedProcess[str]:
+    """Run the restart script with a command that ends with these codes, one per start."""
+    command = tmp_path / "command.sh"
+    command.write_text('read -r code < codes; sed -i 1d codes; exit "$code"\n')
+    (tmp_path / "codes").write_text("".join(f"{code}\n" for code in codes))
+    return subprocess.run(
+        ["/bin/sh", "-c", build_restart_script(attempts), "restart", "/bin/sh", str(command)],
+        cwd=tmp_path,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "starts"),
+    [
+        ([0], 0, 1),
+        ([75, 0], 0, 2),
+        ([76, 75, 0], 0, 3),
+        ([75, 75, 75, 0], 75, 3),
+        ([2, 0], 2, 1),
+        ([75, 64], 64, 2),
+        ([143, 0], 143, 1),
+        ([137, 0], 1, 1),
+        ([139, 0], 1, 1),
+    ],
+)
+def test_the_restart_script_decides_by_exit_code(
+    tmp_path: Path, codes: list[int], code: int, starts: int
+) -> None:
+    """The operator restarts pods after codes from 128 on, so only 143 may be one of them."""
+    done = run_script(tmp_path, codes)
+    assert done.returncode == code
+    assert (tmp_path / "codes").read_text().count("\n") == len(codes) - starts
+    assert done.stderr.count("ended with exit code") == sum(
+        item in {75, 76} for item in codes[:starts]
+    )
+
+
+def test_the_restart_script_passes_on_sigterm(tmp_path: Path) -> None:
+    command = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(143)); "
+    command += "open('started', 'w').close(); time.sleep(60)"
+    script = build_restart_script(3)
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", script, "restart", sys.executable, "-c", command], cwd=tmp_path
+    )
+    try:
+        until = time.monotonic() + 20
+        while not (tmp_path / "started").exists():
+            assert time.monotonic() < until, "the command did not start"
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 143
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_shellcheck_accepts_the_restart_script(tmp_path: Path) -> None:
+    path = tmp_path / "restart.sh"
+    path.write_text("#!/bin/sh\n" + build_restart_script(3))
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    done = subprocess.run([shellcheck, path], capture_output=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def build_pod(phase: str, index: int = 0, **status: Any) -> dict[str, Any]:
+    """Return a pod of a PyTorchJob."""
+    role, number = ("worker", index - 1) if index else ("master", 0)
+    labels = {
+        "training.kubeflow.org/replica-type": role,
+        "training.kubeflow.org/replica-index": str(number),
+    }
+    metadata = {"name": f"llama-{role}-{number}", "labels": labels}
+    return {"metadata": metadata, "spec": {}, "status": {"phase": phase, **status}}
+
+
+def build_job(*conditions: str, **metadata: Any) -> dict[str, Any]:
+    """Return a PyTorchJob of two nodes with these conditions."""
+    items = [{"type": kind, "status": "True", "message": f"is {kind}"} for kind in conditions]
+    document = find_document(build_plan(replace(ELASTIC, min_nodes=2)), "PyTorchJob")
+    document = {**document, "metadata": {**document["metadata"], **metadata}}
+    return {**document, "status": {"conditions": items}}
+
+
+def wait_for(reason: str, message: str = "") -> dict[str, Any]:
+    """Return the status of a pod whose container waits."""
+    waiting = {"waiting": {"reason": reason, "message": message}}
+    return {"containerStatuses": [{"image": "r.example/a:1", "state": waiting}]}
+
+
+def end(code: int, message: str = "", reason: str = "Error") -> dict[str, Any]:
+    """Return the status of a pod whose container has ended."""
+    terminated = {"exitCode": code, "message": message, "reason": reason}
+    return {"containerStatuses": [{"state": {"terminated": terminated}}]}
+
+
+UNSCHEDULABLE = {
+    "conditions": [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/4 nodes are available: 4 Insufficient nvidia.com/gpu.",
+        }
+    ]
+}
+DISRUPTED = {
+    "conditions": [
+        {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "PreemptionByScheduler",
+            "message": "preempting to accommodate a higher priority pod",
+        }
+    ]
+}
+QUOTA = {
+    "reason": "FailedCreate",
+    "message": "pods 'x' is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=8,"
+    " used: requests.nvidia.com/gpu=60, limited: requests.nvidia.com/gpu=64",
+}
+
+
+@pytest.mark.parametrize(
+    ("objects", "state", "reason"),
+    [
+        (JobObjects(build_job("Succeeded"), []), "succeeded", ""),
+        (JobObjects(build_job("Failed"), []), "failed", "is Failed"),
+        (
+            JobObjects(build_job(annotations={"regauge/cancelled": "true"}), []),
+            "cancelled",
+            "by a user",
+        ),
+        (JobObjects(build_job("Created"), []), "pending", "operator of a PyTorchJob runs"),
+        (
+            JobObjects(build_job("Created"), [], [QUOTA]),
+            "pending",
+            "quota gpus: requests.nvidia.com/gpu=8 is requested",
+        ),
+        (
+            JobObjects(build_job(), [build_pod("Pending", 0, **UNSCHEDULABLE)]),
+            "pending",
+            "no node has room: 0/4 nodes are available: 4 Insufficient nvidia.com/gpu.",
+        ),
+        (
+            JobObjects(
+                build_job(), [build_pod("Pending", 0, **wait_for("ImagePullBackOff", "no"))]
+            ),
+            "pending",
+            "the image r.example/a:1 cannot be pulled: no",
+        ),
+        (
+            JobObjects(
+                build_job(),
+                [
+                    build_pod(
+                        "Pending", 0, **wait_for("CreateContainerConfigError", "no secret hub")
+                    )
+                ],
+            ),
+            "pending",
+            "the container cannot be created: no secret hub",
+        ),
+        (
+            JobObjects(build_job(), [build_pod("Pending", 0, **wait_for("ContainerCreating"))]),
+            "starting",
+            "created",
+        ),
+        (
+            JobObjects(build_job("Running"), [build_pod("Running"), build_pod("Running", 1)]),
+            "running",
+            "",
+        ),
+        (JobObjects(build_job("Running"), [build_pod("Running")]), "starting", ""),
+        (
+            JobObjects(build_job("Restarting"), [build_pod("Running"), build_pod("Pending", 1)]),
+            "restarting",
+            "",
+        ),
+        (
+            JobObjects(build_job(), [build_pod("Failed", 0, **DISRUPTED)]),
+            "preempted",
+            "PreemptionByScheduler",
+        ),
+    ],
+)
+def test_the_state_follows_from_conditions_and_pods(
+    objects: JobObjects, state: str, reason: str
+) -> None:
+    status = describe_job(HANDLE, objects)
+    assert status.state == state
+    assert reason in status.reason
+    assert status.usd_per_hour == pytest.approx(4 * 27.447) or state == "cancelled"
+
+
+def test_a_failure_names_the_node_and_the_last_line_of_its_log() -> None:
+    lines = "step 3\nregauge: data.path is missing; set data.path\n"
+    pods = [build_pod("Failed", 0, **end(75)), build_pod("Failed", 1, **end(64, lines))]
+    status = describe_job(HANDLE, JobObjects(build_job("Failed"), pods))
+    assert status.exit_code == 64
+    assert status.failure is not None
+    assert (status.failure.kind, status.failure.node) == ("unknown", 1)
+    assert status.failure.message == "regauge: data.path is missing; set data.path"
+    killed = [build_pod("Failed", 0, **end(137, reason="OOMKilled"))]
+    status = describe_job(HANDLE, JobObjects(build_job("Failed"), killed))
+    assert status.failure is not None
+    assert status.failure.kind == "memory"
+
+
+def test_a_suspended_job_waits_in_its_queue() -> None:
+    job = find_document(build_plan(ELASTIC, queue="research"), "PyTorchJob")
+    job["spec"]["runPolicy"]["suspend"] = True
+    assert describe_job(HANDLE, JobObjects(job, [])).reason == "the job waits in queue research"
+    condition = {"type": "QuotaReserved", "status": "False", "message": "insufficient quota"}
+    workload = {"metadata": {"name": "w"}, "status": {"conditions": [condition]}}
+    status = describe_job(HANDLE, JobObjects(job, [], (), [workload]))
+    assert (status.state, status.reason) == ("pending", "queue research: insufficient quota")
+
+
+def test_messages_name_a_remedy() -> None:
+    """The problem, a semicolon and the remedy are in one line."""
+    with pytest.raises(RegaugeError) as caught:
+        build_plan(replace(JOB, image=None))
+    assert re.fullmatch(r"[^;\n]+; [^;\n]+", str(caught.value))

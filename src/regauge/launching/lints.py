@@ -46,4 +46,6 @@ def run_lints(plan: LaunchPlan) -> list[Lint]:
 
 
 def _list_checks() -> list[Check]:
-    return []
+    from regauge.launching import lints_aws_batch
+
+    return [*lints_aws_batch.CHECKS]

@@ -160,6 +160,8 @@ class BatchSimulator:
             "jobStateTimeLimitActions": [{}],
         }
         self.environment_tags: dict[str, str] = {}
+        self.secrets: dict[str, str] = {}
+        """Values of secrets by ARN, which only the containers receive."""
         self.desired_vcpus = 0
         self._threads: list[threading.Thread] = []
         self._is_stopping = threading.Event()
@@ -394,7 +396,7 @@ class BatchSimulator:
         deadline = time.monotonic() + limit
         while main.process is not None and main.process.poll() is None:
             for child in children:
-                self._end_node(child, is_final=False)
+                self._end_node(child)
             if time.monotonic() > deadline:
                 job.status_reason = "Job attempt duration exceeded timeout"
                 job.is_terminated = True
@@ -403,14 +405,14 @@ class BatchSimulator:
         for child in children:
             child.stop(grace=GRACE_SECONDS)
         for node in job.nodes:
-            self._end_node(node, is_final=True)
+            self._end_node(node)
         job.attempts.append(
             main.attempts[-1] | {"startedAt": started_at, "stoppedAt": read_clock()}
         )
         if job.is_terminated:
             job.attempts[-1]["statusReason"] = job.status_reason
 
-    def _end_node(self, node: SimulatedNode, *, is_final: bool) -> None:
+    def _end_node(self, node: SimulatedNode) -> None:
         """Record the end of a node, once per attempt."""
         process = node.process
         if process is None or process.poll() is None or node.status in ENDED:
@@ -424,7 +426,6 @@ class BatchSimulator:
             code = process.returncode
             node.exit_code = code if code >= 0 else 128 - code
             container["exitCode"] = node.exit_code
-        del is_final
         node.status = "SUCCEEDED" if node.exit_code == 0 else "FAILED"
         node.status_reason = reason
         node.attempts.append({"container": container, "statusReason": reason})
@@ -457,6 +458,10 @@ class BatchSimulator:
         variables = {
             item["name"]: self._map_path(item["value"])
             for item in node.container.get("environment", [])
+        }
+        variables |= {
+            item["name"]: self.secrets[item["valueFrom"]]
+            for item in node.container.get("secrets", [])
         }
         variables |= {"AWS_BATCH_JOB_ID": node.job_id, "AWS_BATCH_JOB_ATTEMPT": str(number)}
         properties = job.definition.get("nodeProperties")

@@ -39,7 +39,7 @@ from regauge.verbs.launch import read_request
 Contents = dict[str, Any]
 EXAMPLES = ("ranker", "bert-1.5b")
 ROLE = "arn:aws:iam::123456789012:role/regauge"
-SECRET = "arn:aws:secretsmanager:us-east-1:123456789012:secret:token-AbCdEf"
+REFERENCE = "arn:aws:secretsmanager:us-east-1:123456789012:secret:token-AbCdEf"
 VOLUME = Volume("data", "/data", "fs-0123456789abcdef0", "efs")
 STACK: dict[str, Any] = {
     "name": "regauge",
@@ -102,7 +102,7 @@ SPECS: dict[str, Callable[[], LaunchPlan]] = {
     "container": build_plan,
     "array": lambda: build_plan(verb="predict", jobs=4, instance="c7i.4xlarge"),
     "multi-node": lambda: build_plan({"job_role": ROLE}, max_nodes=4),
-    "secrets": lambda: build_plan({"execution_role": ROLE}, secrets={"TOKEN": SECRET}),
+    "secrets": lambda: build_plan({"execution_role": ROLE}, secrets={"TOKEN": REFERENCE}),
     "spot": lambda: build_plan({"stack": STACK}, spot=True, hours=2.5, labels={"team": "a"}),
     "stack": lambda: build_plan({"stack": STACK}, max_nodes=2),
     "fair share": lambda: build_plan(
@@ -253,11 +253,11 @@ def test_variables_of_the_user_take_precedence() -> None:
 
 
 def test_secrets_are_references_everywhere() -> None:
-    plan = build_plan({"execution_role": ROLE, "stack": STACK}, secrets={"TOKEN": SECRET})
-    assert read_container(plan)["secrets"] == [{"name": "TOKEN", "valueFrom": SECRET}]
+    plan = build_plan({"execution_role": ROLE, "stack": STACK}, secrets={"TOKEN": REFERENCE})
+    assert read_container(plan)["secrets"] == [{"name": "TOKEN", "valueFrom": REFERENCE}]
     template = read_contents(plan)["batch-stack.json"]["Resources"]["ExecutionRole"]
     statement = template["Properties"]["Policies"][0]["PolicyDocument"]["Statement"][0]
-    assert statement["Resource"] == [SECRET]
+    assert statement["Resource"] == [REFERENCE]
 
 
 @pytest.mark.parametrize(
@@ -583,7 +583,7 @@ FINDINGS: list[tuple[str, Callable[[], LaunchPlan]]] = [
         "batch-secret-value",
         lambda: build_plan({"execution_role": ROLE}, secrets={"TOKEN": "hf_0123456789"}),
     ),
-    ("batch-secret-role", lambda: build_plan(secrets={"TOKEN": SECRET})),
+    ("batch-secret-role", lambda: build_plan(secrets={"TOKEN": REFERENCE})),
     ("batch-output-volume", lambda: build_plan(output="out")),
     ("batch-output-volume", lambda: build_plan(output="/database/out", max_nodes=2)),
 ]
@@ -697,7 +697,12 @@ HANDLE = Handle("aws-batch", "us-east-1", "id")
         (build_detail("FAILED", attempts=[LOST]), "node", "Host EC2 (instance i-1) terminated."),
         (build_detail("FAILED", statusReason=LIMIT), "unknown", "CAPACITY:INSUFFICIENT"),
         (
-            build_detail("FAILED", statusReason="Job attempt duration exceeded timeout"),
+            build_detail(
+                "FAILED",
+                attempts=[attempt(143)],
+                isTerminated=True,
+                statusReason="Job attempt duration exceeded timeout",
+            ),
             "limit",
             "exceeded timeout",
         ),

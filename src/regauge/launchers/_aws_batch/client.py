@@ -70,12 +70,25 @@ class AwsClient:
         Raises PreflightError if credentials are missing or rejected, TransientError if the service
         is unreachable or busy, and SettingsError if it rejects the request.
         """
-        exceptions = self._exceptions
         try:
             response: dict[str, Any] = getattr(self._client, operation)(**request)
-        except (exceptions.BotoCoreError, exceptions.ClientError) as error:
+        except (self._exceptions.BotoCoreError, self._exceptions.ClientError) as error:
             raise self._convert(error, operation) from None
         return response
+
+    def has_object(self, operation: str, missing: str, **request: Any) -> bool:
+        """Return whether an operation finds its object; otherwise its error code is `missing`.
+
+        `missing` is the end of the code. Raises the errors of `call` for other failures.
+        """
+        try:
+            getattr(self._client, operation)(**request)
+        except (self._exceptions.BotoCoreError, self._exceptions.ClientError) as error:
+            answer = getattr(error, "response", {}).get("Error", {})
+            if str(answer.get("Code", "")).endswith(missing):
+                return False
+            raise self._convert(error, operation) from None
+        return True
 
     def _convert(self, error: Exception, operation: str) -> RegaugeError:
         """Return the error of Regauge for an exception of botocore."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any, Self
 
 from regauge.errors import RegaugeError, SettingsError
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 Detail = dict[str, Any]
+_ECR_IMAGE = re.compile(
+    r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[-a-z0-9]+)\.amazonaws\.com/"
+    r"(?P<repository>[^:@]+)(?P<separator>[:@])(?P<version>.+)"
+)
 MAX_DESCRIBED = 100
 """Maximum number of jobs in one request DescribeJobs."""
 
@@ -45,6 +50,8 @@ class BatchRegion:
         If the job is refused, or the command is interrupted, the definition is deregistered.
         """
         self.check_queue(definition, request)
+        for container in list_containers(definition):
+            check_image(container["image"])
         response = self._batch.call("register_job_definition", **definition)
         arn = str(response["jobDefinitionArn"])
         try:
@@ -186,6 +193,40 @@ class BatchRegion:
             f"or aws batch delete-compute-environment --region {self.region} "
             f"--compute-environment {name}",
         )
+
+
+def list_containers(definition: Detail) -> list[Detail]:
+    """Return the containers of a job definition, one per range of nodes."""
+    if "containerProperties" in definition:
+        return [definition["containerProperties"]]
+    ranges = definition["nodeProperties"]["nodeRangeProperties"]
+    return [node_range["container"] for node_range in ranges]
+
+
+def check_image(image: str) -> None:
+    """Raise SettingsError if a registry of Amazon ECR does not contain an image.
+
+    Images of other registries are not checked, nor is a registry that cannot be read.
+    """
+    match = _ECR_IMAGE.fullmatch(image)
+    if match is None:
+        return
+    key = "imageDigest" if match["separator"] == "@" else "imageTag"
+    request = {"registryId": match["account"], "repositoryName": match["repository"]}
+    try:
+        with AwsClient("ecr", match["region"]) as ecr:
+            is_stored = ecr.has_object(
+                "describe_images",
+                "NotFoundException",
+                imageIds=[{key: match["version"]}],
+                **request,
+            )
+    except RegaugeError as error:
+        logger.warning("the image was not checked: %s", error.problem)
+        return
+    if not is_stored:
+        problem = f"the image {image} is not in its registry"
+        raise SettingsError(problem, "push it, or correct launch.image")
 
 
 def list_child_names(detail: Detail) -> list[str]:

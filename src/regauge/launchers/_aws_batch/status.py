@@ -30,6 +30,7 @@ TIME_LIMIT_ACTION = "Canceled by JobStateTimeLimit"
 MEMORY_REASON = "OutOfMemory"
 """Part of the reason of a container that exceeds its memory."""
 ATTEMPT_TIMEOUT = "Job attempt duration exceeded timeout"
+"""Status reason of a job that exceeds its time limit; it is not retried."""
 
 
 def find_state(detail: Detail) -> JobState:
@@ -63,9 +64,12 @@ def _find_status(detail: Detail) -> str:
 
 
 def is_cancelled(detail: Detail) -> bool:
-    """Return whether somebody cancelled a job; Batch itself cancels jobs that cannot start."""
+    """Return whether somebody cancelled a job.
+
+    Batch itself cancels a job that cannot start, and terminates one that exceeds its time.
+    """
     reason = str(detail.get("statusReason", ""))
-    if reason.startswith(TIME_LIMIT_ACTION):
+    if reason.startswith((TIME_LIMIT_ACTION, ATTEMPT_TIMEOUT)):
         return False
     is_requested = detail.get("isCancelled") or detail.get("isTerminated")
     return bool(is_requested) or CANCEL_REASON in reason
@@ -150,14 +154,14 @@ def _find_failure(detail: Detail, exit_code: int | None, nodes: Sequence[NodeSta
     if exit_code is not None:
         message = f"exit code {exit_code}; {message}" if message else f"exit code {exit_code}"
     kind = "unknown"
-    if exit_code == PreemptedError.exit_code:
-        kind = "preempted"
+    if ATTEMPT_TIMEOUT in message:
+        kind = "limit"
     elif _is_host_lost(reason):
         kind = "node"
     elif MEMORY_REASON in message:
         kind = "memory"
-    elif ATTEMPT_TIMEOUT in message:
-        kind = "limit"
+    elif exit_code == PreemptedError.exit_code:
+        kind = "preempted"
     return JobFailure(kind, node=failed.index if failed else None, message=message)
 
 

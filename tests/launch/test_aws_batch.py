@@ -34,7 +34,7 @@ from regauge.processes import find_free_port
 
 __all__ = ["artifact", "model"]
 SECONDS = 120.0
-STEPS = 200
+STEPS = 120
 IMAGE = "registry.example/regauge:0.1.0"
 ROLE = "arn:aws:iam::123456789012:role/regauge"
 REFERENCE = "arn:aws:secretsmanager:us-east-1:123456789012:secret:token-AbCdEf"
@@ -148,7 +148,7 @@ def test_a_training_that_loses_a_node_equals_the_undisturbed_run(
     path = write_run_file(tmp_path)
     handle = submit(path, "train", f"launch.secrets.HF_TOKEN={REFERENCE}")
     job, output = find_job(simulator, handle), tmp_path / "data" / "out"
-    wait_until(job, lambda: count_steps(output) >= 40, "the run does not start")
+    wait_until(job, lambda: count_steps(output) >= 30, "the run does not start")
     status = read_status(handle)
     assert status["state"] == "running"
     assert status["attempt"] == 1
@@ -163,6 +163,9 @@ def test_a_training_that_loses_a_node_equals_the_undisturbed_run(
     status = read_status(handle)
     assert (status["attempt"], status["exit_code"]) == (2, 0)
     assert [node["state"] for node in status["nodes"]] == ["succeeded", "succeeded"]
+    assert all(node["host"].startswith("i-") for node in status["nodes"])
+    assert "2 nodes did not meet" in call("job", "logs", handle, "--attempt", "1") or not lost
+    assert "Resuming from step" in call("job", "logs", handle)
     assert_same(train_undisturbed(tmp_path, path), output)
     texts = [json.dumps(request) for request in simulator.requests]
     texts += [file.read_text(errors="replace") for file in list_text_files(tmp_path)]

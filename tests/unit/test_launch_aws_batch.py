@@ -738,6 +738,24 @@ def test_the_status_of_a_multi_node_job_has_its_nodes_and_the_frozen_price() -> 
     assert status.failure.node == 0
 
 
+def test_a_running_attempt_has_no_exit_code_and_no_reason_of_an_earlier_one() -> None:
+    child = build_detail(
+        "RUNNING",
+        attempts=[attempt(75)],
+        container={
+            "exitCode": 75,
+            "containerInstanceArn": "arn:aws:ecs:r:a:container-instance/c/i1",
+        },
+    )
+    status = build_status(HANDLE, child, [child])
+    assert (status.reason, status.exit_code, status.attempt) == ("", None, 2)
+    (node,) = status.nodes
+    assert (node.state, node.host, node.exit_code, node.reason) == ("running", "i1", None, "")
+    waiting = build_status(HANDLE, child | {"status": "RUNNABLE"}, [])
+    assert (waiting.state, waiting.attempt) == ("restarting", 1)
+    assert waiting.reason == "Essential container in task exited"
+
+
 def test_events_are_sorted_by_time() -> None:
     detail = build_detail(
         "SUCCEEDED",

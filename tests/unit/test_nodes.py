@@ -21,6 +21,7 @@ from regauge.supervision.nodes.aws_batch_variables import find_local_address
 from regauge.supervision.nodes.coordinator import Coordinator, Node
 from regauge.supervision.nodes.heartbeats import HeartbeatThread, beat_key
 from regauge.supervision.nodes.interface import AttemptPlan
+from regauge.supervision.nodes.rendezvous import RendezvousLauncher
 from regauge.supervision.nodes.topology import is_whole_node, resolve_topology
 from regauge.supervision.settings import Nodes, parse_node_range
 
@@ -144,6 +145,22 @@ def test_a_batch_job_of_one_node_has_no_topology() -> None:
     assert topology is not None
     assert topology.replaces_nodes
     assert topology.name.startswith("run-")
+
+
+@pytest.mark.parametrize(
+    ("environment", "attempt", "seconds"),
+    [(BATCH_MAIN, None, 600.0), (BATCH_MAIN, 1, 10.0), (OPERATOR, 1, 600.0)],
+)
+def test_nodes_wait_briefly_for_a_node_that_is_not_replaced(
+    environment: dict[str, str], attempt: int | None, seconds: float
+) -> None:
+    nodes = Nodes(endpoint="127.0.0.1:29400")
+    topology = resolve_topology(nodes, FOLDER, environment)
+    assert topology is not None
+    settings: Any = None
+    launcher = RendezvousLauncher(topology, settings, FOLDER)
+    launcher._previous_attempt = attempt
+    assert launcher._find_join_seconds() == seconds
 
 
 def test_lost_nodes_of_other_launchers_may_be_replaced() -> None:

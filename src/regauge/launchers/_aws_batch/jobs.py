@@ -20,7 +20,7 @@ from regauge.launchers._aws_batch.status import (
 from regauge.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 Detail = dict[str, Any]
 _ECR_IMAGE = re.compile(
@@ -172,7 +172,7 @@ class BatchRegion:
             command = _build_command(self.region, "deregister-job-definition", arn)
             reason = "the job has no tags of Regauge, which may not have registered it"
             leftovers.append(Leftover(arn, reason, " ".join(command)))
-        return [*leftovers, *self._audit_queue(str(detail["jobQueue"])), *_audit_logs(detail)]
+        return [*leftovers, *self._audit_queue(str(detail["jobQueue"])), self._audit_logs(detail)]
 
     def _audit_queue(self, name: str) -> Iterator[Leftover]:
         """Yield the queue of a job and its compute environments, with the cost of machines."""
@@ -183,6 +183,13 @@ class BatchRegion:
             yield Leftover(str(queue["jobQueueArn"]), reason, remedy + queue["jobQueueName"])
             for environment in self._list_environments(queue):
                 yield self._audit_environment(environment)
+
+    def _audit_logs(self, detail: Detail) -> Leftover:
+        """Return the log group of a job, which stores its log after the end."""
+        options = list_containers(detail)[0].get("logConfiguration", {}).get("options", {})
+        group = options.get("awslogs-group", DEFAULT_LOG_GROUP)
+        command = f"aws logs delete-log-group --region {self.region} --log-group-name {group}"
+        return Leftover(group, "it stores the logs of jobs, and storage costs money", command)
 
     def _audit_environment(self, environment: Detail) -> Leftover:
         name = environment["computeEnvironmentName"]
@@ -195,12 +202,11 @@ class BatchRegion:
         )
 
 
-def list_containers(definition: Detail) -> list[Detail]:
-    """Return the containers of a job definition, one per range of nodes."""
-    if "containerProperties" in definition:
-        return [definition["containerProperties"]]
-    ranges = definition["nodeProperties"]["nodeRangeProperties"]
-    return [node_range["container"] for node_range in ranges]
+def list_containers(document: Detail) -> list[Detail]:
+    """Return the containers of a job definition or of a job, one per range of nodes."""
+    ranges = document.get("nodeProperties", {}).get("nodeRangeProperties", [])
+    single = document.get("containerProperties") or document.get("container", {})
+    return [node_range["container"] for node_range in ranges] or [single]
 
 
 def check_image(image: str) -> None:
@@ -257,14 +263,6 @@ def describe_machines(environment: Detail) -> str:
 
 PRICE_KEYS = ("usd-per-machine-hour", "machine-vcpus")
 """Tags of a compute environment that its cost is computed from."""
-
-
-def _audit_logs(detail: Detail) -> Sequence[Leftover]:
-    """Return the log group of a job, which stores its log after the end."""
-    options = detail.get("container", {}).get("logConfiguration", {}).get("options", {})
-    group = options.get("awslogs-group", DEFAULT_LOG_GROUP)
-    command = f"aws logs delete-log-group --log-group-name {group}"
-    return [Leftover(group, "it stores the logs of jobs, and storage costs money", command)]
 
 
 def _build_command(region: str, operation: str, arn: str) -> tuple[str, ...]:

@@ -85,7 +85,9 @@ def _is_host_lost(reason: str) -> bool:
 
 
 def find_exit_code(detail: Detail) -> int | None:
-    """Return the exit code of the last attempt; None if the container has none."""
+    """Return the exit code of the last attempt; None if it runs, or its container has none."""
+    if _find_status(detail) in ("RUNNING", "STARTING"):
+        return None
     attempts = detail.get("attempts", [])
     containers = [detail.get("container", {})]
     containers += [attempt.get("container", {}) for attempt in attempts[-1:]]
@@ -94,18 +96,19 @@ def find_exit_code(detail: Detail) -> int | None:
 
 
 def find_reason(detail: Detail) -> str:
-    """Return the reason of the scheduler, and that of the container if it has another one."""
-    attempts = detail.get("attempts", [])
-    reasons = [detail.get("statusReason", ""), detail.get("container", {}).get("reason", "")]
-    if attempts:
-        reasons += [attempts[-1].get("statusReason", "")]
-        reasons += [attempts[-1].get("container", {}).get("reason", "")]
+    """Return the reason of the scheduler, and those of the last attempt unless another one runs."""
+    reasons = [detail.get("statusReason", "")]
+    if _find_status(detail) not in ("RUNNING", "STARTING"):
+        reasons.append(detail.get("container", {}).get("reason", ""))
+        for attempt in detail.get("attempts", [])[-1:]:
+            reasons.append(attempt.get("statusReason", ""))
+            reasons.append(attempt.get("container", {}).get("reason", ""))
     return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
 def build_node_status(index: int, detail: Detail) -> NodeStatus:
     """Return the status of a node, or of one job of an array."""
-    host = str(detail.get("container", {}).get("containerInstanceArn", ""))
+    host = str(detail.get("container", {}).get("containerInstanceArn", "")).rpartition("/")[2]
     return NodeStatus(index, find_state(detail), host, find_exit_code(detail), find_reason(detail))
 
 

@@ -1,11 +1,14 @@
-"""Jobs and the stack of AWS Batch on moto, which implements the API in this process."""
+"""Jobs and the stack of AWS Batch: on moto, which implements the API here, and in cfn-lint."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -16,9 +19,11 @@ from regauge.errors import SettingsError
 from regauge.launchers import JobSpec, LaunchPlan
 from regauge.launchers.aws_batch import AwsBatch
 from regauge.launching.job_spec import _find_machine
+from unit.test_launch_aws_batch import EXAMPLES, plan_example
 
 REGION = "us-east-1"
 ACCOUNT = "123456789012"
+RESERVATION = {"id": "cr-0123456789abcdef0", "zone": "us-east-1a"}
 
 
 @pytest.fixture
@@ -165,3 +170,31 @@ def test_a_multi_node_definition_is_accepted(aws: None) -> None:
     assert stored["type"] == "multinode"
     actions = [rule["action"].upper() for rule in stored["retryStrategy"]["evaluateOnExit"]]
     assert actions == ["RETRY"] * 4 + ["EXIT"]
+
+
+def test_cfn_lint_accepts_the_template_of_every_example(tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("cfn-lint")
+    if not program.exists():
+        pytest.skip("no cfn-lint here (pip install cfn-lint): the templates are not proved")
+    stack = {"name": "regauge", "subnets": {"subnet-12345678": "us-east-1a"}}
+    stack |= {"security_groups": ("sg-12345678",), "capacity_reservation": RESERVATION}
+    target = AwsBatch(stack=stack, log_group="/regauge/logs")
+    machine = _find_machine("p4d.24xlarge", {})
+    plans = {
+        "reserved": build_plan(target, max_nodes=2, machine=machine),
+        "spot": build_plan(target, spot=True, secrets={"A": f"arn:aws:ssm:{REGION}:{ACCOUNT}:a"}),
+        **{name: plan_example(name) for name in EXAMPLES},
+    }
+    paths = []
+    for name, plan in plans.items():
+        paths.append(tmp_path / f"{name}.json")
+        contents = {document.name: document.content for document in plan.documents}
+        paths[-1].write_text(json.dumps(contents["batch-stack.json"]))
+    command = [str(program), *map(str, paths)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout
+    broken = json.loads(paths[0].read_text())
+    broken["Resources"]["JobQueue"]["Properties"]["Priority"] = "high"
+    paths[0].write_text(json.dumps(broken))
+    process = subprocess.run(command[:2], capture_output=True, text=True, check=False)
+    assert process.returncode != 0, "cfn-lint accepts a text as a priority"

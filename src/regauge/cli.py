@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from itertools import pairwise
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
 
@@ -25,6 +26,8 @@ from regauge.errors import (
 from regauge.wording import join_alternatives
 
 AS_JSON = "--json"
+FORMATS = ("-o", "--output")
+"""Options of some verbs for the format of the output."""
 COMPLETE = "__complete"
 """The command by which the completion script of cyclopts asks for candidates."""
 _EPILOGUE = f"""\
@@ -69,10 +72,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report = describe_error(error)
         if not processes.is_supervised():  # otherwise the supervisor prints the line
             log.stderr.print(f"regauge: {report.line}", style="red", markup=False)
-            if AS_JSON in tokens and not log.stdout.has_document:
+            if wants_json(tokens) and not log.stdout.has_document:
                 log.print_json(report.to_document())
         return report.code
     return 0
+
+
+def wants_json(tokens: Sequence[str]) -> bool:
+    """Return whether a command line asks for JSON: `--json`, `-o json` or `--output json`."""
+    words = {AS_JSON, *(f"{name}=json" for name in FORMATS)}
+    return not words.isdisjoint(tokens) or any(
+        name in FORMATS and value == "json" for name, value in pairwise(tokens)
+    )
 
 
 def _report_stop() -> None:

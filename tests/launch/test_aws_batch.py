@@ -29,7 +29,7 @@ from regauge.launchers import (
     LaunchPlan,
 )
 from regauge.launchers.aws_batch import AwsBatch
-from regauge.launching.job_spec import _find_machine
+from regauge.launching.job_spec import find_machine
 from regauge.processes import find_free_port
 
 __all__ = ["artifact", "model"]
@@ -185,7 +185,7 @@ def build_plan(script: str, **changes: Any) -> LaunchPlan:
         "min_nodes": changes.get("max_nodes", 1),
         "max_nodes": 1,
         "processes": 1,
-        "machine": _find_machine("c7i.4xlarge", {}),
+        "machine": find_machine("c7i.4xlarge", {}),
         "image": IMAGE,
         "environment": {"MASTER_PORT": str(find_free_port())},
     }

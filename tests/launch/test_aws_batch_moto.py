@@ -18,7 +18,7 @@ from moto import mock_aws
 from regauge.errors import SettingsError
 from regauge.launchers import JobSpec, LaunchPlan
 from regauge.launchers.aws_batch import AwsBatch
-from regauge.launching.job_spec import _find_machine
+from regauge.launching.job_spec import find_machine
 from unit.test_launch_aws_batch import EXAMPLES, plan_example
 
 REGION = "us-east-1"
@@ -62,7 +62,7 @@ def build_plan(target: AwsBatch, **changes: Any) -> LaunchPlan:
         "min_nodes": changes.get("max_nodes", 1),
         "max_nodes": 1,
         "processes": 1,
-        "machine": _find_machine("c7i.4xlarge", {}),
+        "machine": find_machine("c7i.4xlarge", {}),
         "image": "registry.example/regauge:0.1.0",
     }
     return target.plan(JobSpec(**values | changes))
@@ -179,7 +179,7 @@ def test_cfn_lint_accepts_the_template_of_every_example(tmp_path: Path) -> None:
     stack = {"name": "regauge", "subnets": {"subnet-12345678": "us-east-1a"}}
     stack |= {"security_groups": ("sg-12345678",), "capacity_reservation": RESERVATION}
     target = AwsBatch(stack=stack, log_group="/regauge/logs")
-    machine = _find_machine("p4d.24xlarge", {})
+    machine = find_machine("p4d.24xlarge", {})
     plans = {
         "reserved": build_plan(target, max_nodes=2, machine=machine),
         "spot": build_plan(target, spot=True, secrets={"A": f"arn:aws:ssm:{REGION}:{ACCOUNT}:a"}),

@@ -31,7 +31,8 @@ from regauge.launchers._aws_batch.stack import build_time_limits, build_user_dat
 from regauge.launchers._aws_batch.status import build_status, find_state, list_job_events
 from regauge.launchers.aws_batch import AwsBatch
 from regauge.launching import lints_aws_batch
-from regauge.launching.job_spec import _find_machine
+from regauge.launching.job_spec import find_machine
+from regauge.launching.lints import run_lints
 from regauge.launching.planning import check_lints, describe_plan, plan_job, select_launcher
 from regauge.planning.catalog import find_efa_interfaces
 from regauge.verbs.launch import read_request
@@ -58,7 +59,7 @@ def build_spec(**changes: Any) -> JobSpec:
         "min_nodes": changes.get("max_nodes", 1),
         "max_nodes": 1,
         "processes": "auto",
-        "machine": _find_machine(instance, {}),
+        "machine": find_machine(instance, {}),
         "image": "registry/regauge:0.1.0",
         "output": "/data/out",
         "volumes": (VOLUME,),
@@ -451,7 +452,7 @@ def test_a_plan_imports_neither_torch_nor_boto3() -> None:
 
 def lint_codes(plan: LaunchPlan) -> list[str]:
     """Return the codes of the findings about a plan."""
-    return [lint.code for check in lints_aws_batch.CHECKS for lint in check(plan)]
+    return [lint.code for lint in run_lints(plan)]
 
 
 def change(plan: LaunchPlan, edit: Callable[[Contents], None], **changes: Any) -> LaunchPlan:
@@ -506,7 +507,7 @@ FINDINGS: list[tuple[str, Callable[[], LaunchPlan]]] = [
         "batch-retry-rules",
         lambda: change(build_plan(), edit_retry(evaluateOnExit=[RETRY] * 5 + [EXIT])),
     ),
-    ("batch-attempts", lambda: build_plan(max_attempts=11)),
+    ("attempts", lambda: build_plan(max_attempts=11)),
     ("batch-share", lambda: build_plan({"stack": STACK, "share_identifier": "a"})),
     ("batch-share", lambda: build_plan(SHARED | {"share_identifier": None})),
     ("batch-share-weight", lambda: build_plan(SHARED | {"share_identifier": "b"})),
@@ -552,21 +553,21 @@ FINDINGS: list[tuple[str, Callable[[], LaunchPlan]]] = [
         ),
     ),
     (
-        "batch-efa-count",
+        "efa-count",
         lambda: replace(
             build_plan(max_nodes=2),
             job=build_spec(max_nodes=2, instance="c7i.4xlarge"),
         ),
     ),
     (
-        "batch-efa-missing",
+        "efa-request",
         lambda: change(
             build_plan(max_nodes=2),
             edit_container(lambda item: item["linuxParameters"].pop("devices")),
         ),
     ),
     (
-        "batch-efa-missing",
+        "efa-count",
         lambda: change(
             build_plan(max_nodes=2),
             edit_container(lambda item: item["linuxParameters"]["devices"].pop()),
@@ -601,7 +602,7 @@ PASSES: dict[str, Callable[[], LaunchPlan]] = {
         {"execution_role": ROLE},
         secrets={"A": "arn:aws:ssm:us-east-1:123456789012:parameter/a"},
     ),
-    "batch-attempts": lambda: build_plan(max_attempts=10),
+    "attempts": lambda: build_plan(max_attempts=10),
     "batch-output-volume": lambda: build_plan(output="s3://bucket/out", max_nodes=2),
 }
 
@@ -612,9 +613,7 @@ PASSES: dict[str, Callable[[], LaunchPlan]] = {
 def test_a_lint_is_triggered(code: str, build: Callable[[], LaunchPlan]) -> None:
     plan = build()
     assert code in lint_codes(plan)
-    (first, *_) = [
-        lint for check in lints_aws_batch.CHECKS for lint in check(plan) if lint.code == code
-    ]
+    (first, *_) = [lint for lint in run_lints(plan) if lint.code == code]
     assert first.source.startswith("https://")
     assert first.remedy
     assert "hf_0123456789" not in first.problem + first.remedy
@@ -628,11 +627,11 @@ def test_a_lint_is_not_triggered(code: str) -> None:
 
 def test_plans_of_other_targets_have_no_findings() -> None:
     plan = LaunchPlan(build_spec(output="out"), (Document("job.sh", "#!/bin/sh\n"),))
-    assert lint_codes(plan) == []
+    assert not [lint for check in lints_aws_batch.CHECKS for lint in check(plan)]
 
 
 def test_an_error_refuses_the_job() -> None:
-    with pytest.raises(SettingsError, match=r"allows 1 to 10 \(batch-attempts\); set launch.max"):
+    with pytest.raises(SettingsError, match=r"is more than 10 \(attempts: https.*; set it to 10"):
         check_lints(build_plan(max_attempts=11))
 
 

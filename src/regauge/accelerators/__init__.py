@@ -97,6 +97,8 @@ class Accelerator(Choice):
     """Whether it is the host's processor, which computes in host memory."""
     supports_aot: ClassVar[bool] = False
     """Whether torch compiles libraries for it ahead of time (AOTInductor)."""
+    chip_vendors: ClassVar[tuple[str, ...]] = ()
+    """Vendors of its chips, as in the catalog of chips; empty if they are unknown."""
     onnx_provider: ClassVar[str | None] = None
     """The execution provider of ONNX Runtime; None if there is none."""
 

@@ -43,6 +43,7 @@ class Cuda(Accelerator):
     """One GPU per process; processes communicate over NCCL."""
 
     peer_names: ClassVar[tuple[str, ...]] = ("gpu", "nvidia", "amd", "rocm")
+    chip_vendors: ClassVar[tuple[str, ...]] = ("NVIDIA", "AMD")
 
     is_shareable: ClassVar[bool] = True
     is_indexed: ClassVar[bool] = True

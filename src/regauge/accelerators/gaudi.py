@@ -32,6 +32,7 @@ class Gaudi(Accelerator):
     """One HPU per process; processes communicate over HCCL."""
 
     peer_names: ClassVar[tuple[str, ...]] = ("hpu", "habana")
+    chip_vendors: ClassVar[tuple[str, ...]] = ("Intel/Habana",)
 
     env_prefixes: ClassVar[tuple[str, ...]] = ("PT_HPU_", "HABANA_", "HCCL_", "ENABLE_")
 

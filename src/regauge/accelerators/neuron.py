@@ -30,6 +30,7 @@ class Neuron(XlaDevice):
     """One NeuronCore per process."""
 
     peer_names: ClassVar[tuple[str, ...]] = ("trainium", "inferentia", "trn1", "trn2")
+    chip_vendors: ClassVar[tuple[str, ...]] = ("AWS",)
 
     env_prefixes: ClassVar[tuple[str, ...]] = (*XlaDevice.env_prefixes, "NEURON_", "NEURONCORE_")
 

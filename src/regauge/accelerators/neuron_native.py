@@ -17,6 +17,7 @@ class NeuronNative(NativeDevice):
     """One logical NeuronCore per process; torch loads the backend by itself."""
 
     env_prefixes: ClassVar[tuple[str, ...]] = ("NEURON_", "TORCH_NEURONX_")
+    chip_vendors: ClassVar[tuple[str, ...]] = ("AWS",)
 
     @classmethod
     def available(cls) -> Availability:

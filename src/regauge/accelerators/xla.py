@@ -22,6 +22,7 @@ class Xla(XlaDevice):
     """One TPU chip per process, or the CPU."""
 
     peer_names: ClassVar[tuple[str, ...]] = ("tpu",)
+    chip_vendors: ClassVar[tuple[str, ...]] = ("Google", "CPU")
 
     env_prefixes: ClassVar[tuple[str, ...]] = (*XlaDevice.env_prefixes, "TPU_", "LIBTPU_")
 

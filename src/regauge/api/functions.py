@@ -131,6 +131,9 @@ class _Call:
                 return value
             remedy = "pass a path or a dictionary" if name == RUN_FILE else "pass a path"
             raise SettingsError(f"{name} is of type {type(value).__name__}", remedy)
+        if self._verb == "launch":
+            problem = "a launched job reads its run file after this call"
+            raise SettingsError(problem, "write the settings to a run file and pass its path")
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="regauge-settings-")))
         file = folder / f"{SETTINGS_NAME}.json"
         file.write_text(json.dumps(to_json(value, SETTINGS_NAME)), encoding="utf-8")

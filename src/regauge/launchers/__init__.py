@@ -80,6 +80,8 @@ class JobSpec:
     max_nodes: int
     processes: int | Literal["auto"]
     """Processes per node."""
+    accelerator: str | None = None
+    """Kind of the accelerator of the run; None if each node chooses it."""
     jobs: int = 1
     """Independent jobs of an array, which share the work of `predict`."""
     machine: Machine | None = None
@@ -130,7 +132,7 @@ class Document(NamedTuple):
         if isinstance(self.content, str):
             return self.content
         if self.name.endswith((".yaml", ".yml")):
-            import yaml  # type: ignore[import-untyped]
+            import yaml
 
             documents = self.content if isinstance(self.content, list) else [self.content]
             return str(yaml.safe_dump_all(documents, sort_keys=False, width=100))
@@ -162,7 +164,8 @@ class LeaderAddress(NamedTuple):
     """Name of the attempt at the rendezvous; it differs between attempts."""
 
 
-class NodeCommand(NamedTuple):
+@dataclass(frozen=True)
+class NodeCommand:
     """The process that a scheduler starts on a node, or for a job of an array."""
 
     index: int
@@ -309,6 +312,7 @@ class Launcher(Choice):
         `leader` replaces the address that the scheduler assigns. Raises SettingsError if the
         launcher has no rehearsal.
         """
+        del leader
         problem = f"target '{self.kind}' has no rehearsal"
         raise SettingsError(problem, f"rehearse the job of {plan.job.name} with --on local")
 

@@ -42,7 +42,8 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
     Raises SettingsError for settings that contradict each other.
     """
     execution = request.tables.get("execution", {})
-    min_nodes, max_nodes = _read_nodes(execution)
+    nodes = execution.get("nodes", {}) if request.verb == "train" else {}
+    min_nodes, max_nodes = _read_nodes(nodes)
     if launch.jobs > 1 and request.verb != "predict":
         problem = f"launch.jobs = {launch.jobs} is for 'predict', not for '{request.verb}'"
         raise SettingsError(problem, "remove it, or set execution.nodes.count")
@@ -52,9 +53,10 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
         command=_build_command(request, launch.jobs, is_container=launcher.is_container),
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        processes=execution.get("processes", "auto" if request.verb == "train" else 1),
+        processes=execution.get("processes", 1),
+        accelerator=_read_accelerator(request.tables.get("accelerator")),
         jobs=launch.jobs,
-        machine=_find_machine(launch.instance, execution),
+        machine=find_machine(launch.instance, execution),
         spot=launch.spot,
         image=launch.image,
         environment=dict(launch.environment),
@@ -64,16 +66,29 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
         max_attempts=launch.max_attempts,
         hours=launch.hours,
         output=str(request.tables.get("output", {}).get("folder", "")),
-        rendezvous=execution.get("nodes", {}).get("rendezvous", "c10d"),
-        rendezvous_endpoint=execution.get("nodes", {}).get("endpoint"),
+        rendezvous=nodes.get("rendezvous") or "c10d",
+        rendezvous_endpoint=nodes.get("endpoint"),
         labels=dict(launch.labels),
     )
 
 
-def _read_nodes(execution: dict[str, Any]) -> tuple[int, int]:
-    """Return the minimum and maximum number of nodes of the [execution] table."""
-    count = execution.get("nodes", {}).get("count")
+def _read_nodes(nodes: dict[str, Any]) -> tuple[int, int]:
+    """Return the minimum and maximum number of nodes of the table [execution.nodes].
+
+    Raises SettingsError for a rendezvous on a node that the target does not know.
+    """
+    endpoint = nodes.get("endpoint")
+    if endpoint and nodes.get("rendezvous") != "etcd":
+        problem = f"execution.nodes.endpoint = '{endpoint}' names a node that no job has yet"
+        raise SettingsError(problem, "remove it, because the target of a launch sets it")
+    count = nodes.get("count")
     return parse_node_range(1 if count is None else count)
+
+
+def _read_accelerator(table: Any) -> str | None:
+    """Return the kind of the table `accelerator`, which may be a text; None if there is none."""
+    kind = table.get("kind") if isinstance(table, dict) else table
+    return str(kind) if kind is not None else None
 
 
 def _resolve_name(name: str | None, run_file: Path) -> str:
@@ -100,7 +115,7 @@ def _build_command(request: LaunchRequest, jobs: int, *, is_container: bool) -> 
     return (*program, request.verb, run_file, *request.overrides, *count)
 
 
-def _find_machine(instance: str | None, execution: dict[str, Any]) -> Machine | None:
+def find_machine(instance: str | None, execution: dict[str, Any]) -> Machine | None:
     """Return the machine type of the nodes; None if none is set.
 
     Raises SettingsError for an unknown machine type.
@@ -110,7 +125,10 @@ def _find_machine(instance: str | None, execution: dict[str, Any]) -> Machine | 
         return None
     entry = find_instance(name, "launch.instance" if instance else "price.instance")
     chip = load_chips().get(entry.chip)
-    usd_per_hour = execution.get("price", {}).get("usd_per_hour", entry.usd_per_hour)
+    price = execution.get("price", {})
+    usd_per_hour, as_of = price.get("usd_per_hour"), price.get("as_of")
+    if usd_per_hour is None:
+        usd_per_hour, as_of = entry.usd_per_hour, entry.as_of
     return Machine(
         name=name,
         chip=entry.chip,
@@ -120,5 +138,5 @@ def _find_machine(instance: str | None, execution: dict[str, Any]) -> Machine | 
         vcpus=entry.vcpus,
         memory_gib=entry.memory_gib,
         usd_per_hour=usd_per_hour,
-        price_date=entry.as_of.isoformat() if entry.as_of else None,
+        price_date=str(as_of) if as_of else None,
     )

@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from regauge.launching.lints import Check, Lint
-from regauge.planning.catalog import find_efa_interfaces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +16,7 @@ DEFINITION, SUBMIT = "register-job-definition.json", "submit-job.json"
 ENVIRONMENT, POLICY = "create-compute-environment.json", "create-scheduling-policy.json"
 QUEUE, LAUNCH_TEMPLATE = "create-job-queue.json", "create-launch-template.json"
 TEMPLATE = "batch-stack.json"
-MAX_RULES, MAX_ATTEMPTS = 5, 10
+MAX_RULES = 5
 MAX_SHARES = 500
 EFA_DEVICE = "/dev/infiniband/uverbs"
 REFERENCE = "https://docs.aws.amazon.com/batch/latest/APIReference/"
@@ -68,11 +67,6 @@ def check_retry_rules(plan: LaunchPlan) -> Iterator[Lint]:
     if len(rules) > MAX_RULES:
         problem = f"the retry strategy has {len(rules)} rules, more than {MAX_RULES}"
         yield Lint("batch-retry-rules", problem, "join or remove some rules", source)
-    attempts = strategy.get("attempts", 1)
-    if not 1 <= attempts <= MAX_ATTEMPTS:
-        problem = f"launch.max_attempts = {attempts}, and AWS Batch allows 1 to {MAX_ATTEMPTS}"
-        remedy = f"set launch.max_attempts to {MAX_ATTEMPTS} or less"
-        yield Lint("batch-attempts", problem, remedy, f"{REFERENCE}API_RetryStrategy.html")
 
 
 def _is_final_exit(rule: dict[str, str]) -> bool:
@@ -187,26 +181,6 @@ def check_zones(plan: LaunchPlan) -> Iterator[Lint]:
         yield Lint("batch-zones", problem, remedy, f"{GUIDE}mnp-ce.html", is_error=False)
 
 
-def check_efa(plan: LaunchPlan) -> Iterator[Lint]:
-    """Yield EFA devices on machines without EFA, and EFA machines without all devices."""
-    contents = _find_documents(plan)
-    machine = plan.job.machine
-    if machine is None:
-        return
-    available = find_efa_interfaces(machine.name)
-    for container in _list_containers(contents):
-        count = _count_efa_devices(container)
-        if count > available:
-            problem = f"the job definition has {count} EFA devices, and {machine.name} "
-            problem += f"has {available}" if available else "has no EFA"
-            remedy = f"list {available} devices {EFA_DEVICE}*" if available else "remove them"
-            yield Lint("batch-efa-count", problem, remedy, f"{EC2_GUIDE}efa.html")
-        elif _is_multi_node(contents) and count < available:
-            problem = f"{machine.name} has {available} EFA interfaces, and the job lists {count}"
-            remedy = f"list {EFA_DEVICE}0 to {EFA_DEVICE}{available - 1}"
-            yield Lint("batch-efa-missing", problem, remedy, f"{GUIDE}efa.html")
-
-
 def _count_efa_devices(container: dict[str, Any]) -> int:
     devices = container.get("linuxParameters", {}).get("devices", [])
     return sum(device["hostPath"].startswith(EFA_DEVICE) for device in devices)
@@ -260,7 +234,6 @@ CHECKS: tuple[Check, ...] = (
     check_instance_types,
     check_placement,
     check_zones,
-    check_efa,
     check_time_limits,
     check_secrets,
     check_output,

@@ -10,15 +10,26 @@ from regauge.errors import SettingsError
 from regauge.launchers import JobSpec, LaunchPlan
 from regauge.launching.job_spec import LaunchRequest, build_job
 from regauge.launching.lints import Lint, run_lints
-from regauge.planning.catalog import REGION
+from regauge.launching.lints_tokens import check_tokens
+from regauge.planning.catalog import REGION, find_instance
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from regauge.launchers import Launcher
     from regauge.launching.settings import Launch
 
 FOLDER = "launchers"
-ALWAYS_USED = frozenset({"name", "verb", "command", "output"})
-"""Fields that every launcher needs."""
+ALWAYS_USED = frozenset({"name", "verb", "command", "output", "accelerator", "processes"})
+"""Fields that every launcher needs, or that the run reads itself."""
+KEYS = {
+    "machine": "launch.instance",
+    "min_nodes": "execution.nodes.count",
+    "max_nodes": "execution.nodes.count",
+    "rendezvous": "execution.nodes.rendezvous",
+    "rendezvous_endpoint": "execution.nodes.endpoint",
+}
+"""Settings that are not in the table [launch], by the field of JobSpec."""
 
 
 def select_launcher(launch: Launch, target: str) -> Launcher:
@@ -38,6 +49,7 @@ def select_launcher(launch: Launch, target: str) -> Launcher:
 def plan_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> LaunchPlan:
     """Return the plan of a job; raises SettingsError if the launcher cannot run it."""
     job = build_job(request, launch, launcher)
+    _raise_errors(check_tokens(LaunchPlan(job)))  # before another message can contain one
     if job.jobs > 1 and not launcher.supports_arrays:
         problem = f"target '{launcher.kind}' has no arrays, and launch.jobs is {job.jobs}"
         raise SettingsError(problem, "remove launch.jobs")
@@ -57,17 +69,22 @@ def _check_used(plan: LaunchPlan) -> None:
         value = getattr(plan.job, field.name)
         is_set = value != getattr(defaults, field.name)
         if is_set and field.name not in plan.used | ALWAYS_USED:
-            problem = f"launch.{field.name} has no effect on this target"
-            raise SettingsError(problem, "remove it")
+            key = KEYS.get(field.name, f"launch.{field.name}")
+            raise SettingsError(f"{key} has no effect on this target", "remove it")
 
 
 def check_lints(plan: LaunchPlan) -> list[Lint]:
     """Return the warnings about a plan; raises SettingsError for the first error."""
     lints = run_lints(plan)
+    _raise_errors(lints)
+    return lints
+
+
+def _raise_errors(lints: Iterable[Lint]) -> None:
+    """Raise SettingsError for the first error, with the name of the check and its source."""
     for lint in lints:
         if lint.is_error:
-            raise SettingsError(f"{lint.problem} ({lint.code})", lint.remedy)
-    return lints
+            raise SettingsError(f"{lint.problem} ({lint.code}: {lint.source})", lint.remedy)
 
 
 def describe_plan(plan: LaunchPlan) -> dict[str, Any]:
@@ -87,6 +104,8 @@ def describe_price(job: JobSpec) -> str:
     machine = job.machine
     if machine is None or job.usd_per_hour is None:
         return "unknown"
+    is_listed = find_instance(machine.name).usd_per_hour == machine.usd_per_hour
+    source = f"on-demand in {REGION}" if is_listed else "run file"
     date = f", {machine.price_date}" if machine.price_date else ""
     count = job.max_nodes * job.jobs
-    return f"{job.usd_per_hour:.2f} USD per hour ({count} x {machine.name}, {REGION}{date})"
+    return f"{job.usd_per_hour:.2f} USD per hour ({count} x {machine.name}, {source}{date})"

@@ -14,6 +14,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -36,7 +37,7 @@ S = TypeVar("S", bound=config.Settings)
 
 def complete_override(context: CompletionContext) -> dict[str, str]:
     """Return the candidates of shell completion for an override; imports them when it is called."""
-    from regauge.verbs._completion import complete_override
+    from regauge.verbs._reference.completion import complete_override
 
     return complete_override(context)
 
@@ -53,6 +54,25 @@ Overwrite = Annotated[
 DryRun = Annotated[bool, Parameter(help="Print what would be done, without doing it.")]
 AsJson = Annotated[bool, Parameter(help="Print one JSON document to standard output.")]
 RUN_FILE_SUFFIXES = (".toml", ".json")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class OutputFormat:
+    """The format of the output: `--json` is the same as `--output json` and `-o json`."""
+
+    json: AsJson = False
+    output: Annotated[
+        Literal["text", "json"], Parameter(name=("--output", "-o"), help="Format of the output.")
+    ] = "text"
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the output is one JSON document."""
+        return self.json or self.output == "json"
+
+
+TEXT = OutputFormat()
 
 
 def import_verb(verb: str) -> ModuleType:

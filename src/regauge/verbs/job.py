@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from regauge import log, verbs
+from regauge import log, stop_signals, verbs
 from regauge.errors import ChildError, TransientError
 from regauge.launchers import Handle, JobStatus, LogRequest
+from regauge.launching.job_progress import add_progress
 from regauge.launching.planning import select_launcher
 from regauge.launching.settings import Launch
 
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 
 Action = Literal["status", "events", "logs", "cancel", "wait", "cleanup"]
 POLL_SECONDS = 2.0
+UNKNOWN_SECONDS = 30.0
+"""Time after which `wait` ends for a job whose state is unknown."""
 FAILED, CANCELLED = 1, 130
 """Exit codes of `wait` for a job whose scheduler reports no exit code."""
 
 
-def main(  # noqa: PLR0913
+def main(
     action: Annotated[Action, Parameter(help="What to do with the job.")],
     handle: Annotated[str, Parameter(help="Handle that `launch` printed: target://context/id.")],
     *,
@@ -42,61 +45,83 @@ def main(  # noqa: PLR0913
     timeout: Annotated[
         float | None, Parameter(help="With wait: maximum seconds; then the exit code is 75.")
     ] = None,
-    output_format: Annotated[
-        Literal["text", "json"], Parameter(name=("--output", "-o"), help="Format of the output.")
-    ] = "text",
-    json: verbs.AsJson = False,
+    json: verbs.OutputFormat = verbs.TEXT,
 ) -> dict[str, Any]:
     """Read the state of a job from its scheduler, wait for it, cancel it, or clean up after it.
 
     The exit code of `wait` is that of the job.
     """
-    as_json = json or output_format == "json"
     address = Handle.parse(handle)
     launcher = select_launcher(Launch(), address.target)
     if action == "logs":
-        return _print_log(launcher, address, LogRequest(rank, attempt, follow))
+        request = LogRequest(rank, attempt, follow)
+        return _print_log(launcher, address, request, as_json=json.is_json)
     if action == "events":
         events = [event._asdict() for event in launcher.list_events(address)]
-        return verbs.show({"events": events}, as_json=as_json)
-    if action == "cancel":
-        launcher.cancel(address)
+        return verbs.show({"events": events}, as_json=json.is_json)
     if action == "cleanup":
         leftovers = [leftover._asdict() for leftover in launcher.clean_up(address)]
-        return verbs.show({"leftovers": leftovers}, as_json=as_json)
+        return verbs.show({"leftovers": leftovers}, as_json=json.is_json)
+    if action == "cancel":
+        launcher.cancel(address)
     if action == "wait":
         status = _wait(launcher, address, timeout)
-        answer = verbs.show(describe_status(status, with_reasons=why), as_json=as_json)
+    else:
+        status = add_progress(launcher.find_status(address))
+    answer = verbs.show(describe_status(status, with_reasons=why), as_json=json.is_json)
+    if action == "wait":
         _check_success(status)
-        return answer
-    status = launcher.find_status(address)
-    return verbs.show(describe_status(status, with_reasons=why), as_json=as_json)
+    return answer
 
 
 def describe_status(status: JobStatus, *, with_reasons: bool) -> dict[str, Any]:
-    """Return a status as JSON-ready values; unknown values are left out."""
-    document = {key: value for key, value in asdict(status).items() if value not in (None, ())}
+    """Return a status as JSON-ready values; unknown values are left out.
+
+    The reason of a job that is running or has succeeded is printed on request only.
+    """
+    document = _drop_unknown(asdict(status))
+    if status.nodes:
+        document["nodes"] = [_drop_unknown(node) for node in document["nodes"]]
     document["handle"] = str(status.handle)
-    if not with_reasons and status.state != "pending":
+    if not with_reasons and status.state in ("starting", "running", "succeeded"):
         document.pop("reason", None)
-    return {key: value for key, value in document.items() if value != ""}
+    return document
 
 
-def _print_log(launcher: Launcher, handle: Handle, request: LogRequest) -> dict[str, Any]:
-    for line in launcher.read_log(handle, request):
+def _drop_unknown(document: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if value not in (None, (), "")}
+
+
+def _print_log(
+    launcher: Launcher, handle: Handle, request: LogRequest, *, as_json: bool
+) -> dict[str, Any]:
+    """Print the lines of a log; a program and `--json` get all of them at the end."""
+    lines = launcher.read_log(handle, request)
+    if as_json or log.is_embedded():
+        return verbs.show({"lines": list(lines)}, as_json=as_json)
+    for line in lines:
         log.stdout.print(line, markup=False, highlight=False, soft_wrap=True)
     return {}
 
 
 def _wait(launcher: Launcher, handle: Handle, timeout: float | None) -> JobStatus:
-    """Return the status of a job when it has ended; raises TransientError after the timeout."""
-    deadline = None if timeout is None else time.monotonic() + timeout
+    """Return the status of a job when it has ended.
+
+    Raises TransientError after the timeout, or if the state remains unknown.
+    """
+    began_at = known_at = time.monotonic()
     while not (status := launcher.find_status(handle)).is_final:
-        if deadline is not None and time.monotonic() >= deadline:
-            problem = f"{handle} is {status.state} after {timeout:g} s"
-            raise TransientError(problem, "wait again")
+        now = time.monotonic()
+        if timeout is not None and now - began_at >= timeout:
+            raise TransientError(f"{handle} is {status.state} after {timeout:g} s", "wait again")
+        if status.state != "unknown":
+            known_at = now
+        elif now - known_at >= UNKNOWN_SECONDS:
+            problem = f"the state of {handle} is unknown: {status.reason}"
+            raise TransientError(problem, f"remove it with: regauge job cleanup {handle}")
+        stop_signals.check_stop()
         time.sleep(POLL_SECONDS)
-    return status
+    return add_progress(status)
 
 
 def _check_success(status: JobStatus) -> None:
@@ -107,5 +132,7 @@ def _check_success(status: JobStatus) -> None:
     message = f"{status.handle} {status.state}"
     if status.failure is not None and status.failure.message:
         message += f": {status.failure.message}"
+    elif status.state == "failed" and status.reason:
+        message += f": {status.reason}"
     remedy = f"read it with: regauge job logs {status.handle}"
     raise ChildError(status.exit_code or default, f"{message}; {remedy}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import shlex
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -14,7 +15,6 @@ from regauge.launching.planning import check_lints, describe_plan, plan_job, sel
 from regauge.launching.settings import LaunchSettings
 
 ROOT = LaunchSettings
-OUTPUT = None
 VERBS = ("compile", "evaluate", "export", "predict", "prepare", "train")
 """Verbs that can run as a job."""
 PREFIX = "launch."
@@ -29,24 +29,28 @@ def main(
         str, Parameter(help="Target: local, slurm, aws_batch, kubernetes or ray.")
     ] = "local",
     dry_run: verbs.DryRun = False,
-    output_format: Annotated[
-        Literal["text", "json"], Parameter(name=("--output", "-o"), help="Format of the output.")
-    ] = "text",
-    json: verbs.AsJson = False,
+    rehearse: Annotated[
+        bool, Parameter(help="Run the job here with small shapes, also with the loss of a node.")
+    ] = False,
+    json: verbs.OutputFormat = verbs.TEXT,
 ) -> dict[str, Any]:
     """Submit a verb of a run file as a job, and print its handle for `regauge job`.
 
     With --dry-run, print the exact documents and commands instead, without network or credentials.
     """
-    as_json = json or output_format == "json"
     request, settings = read_request(run_file, verb, overrides)
     launcher = select_launcher(settings.launch, on)
     plan = plan_job(request, settings.launch, launcher)
-    warnings = [lint.problem for lint in check_lints(plan)]
+    warnings = [f"{lint.problem}; {lint.remedy}" for lint in check_lints(plan)]
+    if rehearse:
+        from regauge.launching.rehearsal import rehearse_job
+
+        report = rehearse_job(request, settings.launch, launcher)
+        return verbs.show(report.to_document(), as_json=json.is_json)
     answer = describe_plan(plan) | {"warnings": warnings}
     if not dry_run:
         answer["handle"] = str(launcher.submit(plan))
-    if as_json:
+    if json.is_json:
         log.print_json(answer)
     else:
         _show(plan, answer)
@@ -82,6 +86,6 @@ def _show(plan: LaunchPlan, answer: dict[str, Any]) -> None:
     for document in plan.documents if "handle" not in answer else ():
         log.stdout.print(f"# {document.name}\n{document.text}", markup=False, soft_wrap=True)
     names = ("commands", "notes", "restart_policy", "price", "warnings", "handle")
-    commands = [" ".join(command) for command in plan.commands]
+    commands = [shlex.join(command) for command in plan.commands]
     lines = {"commands": commands} | {key: answer[key] for key in names[1:] if answer.get(key)}
     verbs.show(lines, as_json=False)

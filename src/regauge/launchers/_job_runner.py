@@ -1,0 +1,364 @@
+"""Runs the nodes of a job as local processes: starts, restarts by exit code, limits, cancellation.
+
+A job is a gang, whose nodes train together, or an array of independent jobs. Codes of RESTART_CODES
+and signals restart a node; any other code ends a gang. If the leader of a gang is lost, all of its
+nodes are restarted with a new rendezvous, because the leader serves it.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regauge.errors import FIRST_SIGNAL_CODE, RESTART_CODES, LimitReachedError, PreemptedError
+from regauge.launchers import FINAL_STATES, JobState, LeaderAddress
+from regauge.launchers._nodes import NodeProcess, is_listening
+from regauge.processes import available_cores, find_free_port
+from regauge.units import SECONDS_PER_HOUR
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from regauge.launchers import NodeCommand
+
+LOOPBACK = "127.0.0.1"
+GRACE_SECONDS = 10.0
+"""Time from SIGTERM to SIGKILL; a command of Regauge saves and ends meanwhile."""
+POLL_SECONDS = 0.1
+CANCELLED = "cancelled by a user"
+
+
+@dataclass(frozen=True)
+class RestartRules:
+    """The limits of a job, and how its nodes depend on each other."""
+
+    is_gang: bool
+    """Whether the nodes work together; otherwise they are the jobs of an array."""
+    min_nodes: int = 1
+    max_attempts: int = 1
+    hours: float | None = None
+
+    def is_restarted(self, code: int) -> bool:
+        """Return whether a node or a job starts again after an exit code.
+
+        A node that SIGKILL ended is a machine that was lost.
+        """
+        return code in RESTART_CODES or code == FIRST_SIGNAL_CODE + signal.SIGKILL
+
+
+@dataclass(frozen=True)
+class RunnerEvent:
+    """A change of a job or of one of its nodes."""
+
+    message: str
+    state: JobState | None = None
+    """New state of the job; None if it did not change."""
+    node: int | None = None
+    node_state: JobState | None = None
+    attempt: int = 1
+    exit_code: int | None = None
+    pid: int | None = None
+
+
+@dataclass
+class _NodeSlot:
+    """A node of the job, with its process in the current attempt."""
+
+    index: int
+    attempt: int = 0
+    process: NodeProcess | None = None
+    state: JobState = "pending"
+    exit_code: int | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.state == "running"
+
+
+class JobRunner:
+    """The scheduler of one job. The caller calls `poll` until `state` is final."""
+
+    def __init__(
+        self,
+        name: str,
+        list_commands: Callable[[LeaderAddress], list[NodeCommand]],
+        rules: RestartRules,
+        logs: Path,
+        *,
+        environment: Mapping[str, str],
+        folder: Path | None = None,
+        on_event: Callable[[RunnerEvent], object] = lambda _: None,
+    ) -> None:
+        """`environment` has the variables that every node inherits; `folder` is its working folder.
+
+        The output of a node is in `<logs>/attempt-<n>/node-<n>.log`.
+        """
+        self._name, self._list_commands, self._rules = name, list_commands, rules
+        self._logs, self._environment, self._folder = logs, environment, folder
+        self._on_event = on_event
+        self.state: JobState = "pending"
+        self.attempt = 0
+        self.exit_code: int | None = None
+        self._nodes: list[_NodeSlot] = []
+        self._commands: list[NodeCommand] = []
+        self._leader = LeaderAddress(LOOPBACK, 0, "")
+        self._deadline: float | None = None
+        self._kill_at: float | None = None
+        """When the nodes that were requested to stop are killed."""
+        self._end: RunnerEvent | None = None
+        """How the job ends as soon as its nodes have stopped."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job has ended."""
+        return self.state in FINAL_STATES
+
+    def start(self) -> None:
+        """Begin the first attempt."""
+        if self._rules.hours is not None:
+            self._deadline = time.monotonic() + self._rules.hours * SECONDS_PER_HOUR
+        self._begin_attempt()
+        self._nodes = [_NodeSlot(index) for index in range(len(self._commands))]
+        self._start_nodes()
+
+    def poll(self) -> None:
+        """Handle the nodes that have ended, start those that wait, and apply the limits."""
+        stopped = self._collect_exits()
+        if self._kill_at is not None:
+            self._continue_stop()
+        elif self._deadline is not None and time.monotonic() >= self._deadline:
+            message = f"the time limit of {self._rules.hours:g} h is over"
+            self._stop(RunnerEvent(message, "failed", exit_code=LimitReachedError.exit_code))
+        else:
+            self._handle_exits(stopped)
+        if not self.is_final and self._kill_at is None:
+            self._start_nodes()
+
+    def cancel(self) -> None:
+        """Stop the nodes; the job ends as cancelled."""
+        if self._end is None and not self.is_final:
+            self._stop(RunnerEvent(CANCELLED, "cancelled"))
+
+    def kill_node(self, index: int) -> None:
+        """Kill the process of a node, as the loss of its machine does."""
+        process = self._nodes[index].process
+        if process is not None:
+            process.kill()
+
+    def close(self) -> None:
+        """Kill the nodes that still run."""
+        for node in self._nodes:
+            if node.process is not None:
+                node.process.kill()
+
+    def _begin_attempt(self) -> None:
+        """Choose the address and the name of a new rendezvous."""
+        self.attempt += 1
+        port = find_free_port()
+        self._leader = LeaderAddress(LOOPBACK, port, f"{self._name}-{self.attempt}")
+        self._commands = self._list_commands(self._leader)
+
+    def _start_nodes(self) -> None:
+        """Start pending nodes: the leader first, the others when its rendezvous answers.
+
+        The leader must be the node that serves the rendezvous, because any node of this machine
+        could. Of an array, as many jobs run at the same time as there are cores.
+        """
+        startable = self._list_startable()
+        for node in startable:
+            self._start_node(node)
+        is_waiting = any(node.state == "pending" for node in self._nodes)
+        if self._rules.is_gang and is_waiting:
+            if startable:
+                self._set_state("starting", "the other nodes wait for the rendezvous of node 0")
+        elif self.state != "running":
+            self._set_state("running", f"attempt {self.attempt} runs")
+
+    def _list_startable(self) -> list[_NodeSlot]:
+        """Return the pending nodes that may start now."""
+        pending = [node for node in self._nodes if node.state == "pending"]
+        if not self._rules.is_gang:
+            num_running = sum(node.is_running for node in self._nodes)
+            return pending[: max(0, available_cores() - num_running)]
+        if pending and self._needs_leader(pending):
+            return [node for node in pending if node.index == 0]
+        return pending
+
+    def _needs_leader(self, pending: list[_NodeSlot]) -> bool:
+        """Return whether pending nodes wait until the leader serves the rendezvous."""
+        leader = self._nodes[0]
+        if leader not in pending and not leader.is_running:
+            return False  # it has finished the run, so that no rendezvous is needed
+        uses_leader = len(self._nodes) > 1 and self._uses_leader_port()
+        return uses_leader and not is_listening(self._leader.port)
+
+    def _uses_leader_port(self) -> bool:
+        """Return whether a variable of the nodes names the port of the leader."""
+        port = str(self._leader.port)
+        values = self._commands[-1].environment.values()
+        return any(value == port or value.endswith(f":{port}") for value in values)
+
+    def _start_node(self, node: _NodeSlot) -> None:
+        """Start the command of a node."""
+        node.attempt = self.attempt if self._rules.is_gang else node.attempt + 1
+        self.attempt = max(self.attempt, node.attempt)
+        command = self._commands[node.index]
+        log = build_log_path(self._logs, node.attempt, node.index)
+        environment = {**self._environment, **command.environment}
+        node.process = NodeProcess(command.command, environment, log, self._folder)
+        node.state, node.exit_code = "running", None
+        self._report(node, "started")
+
+    def _collect_exits(self) -> list[_NodeSlot]:
+        """Return the nodes that have ended since the last call."""
+        stopped = []
+        for node in self._nodes:
+            code = node.process.exit_code if node.process else None
+            if node.is_running and code is not None:
+                node.exit_code = code
+                is_cancelled = self._end is not None and self._end.state == "cancelled"
+                node.state = "succeeded" if code == 0 else "failed"
+                if code and is_cancelled:
+                    node.state = "cancelled"
+                self._report(node, f"ended with exit code {code}")
+                stopped.append(node)
+        return stopped
+
+    def _handle_exits(self, stopped: list[_NodeSlot]) -> None:
+        """Restart or end the job after the exits of some nodes."""
+        failed = [node for node in stopped if node.exit_code]
+        final = [node for node in failed if not self._rules.is_restarted(node.exit_code or 0)]
+        if not self._rules.is_gang:
+            self._restart_jobs([node for node in failed if node not in final])
+        elif final:
+            self._fail(final[0], "its exit code allows no restart")
+        elif failed:
+            self._restart_gang(failed)
+        if self._end is None and self._kill_at is None and not self._has_work():
+            self._finish(self._find_end())
+
+    def _has_work(self) -> bool:
+        return any(node.state in {"pending", "running"} for node in self._nodes)
+
+    def _find_end(self) -> RunnerEvent:
+        """Return how the job ends after all of its nodes have ended."""
+        failed = next((node for node in self._nodes if node.state == "failed"), None)
+        num_succeeded = sum(node.state == "succeeded" for node in self._nodes)
+        is_done = num_succeeded >= self._rules.min_nodes if self._rules.is_gang else not failed
+        if is_done or failed is None:
+            return RunnerEvent("all nodes have ended", "succeeded", exit_code=0)
+        return self._describe_failure(failed, "it has no attempt left")
+
+    def _restart_jobs(self, lost: list[_NodeSlot]) -> None:
+        """Restart the lost jobs of an array that have attempts left."""
+        for node in lost:
+            if node.attempt < self._rules.max_attempts:
+                self._set_pending(node)
+
+    def _restart_gang(self, lost: list[_NodeSlot]) -> None:
+        """Begin the next attempt of a gang after the loss of nodes."""
+        leader = self._nodes[0]
+        if self.attempt >= self._rules.max_attempts:
+            num_left = sum(node.is_running for node in self._nodes)
+            if not leader.is_running or num_left < self._rules.min_nodes:
+                self._fail(lost[0], "it has no attempt left")
+            return
+        self._set_pending(*lost)
+        if leader.is_running:
+            self.attempt += 1
+            return
+        if any(node.is_running for node in self._nodes):
+            self._stop(None)
+        else:
+            self._restart_all()
+
+    def _restart_all(self) -> None:
+        """Begin an attempt with a new rendezvous, for all nodes that have not finished."""
+        self._begin_attempt()
+        for node in self._nodes:
+            if node.state != "succeeded":
+                node.state = "pending"
+
+    def _set_pending(self, *lost: _NodeSlot) -> None:
+        """Let lost nodes start again, and set the state of the job."""
+        is_preempted = all(node.exit_code == PreemptedError.exit_code for node in lost)
+        names = ", ".join(str(node.index) for node in lost)
+        self._set_state(
+            "preempted" if is_preempted else "restarting", f"node {names} is lost; it starts again"
+        )
+        for node in lost:
+            node.state = "pending"
+
+    def _fail(self, node: _NodeSlot, reason: str) -> None:
+        self._stop(self._describe_failure(node, reason))
+
+    def _describe_failure(self, node: _NodeSlot, reason: str) -> RunnerEvent:
+        message = f"node {node.index} ended with exit code {node.exit_code}; {reason}"
+        return RunnerEvent(message, "failed", node=node.index, exit_code=node.exit_code)
+
+    def _stop(self, end: RunnerEvent | None) -> None:
+        """Request the running nodes to stop; then the job ends, or restarts if `end` is None."""
+        self._end = end
+        self._kill_at = time.monotonic() + GRACE_SECONDS
+        for node in self._nodes:
+            if node.process is not None and node.is_running:
+                node.process.terminate()
+        self._continue_stop()
+
+    def _continue_stop(self) -> None:
+        """Kill the nodes that take too long to stop; end or restart the job after them."""
+        running = [node for node in self._nodes if node.is_running]
+        if running and self._kill_at is not None and time.monotonic() < self._kill_at:
+            return
+        for node in running:
+            if node.process is not None:
+                node.process.kill()
+        self._collect_exits()
+        self._kill_at = None
+        if self._end is None:
+            self._restart_all()
+        else:
+            self._finish(self._end)
+
+    def _finish(self, end: RunnerEvent) -> None:
+        self.exit_code, self.state = end.exit_code, end.state or "unknown"
+        for node in self._nodes:
+            if node.state == "pending":
+                node.state = "cancelled"
+        self._emit(end)
+
+    def _set_state(self, state: JobState, message: str) -> None:
+        self.state = state
+        self._emit(RunnerEvent(message, state))
+
+    def _report(self, node: _NodeSlot, what: str) -> None:
+        pid = node.process.pid if node.process else None
+        self._on_event(
+            RunnerEvent(
+                f"node {node.index} {what}",
+                node=node.index,
+                node_state=node.state,
+                attempt=node.attempt,
+                exit_code=node.exit_code,
+                pid=pid,
+            )
+        )
+
+    def _emit(self, event: RunnerEvent) -> None:
+        self._on_event(
+            RunnerEvent(
+                event.message,
+                event.state,
+                node=event.node,
+                attempt=self.attempt,
+                exit_code=event.exit_code,
+            )
+        )
+
+
+def build_log_path(logs: Path, attempt: int, node: int) -> Path:
+    """Return the log file of a node in an attempt."""
+    return logs / f"attempt-{attempt}" / f"node-{node}.log"

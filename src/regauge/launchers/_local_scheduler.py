@@ -1,0 +1,97 @@
+"""The process that runs a job of simulated nodes: `python -m regauge.launchers._local_scheduler`.
+
+It locks the folder of the job, detaches from the launching command and runs until the job has
+ended. If it dies, its nodes die with it, and the lock is free.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from regauge import jsonl
+from regauge.errors import DataError, RegaugeError
+from regauge.files import LOCK, hold_lock
+from regauge.launchers._job_runner import POLL_SECONDS, JobRunner, RestartRules, RunnerEvent
+from regauge.launchers._local_job import (
+    CANCEL,
+    EVENTS,
+    LOGS,
+    build_node_commands,
+    parse_job,
+    read_document,
+    read_secrets,
+)
+from regauge.launchers._nodes import clear_scheduler_variables
+
+LOCK_SECONDS = 10.0
+"""Wait for the lock, which a command that reads the state of the job holds for a moment."""
+
+
+def main(folder: Path) -> int:
+    """Lock the folder of a job and run it in a detached process; return 0 as soon as it runs."""
+    try:
+        with hold_lock(folder / LOCK, LOCK_SECONDS):
+            runner = build_runner(folder)
+            if os.fork():
+                return 0
+            run(runner, folder)
+    except RegaugeError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    except BlockingIOError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def build_runner(folder: Path) -> JobRunner:
+    """Return the runner of the job in a folder; raises DataError if a secret cannot be read."""
+    document = read_document(folder)
+    if document is None:
+        raise DataError(f"{folder} has no job", "launch it again")
+    job = parse_job(document)
+    is_gang = job.jobs == 1
+    rules = RestartRules(is_gang, job.min_nodes, job.max_attempts, job.hours)
+    runner = JobRunner(
+        job.name,
+        partial(build_node_commands, document),
+        rules,
+        folder / LOGS,
+        environment={**clear_scheduler_variables(os.environ), **read_secrets(job)},
+        folder=Path(document["working_folder"]),
+        on_event=partial(write_event, folder),
+    )
+    write_event(folder, RunnerEvent("submitted", "pending"))
+    return runner
+
+
+def run(runner: JobRunner, folder: Path) -> None:
+    """Run a job to its end; SIGTERM and the file `cancel` stop it."""
+    signal.signal(signal.SIGTERM, lambda *_: runner.cancel())
+    try:
+        runner.start()
+        while not runner.is_final:
+            if (folder / CANCEL).exists():
+                runner.cancel()
+            runner.poll()
+            time.sleep(POLL_SECONDS)
+    finally:
+        runner.close()
+
+
+def write_event(folder: Path, event: RunnerEvent) -> None:
+    """Append an event to the folder of a job."""
+    now = dt.datetime.now(tz=dt.UTC).isoformat(timespec="milliseconds")
+    line = {name: value for name, value in asdict(event).items() if value is not None}
+    jsonl.append_line(folder / EVENTS, {"time": now, **line})
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

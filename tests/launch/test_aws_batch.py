@@ -18,6 +18,7 @@ from distributed.test_resume import assert_same
 from end_to_end.predicting import read_output_files, write_records
 from faults.conftest import artifact, model
 from launch.batch_simulator import BatchSimulator, SimulatedJob, start_simulator
+from launch.training_jobs import count_steps
 from regauge.config import dump, merge
 from regauge.errors import RESTART_CODES, SettingsError
 from regauge.launchers import (
@@ -112,14 +113,6 @@ def wait_until(job: SimulatedJob, condition: Callable[[], bool], problem: str) -
         assert time.monotonic() < until, problem
         assert job.status != "FAILED", f"{problem}: {job.attempts}"
         time.sleep(0.05)
-
-
-def count_steps(folder: Path) -> int:
-    """Return the last step in the metrics of a run."""
-    path = folder / "metrics.jsonl"
-    texts = path.read_text().splitlines() if path.exists() else []
-    steps = [json.loads(text)["step"] for text in texts if text.endswith("}")]
-    return max(steps, default=0)
 
 
 def list_text_files(root: Path) -> list[Path]:

@@ -166,6 +166,18 @@ def test_a_training_that_loses_a_node_equals_the_undisturbed_run(
     assert not [text for text in texts if SENTINEL in text], "the secret was written"
 
 
+def test_the_requests_are_rehearsed_on_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "workspace").mkdir()
+    path = write_run_file(tmp_path, stop={"steps": 100_000})
+    output = call("launch", str(path), "train", "--on", "aws_batch", "--rehearse", "-o", "json")
+    report = json.loads(output)
+    assert (report["nodes"], report["target"]) == (2, "aws-batch")
+    assert report["attempts"] > 1
+    assert report["weights_equal"]
+    assert report["rows_equal"]
+    assert report["recovery_seconds"] > 0
+
+
 # Jobs of one container, whose command is a shell
 
 

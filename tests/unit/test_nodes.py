@@ -17,9 +17,11 @@ from regauge.processes import RankLayout
 from regauge.supervision.failures import Failure
 from regauge.supervision.nodes import attempt_registry
 from regauge.supervision.nodes.attempt_registry import AttemptRegistry, RunEndedError
+from regauge.supervision.nodes.aws_batch_variables import find_local_address
 from regauge.supervision.nodes.coordinator import Coordinator, Node
 from regauge.supervision.nodes.heartbeats import HeartbeatThread, beat_key
 from regauge.supervision.nodes.interface import AttemptPlan
+from regauge.supervision.nodes.rendezvous import RendezvousLauncher
 from regauge.supervision.nodes.topology import is_whole_node, resolve_topology
 from regauge.supervision.settings import Nodes, parse_node_range
 
@@ -97,9 +99,81 @@ def test_the_rendezvous_of_a_slurm_step_is_on_its_first_node() -> None:
     assert not is_whole_node(Nodes(count=2), {"LOCAL_RANK": "0"})
 
 
+BATCH = {
+    "AWS_BATCH_JOB_ID": "0123#1",
+    "AWS_BATCH_JOB_ATTEMPT": "2",
+    "AWS_BATCH_JOB_NUM_NODES": "4",
+    "AWS_BATCH_JOB_NODE_INDEX": "1",
+    "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
+    "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.7",
+}
+BATCH_MAIN = {
+    name: value
+    for name, value in (BATCH | {"AWS_BATCH_JOB_NODE_INDEX": "0"}).items()
+    if "ADDRESS" not in name
+}
+
+
+def test_the_nodes_of_a_batch_job_meet_at_its_main_node() -> None:
+    topology = resolve_topology(Nodes(), FOLDER, BATCH)
+    assert topology is not None
+    assert (topology.min_nodes, topology.max_nodes, topology.backend) == (4, 4, "c10d")
+    assert topology.endpoint == "10.0.0.7:29400"
+    assert topology.name == "0123-2"
+    assert not topology.replaces_nodes
+
+
+def test_the_main_node_of_a_batch_job_uses_its_own_address() -> None:
+    topology = resolve_topology(Nodes(), FOLDER, BATCH_MAIN | {"MASTER_PORT": "1234"})
+    assert topology is not None
+    assert topology.endpoint == f"{find_local_address()}:1234"
+    assert topology.is_endpoint_local()
+    assert topology.name == "0123-2"
+
+
+def test_the_run_file_overrides_the_variables_of_batch() -> None:
+    nodes = Nodes(count=2, endpoint="node-0:7")
+    topology = resolve_topology(nodes, FOLDER, BATCH)
+    assert topology is not None
+    assert (topology.max_nodes, topology.endpoint) == (2, "node-0:7")
+
+
+def test_a_batch_job_of_one_node_has_no_topology() -> None:
+    environment = {"AWS_BATCH_JOB_ID": "0123", "AWS_BATCH_JOB_ATTEMPT": "1"}
+    assert resolve_topology(Nodes(), FOLDER, environment) is None
+    topology = resolve_topology(Nodes(count=2, endpoint="a"), FOLDER, environment)
+    assert topology is not None
+    assert topology.replaces_nodes
+    assert topology.name.startswith("run-")
+
+
+@pytest.mark.parametrize(
+    ("environment", "attempt", "seconds"),
+    [(BATCH_MAIN, None, 600.0), (BATCH_MAIN, 1, 10.0), (OPERATOR, 1, 600.0)],
+)
+def test_nodes_wait_briefly_for_a_node_that_is_not_replaced(
+    environment: dict[str, str], attempt: int | None, seconds: float
+) -> None:
+    nodes = Nodes(endpoint="127.0.0.1:29400")
+    topology = resolve_topology(nodes, FOLDER, environment)
+    assert topology is not None
+    settings: Any = None
+    launcher = RendezvousLauncher(topology, settings, FOLDER)
+    launcher._previous_attempt = attempt
+    assert launcher._find_join_seconds() == seconds
+
+
+def test_lost_nodes_of_other_launchers_may_be_replaced() -> None:
+    topology = resolve_topology(Nodes(), FOLDER, OPERATOR)
+    assert topology is not None
+    assert topology.replaces_nodes
+
+
 @pytest.mark.parametrize(
     ("nodes", "environment", "problem"),
     [
+        (Nodes(), {**BATCH_MAIN, "AWS_BATCH_JOB_NODE_INDEX": "1"}, "is not set on node 1"),
+        (Nodes(), {**BATCH, "AWS_BATCH_JOB_NUM_NODES": "x"}, "AWS_BATCH_JOB_NUM_NODES: 'x' is not"),
         (Nodes(count=2), {}, "execution.nodes.endpoint is not set"),
         (Nodes(count=2, endpoint="a:b"), {}, "execution.nodes.endpoint = 'a:b' is invalid"),
         (Nodes(), {"PET_NNODES": "many"}, "PET_NNODES: 'many' is not a number of nodes"),

@@ -345,6 +345,7 @@ SLURM = {
     "SLURM_ARRAY_TASK_COUNT": "4",
 }
 KUBERNETES = {"JOB_COMPLETION_INDEX": "2"}
+BATCH = {"AWS_BATCH_JOB_ARRAY_INDEX": "2", "AWS_BATCH_JOB_ARRAY_SIZE": "4"}
 ARRAY = {"job_count": "auto"}
 
 
@@ -364,6 +365,10 @@ ARRAY = {"job_count": "auto"}
         ({"job_count": 3}, KUBERNETES, JobSlot(2, 3)),
         ({"job_index": 0, "job_count": 3}, KUBERNETES, JobSlot(0, 3)),
         ({}, KUBERNETES, JobSlot(0, 1)),
+        (ARRAY, BATCH, JobSlot(2, 4)),
+        ({"job_count": 3}, BATCH, JobSlot(2, 3)),
+        ({**ARRAY, "job_index": 1}, BATCH, JobSlot(1, 4)),
+        ({}, BATCH, JobSlot(0, 1)),
     ],
 )
 def test_the_slot_comes_from_the_settings_or_the_launcher(
@@ -399,6 +404,7 @@ def test_an_index_that_is_not_below_the_count_is_refused(
         (ARRAY, {}, 'job_count = "auto" needs the variables of a Slurm array'),
         (ARRAY, KUBERNETES, 'job_count = "auto" needs the variables of a Slurm array'),
         ({"job_count": 3}, {}, "no launcher sets the index of this job; set predict.job_index"),
+        (ARRAY, {**BATCH, "AWS_BATCH_JOB_ARRAY_SIZE": "x"}, "ARRAY_SIZE = 'x' is no number"),
     ],
 )
 def test_an_unknown_index_or_count_is_refused(

@@ -57,7 +57,8 @@ def plan_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Laun
         raise SettingsError(problem, "remove launch.jobs")
     if job.is_elastic and not launcher.supports_elastic:
         problem = f"target '{launcher.kind}' cannot change the number of nodes of a job"
-        raise SettingsError(problem, f"set execution.nodes.count to {job.max_nodes}")
+        remedy = f"set execution.nodes.count to {job.max_nodes}, or launch with --on kubernetes"
+        raise SettingsError(problem, remedy)
     plan = launcher.plan(job)
     _check_used(plan)
     return plan

@@ -39,6 +39,7 @@ from regauge.supervision.cost_meter import (
     read_last_seen,
     read_paid,
 )
+from regauge.supervision.nodes.aws_batch_variables import read_array_index, read_array_size
 from regauge.units import MILLION
 
 if TYPE_CHECKING:
@@ -281,8 +282,8 @@ def resolve_slot(settings: PredictSettings, environment: Mapping[str, str]) -> J
     """Return the slot of this job: the only one, unless the settings share the records.
 
     The index and the count may come from the variables of a launcher. They are documented in
-    sbatch's manual ("JOB ARRAY SUPPORT") and for Kubernetes' indexed Jobs. Raises SettingsError if
-    one of them is unknown, or the index is not below the count.
+    sbatch's manual ("JOB ARRAY SUPPORT"), for arrays of AWS Batch and for Kubernetes' indexed Jobs.
+    Raises SettingsError if one of them is unknown, or the index is not below the count.
     """
     index, count = settings.predict.job_index, settings.predict.job_count
     if count == "auto":
@@ -297,15 +298,19 @@ def resolve_slot(settings: PredictSettings, environment: Mapping[str, str]) -> J
 
 
 def _read_count(environment: Mapping[str, str]) -> int:
-    """Return the number of tasks of the Slurm array; raises SettingsError outside of an array."""
+    """Return the number of jobs of the array; raises SettingsError outside of an array."""
+    if (size := read_array_size(environment)) is not None:
+        return size
     if (count := environment.get("SLURM_ARRAY_TASK_COUNT")) is None:
-        problem = 'predict.job_count = "auto" needs the variables of a Slurm array'
+        problem = 'predict.job_count = "auto" needs the variables of a Slurm array or of AWS Batch'
         raise SettingsError(problem, "set predict.job_count to the number of jobs")
     return int(count)
 
 
 def _read_index(environment: Mapping[str, str]) -> int:
     """Return the index of this task of an array or of an indexed Job; raises SettingsError."""
+    if (index := read_array_index(environment)) is not None:
+        return index
     if (task := environment.get("SLURM_ARRAY_TASK_ID")) is not None:
         min_task = int(environment.get("SLURM_ARRAY_TASK_MIN", "0"))
         return (int(task) - min_task) // int(environment.get("SLURM_ARRAY_TASK_STEP", "1"))

@@ -67,6 +67,8 @@ BACKEND_MODULES = {"c10d": "c10d_rendezvous_backend", "etcd": "etcd_rendezvous_b
 """Module of torch.distributed.elastic.rendezvous by backend."""
 REJOIN_SECONDS = 3.0
 """Maximum last call after the first attempt: the nodes that are alive join at once."""
+RETURN_SECONDS = 10.0
+"""Maximum wait after the first attempt, if the launcher does not replace a lost node."""
 ANSWER_SECONDS = 20
 """Maximum wait for an answer of the rendezvous."""
 FOLDER_SECONDS = 30.0
@@ -100,6 +102,7 @@ class RendezvousLauncher:
         self._address = topology.local_address()
         self._registry: AttemptRegistry | None = None
         self._previous_attempt: int | None = None
+        self._join_seconds = topology.settings.join_seconds
         self._stores: list[Store] = []
         """Stores that must not be closed before the run ends."""
         self._has_ended = False
@@ -122,7 +125,8 @@ class RendezvousLauncher:
         Raises TransientError if too few nodes join in time, SettingsError if the nodes cannot work
         together, ChildError if a signal arrives first, and RunEndedError if the run has ended.
         """
-        until = time.monotonic() + self._topology.settings.join_seconds
+        self._join_seconds = self._find_join_seconds()
+        until = time.monotonic() + self._join_seconds
         while True:
             with ExitStack() as stack:
                 membership = self._join_in_thread(until, signals)
@@ -137,6 +141,14 @@ class RendezvousLauncher:
                     continue
                 yield group
                 return
+
+    def _find_join_seconds(self) -> float:
+        """Return the maximum wait for the other nodes of the next attempt."""
+        seconds = self._topology.settings.join_seconds
+        is_first = self._previous_attempt is None
+        return (
+            seconds if is_first or self._topology.replaces_nodes else min(seconds, RETURN_SECONDS)
+        )
 
     def record_end(self, code: int, message: str) -> None:
         """Write how the run ended, for the nodes that wait to join it."""
@@ -191,10 +203,10 @@ class RendezvousLauncher:
         raise self._build_timeout_error(problem)
 
     def _build_timeout_error(self, problem: str) -> TransientError:
-        """Return the error of a node that has waited for `execution.nodes.join_seconds`."""
+        """Return the error of a node that has waited too long for the others."""
         return TransientError(
             f"{self._topology.min_nodes} nodes did not meet at {self._topology.endpoint} within "
-            f"{self._topology.settings.join_seconds:g} s: {problem}",
+            f"{self._join_seconds:g} s: {problem}",
             "start the same command on every node, and check execution.nodes",
         )
 

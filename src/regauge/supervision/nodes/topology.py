@@ -1,7 +1,8 @@
 """The nodes of a run and their rendezvous endpoint, from the settings or from a launcher.
 
-Two launchers are known. The Kubeflow training operator sets torchrun's variables in each pod
-(`PET_NNODES` and others). Slurm sets the variables of a step with one task per node.
+Three launchers are known. The Kubeflow training operator sets torchrun's variables in each pod
+(`PET_NNODES` and others). Slurm sets the variables of a step with one task per node. AWS Batch sets
+`AWS_BATCH_JOB_NUM_NODES` and others on the nodes of a multi-node parallel job.
 """
 
 from __future__ import annotations
@@ -14,6 +15,12 @@ from typing import TYPE_CHECKING
 
 from regauge.errors import SettingsError
 from regauge.slurm import build_torchrun_variables
+from regauge.supervision.nodes.aws_batch_variables import (
+    NUM_NODES,
+    is_multi_node,
+    read_attempt_name,
+    read_main_address,
+)
 from regauge.supervision.settings import Nodes, parse_node_range
 
 if TYPE_CHECKING:
@@ -37,6 +44,8 @@ class NodeTopology:
     host: str
     port: int
     settings: Nodes
+    replaces_nodes: bool = True
+    """Whether the launcher starts a new node in place of a lost one while the others run."""
 
     @property
     def endpoint(self) -> str:
@@ -83,10 +92,11 @@ def resolve_topology(
     nodes: Nodes, folder: Path, environment: Mapping[str, str] = os.environ
 ) -> NodeTopology | None:
     """Return the nodes of a run; None if it has this node only. Raises SettingsError."""
+    variable = NUM_NODES if is_multi_node(environment) else "PET_NNODES"
     try:
-        min_nodes, max_nodes = parse_node_range(nodes.count or environment.get("PET_NNODES", "1"))
+        min_nodes, max_nodes = parse_node_range(nodes.count or environment.get(variable, "1"))
     except ValueError as error:
-        raise SettingsError(f"PET_NNODES: {error}", "set PET_NNODES to another number") from None
+        raise SettingsError(f"{variable}: {error}", f"set {variable} to another number") from None
     if max_nodes == 1:
         return None
     name = nodes.rendezvous or environment.get("PET_RDZV_BACKEND", "c10d")
@@ -104,17 +114,29 @@ def resolve_topology(
         )
     host, port = _split_endpoint(endpoint, DEFAULT_PORTS[backend])
     default_name = f"{folder.name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
-    run_name = environment.get("PET_RDZV_ID") or default_name
-    return NodeTopology(run_name, min_nodes, max_nodes, backend, host, port, nodes)
+    name_of_attempt = read_attempt_name(environment) if is_multi_node(environment) else None
+    return NodeTopology(
+        environment.get("PET_RDZV_ID") or name_of_attempt or default_name,
+        min_nodes,
+        max_nodes,
+        backend,
+        host,
+        port,
+        nodes,
+        replaces_nodes=not is_multi_node(environment),
+    )
 
 
 def _read_launcher_endpoint(environment: Mapping[str, str]) -> str:
     """Return the address of rank 0 that a launcher sets; empty if it sets none."""
     if "SLURM_STEP_NODELIST" in environment:
         environment = build_torchrun_variables(environment)
+    port = environment.get("MASTER_PORT", DEFAULT_PORTS["c10d"])
+    if is_multi_node(environment):
+        return f"{read_main_address(environment)}:{port}"
     if "MASTER_ADDR" not in environment:
         return ""
-    return f"{environment['MASTER_ADDR']}:{environment.get('MASTER_PORT', DEFAULT_PORTS['c10d'])}"
+    return f"{environment['MASTER_ADDR']}:{port}"
 
 
 def _split_endpoint(endpoint: str, default_port: int) -> tuple[str, int]:

@@ -1,0 +1,94 @@
+"""The tables of the target `aws-batch` for its queue and machines; this module imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from regauge.config import Settings
+
+AllocationStrategy = Literal[
+    "BEST_FIT",
+    "BEST_FIT_PROGRESSIVE",
+    "SPOT_CAPACITY_OPTIMIZED",
+    "SPOT_PRICE_CAPACITY_OPTIMIZED",
+]
+_NAME = re.compile(r"[A-Za-z0-9][-_A-Za-z0-9]{0,99}")
+
+
+class FairShare(Settings):
+    """The scheduling policy of a queue: how jobs with different share identifiers alternate."""
+
+    share_decay_seconds: int = Field(default=604800, ge=0, le=604800)
+    """Period over which earlier usage of a share counts."""
+    compute_reservation: int = Field(default=0, ge=0, le=99)
+    """Percentage of the vCPUs that is reserved for shares without running jobs."""
+    weights: Mapping[str, float] = Field(default_factory=dict)
+    """Weight factor by share identifier; a share with a lower factor receives more vCPUs."""
+
+    @field_validator("weights")
+    @classmethod
+    def _check_weights(cls, value: Mapping[str, float]) -> Mapping[str, float]:
+        for name, weight in value.items():
+            if not re.fullmatch(r"[A-Za-z0-9]{1,254}\*?", name):
+                raise ValueError(f"{name!r} is no share identifier; write letters and digits")
+            if not 0.0001 <= weight <= 999.9999:  # noqa: PLR2004 - limits of the service
+                raise ValueError(f"the weight {weight:g} of {name!r} is not in 0.0001 to 999.9999")
+        return value
+
+
+class CapacityReservation(Settings):
+    """A reservation of EC2 machines (On-Demand Capacity Reservation or Capacity Block)."""
+
+    id: str
+    """Identifier, such as cr-0123456789abcdef0."""
+    zone: str
+    """Availability Zone of the reservation, such as us-east-1a."""
+
+
+class BatchStack(Settings):
+    """The machines and the queue that jobs run on; `launch --dry-run` prints their template."""
+
+    name: str = "regauge"
+    """Name of the CloudFormation stack, of the compute environment and of the queue."""
+    subnets: Mapping[str, str]
+    """Availability Zone by subnet, such as { subnet-0a1b = "us-east-1a" }."""
+    security_groups: tuple[str, ...]
+    """Security groups of the machines; EFA needs one that allows all traffic to itself."""
+    instance_types: tuple[str, ...] = ()
+    """Machine types of the compute environment; by default only `launch.instance`."""
+    min_vcpus: int = Field(default=0, ge=0)
+    """Number of vCPUs that keep running without a job; they cost money."""
+    max_vcpus: int | None = Field(default=None, ge=1)
+    """Maximum number of vCPUs; by default as many as the job needs."""
+    allocation_strategy: AllocationStrategy | None = None
+    """How machine types are selected; by default SPOT_PRICE_CAPACITY_OPTIMIZED for Spot."""
+    placement_group: str | None = None
+    """Name of an existing cluster placement group; by default EFA machines get a new one."""
+    capacity_reservation: CapacityReservation | None = None
+    """Reservation that the machines are started in."""
+    image_id: str | None = None
+    """Machine image (AMI) with an ECS agent and the drivers; by default that of Amazon ECS."""
+    pending_minutes: int = Field(default=60, ge=10, le=1440)
+    """Minutes after which Batch cancels a job that cannot start."""
+    fair_share: FairShare | None = None
+    """Scheduling policy of the queue; by default first in, first out."""
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        if not _NAME.fullmatch(value):
+            raise ValueError(f"{value!r} is no name of a stack; write letters, digits and hyphens")
+        return value
+
+    @field_validator("subnets", "security_groups")
+    @classmethod
+    def _check_not_empty(
+        cls, value: Mapping[str, str] | tuple[str, ...]
+    ) -> Mapping[str, str] | tuple[str, ...]:
+        if not value:
+            raise ValueError("it is empty; name at least one")
+        return value

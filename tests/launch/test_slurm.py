@@ -229,7 +229,10 @@ def write_launched(workplace: SlurmWorkplace, launch: dict[str, Any], **changes:
 
 
 def test_an_elastic_job_continues_without_a_lost_node(
-    workplace: SlurmWorkplace, cluster: SlurmCluster, whole_run: Path
+    workplace: SlurmWorkplace,
+    cluster: SlurmCluster,
+    whole_run: Path,
+    figure: Callable[[str, float], None],
 ) -> None:
     handle = workplace.launch(
         workplace.write_run(), "train", "execution.nodes.count=1:2", *ON_SLURM
@@ -237,13 +240,17 @@ def test_an_elastic_job_continues_without_a_lost_node(
     folder = workplace.root / "out-run"
     wait_until(lambda: count_steps(folder) >= 30, "step 30")
     lost_at, step = time.time(), count_steps(folder)
+    attempt = max(line["attempt"] for line in lines(folder))
     cluster.kill_node(NODES[1])
-    seconds = find_recovery_seconds(folder, lost_at, step)
-    assert seconds < 60
+    wait_until(lambda: max(line["attempt"] for line in lines(folder)) > attempt, "a new attempt")
+    wait_until(lambda: count_steps(folder) > step, "the next step")
+    seconds = time.time() - lost_at
+    figure("seconds from the loss of a node of an elastic job of Slurm to the next step", seconds)
     status = workplace.wait_for_success(handle)
-    cluster.start_node(NODES[1])
     assert status["attempt"] == 1, "Slurm started no other attempt"
-    assert {line["attempt"] for line in lines(folder)} == {1, 2}, "the run did"
+    attempts = [json.loads(text) for text in (folder / "attempts.jsonl").read_text().splitlines()]
+    ends = [(line["outcome"], line["nodes"]) for line in attempts if "outcome" in line]
+    assert ends == [("node", 2), ("finished", 1)]
     assert losses(lines(folder)) == pytest.approx(losses(lines(whole_run)), rel=1e-4)
 
 
@@ -410,12 +417,13 @@ def test_an_unreachable_controller_is_transient(
     port = f"SlurmctldPort={find_free_port()}"
     path.write_text(re.sub(r"SlurmctldPort=\d+", port, text) + "MessageTimeout=2\n")
     environment = {**cluster.environment, "SLURM_CONF": str(path)}
-    monkeypatch.setattr(SlurmCluster, "environment", environment)
-    for command in (
-        ("launch", str(workplace.write_run()), "train", *ON_SLURM),
-        ("job", "status", f"slurm://{cluster.name}/1"),
-    ):
-        answer = workplace.run(*command)
-        assert answer.code == 75, answer.error
-        assert "reaches no server" in answer.error
+    with monkeypatch.context() as patch:
+        patch.setattr(SlurmCluster, "environment", environment)
+        for command in (
+            ("launch", str(workplace.write_run()), "train", *ON_SLURM),
+            ("job", "status", f"slurm://{cluster.name}/1"),
+        ):
+            answer = workplace.run(*command)
+            assert answer.code == 75, answer.error
+            assert "reaches no server" in answer.error
     assert not list(workplace.root.glob("*.slurm"))

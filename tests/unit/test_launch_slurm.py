@@ -439,7 +439,7 @@ def test_a_successor_takes_the_place_of_a_preempted_job() -> None:
     second = PENDING.replace("JobId=7", "JobId=9").replace("logs=", "first=7&logs=")
     assert read(f"{first}\n{second}")["state"] == "preempted"
     status = read(f"{first}\n{second.replace('PENDING', 'RUNNING')}")
-    assert (status["state"], status["attempt"]) == ("running", 1)
+    assert (status["state"], status["attempt"]) == ("running", 2)
 
 
 def test_the_jobs_of_an_array_have_their_states() -> None:
@@ -454,6 +454,12 @@ def test_the_jobs_of_an_array_have_their_states() -> None:
     states = [(node["index"], node["state"]) for node in status["nodes"]]
     assert states == [(0, "succeeded"), (1, "running"), (2, "failed")]
     assert read("\n".join([texts[0], texts[2]]))["state"] == "failed"
+
+
+def test_pending_jobs_of_an_array_have_one_record() -> None:
+    text = PENDING.replace("JobId=7", "JobId=7 ArrayJobId=7 ArrayTaskId=0,2-3%2")
+    nodes = [(node["index"], node["state"]) for node in read(text)["nodes"]]
+    assert nodes == [(0, "pending"), (2, "pending"), (3, "pending")]
 
 
 def test_accounting_is_read_like_the_controller() -> None:
@@ -554,6 +560,16 @@ def test_without_slurm_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         PreflightError, match="'sbatch' is not installed here; install slurm-client"
     ):
         Slurm().submit(Slurm().plan(build_spec()))
+
+
+def test_successors_are_found_by_the_job_that_was_submitted_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = "12|regauge:first=7_2\n9|regauge:first=7_1\n8|regauge:first=70\n7|\n10|a person's\n"
+    monkeypatch.setattr(client, "call", lambda *_, **__: rows)
+    monkeypatch.setattr(client, "read_records", lambda job_id: [job_id])
+    assert client.find_successors("7") == ["9", "12"]
+    assert client.find_successors("7_2") == ["12"]
 
 
 def test_an_unknown_partition_names_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:

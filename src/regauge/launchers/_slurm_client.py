@@ -118,11 +118,11 @@ def find_successors(first: str) -> list[SlurmRecord]:
     text = call("squeue", "--noheader", "--states=all", "--format=%A|%k", remedy="check slurm.conf")
     rows = [line.partition("|") for line in text.splitlines()]
     successors = [
-        (int(job_id), first_id)
+        int(job_id)
         for job_id, _, comment in rows
-        if (first_id := parse_comment(comment).get("first", "")).partition("_")[0] == first
+        if first in ((job := parse_comment(comment).get("first", "")), job.partition("_")[0])
     ]
-    return [record for number, _ in sorted(successors) for record in read_records(str(number))]
+    return [record for number in sorted(successors) for record in read_records(str(number))]
 
 
 def list_hosts(node_lists: Sequence[str]) -> list[str]:

@@ -124,9 +124,27 @@ def parse_comment(comment: str) -> dict[str, str]:
 
 
 def parse_records(text: str) -> list[SlurmRecord]:
-    """Return the records of `scontrol show --oneliner job`, sorted by their index."""
-    records = [SlurmRecord(_parse_fields(line)) for line in text.splitlines() if "JobId=" in line]
+    """Return the records of `scontrol show --oneliner job`, sorted by their index.
+
+    Slurm has one record for all pending jobs of an array.
+    """
+    fields = (_parse_fields(line) for line in text.splitlines() if "JobId=" in line)
+    records = [SlurmRecord(entry) for document in fields for entry in _expand_array(document)]
     return sorted(records, key=lambda record: record.index)
+
+
+def _expand_array(fields: dict[str, str]) -> list[dict[str, str]]:
+    """Return the fields per index for a list of indices, such as `0,2-5%2`."""
+    indices = fields.get("ArrayTaskId")
+    if indices is None:
+        return [fields]
+    numbers: list[int] = []
+    for part in indices.partition("%")[0].split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or not (last or first).isdigit():
+            return [fields]
+        numbers += range(int(first), int(last or first) + 1)
+    return [{**fields, "ArrayTaskId": str(number)} for number in numbers]
 
 
 def _parse_fields(line: str) -> dict[str, str]:

@@ -104,10 +104,11 @@ def _resolve(record: SlurmRecord, folder: str) -> str:
 def _count_attempts(
     records: Sequence[SlurmRecord], record: SlurmRecord, logs: LogFolder | None
 ) -> int:
-    """Return the number of attempts that have begun, or that Slurm knows; at least 1."""
+    """Return the number of attempts that have begun, or else that Slurm knows."""
+    if logs and (count := logs.count_attempts()):
+        return count
     same_index = [entry for entry in records if entry.index == record.index]
-    known = len(same_index) + sum(entry.restarts for entry in same_index)
-    return max(logs.count_attempts() if logs else 0, 1) if logs else known
+    return len(same_index) + sum(entry.restarts for entry in same_index)
 
 
 def _find_exit_code(record: SlurmRecord, state: JobState) -> int | None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from regauge.errors import SettingsError, TransientError
 from regauge.launchers import (
-    FINAL_STATES,
     Document,
     Handle,
     JobEvent,
@@ -30,7 +29,6 @@ from regauge.launchers import (
 from regauge.launchers import _slurm_client as client
 from regauge.launchers._nodes import build_rendezvous_variables
 from regauge.launchers._slurm_logs import LogFolder, read_lines
-from regauge.launchers._slurm_reasons import STATES
 from regauge.launchers._slurm_script import (
     SECRET_PREFIX,
     find_log_folder,
@@ -238,9 +236,10 @@ class Slurm(SlurmTarget):
         if status.is_final:
             problem = f"{handle} has ended already ({status.state})"
             raise SettingsError(problem, f"remove its logs with: regauge job cleanup {handle}")
-        for record in self._find_records(handle):
-            if STATES.get(record.state) not in FINAL_STATES | {None}:
-                client.call("scancel", record.job_id, remedy="check the owner of the job")
+        records = self._find_records(handle)
+        successors = {record.fields["JobId"] for record in records if "first" in record.facts}
+        for job_id in (handle.job_id, *sorted(successors)):
+            client.call("scancel", job_id, remedy="check the owner of the job")
         until = time.monotonic() + CANCEL_SECONDS
         while not self.find_status(handle).is_final:
             if time.monotonic() > until:

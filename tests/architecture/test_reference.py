@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from architecture.tree import ROOT
-from regauge.verbs import _markdown
+from regauge.verbs._reference import markdown
 
 PAGE = ROOT / "docs" / "settings.md"
 REMEDY = "it is out of date: run 'regauge explain --markdown > docs/settings.md'"
 
 
 def test_the_reference_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == _markdown.build_page(), REMEDY
+    assert PAGE.read_text(encoding="utf-8") == markdown.build_page(), REMEDY

@@ -12,7 +12,8 @@ from regauge import choices
 from regauge.config import Settings, choice_of
 from regauge.errors import SettingsError
 from regauge.trackers import Tracker
-from regauge.verbs import _markdown, _reference, explain
+from regauge.verbs import _reference, explain
+from regauge.verbs._reference import markdown
 
 
 class Inner(Settings):
@@ -144,7 +145,7 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_reference_page_has_every_key() -> None:
-    page = _markdown.build_page()
+    page = markdown.build_page()
     for root in _reference.settings_roots().values():
         for key in _reference.list_keys(root):
             if not key.table:

@@ -132,7 +132,7 @@ class Document(NamedTuple):
         if isinstance(self.content, str):
             return self.content
         if self.name.endswith((".yaml", ".yml")):
-            import yaml  # type: ignore[import-untyped]
+            import yaml
 
             documents = self.content if isinstance(self.content, list) else [self.content]
             return str(yaml.safe_dump_all(documents, sort_keys=False, width=100))
@@ -164,7 +164,8 @@ class LeaderAddress(NamedTuple):
     """Name of the attempt at the rendezvous; it differs between attempts."""
 
 
-class NodeCommand(NamedTuple):
+@dataclass(frozen=True)
+class NodeCommand:
     """The process that a scheduler starts on a node, or for a job of an array."""
 
     index: int

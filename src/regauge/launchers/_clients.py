@@ -45,7 +45,13 @@ def run_client(
     name = command[0].rpartition("/")[2]
     try:
         process = subprocess.run(
-            command, input=text, capture_output=True, text=True, check=False, timeout=seconds
+            command,
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+            timeout=seconds,
         )
     except subprocess.TimeoutExpired:
         problem = f"'{name}' did not answer within {seconds:g} s"

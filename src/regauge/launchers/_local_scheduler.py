@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from regauge import jsonl
-from regauge.errors import DataError, RegaugeError
+from regauge.errors import DataError, RegaugeError, first_line
 from regauge.files import LOCK, hold_lock
 from regauge.launchers._job_runner import POLL_SECONDS, JobRunner, RestartRules, RunnerEvent
 from regauge.launchers._local_job import (
@@ -82,6 +82,10 @@ def run(runner: JobRunner, folder: Path) -> None:
                 runner.cancel()
             runner.poll()
             time.sleep(POLL_SECONDS)
+    except Exception as error:
+        message = f"the process that runs the job failed: {first_line(error)}"
+        write_event(folder, RunnerEvent(message, "failed", exit_code=1))
+        raise
     finally:
         runner.close()
 

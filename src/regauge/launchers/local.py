@@ -6,18 +6,20 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from regauge import timing
-from regauge.errors import SettingsError, TransientError
+from regauge.errors import WRONG_KIND_ERRNOS, ChildError, SettingsError, TransientError
 from regauge.files import write_atomic
 from regauge.launchers import (
     FINAL_STATES,
     Document,
     Handle,
     JobEvent,
+    JobFailure,
     JobSpec,
     JobState,
     JobStatus,
@@ -73,7 +75,7 @@ CANCEL_SECONDS = GRACE_SECONDS + 10.0
 LOG_POLL_SECONDS = 0.2
 
 
-class Local(Launcher):
+class LocalNodes(Launcher):
     """Simulated nodes: processes of this machine that meet on the loopback interface."""
 
     supports_elastic: ClassVar[bool] = True
@@ -103,16 +105,8 @@ class Local(Launcher):
         """Start the process that runs the job; it outlives this one."""
         folder = self._find_folder(plan.job.name)
         handle = _build_handle(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        _create_folder(folder, plan, handle)
         try:
-            folder.mkdir()
-        except FileExistsError:
-            problem = f"a job named '{plan.job.name}' exists: {handle}"
-            remedy = "set launch.name, or remove it with: regauge job cleanup"
-            raise SettingsError(problem, f"{remedy} {handle}") from None
-        try:
-            for document in plan.documents:
-                write_atomic(folder / document.name, document.text)
             _start_scheduler(folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -124,7 +118,8 @@ class Local(Launcher):
         job = _read_job(folder)
         is_alive = is_scheduled(folder)  # read first: the last event precedes the end of the lock
         events = read_events(folder)
-        last = next((event for event in reversed(events) if "state" in event), {})
+        states = [event for event in events if "state" in event]
+        last: dict[str, Any] = states[-1] if states else {}
         state, reason = cast("JobState", last.get("state", "unknown")), last.get("message", "")
         if state not in FINAL_STATES and not is_alive:
             state, reason = "unknown", "the process that runs the job has died, and its nodes too"
@@ -137,6 +132,7 @@ class Local(Launcher):
             attempt=max((event.get("attempt", 1) for event in events), default=None),
             nodes=_read_nodes(events, is_alive=is_alive),
             exit_code=last.get("exit_code") if is_final else None,
+            failure=_find_failure(folder, last) if state == "failed" else None,
             usd_per_hour=job.usd_per_hour,
             price_date=job.machine.price_date if job.machine else None,
             output=_find_output(folder),
@@ -236,8 +232,26 @@ def _describe_policy(job: JobSpec) -> str:
     return f"{text}, {attempts}. Without node 0 all nodes start again."
 
 
+def _create_folder(folder: Path, plan: LaunchPlan, handle: Handle) -> None:
+    """Create the folder of a job with its documents at once; raises SettingsError if it exists."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
+        staging = Path(name) / folder.name
+        staging.mkdir()
+        for document in plan.documents:
+            write_atomic(staging / document.name, document.text)
+        try:
+            staging.rename(folder)
+        except OSError as error:
+            if error.errno not in WRONG_KIND_ERRNOS:
+                raise
+            problem = f"a job named '{plan.job.name}' exists: {handle}"
+            remedy = "set launch.name, or remove it with: regauge job cleanup"
+            raise SettingsError(problem, f"{remedy} {handle}") from None
+
+
 def _start_scheduler(folder: Path) -> None:
-    """Start the process that runs a job; raises TransientError if it does not start."""
+    """Start the process that runs a job; raises ChildError with its line if it does not start."""
     environment = dict(os.environ)
     environment.pop("TMPDIR", None)  # the folder of this command, which ends with it
     if "TMPDIR" in INHERITED_ENVIRONMENT:
@@ -255,12 +269,11 @@ def _start_scheduler(folder: Path) -> None:
             timeout=START_SECONDS,
         )
     if process.returncode:
-        problem = f"the process that runs the job did not start: {read_last_line(log)}"
-        raise TransientError(problem, "correct that, then launch it again")
+        raise ChildError(process.returncode, read_last_line(log) or f"no job starts in {folder}")
 
 
 def _build_handle(folder: Path) -> Handle:
-    return Handle(Local.kind, socket.gethostname(), str(folder).lstrip("/"))
+    return Handle(LocalNodes.kind, socket.gethostname(), str(folder).lstrip("/"))
 
 
 def _find_job(handle: Handle) -> Path:
@@ -312,6 +325,16 @@ def _read_nodes(events: list[dict[str, Any]], *, is_alive: bool) -> tuple[NodeSt
                 event["message"],
             )
     return tuple(nodes[index] for index in sorted(nodes))
+
+
+def _find_failure(folder: Path, last: dict[str, Any]) -> JobFailure | None:
+    """Return the node that ended a job, with the last line of its log."""
+    node = last.get("node")
+    if node is None:
+        return None
+    attempts = _list_attempts(folder, node)
+    log = build_log_path(folder / LOGS, attempts[0] if attempts else 1, node)
+    return JobFailure("unknown", node=node, message=read_last_line(log))
 
 
 def _find_log(folder: Path, request: LogRequest) -> Path:

@@ -53,10 +53,10 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
         command=_build_command(request, launch.jobs, is_container=launcher.is_container),
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        processes=execution.get("processes", "auto" if request.verb == "train" else 1),
+        processes=execution.get("processes", 1),
         accelerator=_read_accelerator(request.tables.get("accelerator")),
         jobs=launch.jobs,
-        machine=_find_machine(launch.instance, execution),
+        machine=find_machine(launch.instance, execution),
         spot=launch.spot,
         image=launch.image,
         environment=dict(launch.environment),
@@ -115,7 +115,7 @@ def _build_command(request: LaunchRequest, jobs: int, *, is_container: bool) -> 
     return (*program, request.verb, run_file, *request.overrides, *count)
 
 
-def _find_machine(instance: str | None, execution: dict[str, Any]) -> Machine | None:
+def find_machine(instance: str | None, execution: dict[str, Any]) -> Machine | None:
     """Return the machine type of the nodes; None if none is set.
 
     Raises SettingsError for an unknown machine type.

@@ -17,7 +17,7 @@ TOKENS = {
     "a Hugging Face token": re.compile(r"\bhf_[A-Za-z0-9]{20,}\b"),
     "a GitHub token": re.compile(r"\b(gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{22,})\b"),
     "a GitLab token": re.compile(r"\bglpat-[\w-]{20,}"),
-    "an API key": re.compile(r"\bsk-[A-Za-z0-9_-]{20,}"),
+    "an API key": re.compile(r"(?<![\w-])sk-(?=[\w-]*\d)[\w-]{20,}"),
     "an NVIDIA API key": re.compile(r"\bnvapi-[\w-]{20,}"),
     "a Google API key": re.compile(r"\bAIza[\w-]{35}"),
     "a Slack token": re.compile(r"\bxox[abprs]-[\w-]{10,}"),

@@ -20,13 +20,12 @@ if TYPE_CHECKING:
     from regauge.launching.settings import Launch
 
 FOLDER = "launchers"
-ALWAYS_USED = frozenset({"name", "verb", "command", "output", "accelerator"})
+ALWAYS_USED = frozenset({"name", "verb", "command", "output", "accelerator", "processes"})
 """Fields that every launcher needs, or that the run reads itself."""
 KEYS = {
     "machine": "launch.instance",
     "min_nodes": "execution.nodes.count",
     "max_nodes": "execution.nodes.count",
-    "processes": "execution.processes",
     "rendezvous": "execution.nodes.rendezvous",
     "rendezvous_endpoint": "execution.nodes.endpoint",
 }

@@ -7,6 +7,7 @@ undisturbed, and once while the last node is killed. Both runs must give the sam
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
@@ -20,15 +21,17 @@ from regauge.errors import ChildError, DifferenceError, SettingsError
 from regauge.json_files import read_json
 from regauge.launchers._job_runner import POLL_SECONDS, JobRunner, RestartRules, build_log_path
 from regauge.launchers._nodes import clear_scheduler_variables
+from regauge.launching.job_progress import METRICS, RESULT, StepMetrics
 from regauge.launching.job_spec import IMAGE_FOLDER, LaunchRequest
 from regauge.launching.planning import plan_job
-from regauge.launching.progress import METRICS, RESULT, MetricsLine
 from regauge.launching.small_run import CHECKPOINT_STEPS, STEPS, list_changes, shrink_request
 from regauge.launching.weights_difference import compute_max_difference
 from regauge.log import logger
 from regauge.trackers import TRAIN_LOSS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from regauge.launchers import Launcher, LaunchPlan, LeaderAddress, NodeCommand
     from regauge.launching.settings import Launch
 
@@ -38,8 +41,7 @@ MIN_ATTEMPTS = 3
 LOSS_STEP = 2 * CHECKPOINT_STEPS + 2
 """Step after which a node is killed: between two checkpoints."""
 TOLERANCE = 1e-4
-"""Maximum relative difference of weights and losses if the number of nodes changed: sums are then
-computed in another order."""
+"""Maximum relative difference of losses and metrics if the number of nodes changed."""
 PROGRAM = "regauge"
 
 
@@ -55,17 +57,28 @@ class RehearsalReport:
     attempts: int
     """Attempts of the disturbed job."""
     weights_equal: bool
-    """Whether the weights of both runs agree: bit for bit, or within TOLERANCE if elastic."""
+    """Whether the weights of both runs agree bit for bit."""
     max_weight_difference: float
     """Maximum difference of a weight, relative to the largest weight of its tensor."""
     rows_equal: bool
     """Whether both runs used the same tokens, and had the same loss in every step."""
+    metrics_equal: bool
+    """Whether both runs have the same held-out metrics."""
+    is_elastic: bool
+    """Whether the number of nodes changed. Sums are then computed in another order: losses and
+    metrics are equal within a tolerance of 1e-4, and the weights need not be."""
     recovery_seconds: float
     """Time from the loss of the node to the first step after that of the loss."""
     undisturbed_seconds: float
     disturbed_seconds: float
     changes: tuple[str, ...]
     """Keys of the run file that the rehearsal changed."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the job that lost a node gave the same result."""
+        is_same_model = self.weights_equal or self.is_elastic
+        return is_same_model and self.rows_equal and self.metrics_equal
 
     def to_document(self) -> dict[str, Any]:
         """Return the report as JSON-ready values."""
@@ -100,9 +113,11 @@ def rehearse_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> 
         lost_node = rehearsals[0].num_nodes - 1
         disturbed = rehearsals[1].run(lost_node)
         report = _compare(rehearsals[1], undisturbed, disturbed, lost_node)
-    if not (report.weights_equal and report.rows_equal):
+    if not report.is_equal:
         problem = "the job that lost a node differs from the undisturbed job"
-        details = f"weights by {report.max_weight_difference:.2g}, rows equal: {report.rows_equal}"
+        parts = {"rows": report.rows_equal, "metrics": report.metrics_equal}
+        different = "".join(f", {name} differ" for name, is_equal in parts.items() if not is_equal)
+        details = f"weights by {report.max_weight_difference:.2g}{different}"
         raise DifferenceError(f"{problem}: {details}", "report it with the run file")
     return report
 
@@ -164,7 +179,7 @@ class Rehearsal:
     def _list_commands(self, leader: LeaderAddress) -> list[NodeCommand]:
         """Return the processes of the documents, with the paths of this machine."""
         nodes = self.launcher.list_node_commands(self.plan, leader)
-        return [node._replace(command=self._localize(node.command)) for node in nodes]
+        return [replace(node, command=self._localize(node.command)) for node in nodes]
 
     def _localize(self, command: tuple[str, ...]) -> tuple[str, ...]:
         """Return the command of a document with this Python and the run file of this machine."""
@@ -198,7 +213,7 @@ class _Loss:
         """Read the last step of the run, and act on it."""
         if self._node is None or self.recovery_seconds is not None:
             return
-        line = jsonl.read_last_line(self._metrics, MetricsLine)
+        line = jsonl.read_last_line(self._metrics, StepMetrics)
         if line is None:
             return
         if self._lost_at is None:
@@ -217,7 +232,11 @@ def _compare(
     """Return the report about two runs of the same job."""
     folders = (undisturbed.output, disturbed.output)
     difference = compute_max_difference(*(folder / "model" for folder in folders))
-    tolerance = TOLERANCE if rehearsal.plan.job.is_elastic else 0.0
+    is_elastic = rehearsal.plan.job.is_elastic
+    tolerance = TOLERANCE if is_elastic else 0.0
+    results = [read_json(folder / RESULT, "rehearse again") for folder in folders]
+    has_equal_tokens = results[0]["tokens"] == results[1]["tokens"]
+    losses = [_read_losses(folder) for folder in folders]
     return RehearsalReport(
         target=rehearsal.launcher.kind,
         nodes=rehearsal.num_nodes,
@@ -225,9 +244,11 @@ def _compare(
         lost_node=lost_node,
         lost_after_step=disturbed.loss_step,
         attempts=disturbed.attempts,
-        weights_equal=difference <= tolerance,
+        weights_equal=difference == 0.0,
         max_weight_difference=difference,
-        rows_equal=_have_equal_rows(*folders, tolerance),
+        rows_equal=has_equal_tokens and _are_close(*losses, tolerance),
+        metrics_equal=_are_close(results[0]["metrics"], results[1]["metrics"], tolerance),
+        is_elastic=is_elastic,
         recovery_seconds=disturbed.recovery_seconds,
         undisturbed_seconds=round(undisturbed.seconds, 1),
         disturbed_seconds=round(disturbed.seconds, 1),
@@ -235,20 +256,14 @@ def _compare(
     )
 
 
-def _have_equal_rows(first: Path, second: Path, tolerance: float) -> bool:
-    """Return whether two runs used as many tokens and had the same losses, within a tolerance."""
-    tokens = [read_json(folder / RESULT, "rehearse again")["tokens"] for folder in (first, second)]
-    losses = [_read_losses(folder) for folder in (first, second)]
-    return (
-        tokens[0] == tokens[1]
-        and losses[0].keys() == losses[1].keys()
-        and all(
-            abs(losses[1][step] - loss) <= tolerance * abs(loss) for step, loss in losses[0].items()
-        )
+def _are_close(first: Mapping[Any, float], second: Mapping[Any, float], tolerance: float) -> bool:
+    """Return whether two mappings have the same keys, and values within a relative tolerance."""
+    return first.keys() == second.keys() and all(
+        math.isclose(value, second[key], rel_tol=tolerance) for key, value in first.items()
     )
 
 
 def _read_losses(folder: Path) -> dict[int, float]:
     """Return the training loss of each step, from the last attempt that ran it."""
-    lines = jsonl.read_lines(folder / METRICS, MetricsLine)
+    lines = jsonl.read_lines(folder / METRICS, StepMetrics)
     return {line["step"]: line[TRAIN_LOSS] for line in lines if TRAIN_LOSS in line}

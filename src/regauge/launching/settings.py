@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
@@ -39,11 +39,9 @@ class VolumeSettings(Settings):
         return value
 
 
-class Launch(Settings):
-    """Resources of a launched job, and the settings of each target."""
+class NodeSettings(Settings):
+    """The machine of every node, and what its process gets."""
 
-    name: str | None = None
-    """Name of the job; by default the name of the run file."""
     instance: str | None = None
     """Machine type of every node; by default `execution.price.instance`."""
     spot: bool = False
@@ -58,6 +56,27 @@ class Launch(Settings):
     """File systems that every node mounts."""
     shared_memory_gib: float | None = Field(default=None, gt=0)
     """Size of /dev/shm in GiB; by default a quarter of the memory of the machine."""
+
+    @field_validator("environment", "secrets")
+    @classmethod
+    def _check_variables(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        for name in value:
+            if not _VARIABLE.fullmatch(name):
+                raise ValueError(f"{name!r} is not the name of an environment variable")
+        return value
+
+    @model_validator(mode="after")
+    def _check_variable_names(self) -> Self:
+        if both := self.environment.keys() & self.secrets.keys():
+            raise ValueError(f"{min(both)} is in environment and in secrets; keep one")
+        return self
+
+
+class Launch(NodeSettings):
+    """A launched job: its nodes, its limits, and the settings of each target."""
+
+    name: str | None = None
+    """Name of the job; by default the name of the run file."""
     jobs: int = Field(default=1, ge=1)
     """Jobs of an array that share the work of `predict`."""
     max_attempts: int = Field(default=3, ge=1)
@@ -77,21 +96,11 @@ class Launch(Settings):
             raise ValueError(f"{value!r} is not an RFC 1035 label; {remedy}")
         return value
 
-    @field_validator("environment", "secrets")
-    @classmethod
-    def _check_variables(cls, value: Mapping[str, str]) -> Mapping[str, str]:
-        for name in value:
-            if not _VARIABLE.fullmatch(name):
-                raise ValueError(f"{name!r} is not the name of an environment variable")
-        return value
-
     @model_validator(mode="after")
-    def _check_unique(self) -> Launch:
+    def _check_unique(self) -> Self:
         kinds = Counter(target.kind for target in self.target)
         if repeated := [kind for kind, count in kinds.items() if count > 1]:
             raise ValueError(f"there are several targets of kind '{repeated[0]}'; keep one")
-        if both := self.environment.keys() & self.secrets.keys():
-            raise ValueError(f"{min(both)} is in environment and in secrets; keep one")
         return self
 
 

@@ -78,7 +78,6 @@ def shrink_tables(tables: config.Tables, output: Path) -> config.Tables:
     execution = tables.get("execution", {})
     nodes = {**_shrink_nodes(execution.get("nodes", {})), **NODE_SECONDS}
     small["execution"] = {**execution, **EXECUTION, "nodes": nodes}
-    small["execution"].pop("price", None)
     small["stop"] = {"steps": STEPS}
     small["batch"] = {"rows": ROWS, "microbatch_rows": MICROBATCH_ROWS}
     small["evaluation"] = {"rows": 16}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,6 +37,6 @@ def compute_max_difference(first: Path, second: Path) -> float:
             return math.inf
         if np.array_equal(tensor, other):
             continue
-        scale = max(float(np.abs(tensor).max()), np.finfo(np.float32).tiny)
+        scale = max(float(np.abs(tensor).max()), sys.float_info.min)
         largest = max(largest, float(np.abs(tensor - other).max()) / scale)
     return largest

@@ -15,7 +15,6 @@ from regauge.data.buckets import (
     real_token_fraction,
     sum_histograms,
 )
-from regauge.data.columns import value_ranges
 from regauge.errors import DataError, SettingsError
 from regauge.tasks import Task
 from regauge.wording import format_count
@@ -190,6 +189,8 @@ def label_range(manifest: DatasetManifest, name: str) -> tuple[float, float]:
             f"label '{name}' is missing in {format_count(missing, 'record')}",
             "remove these records",
         )
+    from regauge.data.columns import value_ranges  # it imports pyarrow
+
     ranges = list(value_ranges(field).values()) or [(0.0, 0.0)]
     return min(lowest for lowest, _ in ranges), max(highest for _, highest in ranges)
 

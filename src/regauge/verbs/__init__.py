@@ -37,7 +37,7 @@ S = TypeVar("S", bound=config.Settings)
 
 def complete_override(context: CompletionContext) -> dict[str, str]:
     """Return the candidates of shell completion for an override; imports them when it is called."""
-    from regauge.verbs._completion import complete_override
+    from regauge.verbs._reference.completion import complete_override
 
     return complete_override(context)
 

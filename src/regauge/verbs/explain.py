@@ -12,7 +12,8 @@ from pydantic.fields import FieldInfo
 
 from regauge import choices, config, log, peer_names, verbs
 from regauge.errors import SettingsError
-from regauge.verbs import _markdown, _reference
+from regauge.verbs import _reference
+from regauge.verbs._reference.markdown import build_page
 
 if TYPE_CHECKING:
     from cyclopts.completion import CompletionContext
@@ -46,7 +47,7 @@ def main(
 ) -> Document:
     """Document a name, from the settings classes themselves."""
     if markdown:
-        text = _markdown.build_page()
+        text = build_page()
         log.print_text(text)
         return {"markdown": text}
     documents = _list_everything() if word is None else _look_up(word)

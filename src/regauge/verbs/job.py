@@ -11,8 +11,8 @@ from cyclopts import Parameter
 from regauge import log, stop_signals, verbs
 from regauge.errors import ChildError, TransientError
 from regauge.launchers import Handle, JobStatus, LogRequest
+from regauge.launching.job_progress import add_progress
 from regauge.launching.planning import select_launcher
-from regauge.launching.progress import add_progress
 from regauge.launching.settings import Launch
 
 if TYPE_CHECKING:
@@ -79,11 +79,17 @@ def describe_status(status: JobStatus, *, with_reasons: bool) -> dict[str, Any]:
 
     The reason of a job that is running or has succeeded is printed on request only.
     """
-    document = {key: value for key, value in asdict(status).items() if value not in (None, (), "")}
+    document = _drop_unknown(asdict(status))
+    if status.nodes:
+        document["nodes"] = [_drop_unknown(node) for node in document["nodes"]]
     document["handle"] = str(status.handle)
     if not with_reasons and status.state in ("starting", "running", "succeeded"):
         document.pop("reason", None)
     return document
+
+
+def _drop_unknown(document: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if value not in (None, (), "")}
 
 
 def _print_log(

@@ -38,6 +38,10 @@ def main(
 
     With --dry-run, print the exact documents and commands instead, without network or credentials.
     """
+    if dry_run and rehearse:
+        raise SettingsError(
+            "--dry-run runs nothing, and --rehearse runs the job", "use one of them"
+        )
     request, settings = read_request(run_file, verb, overrides)
     launcher = select_launcher(settings.launch, on)
     plan = plan_job(request, settings.launch, launcher)

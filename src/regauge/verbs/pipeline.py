@@ -15,7 +15,9 @@ from pydantic import Field
 from regauge import choices, config, files, log, processes, stop_signals, verbs
 from regauge.errors import RegaugeError, SettingsError
 from regauge.supervision.forks import open_fork_server
-from regauge.verbs import _stage_plan, _stage_status, _stages
+from regauge.verbs import _stages
+from regauge.verbs._stages import plan as stage_plan
+from regauge.verbs._stages import status as stage_status
 
 RECORD = "pipeline.json"
 OUTPUT = None
@@ -46,7 +48,7 @@ class PipelineJob:
     run_file: Path
     folder: Path
     stages: list[_stages.ResolvedStage]
-    statuses: dict[str, _stage_status.StageStatus]
+    statuses: dict[str, stage_status.StageStatus]
     """The status of each stage by name."""
     shared: config.Tables
     """The tables that all stages share."""
@@ -104,7 +106,7 @@ def resolve(run_file: Path, overrides: tuple[str, ...]) -> PipelineJob:
     verbs.allow_user_code(run_file, {**shared, "stage": [stage.model_extra for stage in stages]})
     folder = Path(settings.output.folder or Path("out") / run_file.stem)
     resolved_stages = _stages.resolve_stages(stages, shared, folder)
-    statuses = _stage_status.inspect_stages(resolved_stages)
+    statuses = stage_status.inspect_stages(resolved_stages)
     return PipelineJob(run_file, folder, resolved_stages, statuses, shared)
 
 
@@ -185,7 +187,7 @@ def _save_records(job: PipelineJob, records: list[dict[str, Any]]) -> None:
 def _show_plan(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
     """Print the state and the plan of every stage; return them."""
     refusal = {"error": str(job.refusal), "code": job.refusal.exit_code} if job.refusal else {}
-    dataset_rows = _stage_plan.describe_datasets(job.stages, job.shared)
+    dataset_rows = stage_plan.describe_datasets(job.stages, job.shared)
     plans = [_describe_stage(stage, job, dataset_rows) for stage in job.stages]
     for plan in (stage.get("plan", {}) for stage in plans):
         refusal = refusal or {key: plan[key] for key in ("error", "code") if "error" in plan}
@@ -203,7 +205,7 @@ def _show_plan(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
 
 
 def _describe_stage(
-    stage: _stages.ResolvedStage, job: PipelineJob, dataset_rows: _stage_plan.DatasetRows
+    stage: _stages.ResolvedStage, job: PipelineJob, dataset_rows: stage_plan.DatasetRows
 ) -> dict[str, Any]:
     """Return the state of a stage, with its result if it is finished, or its plan."""
     status = job.statuses[stage.name]
@@ -212,7 +214,7 @@ def _describe_stage(
         return record | {key: status.record[key] for key in ("seconds", "result")}
     record["reason"] = status.reason
     if status.state == "pending":
-        record["plan"] = _stage_plan.make_plan(stage, job.statuses, dataset_rows)
+        record["plan"] = stage_plan.make_plan(stage, job.statuses, dataset_rows)
     return record
 
 

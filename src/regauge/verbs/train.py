@@ -14,7 +14,6 @@ from regauge.errors import SettingsError
 from regauge.json_files import read_json
 from regauge.results import formatting
 from regauge.supervision.nodes.topology import is_whole_node
-from regauge.training.defaults import count_local_processes
 from regauge.training.settings import TrainSettings
 from regauge.verbs import AsJson, DryRun, Override, RunFile
 from regauge.wording import format_metric
@@ -83,6 +82,7 @@ def run(
         return attempt(settings, processes.detect_world(settings.execution.processes))
     from regauge.supervision import supervisor
     from regauge.testing.faults import read_plan
+    from regauge.training.defaults import count_local_processes
     from regauge.training.run_record import RESULT
 
     if chaos is not None:
@@ -132,6 +132,7 @@ def _complete_result(result: dict[str, Any], settings: TrainSettings) -> dict[st
 
 def _run_here(settings: TrainSettings, callbacks: Sequence[Any]) -> dict[str, Any]:
     """Train in this process, which calls the callbacks; raises SettingsError for several."""
+    from regauge.training.defaults import count_local_processes
     from regauge.training.run import attempt
 
     check_callbacks(callbacks)

@@ -17,7 +17,7 @@ from pydantic import ConfigDict
 
 from regauge import choices, config, verbs
 from regauge.errors import SettingsError
-from regauge.verbs._stage_status import DONE
+from regauge.verbs._stages.status import DONE
 
 _STAGE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 

@@ -12,8 +12,8 @@ from regauge.errors import RegaugeError, SettingsError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from regauge.verbs._stage_status import StageStatus
     from regauge.verbs._stages import ResolvedStage
+    from regauge.verbs._stages.status import StageStatus
 
 DatasetRows = dict[str, Any]
 """Row layouts of datasets by folder; see `data/unprepared.py`."""

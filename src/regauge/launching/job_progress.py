@@ -20,7 +20,7 @@ FAILURE_STATES = ("failed", "preempted", "restarting", "unknown")
 REMEDY = "remove it"
 
 
-class MetricsLine(jsonl.StepLine):
+class StepMetrics(jsonl.StepLine):
     """A line of `metrics.jsonl`."""
 
     seconds: float | None = None
@@ -56,7 +56,7 @@ def read_progress(folder: Path) -> Progress | None:
 
     The remaining time follows from the steps of the last attempt. It is 0 for a finished run.
     """
-    lines = jsonl.read_lines(folder / METRICS, MetricsLine)
+    lines = jsonl.read_lines(folder / METRICS, StepMetrics)
     if not lines:
         return None
     step = int(lines[-1]["step"])

@@ -1,0 +1,420 @@
+"""Jobs of simulated nodes with small programs: restarts, limits, arrays, cancellation, handles."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regauge.errors import ChildError, RegaugeError, SettingsError
+from regauge.launchers import Handle, JobSpec, JobStatus, LogRequest
+from regauge.launchers._local_job import EVENTS, read_events
+from regauge.launchers.local import LocalNodes
+
+WAIT_SECONDS = 60.0
+COUNT = """
+import os, pathlib, sys
+file = pathlib.Path("starts")
+starts = len(file.read_text()) if file.exists() else 0
+with file.open("a") as stream:
+    stream.write("x")
+print("start", starts + 1, flush=True)
+"""
+"""Program that counts how often it was started, in the variable `starts`."""
+MEET = """
+import os, signal, socket, sys, time
+host, port = os.environ["PET_RDZV_ENDPOINT"].split(":")
+names = ("PET_NNODES", "PET_RDZV_ID", "PET_RDZV_BACKEND")
+print(*(os.environ[name] for name in names), port, flush=True)
+def serve():
+    server = socket.create_server((host, int(port)))
+    server.settimeout(30)
+    return server
+def join():
+    return socket.create_connection((host, int(port)), timeout=30)
+try:
+    server = serve()
+except OSError:
+    server = None
+"""
+"""Program of a node: node 0 serves the rendezvous, because it starts first."""
+
+
+@dataclass
+class Cluster:
+    """Jobs in a folder; their nodes work in another folder."""
+
+    root: Path
+    handles: list[Handle] = field(default_factory=list)
+
+    @property
+    def launcher(self) -> LocalNodes:
+        return LocalNodes(folder=str(self.root / "jobs"))
+
+    def submit(self, program: str, **fields: Any) -> Handle:
+        """Submit a Python program as the command of every node."""
+        command = (sys.executable, "-c", textwrap.dedent(program))
+        values: dict[str, Any] = {"name": "job", "min_nodes": 1, "max_nodes": 1, **fields}
+        job = JobSpec(verb="train", command=command, processes=1, **values)
+        handle = self.launcher.submit(self.launcher.plan(job))
+        self.handles.append(handle)
+        return handle
+
+    def wait(self, handle: Handle, *states: str) -> JobStatus:
+        """Wait until a job has ended, or is in one of some states; return its status."""
+        until = time.monotonic() + WAIT_SECONDS
+        while True:
+            status = self.launcher.find_status(handle)
+            if status.state in states or (status.is_final and not states):
+                return status
+            assert time.monotonic() < until, status
+            time.sleep(0.05)
+
+    def read_log(self, handle: Handle, **request: Any) -> list[str]:
+        return list(self.launcher.read_log(handle, LogRequest(**request)))
+
+
+def find_job_folder(handle: Handle) -> Path:
+    return Path("/") / handle.job_id
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    cluster = Cluster(tmp_path)
+    yield cluster
+    for handle in cluster.handles:
+        for action in (cluster.launcher.cancel, cluster.launcher.clean_up):
+            try:
+                action(handle)
+            except RegaugeError:
+                continue
+
+
+def test_a_job_ends_with_the_exit_code_of_its_command(cluster: Cluster) -> None:
+    handle = cluster.submit("import sys; print('hello'); sys.exit(64)")
+    status = cluster.wait(handle)
+    assert (status.state, status.exit_code, status.attempt) == ("failed", 64, 1)
+    assert "its exit code allows no restart" in status.reason
+    assert cluster.read_log(handle) == ["hello"]
+    assert [node.exit_code for node in status.nodes] == [64]
+    assert status.submitted_at <= status.started_at <= status.finished_at  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "end", ["sys.exit(75)", "sys.exit(76)", "sys.exit(143)", "os.kill(os.getpid(), 9)"]
+)
+def test_a_lost_node_starts_again(cluster: Cluster, end: str) -> None:
+    handle = cluster.submit(f"{COUNT}\nif not starts:\n    {end}")
+    status = cluster.wait(handle)
+    assert (status.state, status.exit_code, status.attempt) == ("succeeded", 0, 2)
+    states = [event.get("state") for event in read_events(find_job_folder(handle))]
+    assert ("preempted" if "143" in end else "restarting") in states
+    assert cluster.read_log(handle) == ["start 2"]
+    assert cluster.read_log(handle, attempt=1) == ["start 1"]
+
+
+@pytest.mark.parametrize("code", [1, 2, 64, 66, 67, 130])
+def test_other_exit_codes_end_a_job(cluster: Cluster, code: int) -> None:
+    status = cluster.wait(cluster.submit(f"import sys; sys.exit({code})"))
+    assert (status.state, status.exit_code, status.attempt) == ("failed", code, 1)
+
+
+def test_attempts_are_limited(cluster: Cluster) -> None:
+    handle = cluster.submit(f"{COUNT}\nsys.exit(75)", max_attempts=2)
+    status = cluster.wait(handle)
+    assert (status.state, status.exit_code, status.attempt) == ("failed", 75, 2)
+    assert "it has no attempt left" in status.reason
+    assert Path("starts").read_text() == "xx"
+
+
+def test_a_time_limit_stops_a_job(cluster: Cluster) -> None:
+    status = cluster.wait(cluster.submit("import time; time.sleep(60)", hours=0.5 / 3600))
+    assert (status.state, status.exit_code) == ("failed", 67)
+    assert "the time limit of" in status.reason
+
+
+def test_a_job_is_cancelled_once(cluster: Cluster) -> None:
+    handle = cluster.submit("import time; time.sleep(60)")
+    cluster.wait(handle, "running")
+    with pytest.raises(SettingsError, match="stop it first: regauge job cancel local://"):
+        cluster.launcher.clean_up(handle)
+    cluster.launcher.cancel(handle)
+    status = cluster.launcher.find_status(handle)
+    assert (status.state, status.nodes[0].state) == ("cancelled", "cancelled")
+    with pytest.raises(SettingsError, match=r"has ended already \(cancelled\)"):
+        cluster.launcher.cancel(handle)
+    assert cluster.launcher.clean_up(handle) == []
+    with pytest.raises(SettingsError, match="no job local://"):
+        cluster.launcher.find_status(handle)
+
+
+def test_a_node_that_ignores_a_stop_is_killed(cluster: Cluster) -> None:
+    program = """
+    import signal, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("deaf", flush=True)
+    time.sleep(60)
+    """
+    handle = cluster.submit(program)
+    cluster.wait(handle, "running")
+    while not cluster.read_log(handle):
+        time.sleep(0.05)
+    cluster.launcher.cancel(handle)
+    status = cluster.launcher.find_status(handle)
+    assert (status.state, status.nodes[0].exit_code) == ("cancelled", 137)
+
+
+def test_a_job_outlives_the_process_that_launched_it(cluster: Cluster) -> None:
+    code = f"""
+    import os, sys, time
+    from regauge.launchers import JobSpec
+    from regauge.launchers.local import LocalNodes
+    program = "import time; time.sleep(2); print('end')"
+    job = JobSpec("job", "train", (sys.executable, "-c", program), 1, 1, 1)
+    launcher = LocalNodes(folder={str(cluster.root / "jobs")!r})
+    print(launcher.submit(launcher.plan(job)), flush=True)
+    time.sleep(60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    handle = Handle.parse(process.stdout.readline().strip())
+    cluster.handles.append(handle)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert cluster.launcher.find_status(handle).state == "running"
+    assert cluster.wait(handle).state == "succeeded"
+    assert cluster.read_log(handle) == ["end"]
+
+
+def test_the_state_is_unknown_if_the_scheduler_dies(cluster: Cluster) -> None:
+    handle = cluster.submit(
+        "import os, time; print(os.getppid(), os.getpid(), flush=True); time.sleep(60)"
+    )
+    cluster.wait(handle, "running")
+    while not (lines := cluster.read_log(handle)):
+        time.sleep(0.05)
+    scheduler, node = map(int, lines[0].split())
+    os.kill(scheduler, signal.SIGKILL)
+    status = cluster.wait(handle, "unknown")
+    assert "has died" in status.reason
+    assert status.nodes[0].state == "unknown"
+    until = time.monotonic() + 10
+    while Path(f"/proc/{node}").exists():
+        assert time.monotonic() < until, "the node outlives its scheduler"
+        time.sleep(0.05)
+    with pytest.raises(SettingsError, match=r"has ended already \(unknown\)"):
+        cluster.launcher.cancel(handle)
+    assert cluster.launcher.clean_up(handle) == []
+
+
+def test_a_taken_name_is_refused_and_the_job_goes_on(cluster: Cluster) -> None:
+    handle = cluster.submit("import time; time.sleep(2)")
+    events = find_job_folder(handle) / EVENTS
+    with pytest.raises(SettingsError, match="a job named 'job' exists: local://") as caught:
+        cluster.submit("print('other')")
+    assert f"regauge job cleanup {handle}" in caught.value.remedy
+    assert events.exists()
+    assert [path.name for path in (cluster.root / "jobs").iterdir()] == ["job"]
+    assert cluster.wait(handle).state == "succeeded"
+
+
+def test_a_command_that_cannot_start_fails_the_job(cluster: Cluster) -> None:
+    job = JobSpec("job", "train", ("/none/program",), 1, 1, 1)
+    handle = cluster.launcher.submit(cluster.launcher.plan(job))
+    cluster.handles.append(handle)
+    status = cluster.wait(handle)
+    assert (status.state, status.exit_code) == ("failed", 1)
+    assert "No such file or directory: '/none/program'" in status.reason
+
+
+def test_jobs_of_an_array_are_independent(cluster: Cluster) -> None:
+    program = """
+    import os, sys
+    index = int(os.environ["JOB_COMPLETION_INDEX"])
+    print("job", index)
+    sys.exit(64 if index == 1 else 0)
+    """
+    handle = cluster.submit(program, jobs=3)
+    status = cluster.wait(handle)
+    assert (status.state, status.exit_code) == ("failed", 64)
+    assert [node.state for node in status.nodes] == ["succeeded", "failed", "succeeded"]
+    assert [cluster.read_log(handle, rank=rank) for rank in range(3)] == [
+        [f"job {n}"] for n in range(3)
+    ]
+
+
+def test_a_lost_job_of_an_array_starts_again_alone(cluster: Cluster) -> None:
+    program = """
+    import os, pathlib, sys
+    index = os.environ["JOB_COMPLETION_INDEX"]
+    mark = pathlib.Path(index)
+    is_first = not mark.exists()
+    mark.touch()
+    sys.exit(75 if is_first and index == "1" else 0)
+    """
+    status = cluster.wait(cluster.submit(program, jobs=2))
+    assert (status.state, status.attempt) == ("succeeded", 2)
+    attempts = {
+        (event["node"], event["attempt"])
+        for event in read_events(find_job_folder(cluster.handles[0]))
+        if event.get("node_state") == "running"
+    }
+    assert attempts == {(0, 1), (1, 1), (1, 2)}
+
+
+def read_rendezvous(cluster: Cluster, handle: Handle, attempt: int, node: int) -> list[str]:
+    """Return the number of nodes, the name, the backend and the port that a node got."""
+    return cluster.read_log(handle, attempt=attempt, rank=node)[0].split()
+
+
+def test_the_nodes_of_a_gang_meet_and_a_lost_one_joins_again(cluster: Cluster) -> None:
+    program = f"""{MEET}
+if server:
+    server.accept(), server.accept()
+else:
+    join()
+    if not os.path.exists("lost"):
+        open("lost", "w").close()
+        os.kill(os.getpid(), 9)
+"""
+    handle = cluster.submit(program, min_nodes=2, max_nodes=2)
+    status = cluster.wait(handle)
+    assert (status.state, status.attempt) == ("succeeded", 2)
+    first = read_rendezvous(cluster, handle, 1, 0)
+    assert first[:3] == ["2", "job-1", "c10d"]
+    assert read_rendezvous(cluster, handle, 1, 1) == first
+    assert read_rendezvous(cluster, handle, 2, 1) == first, "node 0 still serves it"
+    with pytest.raises(SettingsError, match="no log of rank 0 in attempt 2"):
+        read_rendezvous(cluster, handle, 2, 0)
+
+
+def test_all_nodes_start_again_without_the_leader(cluster: Cluster) -> None:
+    program = f"""{MEET}
+if not server:
+    join()
+    time.sleep(0.2 if os.path.exists("lost") else 60)
+else:
+    server.accept()
+    if not os.path.exists("lost"):
+        open("lost", "w").close()
+        os.kill(os.getpid(), 9)
+"""
+    handle = cluster.submit(program, min_nodes=2, max_nodes=2)
+    status = cluster.wait(handle)
+    assert (status.state, status.attempt) == ("succeeded", 2)
+    names = [
+        read_rendezvous(cluster, handle, attempt, node)[1] for attempt in (1, 2) for node in (0, 1)
+    ]
+    assert names == ["job-1", "job-1", "job-2", "job-2"]
+
+
+def test_an_elastic_job_continues_without_a_node(cluster: Cluster) -> None:
+    program = f"""{MEET}
+if server:
+    server.accept()
+    time.sleep(1)
+else:
+    join()
+    sys.exit(75)
+"""
+    handle = cluster.submit(program, min_nodes=1, max_nodes=2, max_attempts=1)
+    status = cluster.wait(handle)
+    assert status.state == "succeeded"
+    assert [node.exit_code for node in status.nodes] == [0, 75]
+    assert read_rendezvous(cluster, handle, 1, 1)[0] == "1:2"
+
+
+def test_the_job_fails_with_the_node_that_failed(cluster: Cluster) -> None:
+    program = f"""{MEET}
+if server:
+    server.accept()
+    time.sleep(60)
+else:
+    join()
+    print("regauge: a bad row; correct it", file=sys.stderr)
+    sys.exit(64)
+"""
+    handle = cluster.submit(program, min_nodes=2, max_nodes=2)
+    status = cluster.wait(handle)
+    assert (status.state, status.exit_code, status.attempt) == ("failed", 64, 1)
+    assert status.failure is not None
+    assert (status.failure.node, status.failure.message) == (1, "regauge: a bad row; correct it")
+
+
+def test_the_variables_of_an_outer_scheduler_do_not_reach_a_node(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "PET_NNODES", "SLURM_JOB_ID", "AWS_BATCH_JOB_ID"):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("KEEP", "1")
+    program = """
+    import os
+    names = {"RANK", "PET_NNODES", "SLURM_JOB_ID", "AWS_BATCH_JOB_ID", "KEEP", "ADDED"}
+    print(sorted(names & set(os.environ)))
+    """
+    handle = cluster.submit(program, environment={"ADDED": "2"})
+    assert cluster.wait(handle).state == "succeeded"
+    assert cluster.read_log(handle) == ["['ADDED', 'KEEP']"]
+
+
+def test_a_secret_is_read_by_the_job_and_written_nowhere(cluster: Cluster) -> None:
+    file = cluster.root / "secret"
+    file.write_text("classified-value\n")
+    program = "import os; print(len(os.environ['API_SECRET']))"
+    handle = cluster.submit(program, secrets={"API_SECRET": f"file:{file}"})
+    assert cluster.wait(handle).state == "succeeded"
+    assert cluster.read_log(handle) == [str(len("classified-value"))]
+    texts = [path.read_text() for path in find_job_folder(handle).rglob("*") if path.is_file()]
+    assert texts
+    assert not [text for text in texts if "classified" in text]
+
+
+def test_a_missing_secret_leaves_nothing_behind(cluster: Cluster) -> None:
+    problem = r"launch\.secrets\.API_SECRET cannot be read: /none; create it"
+    with pytest.raises(ChildError, match=problem) as caught:
+        cluster.submit("pass", secrets={"API_SECRET": "file:/none"})
+    assert caught.value.exit_code == 64
+    assert not list((cluster.root / "jobs").iterdir())
+
+
+def test_a_reference_of_another_target_is_refused_without_its_value(cluster: Cluster) -> None:
+    with pytest.raises(SettingsError) as caught:
+        cluster.submit("pass", secrets={"API_SECRET": "classified/key"})
+    assert "launch.secrets.API_SECRET" in str(caught.value)
+    assert "classified" not in str(caught.value)
+
+
+def test_a_log_is_followed_to_the_end_of_the_job(cluster: Cluster) -> None:
+    program = """
+    import time
+    for n in range(4):
+        print("line", n, flush=True)
+        time.sleep(0.3)
+    print("no end", end="")
+    """
+    handle = cluster.submit(program)
+    while not list(find_job_folder(handle).glob("logs/*/*")):
+        time.sleep(0.05)
+    assert cluster.read_log(handle, follow=True) == [*(f"line {n}" for n in range(4)), "no end"]
+    assert cluster.launcher.find_status(handle).is_final
+
+
+def test_a_missing_log_names_the_logs_that_exist(cluster: Cluster) -> None:
+    handle = cluster.submit("print('x')")
+    cluster.wait(handle)
+    with pytest.raises(SettingsError, match=r"no log of rank 3; known logs: attempt-1/node-0.log"):
+        cluster.read_log(handle, rank=3)

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
+from distributed.runs import settings
 from regauge.errors import SettingsError
-from regauge.processes import RankLayout
+from regauge.processes import LAUNCHER_VARIABLES, RankLayout
 from regauge.supervision.failures import Failure
 from regauge.supervision.nodes import attempt_registry
 from regauge.supervision.nodes.attempt_registry import AttemptRegistry, RunEndedError
@@ -24,6 +25,7 @@ from regauge.supervision.nodes.interface import AttemptPlan
 from regauge.supervision.nodes.rendezvous import RendezvousLauncher
 from regauge.supervision.nodes.topology import is_whole_node, resolve_topology
 from regauge.supervision.settings import Nodes, parse_node_range
+from regauge.verbs import _train_plan
 
 FOLDER = Path("out/run")
 OPERATOR = {
@@ -81,21 +83,23 @@ def test_the_node_with_the_address_of_the_rendezvous_serves_it(
     assert topology.is_endpoint_local() == is_local
 
 
+SLURM_STEP = {
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_JOB_ID": "12",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+}
+
+
 def test_the_rendezvous_of_a_slurm_step_is_on_its_first_node() -> None:
-    slurm = {
-        "SLURM_STEP_NODELIST": "gpu[07-08]",
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-        "SLURM_JOB_ID": "12",
-        "SLURM_STEP_ID": "0",
-        "SLURM_PROCID": "1",
-        "SLURM_LOCALID": "0",
-    }
-    topology = resolve_topology(Nodes(count=2), FOLDER, slurm)
+    topology = resolve_topology(Nodes(count=2), FOLDER, SLURM_STEP)
     assert topology is not None
     assert topology.host == "gpu07"
-    assert is_whole_node(Nodes(count=2), slurm)
-    assert not is_whole_node(Nodes(), slurm)
+    assert is_whole_node(Nodes(count=2), SLURM_STEP)
+    assert not is_whole_node(Nodes(), SLURM_STEP)
     assert not is_whole_node(Nodes(count=2), {"LOCAL_RANK": "0"})
 
 
@@ -167,6 +171,26 @@ def test_lost_nodes_of_other_launchers_may_be_replaced() -> None:
     topology = resolve_topology(Nodes(), FOLDER, OPERATOR)
     assert topology is not None
     assert topology.replaces_nodes
+
+
+@pytest.mark.parametrize(("count", "is_node"), [(2, True), (None, False)])
+def test_the_checks_before_the_start_do_not_turn_a_node_into_a_rank(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, count: int | None, *, is_node: bool
+) -> None:
+    """`detect_world` sets the variables of a rank, so a node must not call it."""
+    for name, value in SLURM_STEP.items():
+        monkeypatch.setenv(name, value)
+    for name in (*LAUNCHER_VARIABLES, "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(_train_plan.dry_run, "check_run", lambda _: [None])
+    monkeypatch.setattr(_train_plan.dry_run, "find_finished", lambda *_: None)
+    monkeypatch.setattr(_train_plan.dry_run, "warn_about_length", lambda *_: None)
+    monkeypatch.setattr(_train_plan, "_verify_datasets", lambda _: None)
+    nodes = {"execution": {"nodes": {"count": count}}} if count else {}
+    run = settings(tmp_path / "run", tmp_path / "data", "mlm", **nodes)
+    _train_plan.check_before_start(run)
+    assert is_whole_node(run.execution.nodes) == is_node
 
 
 @pytest.mark.parametrize(

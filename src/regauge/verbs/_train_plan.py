@@ -12,6 +12,7 @@ from regauge.garbage import pause_collection
 from regauge.log import logger
 from regauge.models import hub
 from regauge.preparation.default_tables import complete_tables
+from regauge.supervision.nodes.topology import is_whole_node
 from regauge.training import dry_run, warm_start
 from regauge.training.defaults import check_device
 
@@ -67,7 +68,8 @@ def check_before_start(settings: TrainSettings) -> dict[str, Any] | None:
         return result
     dry_run.warn_about_length(settings, manifests[0])
     _check_device(settings)
-    if processes.detect_world().local_rank == 0:
+    is_rank = processes.is_launched() and not is_whole_node(settings.execution.nodes)
+    if not is_rank or processes.detect_world().local_rank == 0:  # it sets the variables of a rank
         _verify_datasets(settings)
     if (path := warm_start.use_copied_weights(settings).model.path) is not None:
         hub.resolve_model(path)

@@ -1,0 +1,133 @@
+"""Calls Slurm's clients: the cluster's configuration, its jobs, and their successors."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from regauge.errors import SettingsError
+from regauge.launchers._clients import find_client, run_client
+from regauge.launchers._slurm_jobs import (
+    SACCT_FIELDS,
+    SlurmRecord,
+    parse_assignments,
+    parse_comment,
+    parse_entity,
+    parse_records,
+    parse_table,
+)
+from regauge.log import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PACKAGE = "slurm-client, or use a login node of the cluster"
+UNKNOWN_JOB = "invalid job id"
+"""Part of the message of `scontrol` for a job that it does not know, in lowercase."""
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """The settings of a cluster that a submission depends on."""
+
+    name: str
+    preempt_type: str
+    preempt_mode: str
+    """Preemption mode of the partition: `OFF`, `CANCEL`, `REQUEUE` or `SUSPEND`."""
+    partition: str
+    is_requeue_allowed: bool
+
+
+def find(program: str) -> str:
+    """Return the path of a client of Slurm; raises PreflightError if it is not installed."""
+    return find_client(program, PACKAGE)
+
+
+def call(program: str, *arguments: str, text: str | None = None, remedy: str) -> str:
+    """Run a client of Slurm and return its output; see `run_client` for the errors."""
+    return run_client([find(program), *arguments], text=text, remedy=remedy)
+
+
+def read_cluster_name() -> str:
+    """Return the name of the cluster whose clients this machine has."""
+    text = call("scontrol", "show", "config", remedy="check slurm.conf")
+    return parse_assignments(text).get("ClusterName", "")
+
+
+def read_cluster(partition: str | None) -> ClusterFacts:
+    """Return the facts for a partition, by default the cluster's default one.
+
+    Raises SettingsError if there is no such partition.
+    """
+    config = parse_assignments(call("scontrol", "show", "config", remedy="check slurm.conf"))
+    text = call("scontrol", "--oneliner", "show", "partition", remedy="check slurm.conf")
+    partitions = {entry["PartitionName"]: entry for entry in map(parse_entity, text.splitlines())}
+    names = [partition] if partition else _list_defaults(partitions)
+    if not names:
+        raise SettingsError("the cluster has no default partition", _name_partitions(partitions))
+    for name in names[0].split(","):
+        if name not in partitions:
+            problem = f"the cluster has no partition '{name}'"
+            raise SettingsError(problem, _name_partitions(partitions))
+    entry = partitions[names[0].partition(",")[0]]
+    mode = entry.get("PreemptMode") or config.get("PreemptMode", "OFF")
+    return ClusterFacts(
+        name=config.get("ClusterName", ""),
+        preempt_type=config.get("PreemptType", "preempt/none"),
+        preempt_mode=mode,
+        partition=names[0],
+        is_requeue_allowed=config.get("JobRequeue", "1") == "1",
+    )
+
+
+def _list_defaults(partitions: dict[str, dict[str, str]]) -> list[str]:
+    return [name for name, entry in partitions.items() if entry.get("Default") == "YES"]
+
+
+def _name_partitions(partitions: dict[str, dict[str, str]]) -> str:
+    return f"set partition of the target to one of: {', '.join(sorted(partitions)) or 'none'}"
+
+
+def read_records(job_id: str) -> list[SlurmRecord]:
+    """Return the records of a job, one per job of an array; empty if Slurm does not know it."""
+    try:
+        text = call("scontrol", "--oneliner", "show", "job", job_id, remedy="check the handle")
+    except SettingsError as error:
+        if UNKNOWN_JOB not in error.problem.lower():
+            raise
+        return _read_accounting(job_id)
+    return parse_records(text)
+
+
+def _read_accounting(job_id: str) -> list[SlurmRecord]:
+    """Return the records of a job that has left the controller; empty without accounting."""
+    if shutil.which("sacct") is None:
+        return []
+    fields = ",".join(SACCT_FIELDS)
+    arguments = ("--allocations", "--parsable2", "--noheader", f"--format={fields}", "--jobs")
+    try:
+        return parse_table(call("sacct", *arguments, job_id, remedy="check the handle"))
+    except SettingsError as error:
+        logger.debug("%s", error)  # accounting is disabled
+        return []
+
+
+def find_successors(first: str) -> list[SlurmRecord]:
+    """Return the jobs that jobs of `first` submitted after a preemption, the oldest first."""
+    text = call("squeue", "--noheader", "--states=all", "--format=%A|%k", remedy="check slurm.conf")
+    rows = [line.partition("|") for line in text.splitlines()]
+    successors = [
+        int(job_id)
+        for job_id, _, comment in rows
+        if first in ((job := parse_comment(comment).get("first", "")), job.partition("_")[0])
+    ]
+    return [record for number in sorted(successors) for record in read_records(str(number))]
+
+
+def list_hosts(node_lists: Sequence[str]) -> list[str]:
+    """Return the hosts of node lists in Slurm's notation, in their order."""
+    joined = ",".join(text for text in node_lists if text)
+    if not joined:
+        return []
+    return call("scontrol", "show", "hostnames", joined, remedy="check slurm.conf").split()

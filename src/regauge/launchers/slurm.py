@@ -1,0 +1,285 @@
+"""Slurm: a job script for `sbatch`, with one task per node, requeue and resubmission.
+
+The state of a job comes from the controller, or from accounting if the job is old. The facts that
+Slurm does not store, such as the price, are in the comment of the job.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import shlex
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from regauge.errors import SettingsError, TransientError
+from regauge.launchers import (
+    Document,
+    Handle,
+    JobEvent,
+    JobSpec,
+    JobStatus,
+    LaunchPlan,
+    Leftover,
+    LogRequest,
+    NodeCommand,
+)
+from regauge.launchers import _slurm_client as client
+from regauge.launchers._nodes import build_rendezvous_variables
+from regauge.launchers._slurm_logs import LogFolder, read_lines
+from regauge.launchers._slurm_script import (
+    SECRET_PREFIX,
+    find_log_folder,
+    list_options,
+    read_command,
+    read_environment,
+    render_script,
+)
+from regauge.launchers._slurm_status import build_status, select_latest
+from regauge.launchers._slurm_target import SlurmTarget
+from regauge.log import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from regauge.launchers import LeaderAddress
+    from regauge.launchers._slurm_jobs import SlurmRecord
+
+USED = frozenset(
+    {
+        "min_nodes",
+        "max_nodes",
+        "processes",
+        "jobs",
+        "machine",
+        "environment",
+        "secrets",
+        "max_attempts",
+        "hours",
+        "rendezvous",
+        "rendezvous_endpoint",
+        "labels",
+    }
+)
+SUBMIT = ("sbatch", "--parsable")
+JOB_ID = re.compile(r"\d+(_\d+)?")
+RESERVED = frozenset({"array", "dependency", "no-requeue", "nodes", "ntasks", "parsable", "wrap"})
+"""Options that Regauge sets or that would change the meaning of the script."""
+EVENT_TIMES = {"SubmitTime": "submitted", "StartTime": "started", "EndTime": "ended"}
+POLL_SECONDS, CANCEL_SECONDS = 0.5, 90.0
+"""Interval and maximum of the wait for a cancelled job; Slurm's KillWait is 30 s by default."""
+
+
+class Slurm(SlurmTarget):
+    """A cluster with Slurm whose nodes share the file system of the launching machine."""
+
+    supports_elastic: ClassVar[bool] = True
+    supports_arrays: ClassVar[bool] = True
+
+    def plan(self, job: JobSpec) -> LaunchPlan:
+        """Return the job script; `sbatch` reads it from its standard input."""
+        self._check(job)
+        name = f"{job.name}.sh"
+        return LaunchPlan(
+            job,
+            documents=(Document(name, render_script(job, self)),),
+            commands=(("mkdir", "-p", find_log_folder(job, self)), SUBMIT),
+            notes=(f"sbatch reads {name} from its standard input", *self._list_notes(job)),
+            restart_policy=self._describe_policy(job),
+            used=USED,
+        )
+
+    def _check(self, job: JobSpec) -> None:
+        """Raise SettingsError for a job that Slurm cannot run."""
+        for name, reference in job.secrets.items():
+            if not reference.startswith(f"{SECRET_PREFIX}/"):
+                problem = f"launch.secrets.{name} is no reference that this target knows"
+                raise SettingsError(problem, "set it to file:/path of a file with the secret")
+        if job.jobs > 1 and job.max_nodes > 1:
+            problem = f"launch.jobs is {job.jobs}, and execution.nodes.count is {job.max_nodes}"
+            raise SettingsError(problem, "remove one of them: a job of an array has one node")
+        names = {name for name, _ in list_options(job, self)} | RESERVED
+        if clashes := sorted(names & self.options.keys()):
+            problem = f"options of the target has '{clashes[0]}', which Regauge sets"
+            raise SettingsError(problem, "remove it, and use the other settings of the target")
+
+    def _list_notes(self, job: JobSpec) -> Iterator[str]:
+        """Yield the decisions of a plan with their reasons."""
+        if job.jobs > 1:
+            yield f"an array of {job.jobs} jobs shares the records; each job restarts by itself"
+        if job.is_elastic:
+            yield (
+                f"Slurm chooses {job.min_nodes} to {job.max_nodes} nodes at the start of each "
+                "attempt; it adds no node to a running job"
+            )
+        if self.cpus is None:
+            yield "the job has whole nodes, because no number of cores is set (cpus)"
+        if self.requeue == "auto":
+            yield (
+                "if PreemptMode is REQUEUE, Slurm requeues a preempted job; if it is CANCEL, "
+                "--requeue has no effect, and the job submits its successor with --dependency"
+            )
+
+    def _describe_policy(self, job: JobSpec) -> str:
+        """Return what follows the loss of a node."""
+        if self.requeue == "never" or job.max_attempts == 1:
+            return "the job ends after the loss of a node; submit it again to resume"
+        restart = f"a new attempt resumes from the last checkpoint, {job.max_attempts} at most"
+        if job.is_elastic:
+            return (
+                f"the other nodes continue without a lost one, {job.min_nodes} at least; "
+                f"otherwise {restart}"
+            )
+        return f"Slurm requeues the job, and {restart}"
+
+    def list_node_commands(self, plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
+        """Return the command of the script per node, with torchrun's variables for the leader."""
+        script = plan.documents[0].text
+        variables = {**read_environment(script), **build_rendezvous_variables(plan.job, leader)}
+        return [
+            NodeCommand(node, read_command(script), variables) for node in range(plan.job.max_nodes)
+        ]
+
+    def submit(self, plan: LaunchPlan) -> Handle:
+        """Create the folder of the logs and submit the script."""
+        client.find("sbatch")
+        cluster = client.read_cluster(self.partition)
+        logger.info("%s", self._describe_preemption(cluster))
+        new_folders = _create_folders(Path(find_log_folder(plan.job, self)))
+        try:
+            answer = client.call(
+                *SUBMIT, text=plan.documents[0].text, remedy="correct the target 'slurm' of launch"
+            )
+        except BaseException:
+            for folder in reversed(new_folders):
+                with suppress(OSError):
+                    folder.rmdir()
+            raise
+        return Handle(self.kind, cluster.name, answer.strip().partition(";")[0])
+
+    def _describe_preemption(self, cluster: client.ClusterFacts) -> str:
+        """Return what a preemption does to a job, from the settings of the cluster."""
+        mode = f"PreemptMode of partition {cluster.partition} is {cluster.preempt_mode}"
+        if cluster.preempt_type == "preempt/none" or "OFF" in cluster.preempt_mode:
+            return f"{mode}: jobs are not preempted"
+        if self.requeue == "never":
+            return f"{mode}: a preempted job ends, because requeue is 'never'"
+        if "REQUEUE" in cluster.preempt_mode:
+            return f"{mode}: Slurm requeues a preempted job"
+        if "CANCEL" in cluster.preempt_mode:
+            return f"{mode}: a preempted job submits its successor with a dependency"
+        return f"{mode}: a preempted job is suspended, and continues later"
+
+    def find_status(self, handle: Handle) -> JobStatus:
+        """Return the state of a job, or of the last of the jobs that continue it."""
+        records = self._find_records(handle)
+        hosts = client.list_hosts([record.node_list for record in select_latest(records)])
+        return build_status(handle, records, hosts)
+
+    def _find_records(self, handle: Handle) -> list[SlurmRecord]:
+        """Return the records of a job and of its successors, the oldest first."""
+        self._check_handle(handle)
+        records = client.read_records(handle.job_id)
+        if not records or any(record.state == "PREEMPTED" for record in records):
+            records += client.find_successors(handle.job_id)
+        if not records:
+            problem = f"Slurm does not know job {handle.job_id}: it forgets old jobs (MinJobAge)"
+            raise SettingsError(problem, "check the handle, or enable accounting")
+        return records
+
+    def _check_handle(self, handle: Handle) -> None:
+        """Raise SettingsError for the handle of another target or cluster."""
+        if handle.target != self.kind or not JOB_ID.fullmatch(handle.job_id):
+            problem = f"{handle} is not the handle of a job of Slurm"
+            raise SettingsError(problem, "use the handle that `launch` printed: slurm://cluster/id")
+        if (name := client.read_cluster_name()) != handle.context:
+            problem = f"{handle} is a job of another cluster; this machine reaches '{name}'"
+            raise SettingsError(problem, f"run the command on a login node of '{handle.context}'")
+
+    def list_events(self, handle: Handle) -> list[JobEvent]:
+        """Return the times that Slurm recorded, and the lines of the job script."""
+        records = self._find_records(handle)
+        events = [
+            JobEvent(moment, "slurm", f"job {record.job_id} {text}")
+            for record in records
+            for name, text in EVENT_TIMES.items()
+            if (moment := record.read_time(name)) and moment <= _read_clock()
+        ]
+        for record in records:
+            if "logs" in record.facts and "first" not in record.facts:
+                events += LogFolder.find(record).read_events()
+        return sorted(events)
+
+    def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
+        """Yield a log of a node; in an array, the rank is the index of a job."""
+        records = self._find_records(handle)
+        record, node = records[0], None
+        if "ArrayTaskId" in record.fields:
+            indices = {record.index: record for record in records}
+            if (request.rank or 0) not in indices:
+                problem = f"{handle} has no job {request.rank}"
+                raise SettingsError(problem, f"set --rank to at most {max(indices)}")
+            record = indices[request.rank or 0]
+        elif request.rank is not None:
+            node = _find_node(record, request.rank)
+
+        def is_final() -> bool:
+            return self.find_status(handle).is_final
+
+        yield from read_lines(LogFolder.find(record), request, node, is_final)
+
+    def cancel(self, handle: Handle) -> None:
+        """Stop a job and its successors, and wait until their processes have ended."""
+        status = self.find_status(handle)
+        if status.is_final:
+            problem = f"{handle} has ended already ({status.state})"
+            raise SettingsError(problem, f"remove its logs with: regauge job cleanup {handle}")
+        records = self._find_records(handle)
+        successors = {record.fields["JobId"] for record in records if "first" in record.facts}
+        for job_id in (handle.job_id, *sorted(successors)):
+            client.call("scancel", job_id, remedy="check the owner of the job")
+        until = time.monotonic() + CANCEL_SECONDS
+        while not self.find_status(handle).is_final:
+            if time.monotonic() > until:
+                problem = f"{handle} does not end within {CANCEL_SECONDS:g} s"
+                raise TransientError(problem, "read its state again")
+            time.sleep(POLL_SECONDS)
+
+    def clean_up(self, handle: Handle) -> list[Leftover]:
+        """Remove the logs of a job; the output folder is left."""
+        status, records = self.find_status(handle), self._find_records(handle)
+        if not status.is_final:
+            problem = f"{handle} is {status.state}"
+            raise SettingsError(problem, f"stop it first: regauge job cancel {handle}")
+        folder = LogFolder.find(records[0]).folder
+        for path in LogFolder(folder, handle.job_id).list_files():
+            path.unlink()
+        with suppress(OSError):  # logs of other jobs are left
+            folder.rmdir()
+        if not status.output or not Path(status.output).exists():
+            return []
+        remedy = f"rm -r {shlex.quote(status.output)}"
+        return [Leftover(status.output, "output of the run", remedy)]
+
+
+def _create_folders(folder: Path) -> list[Path]:
+    """Create a folder with its parents; return those that did not exist, the outermost first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing[::-1]
+
+
+def _read_clock() -> str:
+    """Return the time now as ISO 8601 in UTC."""
+    return dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _find_node(record: SlurmRecord, rank: int) -> int:
+    """Return the node of a rank; raises SettingsError if the processes per node are unknown."""
+    processes = record.facts.get("processes", "")
+    if rank and not processes.isdigit():
+        problem = f"the node of rank {rank} is unknown, because execution.processes is 'auto'"
+        raise SettingsError(problem, "set execution.processes to a number before `launch`")
+    return rank // int(processes) if rank else 0

@@ -1,0 +1,584 @@
+"""The target 'slurm': its job script, its settings, and the reading of Slurm's records."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regauge.errors import PreflightError, SettingsError
+from regauge.launchers import Handle, JobSpec, LaunchPlan, LeaderAddress, Machine
+from regauge.launchers import _slurm_client as client
+from regauge.launchers._slurm_jobs import (
+    build_comment,
+    convert_time,
+    parse_comment,
+    parse_records,
+    parse_table,
+)
+from regauge.launchers._slurm_logs import LogFolder
+from regauge.launchers._slurm_reasons import describe_reason
+from regauge.launchers._slurm_script import format_time
+from regauge.launchers._slurm_status import build_status
+from regauge.launchers.slurm import USED, Slurm
+from regauge.launching.lints import run_lints
+
+BASH = shutil.which("bash") or "/bin/bash"
+GOLDEN = Path(__file__).parent / "golden"
+P4D = Machine("p4d.24xlarge", "A100-40GB", "NVIDIA", 8, 4, 96, 1152, 21.96, "2026-07-20")
+HANDLE = Handle("slurm", "tiny", "7")
+
+
+def build_spec(**changes: Any) -> JobSpec:
+    """Return a job of two nodes."""
+    command = ("/opt/venv/bin/python", "-m", "regauge", "train", "/data/run file.toml")
+    spec = JobSpec("ranker", "train", command, 2, 2, 8, output="out/ranker")
+    return dataclasses.replace(spec, **changes)
+
+
+def build_array() -> JobSpec:
+    """Return an array of three jobs of `predict`."""
+    command = ("/opt/venv/bin/python", "-m", "regauge", "predict", "/data/run.toml")
+    return JobSpec("embed", "predict", (*command, "predict.job_count=3"), 1, 1, 1, jobs=3)
+
+
+def render(job: JobSpec, **settings: Any) -> str:
+    """Return the script of a job."""
+    return Slurm(**settings).plan(job).documents[0].text
+
+
+FULL: dict[str, Any] = {
+    "partition": "gpu,long",
+    "account": "team",
+    "qos": "high",
+    "constraint": "a100&ib",
+    "reservation": "night",
+    "gres": "gpu:a100:8",
+    "cpus": 96,
+    "grace_seconds": 300,
+    "setup": ("module load cuda", '[[ $REGAUGE_ATTEMPT -gt 1 ]] || echo "first attempt"'),
+    "options": {"mail-user": "me@example.org", "nice": 100, "overcommit": True},
+    "logs": "/shared/my logs",
+}
+SCRIPTS: dict[str, tuple[JobSpec, dict[str, Any]]] = {
+    "train": (
+        build_spec(
+            machine=P4D,
+            hours=24.0,
+            environment={"HF_HOME": "/data/hf $cache"},
+            secrets={"HF_TOKEN": "file:/etc/my token"},
+            labels={"team": "search & ranking"},
+        ),
+        FULL,
+    ),
+    "elastic": (build_spec(min_nodes=1, max_nodes=4, max_attempts=5), {}),
+    "array": (build_array(), {"cpus": 4, "requeue": "never", "grace_seconds": 0}),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_script_is_the_golden_one(name: str) -> None:
+    job, settings = SCRIPTS[name]
+    path = GOLDEN / f"slurm-{name}.sh"
+    text = render(job, **settings)
+    if "REGAUGE_WRITE_GOLDEN" in os.environ:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_script_passes_shellcheck(name: str) -> None:
+    program = Path(sys.executable).with_name("shellcheck")
+    command = [str(program), "--severity=style", str(GOLDEN / f"slurm-{name}.sh")]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout
+
+
+CHANGES: dict[str, Any] = {
+    "min_nodes": 1,
+    "max_nodes": 3,
+    "processes": 3,
+    "machine": P4D,
+    "environment": {"NAME": "value"},
+    "secrets": {"TOKEN": "file:/etc/token"},
+    "max_attempts": 7,
+    "hours": 3.0,
+    "labels": {"team": "search"},
+    "jobs": 3,
+    "verb": "evaluate",
+    "name": "other",
+    "output": "out/other",
+    "command": ("regauge", "train", "other.toml"),
+}
+READ_BY_THE_RUN = {"verb", "rendezvous", "rendezvous_endpoint", "accelerator"}
+"""Fields that the command or the run file contains already."""
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(JobSpec)])
+def test_every_field_changes_the_script_or_is_not_used(field: str) -> None:
+    if field in READ_BY_THE_RUN:
+        return
+    if field not in CHANGES:
+        assert field not in USED
+        return
+    job = build_spec(min_nodes=1, max_nodes=1) if field == "jobs" else build_spec()
+    assert render(dataclasses.replace(job, **{field: CHANGES[field]})) != render(job)
+
+
+@pytest.mark.parametrize("field", Slurm.model_fields)
+def test_every_setting_of_the_target_changes_the_script(field: str) -> None:
+    changes = {**FULL, "requeue": "never"}
+    job = build_spec(hours=1.0)
+    assert render(job, **{field: changes[field]}) != render(job)
+
+
+def test_no_value_of_a_secret_is_in_the_plan(tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("hf_0123456789abcdef")
+    text = render(build_spec(secrets={"HF_TOKEN": f"file:{secret}"}))
+    assert "hf_0123456789abcdef" not in text
+    assert f"read_secret HF_TOKEN {secret}" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "message"),
+    [
+        ({"secrets": {"A": "hf_abc"}}, {}, "launch.secrets.A is no reference"),
+        ({"jobs": 2}, {}, "launch.jobs is 2, and execution.nodes.count is 2; remove one of them"),
+        ({}, {"options": {"nodes": 3}}, "options of the target has 'nodes', which Regauge sets"),
+        ({}, {"options": {"wrap": "x"}}, "options of the target has 'wrap', which Regauge sets"),
+    ],
+)
+def test_a_job_that_slurm_cannot_run_is_refused(
+    changes: dict[str, Any], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        render(build_spec(**changes), **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"options": {"Mail": "x"}}, "'Mail' is not the long name of an option"),
+        ({"options": {"nice": False}}, "nice has no value"),
+        ({"options": {"nice": "1\n#SBATCH --uid=0"}}, "nice has no value"),
+        ({"partition": "a\nb"}, "control characters"),
+        ({"cpus": 0}, "greater than or equal to 1"),
+        ({"requeue": "always"}, "'auto' or 'never'"),
+    ],
+)
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Slurm(**settings)
+
+
+@pytest.mark.parametrize(
+    ("hours", "text"),
+    [(24.0, "24:00:00"), (0.5, "0:30:00"), (1 / 60, "0:01:00"), (1e-9, "0:00:01")],
+)
+def test_time_limits(hours: float, text: str) -> None:
+    assert format_time(hours) == text
+
+
+PROGRAMS = {
+    "srun": """
+n=$(cat count 2>/dev/null || echo 0); n=$((n + 1)); echo "$n" >count
+while [[ $1 == --* ]]; do shift; done
+if [[ -e slow ]]; then
+  sleep 30 & child=$!
+  trap 'kill $child; exit 143' TERM
+  echo $$ >pid
+  wait
+fi
+read -r -a codes <codes
+exit "${codes[$((n - 1))]}"
+""",
+    "scontrol": """
+echo "scontrol $*" >>calls
+if [[ $* == *" show job "* ]]; then cat record; fi
+if [[ $* == requeue* ]]; then exit 1; fi
+""",
+    "sbatch": 'echo "sbatch $*" >>calls\necho 8\n',
+    "scancel": 'echo "scancel $*" >>calls\nif [[ $1 == --signal* ]]; then kill "$(<pid)"; fi\n',
+}
+RUNNING = "JobId=7 JobState=RUNNING Restarts=0 StartTime=2026-11-26T15:00:00 PreemptTime=None A=1"
+COMPLETING = RUNNING.replace("RUNNING", "COMPLETING")
+
+
+class ScriptRun:
+    """A job script that runs with programs in place of Slurm's."""
+
+    def __init__(self, folder: Path, script: str, codes: str) -> None:
+        self.folder, self.output = folder, ""
+        (folder / "bin").mkdir()
+        for name, text in PROGRAMS.items():
+            path = folder / "bin" / name
+            path.write_text(f"#!/bin/bash{text}" if text[0] == "\n" else f"#!/bin/bash\n{text}")
+            path.chmod(0o755)
+        (folder / "codes").write_text(codes)
+        (folder / "record").write_text(RUNNING)
+        (folder / "logs").mkdir()
+        (folder / "job.sh").write_text(script)
+        self.environment = {
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NODELIST": "n[1-2]",
+        }
+
+    def start(self, **variables: str) -> subprocess.Popen[str]:
+        """Start the script."""
+        return subprocess.Popen(
+            [BASH, "job.sh"],
+            cwd=self.folder,
+            env={**self.environment, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def stop(self, record: str) -> tuple[int, str]:
+        """Run the script, and send SIGTERM in the first step; return its code and its calls."""
+        (self.folder / "slow").touch()
+        process = self.start()
+        wait_until((self.folder / "pid").exists)
+        time.sleep(0.2)
+        (self.folder / "record").write_text(record)
+        process.terminate()
+        if record != RUNNING:  # Slurm also signals the step
+            os.kill(int((self.folder / "pid").read_text()), signal.SIGTERM)
+        self.output, _ = process.communicate(timeout=30)
+        return process.returncode, self.calls
+
+    @property
+    def calls(self) -> str:
+        """The calls of Slurm's clients."""
+        path = self.folder / "calls"
+        return path.read_text() if path.exists() else ""
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def run_script(tmp_path: Path) -> Callable[..., ScriptRun]:
+    """Return a function that creates a run of a script from the codes of its steps."""
+
+    def create(codes: str, job: JobSpec | None = None, **settings: Any) -> ScriptRun:
+        return ScriptRun(tmp_path, render(job or build_spec(), logs="logs", **settings), codes)
+
+    return create
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "steps", "requeues"),
+    [
+        ("0", 0, 1, 0),
+        ("75 0", 0, 2, 0),
+        ("143 75 0", 0, 3, 0),
+        ("75 75 75", 75, 3, 0),
+        ("64", 64, 1, 0),
+        ("2", 2, 1, 0),
+        ("137", 137, 1, 0),
+        ("76", 76, 1, 1),
+    ],
+)
+def test_the_exit_code_decides_whether_another_attempt_begins(
+    run_script: Callable[..., ScriptRun], codes: str, code: int, steps: int, requeues: int
+) -> None:
+    run = run_script(codes)
+    process = run.start()
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == code, output
+    assert (run.folder / "count").read_text() == f"{steps}\n"
+    assert len((run.folder / "logs" / "7.attempts").read_text().splitlines()) == steps
+    assert run.calls.count("scontrol requeue 7") == requeues
+
+
+def test_a_job_that_must_not_requeue_has_one_attempt(run_script: Callable[..., ScriptRun]) -> None:
+    run = run_script("75 0", requeue="never")
+    process = run.start()
+    process.communicate(timeout=30)
+    assert process.returncode == 75
+    assert run.calls == ""
+
+
+def test_a_requeued_script_counts_the_attempts_before(run_script: Callable[..., ScriptRun]) -> None:
+    run = run_script("0")
+    (run.folder / "logs" / "7.attempts").write_text("one\ntwo\nthree\n")
+    process = run.start(SLURM_RESTART_COUNT="3")
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, run.calls) == (75, "")
+    assert "all attempts are used: 3" in output
+    assert not (run.folder / "count").exists()
+
+
+@pytest.mark.parametrize(
+    ("record", "submissions"),
+    [
+        (COMPLETING.replace("PreemptTime=None", "PreemptTime=2026-11-26T15:00:09"), 1),
+        (COMPLETING.replace("PreemptTime=None", "PreemptTime=2026-11-26T14:00:09"), 0),
+        (COMPLETING.replace("Restarts=0", "Restarts=1"), 0),
+        (COMPLETING, 0),
+    ],
+    ids=["preempted", "preempted before this attempt", "requeued", "cancelled"],
+)
+def test_only_a_preemption_without_requeue_submits_a_successor(
+    run_script: Callable[..., ScriptRun], record: str, submissions: int
+) -> None:
+    run = run_script("0")
+    code, calls = run.stop(record)
+    assert code == 143, run.output
+    assert calls.count("sbatch") == submissions
+    if submissions:
+        assert "--dependency=afterany:7" in calls
+        assert "&first=7 job.sh 7" in calls
+    assert "requeue" not in calls
+
+
+def test_the_signal_before_the_time_limit_asks_for_a_requeue(
+    run_script: Callable[..., ScriptRun],
+) -> None:
+    code, calls = run_script("0").stop(RUNNING)
+    assert code == 143
+    assert "scancel --signal=TERM 7" in calls
+    assert "scontrol requeue 7" in calls
+
+
+def test_a_secret_that_cannot_be_read_ends_the_job(run_script: Callable[..., ScriptRun]) -> None:
+    run = run_script("0", build_spec(secrets={"TOKEN": "file:/nowhere/token"}))
+    process = run.start()
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "the secret TOKEN cannot be read from /nowhere/token" in output
+
+
+def test_the_processes_of_a_rehearsal_are_those_of_the_script() -> None:
+    job = build_spec(environment={"HF_HOME": "/data/hf $cache"})
+    plan = Slurm().plan(job)
+    first, second = Slurm().list_node_commands(plan, LeaderAddress("127.0.0.1", 29400, "r-1"))
+    assert (first.command, second.index) == (job.command, 1)
+    assert first.environment["HF_HOME"] == "/data/hf $cache"
+    assert first.environment["PET_RDZV_ENDPOINT"] == "127.0.0.1:29400"
+
+
+PENDING = (
+    "JobId=7 JobName=ranker UserId=root(0) JobState=PENDING Reason=Resources Dependency=(null) "
+    "Requeue=1 Restarts=0 ExitCode=0:0 SubmitTime=2026-11-26T15:27:29 StartTime=Unknown "
+    "EndTime=Unknown PreemptTime=None NodeList=(null) WorkDir=/my data/run StdOut=/my data/run/7 "
+    "Comment=regauge:usd_per_hour=43.92&price_date=2026-07-20&output=out&logs=out.slurm Power="
+)
+
+
+def read(text: str, hosts: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the status for the text of `scontrol show job`."""
+    return dataclasses.asdict(build_status(HANDLE, parse_records(text), hosts))
+
+
+def test_a_pending_job_has_its_reason_and_its_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    status = read(PENDING)
+    monkeypatch.undo()
+    time.tzset()
+    assert status["state"] == "pending"
+    assert status["reason"].startswith("Resources: not enough nodes")
+    assert (status["usd_per_hour"], status["price_date"]) == (43.92, "2026-07-20")
+    assert status["output"] == "/my data/run/out"
+    assert status["submitted_at"] == "2026-11-26T20:27:29Z"
+    assert status["started_at"] is None
+    assert status["nodes"] == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "expected", "exit_code", "kind"),
+    [
+        ("RUNNING", "0:0", "running", None, None),
+        ("CONFIGURING", "0:0", "starting", None, None),
+        ("COMPLETED", "0:0", "succeeded", 0, None),
+        ("FAILED", "64:0", "failed", 64, "unknown"),
+        ("FAILED", "0:9", "failed", 137, "unknown"),
+        ("TIMEOUT", "0:15", "failed", 143, "limit"),
+        ("NODE_FAIL", "0:0", "failed", 0, "node"),
+        ("PREEMPTED", "0:15", "failed", 143, "preempted"),
+        ("CANCELLED", "0:15", "cancelled", None, None),
+        ("SUSPENDED", "0:0", "preempted", None, None),
+        ("SOMETHING_NEW", "0:0", "unknown", None, None),
+    ],
+)
+def test_states(
+    state: str, code: str, expected: str, exit_code: int | None, kind: str | None
+) -> None:
+    text = PENDING.replace("PENDING", state).replace("ExitCode=0:0", f"ExitCode={code}")
+    status = read(text, ("n1", "n2"))
+    assert (status["state"], status["exit_code"]) == (expected, exit_code)
+    assert (status["failure"] or {}).get("kind") == kind
+
+
+def test_a_requeued_job_is_restarting() -> None:
+    text = PENDING.replace("Restarts=0", "Restarts=1").replace("Resources", "BeginTime")
+    assert read(text)["state"] == "restarting"
+
+
+def test_a_successor_takes_the_place_of_a_preempted_job() -> None:
+    first = PENDING.replace("PENDING", "PREEMPTED")
+    second = PENDING.replace("JobId=7", "JobId=9").replace("logs=", "first=7&logs=")
+    assert read(f"{first}\n{second}")["state"] == "preempted"
+    status = read(f"{first}\n{second.replace('PENDING', 'RUNNING')}")
+    assert (status["state"], status["attempt"]) == ("running", 2)
+
+
+def test_the_jobs_of_an_array_have_their_states() -> None:
+    texts = [
+        PENDING.replace("JobId=7", f"JobId={8 + index} ArrayJobId=7 ArrayTaskId={index}").replace(
+            "PENDING", state
+        )
+        for index, state in enumerate(("COMPLETED", "RUNNING", "FAILED"))
+    ]
+    status = read("\n".join(reversed(texts)))
+    assert status["state"] == "running"
+    states = [(node["index"], node["state"]) for node in status["nodes"]]
+    assert states == [(0, "succeeded"), (1, "running"), (2, "failed")]
+    assert read("\n".join([texts[0], texts[2]]))["state"] == "failed"
+
+
+def test_pending_jobs_of_an_array_have_one_record() -> None:
+    text = PENDING.replace("JobId=7", "JobId=7 ArrayJobId=7 ArrayTaskId=0,2-3%2")
+    nodes = [(node["index"], node["state"]) for node in read(text)["nodes"]]
+    assert nodes == [(0, "pending"), (2, "pending"), (3, "pending")]
+
+
+def test_accounting_is_read_like_the_controller() -> None:
+    line = (
+        "7|ranker|CANCELLED by 0|0:15|2026-11-26T15:27:29|2026-11-26T15:28:00|2026-11-26T15:29:00|"
+        "n[1-2]|None|/run|regauge:usd_per_hour=2&logs=out"
+    )
+    (record,) = parse_table(line)
+    assert build_status(HANDLE, [record], ()).state == "cancelled"
+    assert record.facts == {"usd_per_hour": "2", "logs": "out"}
+
+
+def test_comments_are_one_word_and_keep_their_facts() -> None:
+    facts = {"output": "/my out|put", "label.a&b": "c = d"}
+    comment = build_comment(facts)
+    assert not set(comment) & set(" |'\"\n")
+    assert parse_comment(comment) == facts
+    assert parse_comment("a comment of a person") == {}
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        ("Priority", "Priority: jobs with a higher priority are ahead"),
+        ("QOSMaxJobsPerUserLimit", "QOSMaxJobsPerUserLimit: a limit of the QOS is reached"),
+        ("AssocGrpCpuLimit", "AssocGrpCpuLimit: a limit of the account or user is reached"),
+        ("ReqNodeNotAvail, UnavailableNodes:n1", "n1: requested nodes are down"),
+        ("SomethingNew", "SomethingNew"),
+        ("(null)", ""),
+    ],
+)
+def test_reasons_in_plain_words(reason: str, text: str) -> None:
+    assert text in describe_reason(reason)
+    assert not describe_reason("(null)")
+
+
+def test_unknown_times_are_none() -> None:
+    assert convert_time("Unknown") is None
+    assert convert_time("a day") is None
+
+
+def test_the_log_names_the_node_that_failed(tmp_path: Path) -> None:
+    logs = LogFolder(tmp_path, "7")
+    (tmp_path / "7.attempts").write_text("one\n")
+    (tmp_path / "7-1-0.log").write_text("starting\n")
+    (tmp_path / "7-1-1.log").write_text("some lines of the leader\nregauge: no data; set it\n")
+    (tmp_path / "70.log").write_text("")
+    logs.script_log.write_text(
+        "2026-11-26T15:45:38Z attempt 1 of 3 on n[1-2]\n"
+        "srun: error: n2: task 1: Exited with exit code 64\n"
+        "2026-11-26T15:46:03Z attempt 1 ended with code 64\n"
+    )
+    text = PENDING.replace("PENDING", "FAILED").replace("ExitCode=0:0", "ExitCode=64:0")
+    text = text.replace("/my data/run ", f"{tmp_path} ").replace("logs=out.slurm", "logs=.")
+    status = read(text, ("n1", "n2"))
+    assert status["failure"]["node"] == 1
+    assert status["failure"]["message"] == "no data; set it"
+    assert [node["exit_code"] for node in status["nodes"]] == [None, 64]
+    assert logs.find_log(1, None) == tmp_path / "7-1-1.log"
+    assert {path.name for path in logs.list_files()} == {
+        "7.attempts",
+        "7.log",
+        "7-1-0.log",
+        "7-1-1.log",
+    }
+
+
+def lint(job: JobSpec, **settings: Any) -> set[str]:
+    """Return the names of the checks that find something."""
+    return {finding.code for finding in run_lints(Slurm(**settings).plan(job))}
+
+
+@pytest.mark.parametrize(
+    ("code", "bad", "good"),
+    [
+        ("slurm-time-limit", ({}, {}), ({"hours": 1.0}, {})),
+        ("slurm-time-limit", ({}, {}), ({}, {"grace_seconds": 0})),
+        ("slurm-grace", ({"hours": 0.03}, {}), ({"hours": 0.04}, {})),
+        ("slurm-gres", ({}, {"gres": "gpu:4"}), ({}, {"gres": "gpu:a100:8"})),
+        ("slurm-gres", ({"processes": 9, "machine": P4D}, {}), ({"machine": P4D}, {})),
+        ("slurm-requeue", ({}, {"requeue": "never"}), ({"max_attempts": 1}, {"requeue": "never"})),
+        ("slurm-cores", ({}, {"cpus": 4}), ({}, {"cpus": 8})),
+    ],
+)
+def test_lints(code: str, bad: tuple[Any, Any], good: tuple[Any, Any]) -> None:
+    assert code in lint(build_spec(**bad[0]), **bad[1])
+    assert code not in lint(build_spec(**good[0]), **good[1])
+
+
+def test_lints_ignore_other_schedulers() -> None:
+    codes = {finding.code for finding in run_lints(LaunchPlan(build_spec()))}
+    assert not {code for code in codes if code.startswith("slurm")}
+
+
+def test_without_slurm_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(
+        PreflightError, match="'sbatch' is not installed here; install slurm-client"
+    ):
+        Slurm().submit(Slurm().plan(build_spec()))
+
+
+def test_successors_are_found_by_the_job_that_was_submitted_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = "12|regauge:first=7_2\n9|regauge:first=7_1\n8|regauge:first=70\n7|\n10|a person's\n"
+    monkeypatch.setattr(client, "call", lambda *_, **__: rows)
+    monkeypatch.setattr(client, "read_records", lambda job_id: [job_id])
+    assert client.find_successors("7") == ["9", "12"]
+    assert client.find_successors("7_2") == ["12"]
+
+
+def test_an_unknown_partition_names_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {
+        "config": "ClusterName             = tiny\nPreemptMode             = CANCEL\n",
+        "partition": "PartitionName=low Default=YES PreemptMode=REQUEUE\nPartitionName=high X=1\n",
+    }
+    monkeypatch.setattr(client, "call", lambda *words, **_: answers[words[-1]])
+    assert client.read_cluster(None).preempt_mode == "REQUEUE"
+    assert client.read_cluster("high").preempt_mode == "CANCEL"
+    with pytest.raises(SettingsError, match=r"no partition 'lou'; set partition .* high, low"):
+        client.read_cluster("lou")

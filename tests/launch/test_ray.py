@@ -185,7 +185,7 @@ def test_a_prediction_that_loses_a_worker_has_the_same_output(
     source = write_row_groups(tmp_path / "texts.parquet", 6, 400)
     tables = {
         "artifact": {"path": str(artifact)},
-        "source": {"kind": "parquet", "path": str(source)},
+        "source": {"kind": "parquet", "files": [str(source)]},
         "predict": {"shard_records": 100},
         "output": {"folder": str(tmp_path / "out")},
     }
@@ -208,9 +208,9 @@ def test_a_command_that_fails_is_reported_with_its_code(
     tables = merge(build_training(runs, tmp_path / "out"), {"data": {"path": "/no/data"}})
     handle = submit(write_job(tmp_path / "no-data.json", cluster, tables), "train")
     status = wait_for_end(handle)
-    assert (status["state"], status["exit_code"], status["attempt"]) == ("failed", 2, 1)
+    assert (status["state"], status["exit_code"], status["attempt"]) == ("failed", 64, 1)
     assert "/no/data" in regauge("job", "logs", handle)
-    assert "job logs" in regauge("job", "wait", handle, code=2)
+    assert "job logs" in regauge("job", "wait", handle, code=64)
 
 
 def wait_for_end(handle: str) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from regauge.clusters.facts import load_kubernetes_versions, load_vendors
 from regauge.clusters.cluster_lints import CHECKS, check_cluster
+from regauge.clusters.facts import load_kubernetes_versions, load_vendors
 from regauge.clusters.settings import Cluster, ClusterSettings
 from regauge.config import build
 from regauge.errors import SettingsError

@@ -92,7 +92,7 @@ def test_a_pinned_name_is_accepted(name: str) -> None:
     "name", ["regauge", "regauge:latest", "localhost:5000/regauge", "a b:1", "re;gauge:1"]
 )
 def test_a_name_that_changes_is_refused(name: str) -> None:
-    with pytest.raises(SettingsError, match="image.name"):
+    with pytest.raises(SettingsError, match=r"image\.name"):
         check_pinned(name, "image.name")
 
 

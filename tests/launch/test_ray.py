@@ -184,7 +184,7 @@ def test_a_prediction_that_loses_a_worker_has_the_same_output(
     artifact = export_run(train_model(tmp_path), tmp_path / "artifact")
     source = write_row_groups(tmp_path / "texts.parquet", 6, 400)
     tables = {
-        "artifact": {"path": str(artifact)},
+        "artifact": str(artifact),
         "source": {"kind": "parquet", "files": [str(source)]},
         "predict": {"shard_records": 100},
         "output": {"folder": str(tmp_path / "out")},

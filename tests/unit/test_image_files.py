@@ -164,7 +164,9 @@ def test_the_first_program_that_works_builds_and_pushes(
     assert main(["image", "build", *command]) == 0
     assert main(["image", "push", *command]) == 0
     calls = (programs / "calls").read_text().splitlines()
-    build = f"buildah build --format oci --tag team/regauge:1 --file {folder}/Dockerfile {folder}"
+    build = (
+        f"buildah build --format docker --tag team/regauge:1 --file {folder}/Dockerfile {folder}"
+    )
     assert [call for call in calls if call.startswith("buildah") and "info" not in call] == [
         build,
         "buildah push team/regauge:1",

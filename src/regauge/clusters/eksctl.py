@@ -59,7 +59,7 @@ def _build_node_group(node: NodeFacts, tags: dict[str, str]) -> dict[str, Any]:
         "volumeSize": group.volume_gib,
         "volumeType": "gp3",
         "volumeEncrypted": True,
-        "tags": tags,
+        "tags": dict(tags),
     }
     if node.labels:
         document["labels"] = node.labels

@@ -181,7 +181,7 @@ def find_tool(image: Image) -> str:
     for name in names:
         if shutil.which(name) is not None and _works(name):
             return name
-    problem = f"no program builds images here: {', '.join(names)} are missing or do not work"
+    problem = f"no program that builds images works here (tried {', '.join(names)})"
     raise PreflightError(problem, "install buildah, or start the daemon of docker")
 
 
@@ -199,7 +199,8 @@ def _works(name: str) -> bool:
 def list_commands(tool: str, action: str, name: str, folder: Path) -> list[list[str]]:
     """Return the command lines that build or push an image."""
     if action == "build":
-        options = ["--format", "oci"] if tool != "docker" else []
+        # The OCI format has no SHELL, which makes a failing pipe end the build.
+        options = ["--format", "docker"] if tool != "docker" else []
         file = ["--file", str(folder / DOCKERFILE)]
         return [[tool, "build", *options, "--tag", name, *file, str(folder)]]
     return [[tool, "push", name]]

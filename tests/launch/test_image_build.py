@@ -23,14 +23,11 @@ from distributed.runs import FULL
 from regauge.processes import find_free_port
 
 NEEDED = ("buildah", "debootstrap", "docker-registry")
-MISSING = [
-    name for name in NEEDED if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None
-]
+SEARCH = f"{os.environ['PATH']}:/usr/sbin"
+MISSING = ", ".join(name for name in NEEDED if shutil.which(name, path=SEARCH) is None)
 pytestmark = [
     FULL,
-    pytest.mark.skipif(
-        bool(MISSING), reason=f"no {', '.join(MISSING)} here: builds are not proved"
-    ),
+    pytest.mark.skipif(bool(MISSING), reason=f"no {MISSING} here: builds are not proved"),
     pytest.mark.skipif(os.geteuid() != 0, reason="debootstrap needs root: builds are not proved"),
 ]
 PACKAGES = "python3,python3-venv,ca-certificates"

@@ -19,6 +19,7 @@ from distributed.conftest import runs, worlds
 from distributed.runs import Runs, settings
 from distributed.test_resume import assert_same
 from end_to_end.predicting import export_run, read_output_files, train_model, write_row_groups
+from faults.families import list_descendants
 from launch.ray_cluster import LoopbackCluster, kill_node, start_cluster
 from regauge.config import dump, merge
 
@@ -140,13 +141,22 @@ def test_a_training_that_loses_a_node_equals_the_undisturbed_run(
     assert f"output: {folder}" not in first
 
 
-def test_a_cancelled_job_saves_and_leaves_no_process(
+def test_a_killed_actor_takes_its_command_with_it_and_a_cancelled_job_saves(
     runs: Runs, cluster: LoopbackCluster, tmp_path: Path
 ) -> None:
     folder = tmp_path / "out"
     tables = merge(build_training(runs, folder), {"stop": {"steps": 100_000}})
     handle = submit(write_job(tmp_path / "cancel.json", cluster, tables), "train")
-    wait_for_step(handle, folder, 5)
+    wait_for_step(handle, folder, 25)
+    actor = list_commands("NodeProcess")[0]
+    commands = list_descendants(actor)
+    assert commands
+    os.kill(actor, signal.SIGKILL)
+    wait_for_state(handle, "restarting", "starting")
+    assert not [pid for pid in commands if Path(f"/proc/{pid}/cmdline").exists()]
+    wait_for_state(handle, "running")
+    step = len((folder / "metrics.jsonl").read_text().splitlines())
+    wait_for_step(handle, folder, step + 5)
     assert "has not ended" in regauge("job", "cleanup", handle, code=2)
     assert "has a job 'cancel' already" in regauge(
         "launch", str(tmp_path / "cancel.json"), "train", "--on", "ray", code=2

@@ -19,7 +19,7 @@ from urllib.request import urlopen
 from faults.families import list_descendants
 from regauge.processes import find_free_port
 
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 STORE_BYTES = 100 * 2**20
 COMMAND = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"]
 
@@ -78,6 +78,7 @@ class LoopbackCluster:
     def _wait_until(self, condition: Callable[[], bool], name: str) -> None:
         until = time.monotonic() + START_SECONDS
         while not condition():
+            assert self.nodes[-1].poll() is None, f"{name} has ended: {self.read_logs()}"
             assert time.monotonic() < until, f"{name} did not start: {self.read_logs()}"
             time.sleep(0.2)
 

@@ -46,8 +46,8 @@ MACHINERY = (
     "prediction",
     "benchmarking",
     "recipes",
-    "clusters",
     "launching",
+    "clusters",
 )
 """What verbs share, in order: a package imports those before it, and their settings modules."""
 TOP = ("api", "cli", "__main__", "__init__")

@@ -1,0 +1,127 @@
+"""Versions of Kubernetes, vendors' components and base images, from the data files of this package.
+
+Each row of the tables names its source.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regauge.planning.catalog import find_efa_interfaces, find_instance, load_chips
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from regauge.clusters.settings import ClusterNodes
+    from regauge.planning.catalog import Instance
+
+FOLDER = Path(__file__).parent
+NO_CHIP = "CPU"
+
+
+@dataclass(frozen=True)
+class KubernetesVersion:
+    """The life of a version of Kubernetes on EKS."""
+
+    version: str
+    released: dt.date
+    standard_until: dt.date
+    """End of standard support."""
+    extended_until: dt.date
+    """End of extended support, which has a higher price per hour."""
+    source: str
+
+
+@dataclass(frozen=True)
+class VendorSupport:
+    """How EKS supports the chips of a vendor."""
+
+    vendor: str
+    terraform_ami_type: str
+    """Type of the machine image of EKS; `CUSTOM` if there is none."""
+    plugin: str
+    """File of the device plugin; empty if the chips need none."""
+    eksctl_option: str
+    """Option of eksctl that omits its own device plugin; empty if it has none."""
+    taint: str
+    """Key of the taint of its machines; empty if they have none."""
+    needs_ami: bool
+    """Whether the machine image must be named, because EKS has none with the driver."""
+    source: str
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """A group of machines with the facts of its machine type."""
+
+    group: ClusterNodes
+    instance: Instance
+    support: VendorSupport
+    efa_interfaces: int
+    """EFA interfaces that each machine has in the cluster; 0 without EFA."""
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """On-demand price of the group per hour; None if it is unknown."""
+        price = self.instance.usd_per_hour
+        return None if price is None else price * self.group.count
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of the nodes, which device plugins select."""
+        stem = self.support.plugin.partition(".")[0]
+        labels = {"regauge/vendor": stem} if stem else {}
+        return labels | ({"regauge/efa": "true"} if self.efa_interfaces else {})
+
+
+@cache
+def load_kubernetes_versions() -> Mapping[str, KubernetesVersion]:
+    """Return the known versions of Kubernetes."""
+    return {
+        row["version"]: KubernetesVersion(
+            row["version"],
+            dt.date.fromisoformat(row["released"]),
+            dt.date.fromisoformat(row["standard_until"]),
+            dt.date.fromisoformat(row["extended_until"]),
+            row["source"],
+        )
+        for row in _read_rows("kubernetes.csv")
+    }
+
+
+@cache
+def load_vendors() -> Mapping[str, VendorSupport]:
+    """Return the vendors whose chips EKS can use."""
+    return {
+        row["vendor"]: VendorSupport(
+            row["vendor"],
+            row["terraform_ami_type"],
+            row["plugin"],
+            row["eksctl_option"],
+            row["taint"],
+            row["needs_ami"] == "yes",
+            row["source"],
+        )
+        for row in _read_rows("vendors.csv")
+    }
+
+
+def find_node_facts(group: ClusterNodes) -> NodeFacts:
+    """Return the facts of a group; raises SettingsError for an unknown machine type."""
+    instance = find_instance(group.instance, f"cluster.node_groups '{group.name}'.instance")
+    chip = load_chips().get(instance.chip)
+    vendor = chip.vendor if chip is not None and instance.chips else NO_CHIP
+    support = load_vendors().get(vendor, load_vendors()[NO_CHIP])
+    has_efa = bool(instance.chips) if group.efa is None else group.efa
+    interfaces = find_efa_interfaces(group.instance) if has_efa else 0
+    return NodeFacts(group, instance, support, interfaces)
+
+
+def _read_rows(name: str) -> list[dict[str, str]]:
+    with (FOLDER / name).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))

@@ -1,0 +1,83 @@
+"""Write the Dockerfile of a container image with Regauge and a run file, build it or push it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from regauge import verbs
+from regauge.clusters.settings import ImageSettings
+
+ROOT = ImageSettings
+OUTPUT = "image.folder"
+
+Action = Literal["render", "build", "push"]
+
+
+def main(
+    action: Annotated[Action, Parameter(help="Write the Dockerfile, build it, or push it.")],
+    run_file: verbs.RunFile,
+    *overrides: verbs.Override,
+    to: Annotated[
+        Path | None, Parameter(help="Folder of the Dockerfile; by default image.folder.")
+    ] = None,
+    overwrite: verbs.Overwrite = False,
+    dry_run: verbs.DryRun = False,
+    json: verbs.AsJson = False,
+) -> dict[str, Any]:
+    """Write the Dockerfile of the image of a run file, build the image, or push it.
+
+    `build` and `push` use docker, podman or buildah, whichever works here.
+    """
+    folder = () if to is None else (f"{OUTPUT}={to}",)
+    settings = verbs.load_settings(ROOT, run_file, (*overrides, *folder))
+    if dry_run:
+        return verbs.show(plan(settings, run_file, action), as_json=json)
+    return verbs.show(run(settings, run_file, action, overwrite=overwrite), as_json=json)
+
+
+def plan(
+    settings: ImageSettings, run_file: Path | None = None, action: Action = "render"
+) -> dict[str, Any]:
+    """Return the Dockerfile and the commands of an action; raises for invalid settings."""
+    from regauge.clusters import images
+
+    if run_file is None:
+        return {"image": images.resolve_name(settings)}
+    answer = images.describe_image(settings, run_file)
+    answer["dockerfile"] = images.render_image(settings, run_file)
+    tool = settings.image.tool if settings.image.tool != "auto" else images.TOOLS[0]
+    if action != "render":
+        folder = Path(settings.image.folder)
+        commands = images.list_commands(tool, action, answer["image"], folder)
+        answer["commands"] = [shlex.join(command) for command in commands]
+    return answer
+
+
+def run(
+    settings: ImageSettings,
+    run_file: Path | None = None,
+    action: Action = "render",
+    *,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Write the Dockerfile, and build or push the image; return what was done."""
+    from regauge.clusters import images
+    from regauge.errors import SettingsError
+
+    if run_file is None:
+        raise SettingsError("an image contains a run file", "run 'regauge image' with its path")
+    answer, folder = images.describe_image(settings, run_file), Path(settings.image.folder)
+    tool = None if action == "render" else images.find_tool(settings.image)
+    if action != "push":
+        is_again = overwrite or action == "build"
+        paths = images.write_context(settings, run_file, overwrite=is_again)
+        answer["files"] = [str(path) for path in paths]
+    if tool is not None:
+        commands = images.list_commands(tool, action, answer["image"], folder)
+        images.run_commands(commands)
+        answer["commands"] = [shlex.join(command) for command in commands]
+    return answer

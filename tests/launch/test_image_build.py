@@ -1,0 +1,133 @@
+"""A real build of an image with buildah, pushed to a registry on loopback.
+
+The base image is Debian from debootstrap, or the folder that REGAUGE_TEST_ROOTFS names. Regauge
+itself is a small wheel without dependencies, because torch alone has gigabytes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from distributed.runs import FULL
+from regauge.processes import find_free_port
+
+NEEDED = ("buildah", "debootstrap", "docker-registry")
+SEARCH = f"{os.environ['PATH']}:/usr/sbin"
+MISSING = ", ".join(name for name in NEEDED if shutil.which(name, path=SEARCH) is None)
+pytestmark = [
+    FULL,
+    pytest.mark.skipif(bool(MISSING), reason=f"no {MISSING} here: builds are not proved"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="debootstrap needs root: builds are not proved"),
+]
+PACKAGES = "python3,python3-venv,ca-certificates"
+WHEEL = "regauge-0.1.0-py3-none-any.whl"
+METADATA = "Metadata-Version: 2.1\nName: regauge\nVersion: 0.1.0\nProvides-Extra: s3\n"
+REGISTRY = """version: 0.1
+storage:
+  filesystem:
+    rootdirectory: {folder}
+http:
+  addr: {address}
+"""
+
+
+def write_wheel(folder: Path) -> Path:
+    """Write a wheel of a program that prints its user and its folder."""
+    path, info = folder / WHEEL, "regauge-0.1.0.dist-info"
+    program = "import os\ndef main():\n    print(os.getuid(), os.getcwd(), *os.listdir())\n"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("regauge/__init__.py", program)
+        wheel.writestr(f"{info}/METADATA", METADATA)
+        tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        wheel.writestr(f"{info}/WHEEL", tag)
+        wheel.writestr(f"{info}/entry_points.txt", "[console_scripts]\nregauge = regauge:main\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def run(*command: str, **variables: str) -> str:
+    """Run a command that must succeed; return its standard output."""
+    environment = {**os.environ, **variables}
+    process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[str]:
+    """Return the address of a registry."""
+    address = f"127.0.0.1:{find_free_port()}"
+    config = tmp_path / "registry.yml"
+    config.write_text(REGISTRY.format(folder=tmp_path / "registry", address=address))
+    command = ["docker-registry", "serve", str(config)]
+    with (tmp_path / "registry.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            with suppress(OSError), urlopen(f"http://{address}/v2/"):
+                break
+            time.sleep(0.1)
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture
+def storage(tmp_path: Path, registry: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let buildah store images in a temporary folder, and trust the registry on loopback."""
+    folder = tmp_path / "storage"
+    config, registries = tmp_path / "storage.conf", tmp_path / "registries.conf"
+    roots = f'runroot = "{folder}/run"\ngraphroot = "{folder}/graph"\n'
+    config.write_text(f'[storage]\ndriver = "vfs"\n{roots}')
+    registries.write_text(f'[[registry]]\nlocation = "{registry}"\ninsecure = true\n')
+    monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(config))
+    monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(registries))
+    monkeypatch.setenv("BUILDAH_ISOLATION", "chroot")
+    return folder
+
+
+def build_base(folder: Path) -> str:
+    """Build an image of Debian; return its name."""
+    root = Path(os.environ.get("REGAUGE_TEST_ROOTFS", folder / "rootfs"))
+    if not root.exists():
+        options = ("--variant=minbase", f"--include={PACKAGES}", "bookworm", str(root))
+        run("debootstrap", *options, PATH=SEARCH)
+    container = run("buildah", "from", "scratch").strip()
+    run("buildah", "add", "-q", container, str(root), "/")
+    run("buildah", "commit", "-q", container, "localhost/debian-base:12")
+    return "localhost/debian-base:12"
+
+
+def test_an_image_is_built_pushed_and_runs_as_another_user(
+    tmp_path: Path, registry: str, storage: Path
+) -> None:
+    run_file, folder = tmp_path / "travel.toml", tmp_path / "context"
+    run_file.write_text(f'[launch]\nimage = "{registry}/travel:1"\n')
+    overrides = [f"image.base={build_base(tmp_path)}", f"image.wheel={write_wheel(tmp_path)}"]
+    command = [str(run_file), *overrides, "image.tool=buildah", "--to", str(folder)]
+    for action in ("build", "push"):
+        run(sys.executable, "-m", "regauge", "image", action, *command)
+    with urlopen(f"http://{registry}/v2/travel/tags/list") as answer:
+        assert b'"1"' in answer.read()
+    container = run("buildah", "from", f"{registry}/travel:1").strip()
+    assert run("buildah", "run", container, "--", "regauge").split() == [
+        "10001",
+        "/workspace",
+        "travel.toml",
+    ]
+    labels = run("buildah", "inspect", "--format", "{{.OCIv1.Config.Labels}}", container)
+    assert "regauge.run-file:travel.toml" in labels
+    assert storage.exists()

@@ -1,0 +1,232 @@
+"""Jobs on a Ray cluster of two nodes, which loses a worker, a node, or its launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distributed.conftest import runs, worlds
+from distributed.runs import Runs, settings
+from distributed.test_resume import assert_same
+from end_to_end.predicting import export_run, read_output_files, train_model, write_row_groups
+from faults.families import list_descendants
+from launch.ray_cluster import LoopbackCluster, kill_node, start_cluster
+from regauge.config import dump, merge
+
+__all__ = ["runs", "worlds"]
+WAIT_SECONDS = 300.0
+STEPS = 300
+RUN: dict[str, Any] = {
+    "stop": {"steps": STEPS},
+    "output": {"checkpoint": {"every_steps": 20, "keep_last": 3}},
+    "execution": {
+        "compile": "off",
+        "timeout_seconds": 60,
+        "supervision": {"hang_timeout_seconds": 5.0, "preflight": "brief"},
+    },
+}
+NODES = {"count": "2", "join_seconds": 60.0, "last_call_seconds": 4.0}
+
+needs_ray = pytest.mark.skipif(
+    find_spec("ray") is None or find_spec("opencensus") is None,
+    reason="no Ray with its dashboard here (ray[default]): jobs of Ray are not proved",
+)
+pytestmark = needs_ray
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LoopbackCluster]:
+    """Return a cluster of a head node and a worker node."""
+    with start_cluster() as cluster:
+        yield cluster
+
+
+def regauge(*arguments: str, code: int = 0) -> str:
+    """Run a command, check its exit code, and return its standard output."""
+    command = [sys.executable, "-m", "regauge", *arguments]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == code, process.stderr
+    return process.stdout if code == 0 else process.stderr
+
+
+def read_status(handle: str) -> dict[str, Any]:
+    """Return the status of a job."""
+    status: dict[str, Any] = json.loads(regauge("job", "status", handle, "--why", "--json"))
+    return status
+
+
+def wait_for_state(handle: str, *states: str) -> dict[str, Any]:
+    """Wait until a job has one of some states; return its status."""
+    until = time.monotonic() + WAIT_SECONDS
+    while (status := read_status(handle))["state"] not in states:
+        assert time.monotonic() < until, status
+        assert status["state"] not in ("failed", "cancelled"), regauge("job", "logs", handle)
+        time.sleep(0.5)
+    return status
+
+
+def write_job(path: Path, cluster: LoopbackCluster, tables: dict[str, Any]) -> Path:
+    """Write a run file with a [launch] table for a cluster."""
+    target = {"kind": "ray", "address": cluster.dashboard, "grace_seconds": 30.0}
+    launch = {"name": path.stem, "target": [target], "labels": {"team": "search"}}
+    path.write_text(json.dumps({**tables, "launch": launch}))
+    return path
+
+
+def submit(run_file: Path, verb: str) -> str:
+    """Launch a verb in a process that has ended when this returns; return the handle."""
+    answer = json.loads(regauge("launch", str(run_file), verb, "--on", "ray", "--json"))
+    return str(answer["handle"])
+
+
+def wait_for_step(handle: str, folder: Path, step: int) -> None:
+    """Wait until the metrics of a run contain a step."""
+    path, until = folder / "metrics.jsonl", time.monotonic() + WAIT_SECONDS
+    while not has_step(path, step):
+        assert time.monotonic() < until, regauge("job", "logs", handle)
+        time.sleep(0.05)
+
+
+def has_step(path: Path, step: int) -> bool:
+    """Return whether a file of metrics contains a step."""
+    texts = path.read_text().splitlines() if path.exists() else []
+    return any(json.loads(text).get("step", 0) >= step for text in texts if text.endswith("}"))
+
+
+def build_training(runs: Runs, folder: Path) -> dict[str, Any]:
+    """Return the tables of a run of two nodes with one process each."""
+    changes = merge(RUN, {"execution": {"processes": 1, "nodes": NODES}})
+    return dump(settings(folder, runs.data["packed"], "mlm", **changes))
+
+
+def test_a_training_that_loses_a_node_equals_the_undisturbed_run(
+    runs: Runs, cluster: LoopbackCluster, tmp_path: Path, figure: Callable[[str, float], None]
+) -> None:
+    folder = tmp_path / "out"
+    run_file = write_job(tmp_path / "lost-node.json", cluster, build_training(runs, folder))
+    handle = submit(run_file, "train")
+    assert handle == f"ray://{cluster.dashboard}/lost-node"
+    wait_for_step(handle, folder, 30)
+    status = read_status(handle)
+    assert (status["state"], status["attempt"]) == ("running", 1)
+    assert len({node["host"] for node in status["nodes"]}) == 2
+    kill_node(cluster.nodes[1])
+    lost_at, step = time.monotonic(), len((folder / "metrics.jsonl").read_text().splitlines())
+    wait_for_state(handle, "restarting", "starting")
+    cluster.start_worker()
+    wait_for_state(handle, "running")
+    wait_for_step(handle, folder, step + 10)
+    figure("Ray: seconds from the loss of a node to the next new step", time.monotonic() - lost_at)
+    status = wait_for_state(handle, "succeeded")
+    assert (status["attempt"], status["exit_code"]) == (2, 0)
+    assert_same(runs.train_once(2, "mlm", **RUN), folder)
+    messages = [
+        event["message"]
+        for event in json.loads(regauge("job", "events", handle, "--json"))["events"]
+    ]
+    assert any("was lost" in message for message in messages), messages
+    assert f"output: {folder}" in regauge("job", "logs", handle)
+    first = regauge("job", "logs", handle, "--attempt", "1")
+    assert "attempt 1 on 2 nodes" in first
+    assert f"output: {folder}" not in first
+
+
+def test_a_killed_actor_takes_its_command_with_it_and_a_cancelled_job_saves(
+    runs: Runs, cluster: LoopbackCluster, tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    tables = merge(build_training(runs, folder), {"stop": {"steps": 100_000}})
+    handle = submit(write_job(tmp_path / "cancel.json", cluster, tables), "train")
+    wait_for_step(handle, folder, 25)
+    actor = list_commands("NodeProcess")[0]
+    commands = list_descendants(actor)
+    assert commands
+    os.kill(actor, signal.SIGKILL)
+    wait_for_state(handle, "restarting", "starting")
+    assert not [pid for pid in commands if Path(f"/proc/{pid}/cmdline").exists()]
+    wait_for_state(handle, "running")
+    step = len((folder / "metrics.jsonl").read_text().splitlines())
+    wait_for_step(handle, folder, step + 5)
+    assert "has not ended" in regauge("job", "cleanup", handle, code=2)
+    assert "has a job 'cancel' already" in regauge(
+        "launch", str(tmp_path / "cancel.json"), "train", "--on", "ray", code=2
+    )
+    answer = json.loads(regauge("job", "cancel", handle, "--json"))
+    assert answer["state"] == "cancelled"
+    assert "has ended already: cancelled" in regauge("job", "cancel", handle, code=2)
+    assert "143" in regauge("job", "logs", handle) or list((folder / "checkpoints").iterdir())
+    assert not list_commands(str(folder.parent))
+    assert json.loads(regauge("job", "cleanup", handle, "--json")) == {"leftovers": []}
+    assert "has no job 'cancel'" in regauge("job", "status", handle, code=2)
+
+
+def list_commands(text: str) -> list[int]:
+    """Return the processes with a text in their command line."""
+    pids = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes()
+        except OSError:
+            continue
+        if text.encode() in command and int(path.parent.name) != os.getpid():
+            pids.append(int(path.parent.name))
+    return pids
+
+
+def list_workers() -> list[int]:
+    """Return the processes of `predict`, which Ray names after their class."""
+    return list_commands("PieceWorker")
+
+
+def test_a_prediction_that_loses_a_worker_has_the_same_output(
+    cluster: LoopbackCluster, tmp_path: Path
+) -> None:
+    artifact = export_run(train_model(tmp_path), tmp_path / "artifact")
+    source = write_row_groups(tmp_path / "texts.parquet", 6, 400)
+    tables = {
+        "artifact": str(artifact),
+        "source": {"kind": "parquet", "files": [str(source)]},
+        "predict": {"shard_records": 100},
+        "output": {"folder": str(tmp_path / "out")},
+    }
+    run_file = write_job(tmp_path / "embed.json", cluster, tables)
+    alone = tmp_path / "alone"
+    regauge("predict", str(run_file), f"output.folder={alone}", "execution.executor=inline")
+    handle = submit(run_file, "predict")
+    until = time.monotonic() + WAIT_SECONDS
+    while not (workers := list_workers()):
+        assert time.monotonic() < until, regauge("job", "logs", handle)
+        time.sleep(0.05)
+    os.kill(workers[0], signal.SIGKILL)
+    wait_for_state(handle, "succeeded")
+    assert read_output_files(tmp_path / "out") == read_output_files(alone)
+
+
+def test_a_command_that_fails_is_reported_with_its_code(
+    runs: Runs, cluster: LoopbackCluster, tmp_path: Path
+) -> None:
+    tables = merge(build_training(runs, tmp_path / "out"), {"data": {"path": "/no/data"}})
+    handle = submit(write_job(tmp_path / "no-data.json", cluster, tables), "train")
+    status = wait_for_end(handle)
+    assert (status["state"], status["exit_code"], status["attempt"]) == ("failed", 64, 1)
+    assert "/no/data" in regauge("job", "logs", handle)
+    assert "job logs" in regauge("job", "wait", handle, code=64)
+
+
+def wait_for_end(handle: str) -> dict[str, Any]:
+    """Wait until a job has ended; return its status."""
+    until = time.monotonic() + WAIT_SECONDS
+    while (status := read_status(handle))["state"] not in ("failed", "succeeded", "cancelled"):
+        assert time.monotonic() < until, status
+        time.sleep(0.5)
+    return status

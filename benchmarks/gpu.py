@@ -1,12 +1,12 @@
 """Language model training on one GPU, compared with Trainer and a PyTorch loop.
 
 BERT-large (24 layers of width 1,024) has rows of 128 and 512 tokens. The blocks of Llama-2-7B
-(width 4,096) have rows of 4,096 tokens. Both are compiled, in bf16. The number of blocks, at most
-32, is the number that fits into the memory with the AdamW state. The rest is as in
-`train_large.py`.
+(width 4,096) have rows of 4,096 tokens. Both are compiled, in bf16. The programs alternate, so
+all of them are in the memory at the same time. The number of blocks, at most 32, is the number
+that fits for each program with the AdamW state. The rest is as in `train_large.py`.
 
-    python benchmarks/gpu.py [--models bert llama] [--text FILE] [--repeats N] [--steps N]
-                             [--json OUT]
+    python benchmarks/gpu.py [--models bert llama] [--lengths 128 512] [--text FILE] [--repeats N]
+                             [--steps N] [--json OUT]
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GOALS = {"minimal": 0.98}
 BYTES_PER_WEIGHT = 20
 """Weight and gradient in bf16 and in fp32, and two moments."""
 STATE_SHARE = 0.75
-"""Share of the memory for weights and their state; activations use the rest."""
+"""Share of the memory for weights and their state in all programs; activations use the rest."""
 NUM_BLOCKS = 32
 """Blocks of Llama-2-7B."""
 WIDTH, VOCABULARY, LENGTH, ROWS = 4096, 32000, 4096, 4
@@ -36,33 +36,37 @@ def main() -> None:
     """Measure, and write the results."""
     parser = build_parser(__doc__, "gpu", repeats=11, steps=5)
     parser.add_argument("--models", nargs="+", choices=("bert", "llama"), default=["bert", "llama"])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512], help="of BERT-large")
     parser.add_argument("--peers", nargs="*", default=["minimal", "best"])
     options = parser.parse_args()
     accelerator, _ = choose()
     languages = [
-        build_bert() if name == "bert" else build_llama(accelerator) for name in options.models
+        build_bert(options.lengths)
+        if name == "bert"
+        else build_llama(accelerator, 1 + len(options.peers))
+        for name in options.models
     ]
     resized = [language.resize(options) for language in languages]
     chip, facts = measure(options, resized, accelerator)
     write_result(options.json, "language models on one GPU", chip, facts, *PACKAGES)
 
 
-def build_bert() -> Language:
+def build_bert(lengths: list[int]) -> Language:
     """Return BERT-large with 16,384 tokens per step."""
     return train_large.LANGUAGE._replace(
         name="BERT-large",
         goals=GOALS,
-        lengths=[128, 512],
+        lengths=lengths,
         min_mfu={(512, 0.0): 0.45},
         tokens=16384,
         microbatch_rows=None,
     )
 
 
-def build_llama(accelerator: Accelerator) -> Language:
-    """Return the blocks of Llama-2-7B that fit into the memory, in microbatches of one row."""
+def build_llama(accelerator: Accelerator, num_programs: int) -> Language:
+    """Return the blocks of Llama-2-7B that fit for each program, in microbatches of one row."""
     block_weights = 4 * WIDTH**2 + 3 * WIDTH * mlp_width(WIDTH)
-    memory_bytes = STATE_SHARE * (accelerator.memory_bytes(1) or 0)
+    memory_bytes = STATE_SHARE * (accelerator.memory_bytes(1) or 0) / num_programs
     weights = memory_bytes / BYTES_PER_WEIGHT - 2 * VOCABULARY * WIDTH
     layers = max(1, min(NUM_BLOCKS, int(weights // block_weights)))
     return train_clm.LANGUAGE._replace(

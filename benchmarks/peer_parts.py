@@ -23,6 +23,7 @@ from regauge.models.modules import TextModule
 from regauge.models.tensors import precision_dtype
 from regauge.training.defaults import check_precision
 from regauge.training.heldout import HeldoutSet
+from regauge.training.optimizers.optimizer_defaults import resolve_optimizer
 from regauge.training.settings import TrainSettings
 from regauge.training.task_runtime import build_loader, build_module
 
@@ -56,7 +57,7 @@ def parse_run(doc: str | None) -> PeerRun:
     options = parser.parse_args()
     tables = config.read(options.run_file)
     tables["output"] = {"folder": str(options.folder)}
-    settings = config.build(TrainSettings, tables)
+    settings, _ = resolve_optimizer(config.build(TrainSettings, tables))
     requested = "fp32" if options.style == "default" else settings.execution.precision
     accelerator, world = settings.accelerator, processes.World()
     precision = check_precision(accelerator, requested)
@@ -126,7 +127,11 @@ def build_optimizer(
     ]
     fused = run.style != "default"
     optimizer = torch.optim.AdamW(
-        groups, lr=options.learning_rate, betas=options.betas, eps=options.epsilon, fused=fused
+        groups,
+        lr=options.peak_learning_rate,
+        betas=options.moment_decay_rates,
+        eps=options.epsilon,
+        fused=fused,
     )
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
 

@@ -2,8 +2,12 @@
 
 import gc
 import sys
+from collections.abc import Sequence
 
 from regauge import stop_signals
+
+NO_RUN_FLAGS = frozenset({"--dry-run", "--help", "-h"})
+"""Flags with which `train` starts no run."""
 
 
 def run_process() -> int:
@@ -20,7 +24,7 @@ def run_process() -> int:
     from regauge.supervision import forks
 
     with scratch.use_command_folder(), forks.open_fork_server() as fork_server:
-        if forks.is_training(sys.argv[1:]):
+        if starts_run(sys.argv[1:]):
             fork_server.start_server()
         from regauge import cli
 
@@ -28,6 +32,14 @@ def run_process() -> int:
             return cli.main()
         finally:
             gc.freeze()
+
+
+def starts_run(arguments: Sequence[str]) -> bool:
+    """Return whether a command line starts the processes of a run in a fork server."""
+    from regauge import processes
+
+    is_train = arguments[:1] == ["train"] and NO_RUN_FLAGS.isdisjoint(arguments)
+    return is_train and sys.platform == "linux" and not processes.is_launched()
 
 
 if __name__ == "__main__":

@@ -348,6 +348,7 @@ def test_outputs_equal_eager_and_are_bitwise_repeatable(
     assert runner.num_graphs() == num_graphs
 
 
+@pytest.mark.full
 @ALL_FORMATS
 def test_every_supported_format_is_computed(
     usable: tuple[Backend, ExecutionContext],
@@ -465,6 +466,7 @@ print(*(name for name in ("transformers", "openvino_telemetry") if sys.modules.g
 """
 
 
+@pytest.mark.full
 def test_a_payload_and_its_weights_are_enough_for_another_process(
     export: Export, tmp_path: Path
 ) -> None:

@@ -170,6 +170,7 @@ def test_a_longer_run_computes_the_rows_that_are_missing(
     assert all(math.isfinite(loss) for loss in losses(lines(folder)))
 
 
+@pytest.mark.full
 def test_the_base_model_is_the_reference_of_adapters(runs: Runs) -> None:
     sft = runs.train_once(1, "clm", stop={"steps": 4})
     base = {"path": str(sft / "model"), "dropout": 0.0}

@@ -340,6 +340,7 @@ def test_the_document_of_another_benchmark_is_not_replaced(artifact: Path, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["benchmark.json"]
 
 
+@pytest.mark.full
 def test_a_modified_artifact_is_reported_by_name(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

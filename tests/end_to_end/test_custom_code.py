@@ -395,6 +395,7 @@ def words_run(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return write("run.toml", RUN_FILE.format(data=data))
 
 
+@pytest.mark.full
 def test_a_trained_custom_module_is_evaluated_exported_and_used(
     words_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -450,6 +451,7 @@ def test_the_outputs_of_a_custom_module_must_fit_its_task(words_run: Path) -> No
         build_custom_spec(folder, task, manifest, TextSettings())
 
 
+@pytest.mark.full
 def test_a_bug_in_custom_code_is_not_retried(
     words_run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -117,6 +117,7 @@ def test_the_prefix_of_parameter_names_is_detected(names: list[str], prefix: str
     assert unpickle.find_prefix(names, ["a.b", "c"]) == prefix
 
 
+@pytest.mark.full
 def test_a_state_dict_is_imported_with_any_prefix(
     tmp_path: Path, weights: dict[str, Tensor]
 ) -> None:
@@ -143,13 +144,8 @@ def wrap(weights: dict[str, Tensor], parent: str, wrapper: str) -> dict[str, Ten
     }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.full] * (name != "sharded attention"))
-        for name in WRAPPED
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("name", WRAPPED)
 def test_wrappers_are_left_out_of_names(
     name: str, tmp_path: Path, weights: dict[str, Tensor]
 ) -> None:
@@ -198,6 +194,7 @@ def test_shards_without_a_configuration_are_imported(
     assert_same(import_weights(tmp_path / "w"), weights)
 
 
+@pytest.mark.full
 def test_a_pickle_of_transformers_is_read_only_by_import(
     tmp_path: Path, weights: dict[str, Tensor]
 ) -> None:
@@ -249,6 +246,7 @@ def test_one_of_two_sets_of_weights_is_chosen_by_prefix(
     assert_same(import_weights(tmp_path / "w.pt", "weights.prefix=ema."), averages)
 
 
+@pytest.mark.full
 def test_weights_of_another_model_are_refused(
     tmp_path: Path, weights: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -198,6 +198,7 @@ def test_a_parameter_of_another_verb_is_a_type_error(settings: dict[str, Any]) -
         regauge.evaluate(settings, data=RECORDS)
 
 
+@pytest.mark.full
 def test_callbacks_of_the_program_run_in_its_process_and_change_nothing(
     settings: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,6 +114,7 @@ def test_text_generation_needs_a_backend_with_loops(writer: Path) -> None:
         regauge.load(writer, backend="torch-compile")
 
 
+@pytest.mark.full
 def test_drawn_texts_do_not_depend_on_shards_workers_or_python(
     writer: Path, tmp_path: Path
 ) -> None:
@@ -307,6 +308,7 @@ def test_wrong_options_of_generate_are_refused(
     assert problem in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_chat_in_a_terminal_ends_cleanly(chat: Path) -> None:
     terminal, child = pty.openpty()
     command = [sys.executable, "-m", "regauge", "generate", str(chat), "--max-new-tokens", "4"]

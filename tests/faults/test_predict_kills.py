@@ -137,6 +137,7 @@ def test_a_worker_that_hangs_is_replaced(
     assert read_output_files(folder) == read_output_files(expected_folder)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("file_format", ["jsonl", "csv"])
 def test_a_killed_job_resumes_with_text_files(
     artifact: Path, source: Path, tmp_path: Path, file_format: str

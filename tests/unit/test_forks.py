@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from regauge import accelerators, processes, stop_signals, timing
+from regauge.__main__ import starts_run
 from regauge.accelerators import Availability
 from regauge.accelerators.cpu import Cpu
 from regauge.choices import MODULE_FOLDERS_VARIABLE
@@ -194,13 +195,13 @@ def test_nested_blocks_share_one_server() -> None:
     ],
 )
 def test_the_command_line_of_a_run_is_recognized(arguments: list[str], expected: bool) -> None:  # noqa: FBT001
-    assert forks.is_training(arguments) == expected
+    assert starts_run(arguments) == expected
 
 
 def test_a_rank_of_a_launcher_starts_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in processes.LAUNCHER_VARIABLES:
         monkeypatch.setenv(name, "0")
-    assert not forks.is_training(["train", "run.toml"])
+    assert not starts_run(["train", "run.toml"])
 
 
 @pytest.mark.full

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import field_validator
@@ -86,6 +87,8 @@ class Cuda(Accelerator):
         if self.nccl and index == 0:
             variables = " ".join(f"{name}={value}" for name, value in self.nccl.items())
             logger.info("NCCL: %s", variables)
+        # The thread of the backward pass has no context before its first product; torch sets one.
+        warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current CUDA")
         torch.set_num_threads(threads)
         torch.cuda.set_device(index)
         return torch.device("cuda", index)

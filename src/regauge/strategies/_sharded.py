@@ -36,9 +36,14 @@ SHARD_DIM = "shard"
 
 def build_mesh(placement: Placement, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
     """Return the processes of a run as a mesh; a single process first gets a group of size one."""
+    kind = placement.device.type
     if not dist.is_initialized():
-        dist.init_process_group(store=dist.HashStore(), rank=placement.world.rank, world_size=1)
-    return init_device_mesh(placement.device.type, shape, mesh_dim_names=names)
+        # By default, torch selects the backend of the machine's GPU, also for a run on the CPU.
+        backend = dist.get_default_backend_for_device(kind)
+        dist.init_process_group(
+            backend, store=dist.HashStore(), rank=placement.world.rank, world_size=1
+        )
+    return init_device_mesh(kind, shape, mesh_dim_names=names)
 
 
 def find_obstacle(optimizer: str, *, lazy: bool) -> str | None:

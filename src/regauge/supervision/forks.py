@@ -24,7 +24,7 @@ from regauge.files import open_in_place
 from regauge.log import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 SERVER = "regauge.supervision.forkserver"
@@ -211,13 +211,6 @@ class _ServerProcess:
         self._channel.close()
         self._process.kill()
         self._process.wait()
-
-
-def is_training(arguments: Sequence[str]) -> bool:
-    """Return whether a command line of Regauge will start the processes of a run."""
-    no_run = {"--dry-run", "--help", "-h"}
-    is_start = arguments[:1] == ["train"] and no_run.isdisjoint(arguments)
-    return is_start and sys.platform == "linux" and not processes.is_launched()
 
 
 _open_servers: list[ForkServer] = []

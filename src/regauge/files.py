@@ -10,6 +10,7 @@ A file that is written in place is opened by `open_in_place`, which follows no l
 
 from __future__ import annotations
 
+import csv
 import errno
 import fcntl
 import hashlib
@@ -179,6 +180,12 @@ def fsync_paths(paths: Iterable[Path]) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def read_csv_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file with a header, as texts by column."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def sha256(path: Path) -> str:

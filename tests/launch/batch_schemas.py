@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import botocore.session
 import botocore.validate
 from jsonschema import Draft202012Validator
 
-from architecture.tree import ROOT
+from launch.schemas import SCHEMAS
 
-BATCH_SCHEMAS = (
-    Path(os.environ.get("REGAUGE_SCHEMAS", ROOT.parent / "shared" / "schemas")) / "batch"
-)
+BATCH_SCHEMAS = SCHEMAS / "batch"
 OPERATIONS = {
     "register-job-definition.json": ("batch", "RegisterJobDefinition"),
     "submit-job.json": ("batch", "SubmitJob"),

@@ -1,20 +1,16 @@
-"""Strict validation of ClusterConfigs and manifests against the schemas of public projects."""
+"""Strict validation of ClusterConfigs against the schema of eksctl."""
 
 from __future__ import annotations
 
 import json
-import os
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 from jsonschema import Draft7Validator
 
-from architecture.tree import ROOT
+from launch.schemas import SCHEMAS
 
-SCHEMAS = Path(os.environ.get("REGAUGE_SCHEMAS", ROOT.parent / "shared" / "schemas"))
 EKSCTL = SCHEMAS / "eksctl" / "schema.v1alpha5.json"
 
 
@@ -31,12 +27,3 @@ def find_eksctl_problems(document: dict[str, Any]) -> list[str]:
         f"{'.'.join(map(str, error.absolute_path))}: {error.message}"
         for error in _load_validator().iter_errors(document)
     ]
-
-
-def find_manifest_problems(document: dict[str, Any], version: str) -> list[str]:
-    """Return what a version of Kubernetes does not allow; unknown fields included."""
-    try:
-        kubernetes_validate.validate(document, version, strict=True)
-    except kubernetes_validate.ValidationError as error:
-        return [error.message]
-    return []

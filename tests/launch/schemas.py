@@ -47,7 +47,7 @@ def find_problems(document: dict[str, Any], version: str | None = None) -> list[
     kind = document["kind"]
     problems = [f"metadata.{key} is unknown" for key in document["metadata"].keys() - METADATA]
     if kind not in RESOURCE_FILES:
-        return problems + _find_core_problems(document)
+        return problems + find_core_problems(document)
     if not LABEL_1035.fullmatch(document["metadata"]["name"]):
         problems.append("metadata.name must match RFC 1035")
     validator = _load_validator(kind, version or LATEST[kind])
@@ -57,12 +57,12 @@ def find_problems(document: dict[str, Any], version: str | None = None) -> list[
     ]
 
 
-def _find_core_problems(document: dict[str, Any]) -> list[str]:
-    """Return the problems of a document of Kubernetes itself."""
+def find_core_problems(document: dict[str, Any], version: str = KUBERNETES_VERSION) -> list[str]:
+    """Return what a version of Kubernetes does not allow in a document of Kubernetes itself."""
     import kubernetes_validate
 
     try:
-        kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
+        kubernetes_validate.validate(document, version, strict=True)
     except kubernetes_validate.ValidationError as error:
         return [f"{'.'.join(map(str, error.path))}: {error.message}"]
     return []

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.eksctl_schemas import find_eksctl_problems, find_manifest_problems
+from launch.eksctl_schemas import find_eksctl_problems
+from launch.schemas import find_core_problems
 from regauge.cli import main
 from regauge.clusters.eksctl import build_cluster_config
 from regauge.clusters.manifests import build_manifests
@@ -134,7 +135,7 @@ def test_every_manifest_is_strictly_valid(version: str) -> None:
     for name, text in manifests.items():
         for document in yaml.safe_load_all(text):
             if document["kind"] != "Kustomization":
-                assert find_manifest_problems(document, version) == [], name
+                assert find_core_problems(document, version) == [], name
 
 
 def test_images_are_pinned() -> None:

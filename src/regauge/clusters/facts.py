@@ -5,13 +5,13 @@ Each row of the tables names its source.
 
 from __future__ import annotations
 
-import csv
 import datetime as dt
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regauge.files import read_csv_rows
 from regauge.planning.catalog import find_efa_interfaces, find_instance, load_chips
 
 if TYPE_CHECKING:
@@ -123,5 +123,4 @@ def find_node_facts(group: ClusterNodes) -> NodeFacts:
 
 
 def _read_rows(name: str) -> list[dict[str, str]]:
-    with (FOLDER / name).open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_csv_rows(FOLDER / name)

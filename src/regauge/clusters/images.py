@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import shutil
 import subprocess
@@ -15,7 +14,8 @@ from regauge import __version__
 from regauge.choices import did_you_mean
 from regauge.clusters.facts import FOLDER
 from regauge.errors import ChildError, PreflightError, SettingsError
-from regauge.files import sha256, write_atomic
+from regauge.files import read_csv_rows, sha256, write_atomic
+from regauge.launching.lints_tokens import find_token
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,11 +35,6 @@ PACKAGES = ("ca-certificates", "g++")
 """Packages of the distribution; torch.compile needs a compiler."""
 UBUNTU_PACKAGES = ("curl", "python3-dev", "python3-venv")
 CHECK_SECONDS = 20.0
-SECRET_SHAPES = re.compile(
-    r"\b(AKIA[0-9A-Z]{16}|ASIA[0-9A-Z]{16}|hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{36}"
-    r"|github_pat_\w{40,}|sk-[A-Za-z0-9_-]{32,}|xox[abp]-[A-Za-z0-9-]{20,})"
-)
-"""Shapes of access tokens of AWS, Hugging Face, GitHub, OpenAI and Slack."""
 _IMAGE_NAME = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?")
 
 
@@ -60,18 +55,17 @@ class ImageVariant:
 @cache
 def load_variants() -> Mapping[str, ImageVariant]:
     """Return the variants of images by name."""
-    with (FOLDER / "images.csv").open(newline="", encoding="utf-8") as file:
-        return {
-            row["variant"]: ImageVariant(
-                row["variant"],
-                row["base"],
-                row["has_torch"] == "yes",
-                tuple(row["extras"].split()),
-                row["efa"] == "yes",
-                row["source"],
-            )
-            for row in csv.DictReader(file)
-        }
+    return {
+        row["variant"]: ImageVariant(
+            row["variant"],
+            row["base"],
+            row["has_torch"] == "yes",
+            tuple(row["extras"].split()),
+            row["efa"] == "yes",
+            row["source"],
+        )
+        for row in read_csv_rows(FOLDER / "images.csv")
+    }
 
 
 def find_variant(name: str) -> ImageVariant:
@@ -167,8 +161,8 @@ def _check_copy(path: Path) -> None:
     if " " in path.name:
         raise SettingsError(f"'{path.name}' has a space in its name", "rename it")
     text = path.read_bytes().decode(errors="ignore") if path.suffix != ".whl" else ""
-    if match := SECRET_SHAPES.search(text):
-        problem = f"{path} contains an access token ({match[0][:4]}…), and images are copied"
+    if kind := find_token(text):
+        problem = f"{path} contains {kind}, and everyone with the image can read it"
         raise SettingsError(problem, "remove it, and set launch.secrets to a reference")
 
 

@@ -20,7 +20,6 @@ from typing import Any
 
 from regauge import jsonl
 from regauge.config import FORMAT, check_format
-from regauge.errors import DataError, SettingsError
 from regauge.files import LOCK, hold_lock
 from regauge.json_files import DocumentShape, find_json
 from regauge.launchers import JobSpec, LeaderAddress, Machine, NodeCommand
@@ -30,7 +29,6 @@ JOB_FILE, EVENTS, CANCEL, LOGS = "job.json", "events.jsonl", "cancel", "logs"
 SCHEDULER_LOG = "scheduler.log"
 SIMULATED = frozenset({"image", "volumes", "spot", "shared_memory_gib"})
 """Fields about machines and containers, which a process of this machine does not need."""
-REFERENCE_PREFIX = "file:"
 ARRAY_VARIABLE = "JOB_COMPLETION_INDEX"
 """Variable with the index of a job of an array, as in Kubernetes' indexed Jobs."""
 
@@ -82,27 +80,6 @@ def build_node_commands(document: dict[str, Any], leader: LeaderAddress) -> list
         NodeCommand(index, job.command, {**variables, ARRAY_VARIABLE: str(index)})
         for index in range(job.jobs)
     ]
-
-
-def check_secrets(job: JobSpec) -> None:
-    """Raise SettingsError for a reference that is no file; it is not printed, since it may leak."""
-    for name, reference in job.secrets.items():
-        if not reference.startswith(f"{REFERENCE_PREFIX}/"):
-            problem = f"launch.secrets.{name} is no reference that this target knows"
-            raise SettingsError(problem, "set it to file:/path of a file with the secret")
-
-
-def read_secrets(job: JobSpec) -> dict[str, str]:
-    """Return the values of the secrets; raises DataError if a file cannot be read."""
-    values = {}
-    for name, reference in job.secrets.items():
-        path = Path(reference.removeprefix(REFERENCE_PREFIX))
-        try:
-            values[name] = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError):
-            problem = f"the file of launch.secrets.{name} cannot be read: {path}"
-            raise DataError(problem, "create it, or correct the reference") from None
-    return values
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:

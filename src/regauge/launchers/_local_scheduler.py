@@ -26,9 +26,9 @@ from regauge.launchers._local_job import (
     build_node_commands,
     parse_job,
     read_document,
-    read_secrets,
 )
 from regauge.launchers._nodes import clear_scheduler_variables
+from regauge.launchers._secret_files import read_secret_files
 
 LOCK_SECONDS = 10.0
 """Wait for the lock, which a command that reads the state of the job holds for a moment."""
@@ -64,7 +64,7 @@ def build_runner(folder: Path) -> JobRunner:
         partial(build_node_commands, document),
         rules,
         folder / LOGS,
-        environment={**clear_scheduler_variables(os.environ), **read_secrets(job)},
+        environment={**clear_scheduler_variables(os.environ), **read_secret_files(job.secrets)},
         folder=Path(document["working_folder"]),
         on_event=partial(write_event, folder),
     )

@@ -7,18 +7,16 @@ import queue
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import IO
 
-from regauge.errors import FIRST_SIGNAL_CODE, SettingsError
+from regauge.errors import FIRST_SIGNAL_CODE, DataError
+from regauge.launchers._secret_files import read_secret_files
 from regauge.processes import die_with_parent, find_free_port
 
 DRAIN_SECONDS = 2.0
 """Wait for the last lines of a command that has ended; its children may hold its output open."""
 NOT_FOUND = 127
 """Exit code of a command that cannot start, as in shells."""
-REFERENCE_PREFIX = "file:"
-"""Prefix of a reference to the file of a secret."""
 
 
 class NodeProcess:
@@ -43,14 +41,14 @@ class NodeProcess:
         try:
             self._process = subprocess.Popen(
                 command,
-                env={**os.environ, **variables, **read_secrets(secrets)},
+                env={**os.environ, **variables, **read_secret_files(secrets)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 # The command must not outlive this actor, which Ray may kill.
                 preexec_fn=die_with_parent,  # noqa: PLW1509
             )
-        except SettingsError as error:
-            self._refuse(f"{error}", SettingsError.exit_code)
+        except DataError as error:
+            self._refuse(f"{error}", DataError.exit_code)
             return
         except OSError as error:
             remedy = "install Regauge there in the same folder, or set working_dir"
@@ -85,17 +83,3 @@ class NodeProcess:
         """Send a signal to the command if it still runs."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
-
-
-def read_secrets(secrets: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of references to files; raises SettingsError for an unreadable file."""
-    values = {}
-    for name, reference in secrets.items():
-        path = Path(reference.removeprefix(REFERENCE_PREFIX))
-        try:
-            values[name] = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            problem = f"the secret {name} cannot be read from {path} on this node: {reason}"
-            raise SettingsError(problem, "write that file on every node") from None
-    return values

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge.errors import RESTART_CODES
+from regauge.launchers._secret_files import secret_path
 from regauge.launchers._slurm_jobs import build_comment
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from regauge.launchers._slurm_target import SlurmTarget
 
 FUNCTIONS = Path(__file__).with_name("slurm_job.sh")
-SECRET_PREFIX = "file:"  # noqa: S105 - the form of a reference
 ARRAY_ID = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
 NODE_COMMAND = "node_command"
 """Variable of the script with the command line of a node."""
@@ -182,7 +182,7 @@ def _list_command(job: JobSpec) -> list[str]:
 def _list_secrets(job: JobSpec) -> Iterator[str]:
     """Yield the lines that read secrets on the first node; `srun` passes them to the others."""
     for name, reference in job.secrets.items():
-        yield f"read_secret {name} {shlex.quote(reference.removeprefix(SECRET_PREFIX))}"
+        yield f"read_secret {name} {shlex.quote(secret_path(reference))}"
 
 
 def read_command(script: str) -> tuple[str, ...]:

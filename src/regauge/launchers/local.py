@@ -38,7 +38,6 @@ from regauge.launchers._local_job import (
     build_document,
     build_node_commands,
     build_scheduler_command,
-    check_secrets,
     find_default_root,
     is_scheduled,
     parse_job,
@@ -46,6 +45,7 @@ from regauge.launchers._local_job import (
     read_events,
     read_last_line,
 )
+from regauge.launchers._secret_files import check_secret_files
 from regauge.processes import INHERITED_ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class LocalNodes(Launcher):
     """Folder of the jobs; by default `regauge/jobs` in the user's state folder."""
 
     def plan(self, job: JobSpec) -> LaunchPlan:
-        check_secrets(job)
+        check_secret_files(job)
         if job.rendezvous == "etcd" and job.max_nodes > 1 and job.rendezvous_endpoint is None:
             problem = "execution.nodes.rendezvous is etcd, and no server is named"
             raise SettingsError(problem, "set execution.nodes.endpoint to its host and port")

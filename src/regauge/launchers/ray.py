@@ -31,7 +31,7 @@ from regauge.launchers import (
 )
 from regauge.launchers._ray_driver import DriverOptions, build_node_variables
 from regauge.launchers._ray_log import read_events, read_lines
-from regauge.launchers._ray_node import REFERENCE_PREFIX
+from regauge.launchers._secret_files import check_secret_files
 
 if TYPE_CHECKING:
     from regauge.launchers import JobSpec
@@ -119,10 +119,7 @@ class RayCluster(Launcher):
 
     def _check(self, job: JobSpec) -> None:
         """Raise SettingsError for a job that this launcher cannot run."""
-        for name, reference in job.secrets.items():
-            if not reference.startswith(f"{REFERENCE_PREFIX}/"):
-                problem = f"launch.secrets.{name} is not a reference to a file"
-                raise SettingsError(problem, "write it as file:/path of a file on every node")
+        check_secret_files(job)
 
     def _build_environment(self, job: JobSpec) -> dict[str, str]:
         # Ray kills the entrypoint after this time, which is 3 s by default.

@@ -28,9 +28,9 @@ from regauge.launchers import (
 )
 from regauge.launchers import _slurm_client as client
 from regauge.launchers._nodes import build_rendezvous_variables
+from regauge.launchers._secret_files import check_secret_files
 from regauge.launchers._slurm_logs import LogFolder, read_lines
 from regauge.launchers._slurm_script import (
-    SECRET_PREFIX,
     find_log_folder,
     list_options,
     read_command,
@@ -93,10 +93,7 @@ class Slurm(SlurmTarget):
 
     def _check(self, job: JobSpec) -> None:
         """Raise SettingsError for a job that Slurm cannot run."""
-        for name, reference in job.secrets.items():
-            if not reference.startswith(f"{SECRET_PREFIX}/"):
-                problem = f"launch.secrets.{name} is no reference that this target knows"
-                raise SettingsError(problem, "set it to file:/path of a file with the secret")
+        check_secret_files(job)
         if job.jobs > 1 and job.max_nodes > 1:
             problem = f"launch.jobs is {job.jobs}, and execution.nodes.count is {job.max_nodes}"
             raise SettingsError(problem, "remove one of them: a job of an array has one node")

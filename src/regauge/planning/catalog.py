@@ -6,7 +6,6 @@ unknown; it is never guessed from another row.
 
 from __future__ import annotations
 
-import csv
 import datetime as dt
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from regauge.choices import did_you_mean
 from regauge.errors import SettingsError
+from regauge.files import read_csv_rows
 from regauge.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
@@ -155,8 +155,7 @@ def find_price(price: Price) -> MachinePrice | None:
 
 
 def _read_rows(name: str) -> list[dict[str, str]]:
-    with (Path(__file__).parent / name).open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_csv_rows(Path(__file__).with_name(name))
 
 
 def _parse_number(text: str) -> float | None:

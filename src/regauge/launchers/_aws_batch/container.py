@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge.errors import SettingsError
+from regauge.files import read_csv_rows
 from regauge.launchers import JobSpec, Machine
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ class BatchDevices:
 @cache
 def find_batch_devices(vendor: str) -> BatchDevices:
     """Return the devices of a vendor; raises SettingsError if Batch has none of this vendor."""
-    path = Path(__file__).with_name("devices.csv")
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = {row["vendor"]: row for row in csv.DictReader(file)}
+    rows = {row["vendor"]: row for row in read_csv_rows(Path(__file__).with_name("devices.csv"))}
     if vendor not in rows:
         problem = f"AWS Batch has no machines with accelerators of {vendor}"
         raise SettingsError(problem, "set launch.instance to another machine type")

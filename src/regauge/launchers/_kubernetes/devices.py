@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge.errors import SettingsError
+from regauge.files import read_csv_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +27,5 @@ def find_device_resource(vendor: str) -> str:
 @cache
 def load_device_resources() -> Mapping[str, str]:
     """Return the resource of each vendor's device plugin."""
-    path = Path(__file__).with_name("devices.csv")
-    with path.open(newline="", encoding="utf-8") as file:
-        return {row["vendor"]: row["resource"] for row in csv.DictReader(file)}
+    rows = read_csv_rows(Path(__file__).with_name("devices.csv"))
+    return {row["vendor"]: row["resource"] for row in rows}

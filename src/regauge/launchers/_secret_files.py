@@ -1,0 +1,45 @@
+"""Secrets in files: a setting `launch.secrets` has the path, and only the node reads the value.
+
+A reference is `file:/path`, with a path that every node of the job can read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regauge.errors import DataError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from regauge.launchers import JobSpec
+
+PREFIX = "file:"
+
+
+def check_secret_files(job: JobSpec) -> None:
+    """Raise SettingsError for a reference that is no file; it is not printed, since it may leak."""
+    for name, reference in job.secrets.items():
+        if not reference.startswith(f"{PREFIX}/"):
+            problem = f"launch.secrets.{name} is no reference that this target knows"
+            raise SettingsError(problem, "set it to file:/path of a file on every node")
+
+
+def secret_path(reference: str) -> str:
+    """Return the path of a reference."""
+    return reference.removeprefix(PREFIX)
+
+
+def read_secret_files(secrets: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of references by variable; raises DataError for an unreadable file."""
+    values = {}
+    for name, reference in secrets.items():
+        path = Path(secret_path(reference))
+        try:
+            values[name] = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            problem = f"launch.secrets.{name} cannot be read from {path} on this node: {reason}"
+            raise DataError(problem, "create that file on every node") from None
+    return values

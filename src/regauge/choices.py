@@ -52,8 +52,18 @@ def names(folder: str) -> tuple[str, ...]:
     """Return the sorted names of a folder's choices; `_` in a file name is `-` in the name."""
     files = (path.stem for path in (PACKAGE / folder).glob("*.py"))
     built_in = {stem.rstrip("_").replace("_", "-") for stem in files if not stem.startswith("_")}
-    group = importlib.metadata.entry_points(group=f"regauge.{folder.replace('/', '.')}")
-    return tuple(sorted(built_in | {point.name for point in group}))
+    return tuple(sorted(built_in | {point.name for point in _list_entry_points(folder)}))
+
+
+def _list_entry_points(folder: str) -> importlib.metadata.EntryPoints:
+    """Return the entry points of other packages for the choices of a folder."""
+    return _read_entry_points().select(group=f"regauge.{folder.replace('/', '.')}")
+
+
+@cache
+def _read_entry_points() -> importlib.metadata.EntryPoints:
+    """Return the entry points of all packages; reading them takes some milliseconds."""
+    return importlib.metadata.entry_points()
 
 
 def module_name(folder: str, name: str) -> str:
@@ -80,7 +90,7 @@ def load(folder: str, name: str) -> type[Any]:
     if name not in names(folder):
         problem = f"no {name_category(folder)} named '{name}'"
         raise SettingsError(problem, _suggest_choice(folder, name))
-    for point in importlib.metadata.entry_points(group=f"regauge.{folder.replace('/', '.')}"):
+    for point in _list_entry_points(folder):
         if point.name == name:
             return point.load()  # type: ignore[no-any-return]
     module = importlib.import_module(module_name(folder, name))

@@ -69,9 +69,7 @@ _HOME = re.compile(r"~[\w.-]*/")
 class Settings(BaseModel):
     """A frozen table of settings; the docstring of a field is its help text."""
 
-    model_config = ConfigDict(
-        strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
     exclusive_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """For a key, the keys that cannot be set beside it; an override of the key removes them."""
 

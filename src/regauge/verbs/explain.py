@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from pydantic.fields import FieldInfo
 
 from regauge import choices, config, log, peer_names, verbs
 from regauge.errors import SettingsError
@@ -63,8 +62,9 @@ def _list_everything() -> list[Document]:
     """Return all tables with the verbs that read them, and all exit codes."""
     readers: dict[tuple[str, str], list[str]] = {}
     for verb, root in _reference.settings_roots().items():
-        for name, field in root.model_fields.items():
-            readers.setdefault((name, _summarize_field(name, field)), []).append(verb)
+        for name in root.model_fields:
+            key = _reference.Key(name, root, name)
+            readers.setdefault((name, _summarize_key(key)), []).append(verb)
     rows = [
         {"table": name, "description": summary, "read_by": ", ".join(table_readers)}
         for (name, summary), table_readers in sorted(readers.items())
@@ -210,15 +210,14 @@ def _explain_verb(name: str) -> Document:
     if root is None:
         return document
     rows = [
-        {"table": key, "description": _summarize_field(key, field)}
-        for key, field in root.model_fields.items()
+        {"table": table, "description": _summarize_key(_reference.Key(table, root, table))}
+        for table in root.model_fields
     ]
     return document | {"tables": rows}
 
 
-def _summarize_field(name: str, field: FieldInfo) -> str:
+def _summarize_key(key: _reference.Key) -> str:
     """Return the summary of a table's class, or the help text of any other field."""
-    key = _reference.Key(name, field)
     if key.table:
         return _reference.first_docstring_line(key.table)
     return key.format_row()["description"] or key.format_type()
@@ -242,7 +241,7 @@ def _walk_path(model: type[config.Settings], names: list[str], prefix: str) -> I
     name, *inner_names = names
     if name not in model.model_fields:
         return
-    key = _reference.Key(f"{prefix}{name}", model.model_fields[name])
+    key = _reference.Key(f"{prefix}{name}", model, name)
     if not inner_names:
         yield _explain_key(key)
     elif key.folder:
@@ -259,11 +258,7 @@ def _explain_key(key: _reference.Key) -> Document:
     if key.folder:
         return document | {"choices": _list_choices(key.folder)}
     if key.table:
-        return (
-            document
-            | {"description": _summarize_field(key.path, key.field)}
-            | _format_keys(key.table)
-        )
+        return document | {"description": _summarize_key(key)} | _format_keys(key.table)
     return document
 
 

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from regauge import choices, config, errors, stop_signals, verbs
 from regauge.validation import find_model
+from regauge.verbs._reference.field_docs import read_field_docs
 
 _TYPE_NAMES = {str: "text", int: "integer", float: "number", bool: "true or false", dict: "table"}
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -29,7 +30,14 @@ class Key:
     """One key of a table."""
 
     path: str
-    field: FieldInfo
+    owner: type[config.Settings]
+    """The class that has the field."""
+    name: str
+
+    @property
+    def field(self) -> FieldInfo:
+        """The field of the class."""
+        return self.owner.model_fields[self.name]
 
     @property
     def table(self) -> type[config.Settings] | None:
@@ -47,7 +55,7 @@ class Key:
             "key": self.path,
             "type": self.format_type(),
             "default": format_default(self.field),
-            "description": " ".join((self.field.description or "").split()),
+            "description": read_field_docs(self.owner).get(self.name, ""),
         }
 
     def format_type(self) -> str:
@@ -62,7 +70,7 @@ class Key:
 def list_keys(model: type[config.Settings], prefix: str = "") -> Iterator[Key]:
     """Yield the keys of a table; a nested table is replaced by its keys."""
     for name, field in model.model_fields.items():
-        key = Key(f"{prefix}{name}", field)
+        key = Key(f"{prefix}{name}", model, name)
         if key.table and not _is_list(field):
             yield from list_keys(key.table, f"{key.path}.")
         else:

@@ -40,8 +40,8 @@ def _format_tables() -> Iterator[str]:
     """Yield the section of each different table, with the verbs that read it."""
     readers: dict[tuple[str, type[config.Settings] | None, str], list[str]] = {}
     for verb, root in _reference.settings_roots().items():
-        for name, field in root.model_fields.items():
-            key = _reference.Key(name, field)
+        for name in root.model_fields:
+            key = _reference.Key(name, root, name)
             identity = (name, key.table, "" if key.table else str(key.format_row()))
             readers.setdefault(identity, []).append(verb)
     names = [name for name, _, _ in readers]
@@ -50,7 +50,7 @@ def _format_tables() -> Iterator[str]:
         suffix = f" of {', '.join(verbs)}" if names.count(name) > 1 else ""
         yield f"\n### {name}{suffix}\n"
         root = _reference.settings_roots()[verbs[0]]
-        key = _reference.Key(name, root.model_fields[name])
+        key = _reference.Key(name, root, name)
         if table:
             yield f"{_reference.first_docstring_line(table)} Read by {_format_names(verbs)}.\n"
             yield from _format_keys(_reference.list_keys(table, f"{name}."))

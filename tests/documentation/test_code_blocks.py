@@ -32,7 +32,10 @@ pytestmark = pytest.mark.timeout(1800)
 """A page trains and exports models."""
 
 QUICKSTART = next(page for page in PAGES if page.name == "quickstart.md")
-SELF_CONTAINED = ("README.md", "index.md", "installation.md", "quickstart.md", "launch.md")
+SELF_CONTAINED = (
+    *("README.md", "index.md", "installation.md", "quickstart.md"),
+    *("launch.md", "clusters.md", "images.md"),
+)
 """Pages that start in an empty folder; the others start with the files of the quickstart."""
 BLOCKS = [block for page in PAGES for block in read_blocks(page)]
 RUN_PAGES = [page for page in PAGES if any(block.is_run for block in BLOCKS if block.page == page)]

@@ -414,6 +414,7 @@ def test_the_weights_of_the_payload_are_used(
     assert max_difference(runner, TABLE, TABLE.build()) > 0.1
 
 
+@pytest.mark.full
 @ALL_FORMATS
 @pytest.mark.parametrize("kind", sorted(WEIGHTLESS))
 def test_a_payload_contains_no_weights(

@@ -23,7 +23,7 @@ FIRST = [(2, "ddp"), (2, "fsdp"), (3, "zero1"), (4, "hsdp")]
 """Cases of these tasks that `make test` runs; for most other tasks it runs the first case."""
 LATER = (
     *("apart", "balanced", "distill", "frozen", "grouped", "last-layer", "llama", "multi-label"),
-    *("similarity", "triplet"),
+    *("next-sentence", "several", "similarity", "triplet"),
 )
 """Tasks with unit tests; `make test-rest` runs them on several processes."""
 SOME = {

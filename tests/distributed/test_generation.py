@@ -63,6 +63,7 @@ def test_samples_do_not_depend_on_the_world(
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("size", "strategy"),
     cases([(2, "fsdp"), (2, "zero1"), (4, "ddp")], [(2, "fsdp")]),

@@ -107,6 +107,7 @@ def test_a_run_can_start_from_merged_adapters(runs: Runs) -> None:
     assert len(losses(lines(folder))) == 12
 
 
+@pytest.mark.full
 def test_adapters_are_resharded_between_strategies(runs: Runs) -> None:
     folder = runs.folder("moved")
     for size, strategy, steps in ((2, "fsdp", 5), (1, "single", 8), (2, "zero1", 10)):

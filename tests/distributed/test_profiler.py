@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from distributed.jobs import lines, losses
-from distributed.runs import FULL, Runs, settings
+from distributed.runs import Runs, cases, settings
 from regauge import processes
 from regauge.reporting.profile_section import build_profile_section
 from regauge.results import run_folder as folders
@@ -37,7 +37,7 @@ def read_profile(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("size", "strategy"), [(1, "single"), (2, "ddp"), pytest.param(2, "fsdp", marks=FULL)]
+    ("size", "strategy"), cases([(1, "single"), (2, "ddp"), (2, "fsdp")], [(1, "single")])
 )
 def test_a_profile_changes_no_loss_and_accounts_for_the_whole_step(
     runs: Runs, size: int, strategy: str, figure: Callable[[str, float], None]
@@ -98,6 +98,7 @@ def test_a_run_shorter_than_the_skipped_steps_is_profiled(runs: Runs) -> None:
     assert GRADIENT_SUMS in {part["name"] for part in read_profile(one)["by_module"]}
 
 
+@pytest.mark.full
 def test_waiting_for_the_first_batch_counts(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     computed = RunContext.read_batches
 

@@ -90,6 +90,7 @@ def test_nothing_is_compiled_after_a_resume(alone: World, data: Path, tmp_path: 
     assert set(answer["counts"]) == {4}
 
 
+@pytest.mark.full
 def test_an_undeclared_shape_ends_the_run_with_an_error(
     alone: World, data: Path, tmp_path: Path
 ) -> None:

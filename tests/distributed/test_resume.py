@@ -154,6 +154,7 @@ def test_native_dropout_is_exact_after_a_resume_on_the_same_device(
     assert losses(lines(whole)) != losses(lines(runs.train_once(1, task, **LONG)))
 
 
+@pytest.mark.full
 def test_native_dropout_is_exact_with_activation_checkpointing(runs: Runs) -> None:
     native: dict[str, Any] = {"model": {"dropout_kind": "native"}, **LONG}
     run_losses = [

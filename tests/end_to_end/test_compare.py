@@ -41,6 +41,7 @@ def compare(*words: str | Path) -> tuple[int, dict[str, Any], str]:
     return regauge("compare", *words)
 
 
+@pytest.mark.full
 def test_a_run_with_another_summation_order_passes(runs: Runs, first: Path, tmp_path: Path) -> None:
     other = runs.train_once(1, "mlm", **EVALUATED, batch={"microbatch_rows": 4})
     code, answer, _ = compare(first, other, f"output.folder={tmp_path}")

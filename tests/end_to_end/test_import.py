@@ -164,6 +164,7 @@ def test_wrappers_are_left_out_of_names(
     assert not match.unexpected
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_distributed_checkpoint_of_torch_is_imported(
     tmp_path: Path, worlds: Callable[[int], World], weights: dict[str, Tensor], size: int

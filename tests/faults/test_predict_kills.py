@@ -110,6 +110,7 @@ def test_a_job_survives_kills_at_random_moments(
     assert len(finished) == len(set(finished)) == RECORDS // ROWS
 
 
+@pytest.mark.full
 def test_a_lost_worker_is_replaced_and_its_shard_computed_again(
     artifact: Path, source: Path, expected_folder: Path, tmp_path: Path
 ) -> None:
@@ -204,6 +205,7 @@ def test_a_stopped_job_explains_how_to_resume(
     assert read_output_files(folder) == read_output_files(expected_folder)
 
 
+@pytest.mark.full
 def test_two_commands_cannot_write_one_share(
     artifact: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,7 +63,8 @@ def _list_entry_points(folder: str) -> importlib.metadata.EntryPoints:
 @cache
 def _read_entry_points() -> importlib.metadata.EntryPoints:
     """Return the entry points of all packages; reading them takes some milliseconds."""
-    return importlib.metadata.entry_points()
+    points: importlib.metadata.EntryPoints = importlib.metadata.entry_points()  # type: ignore[assignment]
+    return points
 
 
 def module_name(folder: str, name: str) -> str:

@@ -80,7 +80,7 @@ def test_a_copied_folder_makes_the_run_file_relative(tmp_path: Path) -> None:
 
 
 def test_a_secret_that_is_no_reference_is_refused() -> None:
-    with pytest.raises(SettingsError, match="write it as file:/path"):
+    with pytest.raises(SettingsError, match="set it to file:/path"):
         CLUSTER.plan(replace(JOB, secrets={"TOKEN": "hf_value"}))
 
 
@@ -184,7 +184,7 @@ def test_secrets_are_read_where_the_command_starts(tmp_path: Path) -> None:
     assert read_secret_files({"TOKEN": f"file:{path}"}) == {"TOKEN": "value"}
     node = NodeProcess()
     node.start([sys.executable], {}, {"TOKEN": "file:/no/file"})
-    assert node.poll()[1] == 2
+    assert node.poll()[1] == 64
 
 
 def test_the_log_holds_events_and_lines() -> None:

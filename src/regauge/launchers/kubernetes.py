@@ -97,9 +97,9 @@ class Kubernetes(Launcher):
 
     def submit(self, plan: LaunchPlan) -> Handle:
         """Create the documents; if one is refused, those before it are deleted again."""
-        from regauge.launchers._kubernetes.kubectl import Cluster, find_context
+        from regauge.launchers._kubernetes.kubectl import KubectlNamespace, find_context
 
-        cluster = Cluster(find_context(self.context), self.namespace)
+        cluster = KubectlNamespace(find_context(self.context), self.namespace)
         created: list[str] = []
         for document in plan.documents:
             try:

@@ -90,9 +90,14 @@ def _raise_errors(lints: Iterable[Lint]) -> None:
 
 
 def describe_plan(plan: LaunchPlan) -> dict[str, Any]:
-    """Return a plan as JSON-ready values, with its price."""
+    """Return a plan as JSON-ready values, with its price.
+
+    The text of the run file is part of the documents that need it.
+    """
+    job = asdict(plan.job)
+    del job["run_file_text"]
     return {
-        "job": asdict(plan.job),
+        "job": job,
         "documents": [{"name": item.name, "content": item.content} for item in plan.documents],
         "commands": [list(command) for command in plan.commands],
         "notes": list(plan.notes),

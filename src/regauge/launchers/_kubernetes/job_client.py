@@ -14,7 +14,7 @@ from regauge.launchers._kubernetes.job_status import (
     describe_job,
     find_index,
 )
-from regauge.launchers._kubernetes.kubectl import Cluster
+from regauge.launchers._kubernetes.kubectl import KubectlNamespace
 from regauge.launchers._kubernetes.pods import CANCELLED, JOB_LABEL, PROCESSES, QUEUE_LABEL
 from regauge.launchers._kubernetes.volumes import DELETE_COMMANDS
 
@@ -44,7 +44,7 @@ class JobClient:
     """A job in a namespace of a cluster."""
 
     handle: Handle
-    cluster: Cluster
+    cluster: KubectlNamespace
     kind: str
     """Kind of the object, such as `PyTorchJob`."""
     resource: str
@@ -67,7 +67,7 @@ class JobClient:
         group, slash, number = version.partition("/")
         return cls(
             handle,
-            Cluster(context, namespace),
+            KubectlNamespace(context, namespace),
             title,
             f"{kind}s.{number}.{group}" if slash else f"{kind}s",
             name,

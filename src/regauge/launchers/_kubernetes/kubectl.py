@@ -31,7 +31,7 @@ DELETE_SECONDS = 50
 
 
 @dataclass(frozen=True)
-class Cluster:
+class KubectlNamespace:
     """A namespace of a cluster, as a context of kubectl."""
 
     context: str

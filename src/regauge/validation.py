@@ -39,6 +39,7 @@ EXPECTATIONS = {
     "less_than_equal": "at most {le}",
     "list_type": "a list",
     "model_type": "a table",
+    "multiple_of": "a multiple of {multiple_of}",
     "none_required": "left out",
     "string_pattern_mismatch": "a text that matches {pattern}",
     "string_too_long": "a text of at most {max_length} characters",

@@ -27,7 +27,6 @@ from regauge.launchers._slurm_jobs import (
 )
 from regauge.launchers._slurm_logs import LogFolder
 from regauge.launchers._slurm_reasons import describe_reason
-from regauge.launchers._slurm_script import format_time
 from regauge.launchers._slurm_status import build_status
 from regauge.launchers.slurm import USED, Slurm
 from regauge.launching.lints import run_lints
@@ -187,7 +186,7 @@ def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) ->
     [(24.0, "24:00:00"), (0.5, "0:30:00"), (1 / 60, "0:01:00"), (1e-9, "0:00:01")],
 )
 def test_time_limits(hours: float, text: str) -> None:
-    assert format_time(hours) == text
+    assert f"#SBATCH --time={text}\n" in render(build_spec(hours=hours))
 
 
 PROGRAMS = {

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from regauge.config import Choice
 from regauge.errors import SettingsError
+from regauge.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,6 +33,22 @@ JobState = Literal[
 FINAL_STATES: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
 """States that a job does not leave."""
 SEPARATOR = "://"
+COMMON_FIELDS = frozenset(
+    (
+        "min_nodes",
+        "max_nodes",
+        "processes",
+        "machine",
+        "environment",
+        "secrets",
+        "max_attempts",
+        "hours",
+        "rendezvous",
+        "rendezvous_endpoint",
+        "labels",
+    )
+)
+"""Fields of `JobSpec` that every launcher uses."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +131,37 @@ class JobSpec:
         return self.min_nodes != self.max_nodes
 
     @property
+    def node_range(self) -> str:
+        """The number of nodes as `execution.nodes.count` and torchrun write it: `2`, or `1:4`."""
+        return f"{self.min_nodes}:{self.max_nodes}" if self.is_elastic else str(self.max_nodes)
+
+    @property
+    def processes_per_node(self) -> int | None:
+        """The number of processes; `auto` is one per accelerator, or None without accelerators."""
+        if self.processes != "auto":
+            return self.processes
+        return self.machine.chips if self.machine and self.machine.chips else None
+
+    @property
+    def limit_seconds(self) -> int | None:
+        """The time limit in whole seconds; None without a limit."""
+        return None if self.hours is None else round(self.hours * SECONDS_PER_HOUR)
+
+    @property
+    def uses_efa(self) -> bool:
+        """Whether the nodes communicate through EFA: there are several, and they have it."""
+        return self.max_nodes > 1 and self.machine is not None and self.machine.efa_interfaces > 0
+
+    @property
     def usd_per_hour(self) -> float | None:
         """Price of all nodes and jobs per hour; None if it is unknown."""
         price = self.machine.usd_per_hour if self.machine else None
         return None if price is None else price * self.max_nodes * self.jobs
+
+
+def is_local_folder(address: str) -> bool:
+    """Return whether an output folder is a path; not so if empty or in an object store."""
+    return bool(address) and SEPARATOR not in address
 
 
 class Document(NamedTuple):

@@ -102,9 +102,8 @@ def build_rendezvous_variables(job: JobSpec, leader: LeaderAddress) -> dict[str,
     """
     if job.max_nodes == 1:
         return {}
-    count = f"{job.min_nodes}:{job.max_nodes}" if job.is_elastic else str(job.max_nodes)
     return {
-        "PET_NNODES": count,
+        "PET_NNODES": job.node_range,
         "PET_RDZV_BACKEND": job.rendezvous,
         "PET_RDZV_ENDPOINT": job.rendezvous_endpoint or f"{leader.host}:{leader.port}",
         "PET_RDZV_ID": leader.run_id,

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 
 from regauge.errors import RESTART_CODES, SettingsError
 from regauge.launchers import (
+    COMMON_FIELDS,
     Document,
     Handle,
     JobEvent,
@@ -48,25 +49,7 @@ if TYPE_CHECKING:
 _ROLE = re.compile(r"arn:aws[-a-z]*:iam::(?P<account>\d{12}):role/[-\w+=,.@/]+")
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}")
-USED = frozenset(
-    (
-        "min_nodes",
-        "max_nodes",
-        "processes",
-        "jobs",
-        "machine",
-        "image",
-        "environment",
-        "secrets",
-        "volumes",
-        "shared_memory_gib",
-        "max_attempts",
-        "hours",
-        "rendezvous",
-        "rendezvous_endpoint",
-        "labels",
-    )
-)
+USED = COMMON_FIELDS | {"jobs", "image", "volumes", "shared_memory_gib"}
 """Fields of a job that the requests contain, or that the run file in the image sets."""
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from regauge.errors import RegaugeError, SettingsError
-from regauge.launchers import Document, Handle, Launcher, LaunchPlan
+from regauge.launchers import COMMON_FIELDS, Document, Handle, Launcher, LaunchPlan
 from regauge.launchers._kubernetes import batch_job, pytorch_job, train_job
-from regauge.launchers._kubernetes.pods import build_metadata, uses_efa
+from regauge.launchers._kubernetes.pods import build_metadata
 from regauge.launchers._kubernetes.settings import PodSettings
 from regauge.launchers._kubernetes.volumes import build_claims, build_config_map
 
@@ -31,11 +31,7 @@ if TYPE_CHECKING:
     )
     from regauge.launchers._kubernetes.job_client import JobClient
 
-USED = frozenset(
-    {"min_nodes", "max_nodes", "processes", "jobs", "machine", "spot", "image", "environment"}
-    | {"secrets", "volumes", "shared_memory_gib", "max_attempts", "hours", "rendezvous"}
-    | {"rendezvous_endpoint", "labels"}
-)
+USED = COMMON_FIELDS | {"jobs", "spot", "image", "volumes", "shared_memory_gib"}
 """Fields of a job that every kind of document contains."""
 KINDS = {
     "pytorchjob": (pytorch_job.KIND, pytorch_job.API_VERSION),
@@ -75,9 +71,8 @@ class Kubernetes(Launcher):
         """Return the documents of a job; raises SettingsError if Kubernetes cannot run it."""
         api, reason = self._choose_api(job)
         notes = [reason]
-        if uses_efa(job):
-            count = job.machine.efa_interfaces if job.machine else 0
-            notes.append(f"Each node requests {count} EFA interfaces.")
+        if job.uses_efa and job.machine is not None:
+            notes.append(f"Each node requests {job.machine.efa_interfaces} EFA interfaces.")
         metadata = build_metadata(job, self.namespace, self.queue)
         documents = self._build_documents(job, api, metadata)
         return LaunchPlan(
@@ -135,16 +130,16 @@ class Kubernetes(Launcher):
 
     def _choose_api(self, job: JobSpec) -> tuple[str, str]:
         """Return the API of a job and the reason, as one sentence."""
-        nodes = f"{job.min_nodes}:{job.max_nodes}" if job.is_elastic else str(job.max_nodes)
         if job.verb != "train":
             kind = "an Indexed Job" if job.jobs > 1 else "a Job"
             return "job", f"The job is {kind} (batch/v1), because '{job.verb}' has no rendezvous."
         if self.api != "auto":
             return self.api, f"The job is a {KINDS[self.api][0]}, as launch.target.api requires."
         if job.is_elastic:
-            reason = f"the number of nodes is {nodes}, and a TrainJob is not elastic"
+            reason = f"the number of nodes is {job.node_range}, and a TrainJob is not elastic"
             return "pytorchjob", f"The job is a PyTorchJob, because {reason}."
-        return "trainjob", f"The job is a TrainJob, because the number of nodes is fixed ({nodes})."
+        reason = f"the number of nodes is fixed ({job.node_range})"
+        return "trainjob", f"The job is a TrainJob, because {reason}."
 
     def _build_documents(
         self, job: JobSpec, api: str, metadata: dict[str, Any]

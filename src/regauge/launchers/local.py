@@ -15,6 +15,7 @@ from regauge import timing
 from regauge.errors import WRONG_KIND_ERRNOS, ChildError, SettingsError, TransientError
 from regauge.files import write_atomic
 from regauge.launchers import (
+    COMMON_FIELDS,
     FINAL_STATES,
     Document,
     Handle,
@@ -27,6 +28,7 @@ from regauge.launchers import (
     LaunchPlan,
     Leftover,
     NodeStatus,
+    is_local_folder,
 )
 from regauge.launchers._job_runner import GRACE_SECONDS, build_log_path
 from regauge.launchers._local_job import (
@@ -53,22 +55,7 @@ if TYPE_CHECKING:
 
     from regauge.launchers import LeaderAddress, LogRequest, NodeCommand
 
-USED = frozenset(
-    {
-        "min_nodes",
-        "max_nodes",
-        "processes",
-        "jobs",
-        "machine",
-        "environment",
-        "secrets",
-        "max_attempts",
-        "hours",
-        "rendezvous",
-        "rendezvous_endpoint",
-        "labels",
-    }
-)
+USED = COMMON_FIELDS | {"jobs"}
 START_SECONDS = 60.0
 """Maximum time until the scheduler of a job runs."""
 CANCEL_SECONDS = GRACE_SECONDS + 10.0
@@ -304,7 +291,7 @@ def _find_output(folder: Path) -> str:
     """Return the absolute output folder of a run; an address of an object store is unchanged."""
     document = _read_document(folder)
     output = document["job"]["output"]
-    if not output or "://" in output:
+    if not is_local_folder(output):
         return str(output)
     return str(Path(document["working_folder"]) / Path(output).expanduser())
 

@@ -15,6 +15,7 @@ from pydantic import Field
 from regauge.config import Tables
 from regauge.errors import PreflightError, SettingsError, TransientError, first_line
 from regauge.launchers import (
+    COMMON_FIELDS,
     Document,
     Handle,
     JobEvent,
@@ -52,21 +53,6 @@ STATES: dict[str, JobState] = {
     "FAILED": "failed",
 }
 """State of a job by its status in Ray."""
-USED = frozenset(
-    {
-        "min_nodes",
-        "max_nodes",
-        "processes",
-        "machine",
-        "environment",
-        "secrets",
-        "max_attempts",
-        "hours",
-        "rendezvous",
-        "rendezvous_endpoint",
-        "labels",
-    }
-)
 
 
 class RayCluster(Launcher):
@@ -114,7 +100,7 @@ class RayCluster(Launcher):
             commands=((*command, *shlex.split(entrypoint)),),
             notes=tuple(self._list_notes(job)),
             restart_policy=f"All nodes start again after the loss of a node and after {restarts}.",
-            used=USED,
+            used=COMMON_FIELDS,
         )
 
     def _check(self, job: JobSpec) -> None:

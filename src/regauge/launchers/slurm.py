@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from regauge.errors import SettingsError, TransientError
 from regauge.launchers import (
+    COMMON_FIELDS,
     Document,
     Handle,
     JobEvent,
@@ -47,22 +48,7 @@ if TYPE_CHECKING:
     from regauge.launchers import LeaderAddress
     from regauge.launchers._slurm_jobs import SlurmRecord
 
-USED = frozenset(
-    {
-        "min_nodes",
-        "max_nodes",
-        "processes",
-        "jobs",
-        "machine",
-        "environment",
-        "secrets",
-        "max_attempts",
-        "hours",
-        "rendezvous",
-        "rendezvous_endpoint",
-        "labels",
-    }
-)
+USED = COMMON_FIELDS | {"jobs"}
 SUBMIT = ("sbatch", "--parsable")
 JOB_ID = re.compile(r"\d+(_\d+)?")
 RESERVED = frozenset({"array", "dependency", "no-requeue", "nodes", "ntasks", "parsable", "wrap"})

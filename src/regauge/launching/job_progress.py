@@ -10,7 +10,7 @@ from regauge import jsonl
 from regauge.config import SAVED_RUN
 from regauge.errors import RegaugeError
 from regauge.json_files import DocumentShape, find_json, find_mismatch
-from regauge.launchers import JobFailure, JobStatus, Progress
+from regauge.launchers import JobFailure, JobStatus, Progress, is_local_folder
 from regauge.supervision.attempt import FAILURES
 from regauge.supervision.cost_meter import ATTEMPTS, AttemptLine
 
@@ -40,7 +40,7 @@ def add_progress(status: JobStatus) -> JobStatus:
     A file that is missing or damaged adds nothing. An object store is not read.
     """
     folder = Path(status.output)
-    if not status.output or "://" in status.output or not folder.is_dir():
+    if not is_local_folder(status.output) or not folder.is_dir():
         return status
     try:
         failure = status.failure

@@ -40,8 +40,7 @@ def check_count(plan: LaunchPlan) -> Iterator[Lint]:
 def check_request(plan: LaunchPlan) -> Iterator[Lint]:
     """Report nodes that could use EFA and do not request it: NCCL would use TCP."""
     job, machine = plan.job, plan.job.machine
-    is_alone = job.max_nodes == 1 or machine is None or not machine.efa_interfaces
-    if is_alone or machine is None or not find_images(plan) or _list_requests(plan):
+    if machine is None or not job.uses_efa or not find_images(plan) or _list_requests(plan):
         return
     yield Lint(
         "efa-request",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from regauge.launchers import LaunchPlan
 from regauge.launching.lints import Check, Lint
+from regauge.units import SECONDS_PER_HOUR
 
 SBATCH_MANUAL = "https://slurm.schedmd.com/sbatch.html"
 
@@ -33,7 +34,7 @@ def check_signal(plan: LaunchPlan) -> Iterator[Lint]:
             f"{SBATCH_MANUAL}#OPT_signal",
             is_error=False,
         )
-    elif int(grace) >= plan.job.hours * 3600:
+    elif int(grace) >= plan.job.hours * SECONDS_PER_HOUR:
         yield Lint(
             "slurm-grace",
             f"grace_seconds = {grace} is not shorter than launch.hours = {plan.job.hours:g}",

@@ -92,11 +92,6 @@ def require_machine(job: JobSpec) -> Machine:
     return job.machine
 
 
-def uses_efa(job: JobSpec) -> bool:
-    """Return whether the nodes of a job communicate by EFA."""
-    return job.max_nodes > 1 and require_machine(job).efa_interfaces > 0
-
-
 def build_container(job: JobSpec, options: ContainerOptions) -> dict[str, Any]:
     """Return `containerProperties` of a job; raises SettingsError for settings it cannot express.
 
@@ -192,7 +187,7 @@ def list_device_paths(job: JobSpec) -> list[str]:
     machine = require_machine(job)
     globs = find_batch_devices(machine.vendor).globs
     paths = [glob.replace("*", str(index)) for glob in globs for index in range(machine.chips)]
-    if uses_efa(job):
+    if job.uses_efa:
         paths += [f"{EFA_DEVICE}{index}" for index in range(machine.efa_interfaces)]
     return paths
 
@@ -204,7 +199,7 @@ def _collect_environment(job: JobSpec, machine: Machine) -> dict[str, str]:
             problem = f"launch.environment has {name}, and only AWS Batch sets {RESERVED_PREFIX}…"
             raise SettingsError(problem, "rename that variable")
     devices = find_batch_devices(machine.vendor)
-    defaults = devices.environment | (devices.efa_environment if uses_efa(job) else {})
+    defaults = devices.environment | (devices.efa_environment if job.uses_efa else {})
     return defaults | dict(job.environment)
 
 

@@ -15,7 +15,6 @@ from regauge.launchers._aws_batch.container import (
     find_batch_devices,
     require_machine,
     split_lustre_source,
-    uses_efa,
 )
 from regauge.launchers._aws_batch.documents import TAG_PREFIX
 from regauge.launchers._aws_batch.settings import BatchStack
@@ -81,7 +80,7 @@ class StackPlan:
     def creates_placement_group(self) -> bool:
         """Whether the stack contains a cluster placement group, as EFA needs one."""
         is_given = self.stack.placement_group or self.stack.capacity_reservation
-        return uses_efa(self.job) and not is_given
+        return self.job.uses_efa and not is_given
 
     @property
     def tags(self) -> dict[str, str]:
@@ -111,7 +110,7 @@ def build_launch_template(plan: StackPlan) -> dict[str, Any]:
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
         "UserData": base64.b64encode(build_user_data(plan).encode()).decode(),
     }
-    if uses_efa(plan.job):
+    if plan.job.uses_efa:
         data["NetworkInterfaces"] = [
             _build_interface(card, plan.stack) for card in range(plan.machine.efa_interfaces)
         ]
@@ -178,7 +177,7 @@ def build_compute_environment(plan: StackPlan) -> dict[str, Any]:
         "instanceTypes": list(stack.instance_types or (machine.name,)),
         "subnets": list(stack.subnets),
     }
-    if not uses_efa(plan.job):
+    if not plan.job.uses_efa:
         resources["securityGroupIds"] = list(stack.security_groups)
     resources["instanceRole"] = plan.instance_role
     if plan.placement_group is not None:

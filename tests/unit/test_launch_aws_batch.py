@@ -383,7 +383,7 @@ def test_dl1_has_four_efa_interfaces() -> None:
         (
             {},
             {"volumes": (Volume("v", "/v", "fs-1", "fsx"),)},
-            "has source 'fs-1'; write id and mount name",
+            "'fs-1' of 'v' is not the source of FSx for Lustre; write id and mount name",
         ),
     ],
 )

@@ -12,7 +12,6 @@ one line for each event, and the output of every node with its attempt and its n
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import logging
 import signal
@@ -25,8 +24,10 @@ from typing import Any
 
 from regauge.errors import FIRST_SIGNAL_CODE, RESTART_CODES, LimitReachedError, TransientError
 from regauge.launchers import LeaderAddress
+from regauge.launchers._nodes import build_leader_variables
 from regauge.launchers._ray_log import format_event, format_line
-from regauge.launchers._ray_node import NodeProcess
+from regauge.launchers._ray_node import NodeActor
+from regauge.launchers._times import format_now
 from regauge.units import SECONDS_PER_HOUR
 
 POLL_SECONDS = 0.5
@@ -39,16 +40,6 @@ LOST_SECONDS = 10.0
 FOLLOW_SECONDS = 10.0
 """Time for the other nodes to end by themselves after one of them failed."""
 LOST = TransientError.exit_code
-
-
-def build_node_variables(nodes: int, leader: LeaderAddress) -> dict[str, str]:
-    """Return torchrun's variables, which name the other nodes and the rendezvous."""
-    return {
-        "PET_NNODES": str(nodes),
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": f"{leader.host}:{leader.port}",
-        "PET_RDZV_ID": leader.run_id,
-    }
 
 
 @dataclass(frozen=True)
@@ -93,7 +84,7 @@ class _Node:
 
     index: int
     process: Any
-    """A `NodeProcess`, or the handle of an actor of that class."""
+    """A `NodeActor`, or the handle of an actor of that class."""
     is_actor: bool
     code: int | None = None
     """Exit code; None while the command runs."""
@@ -165,8 +156,7 @@ class Driver:
         return self._deadline is not None and time.monotonic() >= self._deadline
 
     def _record(self, state: str, message: str, **values: Any) -> None:
-        now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
-        document = {"time": now, "state": state, "attempt": self._attempt, **values}
+        document = {"time": format_now(), "state": state, "attempt": self._attempt, **values}
         _print(format_event({**document, "message": message}))
 
     def _run_attempt(self) -> int:
@@ -182,7 +172,7 @@ class Driver:
                     hosts = [host for host, _ in addresses]
                     run_id = f"{options.name}-{self._attempt}"
                     leader = LeaderAddress(addresses[0][0], addresses[0][1], run_id)
-                    variables = build_node_variables(options.nodes, leader)
+                    variables = build_leader_variables(str(options.nodes), leader)
                 for node in nodes:
                     node.call("start", options.command, variables, dict(options.secrets))
             except _list_losses() as error:
@@ -196,7 +186,7 @@ class Driver:
         """Yield the nodes of an attempt; None if the job is stopped before they are available."""
         options = self._options
         if not options.nodes:
-            yield [_Node(0, NodeProcess(), is_actor=False)]
+            yield [_Node(0, NodeActor(), is_actor=False)]
             return
         import ray
         from ray.util import placement_group, remove_placement_group
@@ -215,7 +205,7 @@ class Driver:
             nodes = []
             for index in range(options.nodes):
                 strategy = PlacementGroupSchedulingStrategy(group, index)
-                actor = ray.remote(NodeProcess).options(
+                actor = ray.remote(NodeActor).options(
                     num_cpus=options.resources.get("CPU", 0),
                     num_gpus=options.resources.get("GPU", 0),
                     resources=custom,

@@ -9,6 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, urlencode
 
+from regauge.launchers._times import format_time
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -108,7 +110,7 @@ def convert_time(text: str) -> str | None:
         local = dt.datetime.fromisoformat(text)
     except ValueError:
         return None
-    return local.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return format_time(local)
 
 
 def build_comment(facts: Mapping[str, str]) -> str:

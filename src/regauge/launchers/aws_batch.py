@@ -222,12 +222,12 @@ class AwsBatch(Launcher):
     def cancel(self, handle: Handle) -> None:
         """Cancel a queued job, or terminate a running one."""
         with self._connect(handle.context) as region:
-            region.cancel(handle.job_id)
+            region.cancel(handle)
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
         """Deregister the job definition, and list the queue and the machines that exist."""
         with self._connect(handle.context) as region:
-            return region.clean_up(handle.job_id)
+            return region.clean_up(handle)
 
     @staticmethod
     def _connect(region: str) -> BatchRegion:

@@ -30,6 +30,11 @@ from regauge.launchers import (
     NodeStatus,
     is_local_folder,
 )
+from regauge.launchers._job_end import (
+    build_active_error,
+    build_ended_error,
+    list_output_leftovers,
+)
 from regauge.launchers._job_runner import GRACE_SECONDS, build_log_path
 from regauge.launchers._local_job import (
     CANCEL,
@@ -152,7 +157,7 @@ class LocalNodes(Launcher):
                 elif not text and is_last:
                     break
                 elif not text:
-                    is_last = not self._is_running(handle)  # read what is left once more
+                    is_last = _has_ended(self.find_status(handle))  # then read the rest once more
                     time.sleep(0.0 if is_last else LOG_POLL_SECONDS)
             if line:
                 yield line
@@ -160,33 +165,32 @@ class LocalNodes(Launcher):
     def cancel(self, handle: Handle) -> None:
         """Stop a job and wait until its nodes have ended."""
         status = self.find_status(handle)
-        if status.is_final or status.state == "unknown":
-            problem = f"{handle} has ended already ({status.state})"
-            raise SettingsError(problem, f"remove it with: regauge job cleanup {handle}")
+        if _has_ended(status):
+            raise build_ended_error(handle, status.state)
         write_atomic(_find_job(handle) / CANCEL, "")
         if not timing.wait_for(
-            lambda: not self._is_running(handle), CANCEL_SECONDS, poll_seconds=LOG_POLL_SECONDS
+            lambda: _has_ended(self.find_status(handle)),
+            CANCEL_SECONDS,
+            poll_seconds=LOG_POLL_SECONDS,
         ):
             raise TransientError(f"{handle} does not stop", "read its log, then cancel it again")
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
-        folder = _find_job(handle)
-        if self._is_running(handle):
-            problem = f"{handle} has not ended"
-            raise SettingsError(problem, f"stop it first: regauge job cancel {handle}")
+        folder, status = _find_job(handle), self.find_status(handle)
+        if not _has_ended(status):
+            raise build_active_error(handle, status.state)
         output = _find_output(folder)
         shutil.rmtree(folder)
-        if not output or not Path(output).exists():
-            return []
-        return [Leftover(output, "output of the run", f"rm -r {output}")]
+        return list_output_leftovers(output)
 
     def _find_folder(self, name: str) -> Path:
         root = Path(self.folder).expanduser() if self.folder else find_default_root()
         return root.absolute() / name
 
-    def _is_running(self, handle: Handle) -> bool:
-        status = self.find_status(handle)
-        return not status.is_final and status.state != "unknown"
+
+def _has_ended(status: JobStatus) -> bool:
+    """Return whether no process of a job runs; its state is unknown if its scheduler has died."""
+    return status.is_final or status.state == "unknown"
 
 
 def _list_notes(job: JobSpec) -> tuple[str, ...]:

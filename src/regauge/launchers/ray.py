@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import shlex
 import time
@@ -30,9 +29,12 @@ from regauge.launchers import (
     NodeCommand,
     NodeStatus,
 )
-from regauge.launchers._ray_driver import DriverOptions, build_node_variables
+from regauge.launchers._job_end import build_active_error, build_ended_error
+from regauge.launchers._nodes import build_leader_variables
+from regauge.launchers._ray_driver import DriverOptions
 from regauge.launchers._ray_log import read_events, read_lines
 from regauge.launchers._secret_files import check_secret_files
+from regauge.launchers._times import format_epoch
 
 if TYPE_CHECKING:
     from regauge.launchers import JobSpec
@@ -171,7 +173,7 @@ class RayCluster(Launcher):
         options = DriverOptions.parse(entrypoint[entrypoint.index(DRIVER) + 1 :])
         environment: dict[str, str] = dict(plan.documents[0].content["runtime_env"]["env_vars"])
         if options.nodes:
-            environment |= build_node_variables(options.nodes, leader)
+            environment |= build_leader_variables(str(options.nodes), leader)
         count = max(options.nodes, 1)
         return [NodeCommand(index, options.command, environment) for index in range(count)]
 
@@ -199,10 +201,11 @@ class RayCluster(Launcher):
             JobEvent(event.get("time", ""), "driver", event.get("message", ""))
             for event in read_events(_read_log(handle))
         ]
-        start, end = _format_time(info.start_time), _format_time(info.end_time)
-        first = [JobEvent(start, "ray", "submitted")] if start else []
-        last = [JobEvent(end, "ray", str(info.message))] if end else []
-        return [*first, *events, *last]
+        if submitted_at := format_epoch(info.start_time):
+            events.insert(0, JobEvent(submitted_at, "ray", "submitted"))
+        if finished_at := format_epoch(info.end_time):
+            events.append(JobEvent(finished_at, "ray", str(info.message)))
+        return events
 
     def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
         node, count = request.rank or 0, 0
@@ -227,8 +230,7 @@ class RayCluster(Launcher):
     def cancel(self, handle: Handle) -> None:
         status = _find_job(handle).status
         if status in ENDED:
-            problem = f"{handle} has ended already: {STATES[status]}"
-            raise SettingsError(problem, f"clean up with: regauge job cleanup {handle}")
+            raise build_ended_error(handle, STATES[status])
         client = _connect(handle.context)
         _call(handle.context, "try again", lambda: client.stop_job(handle.job_id))
         until = time.monotonic() + CANCEL_SECONDS
@@ -238,8 +240,7 @@ class RayCluster(Launcher):
     def clean_up(self, handle: Handle) -> list[Leftover]:
         status = _find_job(handle).status
         if status not in ENDED:
-            problem = f"{handle} has not ended"
-            raise SettingsError(problem, f"cancel it with: regauge job cancel {handle}")
+            raise build_active_error(handle, STATES[status])
         client = _connect(handle.context)
         _call(handle.context, "try again", lambda: client.delete_job(handle.job_id))
         return []
@@ -269,9 +270,9 @@ def build_status(handle: Handle, info: Any, log: str) -> JobStatus:
         usd_per_hour=float(price) if price else None,
         price_date=metadata.get("price_date"),
         output=metadata.get("output", ""),
-        submitted_at=_format_time(info.start_time) or None,
+        submitted_at=format_epoch(info.start_time),
         started_at=next((event["time"] for event in events if event.get("hosts")), None),
-        finished_at=_format_time(info.end_time) or None,
+        finished_at=format_epoch(info.end_time),
     )
 
 
@@ -304,12 +305,6 @@ def _build_metadata(job: JobSpec) -> dict[str, str]:
 def _count_nodes(job: JobSpec) -> int:
     """Return the number of actors; 0 for `predict`, whose executor uses the cluster itself."""
     return 0 if job.verb == "predict" else job.max_nodes
-
-
-def _format_time(milliseconds: int | None) -> str:
-    if not milliseconds:
-        return ""
-    return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat(timespec="milliseconds")
 
 
 def _connect(address: str) -> Any:

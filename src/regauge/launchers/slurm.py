@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-import shlex
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +27,11 @@ from regauge.launchers import (
     NodeCommand,
 )
 from regauge.launchers import _slurm_client as client
+from regauge.launchers._job_end import (
+    build_active_error,
+    build_ended_error,
+    list_output_leftovers,
+)
 from regauge.launchers._nodes import build_rendezvous_variables
 from regauge.launchers._secret_files import check_secret_files
 from regauge.launchers._slurm_logs import LogFolder, read_lines
@@ -40,6 +44,7 @@ from regauge.launchers._slurm_script import (
 )
 from regauge.launchers._slurm_status import build_status, select_latest
 from regauge.launchers._slurm_target import SlurmTarget
+from regauge.launchers._times import format_time
 from regauge.log import logger
 
 if TYPE_CHECKING:
@@ -183,12 +188,12 @@ class Slurm(SlurmTarget):
 
     def list_events(self, handle: Handle) -> list[JobEvent]:
         """Return the times that Slurm recorded, and the lines of the job script."""
-        records = self._find_records(handle)
+        records, now = self._find_records(handle), format_time(dt.datetime.now(dt.UTC))
         events = [
             JobEvent(moment, "slurm", f"job {record.job_id} {text}")
             for record in records
             for name, text in EVENT_TIMES.items()
-            if (moment := record.read_time(name)) and moment <= _read_clock()
+            if (moment := record.read_time(name)) and moment <= now
         ]
         for record in records:
             if "logs" in record.facts and "first" not in record.facts:
@@ -217,8 +222,7 @@ class Slurm(SlurmTarget):
         """Stop a job and its successors, and wait until their processes have ended."""
         status = self.find_status(handle)
         if status.is_final:
-            problem = f"{handle} has ended already ({status.state})"
-            raise SettingsError(problem, f"remove its logs with: regauge job cleanup {handle}")
+            raise build_ended_error(handle, status.state)
         records = self._find_records(handle)
         successors = {record.fields["JobId"] for record in records if "first" in record.facts}
         for job_id in (handle.job_id, *sorted(successors)):
@@ -234,17 +238,13 @@ class Slurm(SlurmTarget):
         """Remove the logs of a job; the output folder is left."""
         status, records = self.find_status(handle), self._find_records(handle)
         if not status.is_final:
-            problem = f"{handle} is {status.state}"
-            raise SettingsError(problem, f"stop it first: regauge job cancel {handle}")
+            raise build_active_error(handle, status.state)
         folder = LogFolder.find(records[0]).folder
         for path in LogFolder(folder, handle.job_id).list_files():
             path.unlink()
         with suppress(OSError):  # logs of other jobs are left
             folder.rmdir()
-        if not status.output or not Path(status.output).exists():
-            return []
-        remedy = f"rm -r {shlex.quote(status.output)}"
-        return [Leftover(status.output, "output of the run", remedy)]
+        return list_output_leftovers(status.output)
 
 
 def _create_folders(folder: Path) -> list[Path]:
@@ -252,11 +252,6 @@ def _create_folders(folder: Path) -> list[Path]:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return missing[::-1]
-
-
-def _read_clock() -> str:
-    """Return the time now as ISO 8601 in UTC."""
-    return dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _find_node(record: SlurmRecord, rank: int) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from regauge.errors import SettingsError
 from regauge.files import read_csv_rows
 from regauge.launchers import JobSpec, Machine
+from regauge.launchers._lustre import LustreSource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -212,24 +213,12 @@ def _build_volume(volume: Volume) -> dict[str, Any]:
         }
         return {"name": volume.name, "efsVolumeConfiguration": configuration}
     if volume.kind == "fsx":
-        split_lustre_source(volume)
+        LustreSource.parse(volume)
         return {"name": volume.name, "host": {"sourcePath": f"{HOST_MOUNTS}/{volume.name}"}}
     if volume.kind == "host":
         return {"name": volume.name, "host": {"sourcePath": volume.source}}
     problem = f"launch.volumes: '{volume.name}' has kind '{volume.kind}', which AWS Batch lacks"
     raise SettingsError(problem, "set its kind to efs, fsx or host")
-
-
-def split_lustre_source(volume: Volume) -> tuple[str, str]:
-    """Return the identifier and the mount name of an FSx for Lustre file system.
-
-    Raises SettingsError if the source is no `fs-0123456789abcdef0/mountname`.
-    """
-    identifier, slash, mount_name = volume.source.partition("/")
-    if not (identifier.startswith("fs-") and slash and mount_name):
-        problem = f"launch.volumes: '{volume.name}' has source '{volume.source}'"
-        raise SettingsError(problem, "write id and mount name, such as fs-0123456789abcdef0/abcde")
-    return identifier, mount_name
 
 
 def _build_log_configuration(job: JobSpec, options: ContainerOptions) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from regauge.launchers._aws_batch.container import (
     HOST_MOUNTS,
     find_batch_devices,
     require_machine,
-    split_lustre_source,
 )
 from regauge.launchers._aws_batch.documents import TAG_PREFIX
 from regauge.launchers._aws_batch.settings import BatchStack
+from regauge.launchers._lustre import LustreSource
 from regauge.units import SECONDS_PER_MINUTE
 
 if TYPE_CHECKING:
@@ -148,8 +148,8 @@ def build_user_data(plan: StackPlan) -> str:
     if volumes:
         lines.append("dnf install -y lustre-client || amazon-linux-extras install -y lustre")
     for volume in volumes:
-        identifier, mount_name = split_lustre_source(volume)
-        address = f"{identifier}.fsx.{plan.region}.amazonaws.com@tcp:/{mount_name}"
+        source = LustreSource.parse(volume)
+        address = f"{source.find_host_name(plan.region)}@tcp:/{source.mount_name}"
         folder = f"{HOST_MOUNTS}/{volume.name}"
         lines.append(f"mkdir -p {folder}")
         lines.append(f"mount -t lustre -o relatime,flock {address} {folder}")

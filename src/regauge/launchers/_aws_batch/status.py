@@ -5,12 +5,12 @@ Format: https://docs.aws.amazon.com/batch/latest/APIReference/API_JobDetail.html
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import TYPE_CHECKING, Any
 
 from regauge.errors import PreemptedError
 from regauge.launchers import JobEvent, JobFailure, JobState, JobStatus, NodeStatus
 from regauge.launchers._aws_batch.documents import HOST_LOSS, TAG_PREFIX
+from regauge.launchers._times import format_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,9 +139,9 @@ def build_status(handle: Handle, detail: Detail, children: Sequence[Detail]) -> 
         usd_per_hour=None if price is None else float(price),
         price_date=tags.get(f"{TAG_PREFIX}price-date"),
         output=tags.get(f"{TAG_PREFIX}output", ""),
-        submitted_at=format_time(detail.get("createdAt")),
-        started_at=format_time(detail.get("startedAt") or None),
-        finished_at=format_time(detail.get("stoppedAt")),
+        submitted_at=format_epoch(detail.get("createdAt"), "seconds"),
+        started_at=format_epoch(detail.get("startedAt"), "seconds"),
+        finished_at=format_epoch(detail.get("stoppedAt"), "seconds"),
     )
 
 
@@ -187,12 +187,6 @@ def list_job_events(detail: Detail) -> list[JobEvent]:
         end = f"job {find_state(detail)}"
         events.append((detail.get("stoppedAt"), f"{end}: {reason}" if reason else end))
     timed = sorted((time, index, text) for index, (time, text) in enumerate(events) if time)
-    return [JobEvent(format_time(time) or "", "aws-batch", text) for time, _, text in timed]
-
-
-def format_time(milliseconds: int | None) -> str | None:
-    """Return a time of AWS, in milliseconds since 1970, as ISO 8601 in UTC."""
-    if milliseconds is None:
-        return None
-    time = dt.datetime.fromtimestamp(milliseconds / 1000, tz=dt.UTC)
-    return time.isoformat(timespec="seconds")
+    return [
+        JobEvent(format_epoch(time, "seconds") or "", "aws-batch", text) for time, _, text in timed
+    ]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regauge.errors import SettingsError
-from regauge.launchers import Handle, JobEvent, Leftover
+from regauge.launchers import FINAL_STATES, Handle, JobEvent, Leftover
+from regauge.launchers._job_end import build_active_error, build_ended_error
 from regauge.launchers._kubernetes.job_status import (
     JobObjects,
     Object,
@@ -112,9 +113,8 @@ class JobClient:
         """Suspend the job; its controllers then delete the pods. Refuses a job that has ended."""
         job = self._read_job()
         state = describe_job(self.handle, JobObjects(job, ())).state
-        if state in {"succeeded", "failed", "cancelled"}:
-            problem = f"{self.handle} has ended already ({state})"
-            raise SettingsError(problem, f"remove it: regauge job cleanup {self.handle}")
+        if state in FINAL_STATES:
+            raise build_ended_error(self.handle, state)
         spec: dict[str, Any] = {"suspend": True}
         if self.kind == "PyTorchJob":
             spec = {"runPolicy": spec}
@@ -134,8 +134,7 @@ class JobClient:
         if job is not None:
             status = describe_job(self.handle, JobObjects(job, self._list_pods()))
             if not status.is_final:
-                problem = f"{self.handle} is {status.state}"
-                raise SettingsError(problem, f"stop it first: regauge job cancel {self.handle}")
+                raise build_active_error(self.handle, status.state)
         claims = self._list_claims(job) if job else []
         selector = f"--selector={JOB_LABEL}={self.name}"
         volumes = [

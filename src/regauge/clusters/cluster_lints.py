@@ -20,9 +20,9 @@ PLACEMENT_GROUPS = (
     "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/limitations-placement-groups.html"
 )
 ETCD_UPGRADE = "https://etcd.io/docs/v3.6/upgrades/upgrade_3_6/"
-SPOT_EFA = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html"
 FIRST_ETCD_WITHOUT_V2 = (3, 6)
 WARNING_DAYS = 60
+"""Days before the end of standard support from which a version is reported."""
 
 ClusterCheck = Callable[[Cluster, dt.date], Iterator[Lint]]
 
@@ -82,7 +82,7 @@ def check_placement_group(cluster: Cluster, _: dt.date) -> Iterator[Lint]:
     for group in cluster.node_groups:
         if group.placement_group is not None and group.capacity_reservation is not None:
             problem = f"node group '{group.name}' has a placement group and a reservation"
-            remedy = "remove placement_group: a reservation places its machines itself"
+            remedy = "remove placement_group, because the reservation places its machines"
             yield Lint("placement-group", problem, remedy, PLACEMENT_GROUPS)
 
 
@@ -101,7 +101,7 @@ def check_machine_image(cluster: Cluster, _: dt.date) -> Iterator[Lint]:
     for group in cluster.node_groups:
         support = find_node_facts(group).support
         if support.needs_ami and group.ami is None:
-            problem = f"node group '{group.name}': EKS has no image with a driver of its chips"
+            problem = f"node group '{group.name}': EKS has no machine image with its driver"
             remedy = "set ami to an image of Amazon Linux 2023 with that driver"
             yield Lint("machine-image", problem, remedy, support.source)
 

@@ -18,7 +18,7 @@ from regauge.launchers._kubernetes.settings import PodSettings
 from regauge.launchers._kubernetes.volumes import build_claims, build_config_map
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from regauge.launchers import (
         JobEvent,
@@ -59,13 +59,13 @@ class Kubernetes(Launcher):
     runtime: str | None = None
     """Existing ClusterTrainingRuntime of a TrainJob; by default the documents include a runtime."""
     region: str | None = None
-    """Region of the cloud, for the address of file systems of kind `fsx`."""
+    """Region of AWS, for the host names of volumes of kind `fsx`."""
     queue: str | None = None
-    """Local queue of Kueue."""
+    """LocalQueue of Kueue, in which the job waits."""
     ttl_seconds: int | None = Field(default=None, ge=0)
-    """Time after which a finished job is deleted; not for a TrainJob."""
+    """Seconds after which a finished PyTorchJob or Job is deleted."""
     pod: PodSettings = PodSettings()
-    """Where the pods run, and with which identity."""
+    """Scheduling, identity and grace period of the pods."""
 
     def plan(self, job: JobSpec) -> LaunchPlan:
         """Return the documents of a job; raises SettingsError if Kubernetes cannot run it."""
@@ -100,10 +100,11 @@ class Kubernetes(Launcher):
             try:
                 created.append(cluster.create(document.text))
             except RegaugeError as error:
-                left = _undo(cluster.delete, created)
-                if left:
-                    commands = cluster.command("delete", *left)
-                    error = type(error)(f"{error.problem}; {', '.join(left)} is left", commands)
+                remaining = _delete_objects(cluster.delete, created)
+                if remaining:
+                    command = cluster.command("delete", *remaining)
+                    problem = f"{error.problem}; {', '.join(remaining)} still exists"
+                    error = type(error)(problem, f"run: {command}")
                 raise error from None
         kind = plan.documents[-1].content["kind"].lower()
         return Handle(self.kind, cluster.context, f"{self.namespace}/{kind}/{plan.job.name}")
@@ -125,7 +126,7 @@ class Kubernetes(Launcher):
         _open(handle).cancel()
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
-        """Delete the job first, then its other objects; return the file systems that are left."""
+        """Delete the job first, then its other objects; return the file systems that remain."""
         return _open(handle).clean_up()
 
     def _choose_api(self, job: JobSpec) -> tuple[str, str]:
@@ -147,16 +148,10 @@ class Kubernetes(Launcher):
         """Return the documents in the order of their creation; the job is the last one."""
         documents = [build_config_map(job, metadata)] if job.run_file_text else []
         documents += build_claims(job, metadata, self.region)
-        if api == "job":
-            return [
-                *documents,
-                batch_job.build_batch_job(job, self.pod, metadata, self.ttl_seconds),
-            ]
-        if api == "pytorchjob":
-            return [
-                *documents,
-                pytorch_job.build_pytorch_job(job, self.pod, metadata, self.ttl_seconds),
-            ]
+        if api != "trainjob":
+            is_elastic = api == "pytorchjob"
+            build = pytorch_job.build_pytorch_job if is_elastic else batch_job.build_batch_job
+            return [*documents, build(job, self.pod, metadata, self.ttl_seconds)]
         version = self.trainjob_version
         document = train_job.build_train_job(job, self.pod, metadata, version, self.runtime)
         if self.runtime is None:
@@ -174,7 +169,7 @@ class Kubernetes(Launcher):
         return ("kubectl", *options, "create", "-f", _name_file(document))
 
     def _describe_restarts(self, job: JobSpec, api: str) -> str:
-        """Return what happens after the loss of a node, as one sentence."""
+        """Return the restart policy of the documents, as one sentence."""
         codes = "exit codes 75 and 76"
         if api == "pytorchjob":
             return (
@@ -191,7 +186,7 @@ class Kubernetes(Launcher):
         )
 
     def _find_unused(self, api: str) -> frozenset[str]:
-        """Return the fields of a job that the documents do not contain."""
+        """Return the fields of a job that an existing runtime decides instead of the documents."""
         if api != "trainjob" or self.runtime is None:
             return frozenset()
         has_deadline = self.trainjob_version == "2.2"
@@ -203,15 +198,15 @@ def _name_file(document: dict[str, Any]) -> str:
     return f"{document['kind'].lower()}-{document['metadata']['name']}.yaml"
 
 
-def _undo(delete: Any, created: list[str]) -> list[str]:
-    """Delete what was created, newest first; return what could not be deleted."""
-    left = []
-    for name in reversed(created):
+def _delete_objects(delete: Callable[[str], object], names: list[str]) -> list[str]:
+    """Delete objects, the newest first; return the names of those that still exist."""
+    remaining = []
+    for name in reversed(names):
         try:
             delete(name)
         except RegaugeError:
-            left.append(name)
-    return left
+            remaining.append(name)
+    return remaining
 
 
 def _open(handle: Handle) -> JobClient:

@@ -18,6 +18,7 @@ METRICS, RESULT = "metrics.jsonl", "result.json"
 FAILURE_STATES = ("failed", "preempted", "restarting", "unknown")
 """States for which the last failure of the run is reported."""
 REMEDY = "remove it"
+"""Remedy of an error about a damaged file; `add_progress` ignores such files."""
 
 
 class StepMetrics(jsonl.StepLine):
@@ -52,9 +53,10 @@ def add_progress(status: JobStatus) -> JobStatus:
 
 
 def read_progress(folder: Path) -> Progress | None:
-    """Return the progress of a training run; None if it has done no step.
+    """Return the progress of a training run; None if it has logged no step.
 
-    The remaining time follows from the steps of the last attempt. It is 0 for a finished run.
+    `eta_seconds` is the mean step time of the last attempt times the remaining steps. It is 0 for a
+    finished run, and None if the number of steps is unknown.
     """
     lines = jsonl.read_lines(folder / METRICS, StepMetrics)
     if not lines:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from regauge.launchers import is_local_folder
 from regauge.launching.lints import Check, Lint
+from regauge.launching.lints_efa import DEVICE
+from regauge.launching.lints_job import is_mounted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +21,6 @@ QUEUE, LAUNCH_TEMPLATE = "create-job-queue.json", "create-launch-template.json"
 TEMPLATE = "batch-stack.json"
 MAX_RULES = 5
 MAX_SHARES = 500
-EFA_DEVICE = "/dev/infiniband/uverbs"
 REFERENCE = "https://docs.aws.amazon.com/batch/latest/APIReference/"
 GUIDE = "https://docs.aws.amazon.com/batch/latest/userguide/"
 EC2_GUIDE = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/"
@@ -183,7 +185,7 @@ def check_zones(plan: LaunchPlan) -> Iterator[Lint]:
 
 def _count_efa_devices(container: dict[str, Any]) -> int:
     devices = container.get("linuxParameters", {}).get("devices", [])
-    return sum(device["hostPath"].startswith(EFA_DEVICE) for device in devices)
+    return sum(device["hostPath"].startswith(DEVICE) for device in devices)
 
 
 def check_time_limits(plan: LaunchPlan) -> Iterator[Lint]:
@@ -216,9 +218,8 @@ def check_output(plan: LaunchPlan) -> Iterator[Lint]:
     if not _find_documents(plan):
         return
     output = plan.job.output
-    mounts = [volume.mount.rstrip("/") for volume in plan.job.volumes if not volume.read_only]
-    is_stored = any(output == mount or output.startswith(f"{mount}/") for mount in mounts)
-    if output and not is_stored and "://" not in output:
+    mounts = [volume.mount for volume in plan.job.volumes if not volume.read_only]
+    if is_local_folder(output) and not is_mounted(output, mounts):
         is_shared = plan.job.max_nodes > 1 or plan.job.jobs > 1
         problem = f"output.folder = '{output}' is on no volume, and is lost with its container"
         remedy = "set it to a folder below a mount of launch.volumes"

@@ -21,7 +21,7 @@ def read_options(plan: LaunchPlan) -> dict[str, str]:
 
 
 def check_signal(plan: LaunchPlan) -> Iterator[Lint]:
-    """Report a grace period that is not shorter than the time limit, or that has no limit."""
+    """Report a grace period that is not shorter than the time limit; warn without a limit."""
     options = read_options(plan)
     grace = options.get("signal", "").partition("@")[2]
     if not grace:
@@ -29,7 +29,7 @@ def check_signal(plan: LaunchPlan) -> Iterator[Lint]:
     if plan.job.hours is None:
         yield Lint(
             "slurm-time-limit",
-            "the job has no time limit, so Slurm counts the grace period from the partition's",
+            "the job has no time limit, so grace_seconds counts from the limit of the partition",
             "set launch.hours",
             f"{SBATCH_MANUAL}#OPT_signal",
             is_error=False,

@@ -87,7 +87,7 @@ class JobClient:
 
     def read_log(self, request: LogRequest) -> Iterator[str]:
         """Yield the log of the pod with a rank; raises SettingsError if there is none."""
-        pods = sorted(self._list_pods(), key=_creation)
+        pods = sorted(self._list_pods(), key=_find_creation_time)
         if not pods:
             self._read_job()
             raise SettingsError(f"{self.handle} has no pods", "read its status with --why")
@@ -232,9 +232,9 @@ class JobClient:
             event
             for event in self.cluster.list_items("events")
             if name.fullmatch(event["involvedObject"]["name"])
-            and _event_time(event) >= _creation(job)
+            and _find_event_time(event) >= _find_creation_time(job)
         ]
-        return sorted(events, key=_event_time)
+        return sorted(events, key=_find_event_time)
 
     def _list_workloads(self, job: Object) -> list[Object]:
         """Return the workload of a job in a queue."""
@@ -247,15 +247,17 @@ class JobClient:
 def _convert_event(event: Object) -> JobEvent:
     subject = event["involvedObject"]
     source = f"{subject.get('kind', '').lower()}/{subject['name']}"
-    return JobEvent(_event_time(event), source, f"{event.get('reason', '')}: {event['message']}")
+    return JobEvent(
+        _find_event_time(event), source, f"{event.get('reason', '')}: {event['message']}"
+    )
 
 
-def _event_time(event: Object) -> str:
+def _find_event_time(event: Object) -> str:
     times = (event.get("lastTimestamp"), event.get("eventTime"), event.get("firstTimestamp"))
     return str(next(filter(None, times), ""))
 
 
-def _creation(item: Object) -> str:
+def _find_creation_time(item: Object) -> str:
     return str(item["metadata"].get("creationTimestamp", ""))
 
 

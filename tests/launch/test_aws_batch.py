@@ -374,7 +374,7 @@ def test_a_multi_node_job_is_refused_by_a_queue_of_spot_machines(
 def test_an_unknown_job_is_one_line(simulator: BatchSimulator) -> None:
     assert not simulator.jobs
     line = call("job", "status", "aws-batch://us-east-1/none", code=2)
-    assert line.startswith("regauge: AWS Batch in us-east-1 knows no job none; check the handle")
+    assert line.startswith("regauge: AWS Batch in us-east-1 has no job none; correct the handle")
 
 
 def test_logs_are_those_of_an_attempt(simulator: BatchSimulator) -> None:

@@ -97,7 +97,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
     assert "handle" not in document
     text = answers[0].out
     assert text.startswith("# job.json\n{")
-    for part in ("_local_scheduler", "restart policy: The others wait", document["price"]):
+    for part in ("_local_scheduler", "restart policy: The other nodes wait", document["price"]):
         assert part in text
     assert sorted(tmp_path.rglob("*")) == before
 

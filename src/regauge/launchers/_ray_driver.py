@@ -40,6 +40,9 @@ LOST_SECONDS = 10.0
 FOLLOW_SECONDS = 10.0
 """Time for the other nodes to end by themselves after one of them failed."""
 LOST = TransientError.exit_code
+"""Exit code of an attempt that lost a node."""
+BUILT_IN = ("CPU", "GPU")
+"""Resources that Ray has parameters for."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class DriverOptions:
 
 @dataclass
 class _Node:
-    """One node of an attempt, as the driver sees it."""
+    """The state of one node of an attempt in the driver."""
 
     index: int
     process: Any
@@ -90,8 +93,9 @@ class _Node:
     """Exit code; None while the command runs."""
     is_lost: bool = False
     answered_at: float = field(default_factory=time.monotonic)
+    """Monotonic time of the last answer, in seconds."""
     pending: Any = None
-    """The answer that the last poll waited for in vain."""
+    """Reference to the answer of a poll that timed out."""
 
     @property
     def is_running(self) -> bool:
@@ -157,7 +161,7 @@ class Driver:
 
     def _record(self, state: str, message: str, **values: Any) -> None:
         document = {"time": format_now(), "state": state, "attempt": self._attempt, **values}
-        _print(format_event({**document, "message": message}))
+        _write_line(format_event({**document, "message": message}))
 
     def _run_attempt(self) -> int:
         options = self._options
@@ -175,7 +179,7 @@ class Driver:
                     variables = build_leader_variables(str(options.nodes), leader)
                 for node in nodes:
                     node.call("start", options.command, variables, dict(options.secrets))
-            except _list_losses() as error:
+            except _list_loss_errors() as error:
                 self._record("running", f"a node was lost before its command started: {error!r}")
                 return LOST
             self._record("running", f"{len(nodes)} nodes on {', '.join(hosts)}", hosts=hosts)
@@ -248,21 +252,17 @@ class Driver:
         try:
             lines, node.code = node.poll()
             node.answered_at = time.monotonic()
-        except _list_losses() as error:
+        except _list_loss_errors() as error:
             is_silent = time.monotonic() - node.answered_at >= LOST_SECONDS
             if _is_dead(error) or is_silent:
                 node.is_lost = True
                 self._record("running", f"node {node.index} was lost", node=node.index)
             return
         for line in lines:
-            _print(format_line(self._attempt, node.index, line))
+            _write_line(format_line(self._attempt, node.index, line))
         if node.code is not None:
             message = f"node {node.index} ended with exit code {node.code}"
             self._record("running", message, node=node.index, exit_code=node.code)
-
-
-BUILT_IN = ("CPU", "GPU")
-"""Resources that Ray has parameters for."""
 
 
 def find_attempt_code(codes: Sequence[int | None]) -> int:
@@ -282,11 +282,11 @@ def _signal_nodes(nodes: list[_Node], number: int) -> None:
         if node.is_running:
             try:
                 node.call("stop", number)
-            except _list_losses():
+            except _list_loss_errors():
                 continue  # the next poll decides whether it is lost
 
 
-def _list_losses() -> tuple[type[Exception], ...]:
+def _list_loss_errors() -> tuple[type[Exception], ...]:
     """Return the errors of a call to a node that is lost or does not answer."""
     ray = sys.modules.get("ray")
     return () if ray is None else (ray.exceptions.RayError, TimeoutError)
@@ -299,7 +299,7 @@ def _is_dead(error: Exception) -> bool:
     return isinstance(error, ActorDiedError)
 
 
-def _print(line: str) -> None:
+def _write_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

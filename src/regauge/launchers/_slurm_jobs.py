@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 COMMENT_PREFIX = "regauge:"
 """Beginning of the comment of a job that Regauge submitted."""
-NO_VALUES = ("", "(null)", "Unknown", "None", "N/A")
+MISSING_VALUES = ("", "(null)", "Unknown", "None", "N/A")
+"""Words with which Slurm marks a missing value."""
 SACCT_FIELDS = {
     "JobID": "JobId",
     "JobName": "JobName",
@@ -61,12 +62,12 @@ class SlurmRecord:
 
     @property
     def is_completing(self) -> bool:
-        """Whether the processes of the job are not all gone."""
+        """Whether Slurm waits for the end of the processes of the job."""
         return self.state == "COMPLETING"
 
     @property
     def restarts(self) -> int:
-        """How often Slurm has requeued the job."""
+        """Number of times that Slurm has requeued the job."""
         return int(self.fields.get("Restarts", "0"))
 
     @property
@@ -89,7 +90,7 @@ class SlurmRecord:
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """The facts that `submit` wrote into the comment; empty for other jobs."""
+        """The facts in the comment of the job; empty if Regauge did not submit it."""
         return parse_comment(self.fields.get("Comment", ""))
 
     def read_time(self, name: str) -> str | None:
@@ -99,7 +100,7 @@ class SlurmRecord:
 
 def read_value(text: str) -> str:
     """Return a value; empty for the words with which Slurm marks a missing value."""
-    return "" if text in NO_VALUES else text
+    return "" if text in MISSING_VALUES else text
 
 
 def convert_time(text: str) -> str | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from regauge.errors import RESTART_CODES
 from regauge.launchers import is_local_folder
-from regauge.launchers._secret_files import secret_path
+from regauge.launchers._secret_files import parse_secret_path
 from regauge.launchers._slurm_jobs import build_comment
 from regauge.units import SECONDS_PER_MINUTE
 
@@ -72,7 +72,7 @@ def find_log_folder(job: JobSpec, target: SlurmTarget) -> str:
 
 
 def render_comment(job: JobSpec, target: SlurmTarget) -> str:
-    """Return the facts of a job that `status` reads: price, folders, processes and labels."""
+    """Return the comment of a job, from which `status` reads its price, folders and processes."""
     machine = job.machine
     facts = {
         "usd_per_hour": "" if job.usd_per_hour is None else f"{job.usd_per_hour:.6g}",
@@ -184,7 +184,7 @@ def _list_command(job: JobSpec) -> list[str]:
 def _list_secrets(job: JobSpec) -> Iterator[str]:
     """Yield the lines that read secrets on the first node; `srun` passes them to the others."""
     for name, reference in job.secrets.items():
-        yield f"read_secret {name} {shlex.quote(secret_path(reference))}"
+        yield f"read_secret {name} {shlex.quote(parse_secret_path(reference))}"
 
 
 def read_command(script: str) -> tuple[str, ...]:

@@ -86,14 +86,14 @@ def build_status(handle: Handle, records: Sequence[SlurmRecord], hosts: Sequence
         failure=_describe_failure(record, logs, hosts) if state == "failed" else None,
         usd_per_hour=float(price) if price else None,
         price_date=facts.get("price_date"),
-        output=_resolve(record, output),
+        output=_resolve_folder(record, output),
         submitted_at=records[0].read_time("SubmitTime"),
         started_at=min(starts, default=None) if has_started else None,
         finished_at=max(ends, default=None) if is_final else None,
     )
 
 
-def _resolve(record: SlurmRecord, folder: str) -> str:
+def _resolve_folder(record: SlurmRecord, folder: str) -> str:
     """Return a folder as an absolute path; an address of an object store is unchanged."""
     if folder.startswith("/") or not is_local_folder(folder) or not record.work_folder:
         return folder

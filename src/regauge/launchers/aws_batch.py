@@ -86,7 +86,7 @@ class AwsBatch(Launcher):
     @classmethod
     def _check_region(cls, value: str) -> str:
         if not _REGION.fullmatch(value):
-            raise ValueError(f"{value!r} is no region of AWS; write one such as us-east-1")
+            raise ValueError(f"{value!r} is not a region of AWS; write one such as us-east-1")
         return value
 
     @field_validator("job_role", "execution_role")
@@ -94,14 +94,14 @@ class AwsBatch(Launcher):
     def _check_role(cls, value: str | None) -> str | None:
         if value is not None and not _ROLE.fullmatch(value):
             example = "arn:aws:iam::123456789012:role/name"
-            raise ValueError(f"{value!r} is no ARN of a role; write one such as {example}")
+            raise ValueError(f"{value!r} is not an ARN of a role; write one such as {example}")
         return value
 
     @field_validator("share_identifier")
     @classmethod
     def _check_share(cls, value: str | None) -> str | None:
         if value is not None and not _SHARE.fullmatch(value):
-            raise ValueError(f"{value!r} is no share identifier; write letters and digits")
+            raise ValueError(f"{value!r} is not a share identifier; write letters and digits")
         return value
 
     def plan(self, job: JobSpec) -> LaunchPlan:

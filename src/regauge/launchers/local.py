@@ -79,14 +79,14 @@ class LocalNodes(Launcher):
     def plan(self, job: JobSpec) -> LaunchPlan:
         check_secret_files(job)
         if job.rendezvous == "etcd" and job.max_nodes > 1 and job.rendezvous_endpoint is None:
-            problem = "execution.nodes.rendezvous is etcd, and no server is named"
+            problem = "execution.nodes.rendezvous is etcd, and no endpoint is set"
             raise SettingsError(problem, "set execution.nodes.endpoint to its host and port")
         return LaunchPlan(
             job,
             documents=(Document(JOB_FILE, build_document(job, str(Path.cwd()))),),
             commands=(build_scheduler_command(self._find_folder(job.name)),),
             notes=_list_notes(job),
-            restart_policy=_describe_policy(job),
+            restart_policy=_describe_restarts(job),
             used=USED | SIMULATED,
         )
 
@@ -173,7 +173,8 @@ class LocalNodes(Launcher):
             CANCEL_SECONDS,
             poll_seconds=LOG_POLL_SECONDS,
         ):
-            raise TransientError(f"{handle} does not stop", "read its log, then cancel it again")
+            problem = f"{handle} does not stop within {CANCEL_SECONDS:g} s"
+            raise TransientError(problem, f"cancel it again: regauge job cancel {handle}")
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
         folder, status = _find_job(handle), self.find_status(handle)
@@ -209,22 +210,25 @@ def _list_notes(job: JobSpec) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _describe_policy(job: JobSpec) -> str:
-    """Return what happens after the loss of a node."""
+def _describe_restarts(job: JobSpec) -> str:
+    """Return the reaction to the loss of a node, as one or two sentences."""
     attempts = f"at most {job.max_attempts} attempts"
     if job.jobs > 1:
-        return f"A job that is lost starts again alone, {attempts}; the others continue."
+        return f"A lost job starts again by itself, {attempts}; the other jobs continue."
     if job.max_nodes == 1:
         return f"The node starts again and resumes from its checkpoint, {attempts}."
     if job.is_elastic:
-        text = f"The others continue with at least {job.min_nodes}; the lost node joins again"
-        return f"{text}, {attempts}. Without node 0 all nodes start again."
-    text = "The others wait for the lost node, which starts again"
-    return f"{text}, {attempts}. Without node 0 all nodes start again."
+        text = f"At least {job.min_nodes} nodes continue; the lost node joins again"
+        return f"{text}, {attempts}. After the loss of node 0 all nodes start again."
+    text = "The other nodes wait for the lost node, which starts again"
+    return f"{text}, {attempts}. After the loss of node 0 all nodes start again."
 
 
 def _create_folder(folder: Path, plan: LaunchPlan, handle: Handle) -> None:
-    """Create the folder of a job with its documents at once; raises SettingsError if it exists."""
+    """Create the folder of a job with its documents atomically.
+
+    Raises SettingsError if the folder exists.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
         staging = Path(name) / folder.name
@@ -242,7 +246,10 @@ def _create_folder(folder: Path, plan: LaunchPlan, handle: Handle) -> None:
 
 
 def _start_scheduler(folder: Path) -> None:
-    """Start the process that runs a job; raises ChildError with its line if it does not start."""
+    """Start the process that runs a job.
+
+    Raises ChildError with the last line of its log if it does not start.
+    """
     environment = dict(os.environ)
     environment.pop("TMPDIR", None)  # the folder of this command, which ends with it
     if "TMPDIR" in INHERITED_ENVIRONMENT:
@@ -329,10 +336,10 @@ def _find_failure(folder: Path, last: dict[str, Any]) -> JobFailure | None:
 
 
 def _find_log(folder: Path, request: LogRequest) -> Path:
-    """Return the log of a rank; that of rank 0 is the log of the first node.
+    """Return the log of a rank; the log of rank 0 is the output of the first node.
 
-    Other ranks write to the output folder of a training run, in all attempts to the same file.
-    Raises SettingsError if there is no such log.
+    Other ranks of a training run write to `ranks/` in the output folder, one file for all attempts.
+    Raises SettingsError if the log does not exist.
     """
     job, rank = _read_job(folder), request.rank or 0
     ranks = Path(_find_output(folder)) / "ranks" / f"{rank}.log"

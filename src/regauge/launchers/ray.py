@@ -39,14 +39,15 @@ from regauge.launchers._times import format_epoch
 if TYPE_CHECKING:
     from regauge.launchers import JobSpec
 
-R = TypeVar("R")
+T = TypeVar("T")
 DRIVER = "regauge.launchers._ray_driver"
 DOCUMENT = "job.json"
 CANCEL_SECONDS = 90.0
 POLL_SECONDS = 0.5
 INSTALL_COMMAND = "pip install 'regauge[ray]'"
 EXECUTOR_KEY = "execution.executor"
-ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
+FINAL_STATUSES = ("STOPPED", "SUCCEEDED", "FAILED")
+"""Statuses of Ray that a job does not leave."""
 STATES: dict[str, JobState] = {
     "PENDING": "pending",
     "RUNNING": "running",
@@ -55,6 +56,8 @@ STATES: dict[str, JobState] = {
     "FAILED": "failed",
 }
 """State of a job by its status in Ray."""
+ACTIVE_STATES: dict[str, JobState] = {"starting": "starting", "restarting": "restarting"}
+"""State of a job that Ray runs, by the state in its last event; others are `running`."""
 
 
 class RayCluster(Launcher):
@@ -78,7 +81,7 @@ class RayCluster(Launcher):
     """Time to save a checkpoint after a stop signal; then the command is killed."""
 
     def plan(self, job: JobSpec) -> LaunchPlan:
-        self._check(job)
+        check_secret_files(job)
         runtime_env: dict[str, Any] = {"env_vars": self._build_environment(job)}
         if self.working_dir is not None:
             runtime_env["working_dir"] = self.working_dir
@@ -104,10 +107,6 @@ class RayCluster(Launcher):
             restart_policy=f"All nodes start again after the loss of a node and after {restarts}.",
             used=COMMON_FIELDS,
         )
-
-    def _check(self, job: JobSpec) -> None:
-        """Raise SettingsError for a job that this launcher cannot run."""
-        check_secret_files(job)
 
     def _build_environment(self, job: JobSpec) -> dict[str, str]:
         # Ray kills the entrypoint after this time, which is 3 s by default.
@@ -182,7 +181,8 @@ class RayCluster(Launcher):
         handle = Handle("ray", self.address, document["submission_id"])
         client = _connect(self.address)
         try:
-            _call(self.address, "change the job", lambda: client.submit_job(**document))
+            remedy = "correct [[launch.target]] of kind ray"
+            _call(self.address, remedy, lambda: client.submit_job(**document))
         except SettingsError as error:
             if "already exists" not in error.problem:
                 raise
@@ -210,7 +210,7 @@ class RayCluster(Launcher):
     def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
         node, count = request.rank or 0, 0
         while True:
-            has_ended = _find_job(handle).status in ENDED
+            has_ended = _find_job(handle).status in FINAL_STATUSES
             log = _read_log(handle)
             lines = [line for line in read_lines(log.splitlines()) if line.node == node]
             attempt = request.attempt or max((line.attempt for line in lines), default=1)
@@ -229,17 +229,17 @@ class RayCluster(Launcher):
 
     def cancel(self, handle: Handle) -> None:
         status = _find_job(handle).status
-        if status in ENDED:
+        if status in FINAL_STATUSES:
             raise build_ended_error(handle, STATES[status])
         client = _connect(handle.context)
         _call(handle.context, "try again", lambda: client.stop_job(handle.job_id))
         until = time.monotonic() + CANCEL_SECONDS
-        while _find_job(handle).status not in ENDED and time.monotonic() < until:
+        while _find_job(handle).status not in FINAL_STATUSES and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
         status = _find_job(handle).status
-        if status not in ENDED:
+        if status not in FINAL_STATUSES:
             raise build_active_error(handle, STATES[status])
         client = _connect(handle.context)
         _call(handle.context, "try again", lambda: client.delete_job(handle.job_id))
@@ -247,13 +247,12 @@ class RayCluster(Launcher):
 
 
 def build_status(handle: Handle, info: Any, log: str) -> JobStatus:
-    """Return the status of a job from Ray's record and from the log of its driver."""
+    """Return the status of a job from Ray's record `info` and from the log of its driver."""
     events = read_events(log)
     state = STATES[info.status]
     last = events[-1] if events else {}
     if state == "running":
-        states = {"starting": "starting", "restarting": "restarting"}
-        state = states.get(last.get("state", "starting"), "running")  # type: ignore[assignment]
+        state = ACTIVE_STATES.get(last.get("state", "starting"), "running")
     reason = last.get("message", "") if info.status == "RUNNING" else str(info.message or "")
     metadata = info.metadata or {}
     price = metadata.get("usd_per_hour")
@@ -265,7 +264,7 @@ def build_status(handle: Handle, info: Any, log: str) -> JobStatus:
         reason=reason,
         attempt=last.get("attempt"),
         nodes=tuple(_list_nodes(events, state)),
-        exit_code=code if info.status in ENDED else None,
+        exit_code=code if info.status in FINAL_STATUSES else None,
         failure=JobFailure("unknown", message=first_line(info.message)) if has_failed else None,
         usd_per_hour=float(price) if price else None,
         price_date=metadata.get("price_date"),
@@ -293,7 +292,7 @@ def _list_nodes(events: list[Tables], state: JobState) -> Iterator[NodeStatus]:
 
 
 def _build_metadata(job: JobSpec) -> dict[str, str]:
-    """Return the labels of a job, with its price, which is frozen when it is submitted."""
+    """Return the metadata of a job: its labels, its output folder, and its price in USD."""
     metadata = {**job.labels, "output": job.output, "verb": job.verb}
     if job.machine is not None and job.usd_per_hour is not None:
         metadata["instance"] = job.machine.name
@@ -321,7 +320,7 @@ def _connect(address: str) -> Any:
     return _call(address, remedy, lambda: JobSubmissionClient(f"http://{address}"))
 
 
-def _call(address: str, remedy: str, request: Callable[[], R]) -> R:
+def _call(address: str, remedy: str, request: Callable[[], T]) -> T:
     """Return the answer to a request.
 
     Raises TransientError if the server is unreachable, and SettingsError with a remedy if it
@@ -351,7 +350,7 @@ def _find_job(handle: Handle) -> Any:
         if "404" not in error.problem:
             raise
         problem = f"the cluster at {handle.context} has no job '{handle.job_id}'"
-        remedy = "check the handle: Ray forgets its jobs when the head node ends"
+        remedy = "correct the handle; Ray forgets its jobs when the head node ends"
         raise SettingsError(problem, remedy) from None
 
 

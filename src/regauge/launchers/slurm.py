@@ -25,8 +25,8 @@ from regauge.launchers import (
     Leftover,
     LogRequest,
     NodeCommand,
+    _slurm_client,
 )
-from regauge.launchers import _slurm_client as client
 from regauge.launchers._job_end import (
     build_active_error,
     build_ended_error,
@@ -78,7 +78,7 @@ class Slurm(SlurmTarget):
             documents=(Document(name, render_script(job, self)),),
             commands=(("mkdir", "-p", find_log_folder(job, self)), SUBMIT),
             notes=(f"sbatch reads {name} from its standard input", *self._list_notes(job)),
-            restart_policy=self._describe_policy(job),
+            restart_policy=self._describe_restarts(job),
             used=USED,
         )
 
@@ -90,7 +90,7 @@ class Slurm(SlurmTarget):
             raise SettingsError(problem, "remove one of them: a job of an array has one node")
         names = {name for name, _ in list_options(job, self)} | RESERVED
         if clashes := sorted(names & self.options.keys()):
-            problem = f"options of the target has '{clashes[0]}', which Regauge sets"
+            problem = f"launch.target.options has '{clashes[0]}', which Regauge sets"
             raise SettingsError(problem, "remove it, and use the other settings of the target")
 
     def _list_notes(self, job: JobSpec) -> Iterator[str]:
@@ -110,8 +110,8 @@ class Slurm(SlurmTarget):
                 "--requeue has no effect, and the job submits its successor with --dependency"
             )
 
-    def _describe_policy(self, job: JobSpec) -> str:
-        """Return what follows the loss of a node."""
+    def _describe_restarts(self, job: JobSpec) -> str:
+        """Return the reaction to the loss of a node."""
         if self.requeue == "never" or job.max_attempts == 1:
             return "the job ends after the loss of a node; submit it again to resume"
         restart = f"a new attempt resumes from the last checkpoint, {job.max_attempts} at most"
@@ -132,14 +132,14 @@ class Slurm(SlurmTarget):
 
     def submit(self, plan: LaunchPlan) -> Handle:
         """Create the folder of the logs and submit the script."""
-        client.find("sbatch")
-        cluster = client.read_cluster(self.partition)
+        _slurm_client.find_program("sbatch")
+        cluster = _slurm_client.read_cluster(self.partition)
         logger.info("%s", self._describe_preemption(cluster))
         new_folders = _create_folders(Path(find_log_folder(plan.job, self)))
         try:
-            answer = client.call(
-                *SUBMIT, text=plan.documents[0].text, remedy="correct the target 'slurm' of launch"
-            )
+            remedy = "correct [[launch.target]] of kind slurm"
+            script = plan.documents[0].text
+            answer = _slurm_client.run_program(*SUBMIT, text=script, remedy=remedy)
         except BaseException:
             for folder in reversed(new_folders):
                 with suppress(OSError):
@@ -147,8 +147,8 @@ class Slurm(SlurmTarget):
             raise
         return Handle(self.kind, cluster.name, answer.strip().partition(";")[0])
 
-    def _describe_preemption(self, cluster: client.ClusterFacts) -> str:
-        """Return what a preemption does to a job, from the settings of the cluster."""
+    def _describe_preemption(self, cluster: _slurm_client.ClusterFacts) -> str:
+        """Return the effect of a preemption on a job, from the settings of the cluster."""
         mode = f"PreemptMode of partition {cluster.partition} is {cluster.preempt_mode}"
         if cluster.preempt_type == "preempt/none" or "OFF" in cluster.preempt_mode:
             return f"{mode}: jobs are not preempted"
@@ -163,18 +163,18 @@ class Slurm(SlurmTarget):
     def find_status(self, handle: Handle) -> JobStatus:
         """Return the state of a job, or of the last of the jobs that continue it."""
         records = self._find_records(handle)
-        hosts = client.list_hosts([record.node_list for record in select_latest(records)])
+        hosts = _slurm_client.list_hosts([record.node_list for record in select_latest(records)])
         return build_status(handle, records, hosts)
 
     def _find_records(self, handle: Handle) -> list[SlurmRecord]:
         """Return the records of a job and of its successors, the oldest first."""
         self._check_handle(handle)
-        records = client.read_records(handle.job_id)
+        records = _slurm_client.read_records(handle.job_id)
         if not records or any(record.state == "PREEMPTED" for record in records):
-            records += client.find_successors(handle.job_id)
+            records += _slurm_client.find_successors(handle.job_id)
         if not records:
             problem = f"Slurm does not know job {handle.job_id}: it forgets old jobs (MinJobAge)"
-            raise SettingsError(problem, "check the handle, or enable accounting")
+            raise SettingsError(problem, "correct the handle, or enable accounting")
         return records
 
     def _check_handle(self, handle: Handle) -> None:
@@ -182,7 +182,7 @@ class Slurm(SlurmTarget):
         if handle.target != self.kind or not JOB_ID.fullmatch(handle.job_id):
             problem = f"{handle} is not the handle of a job of Slurm"
             raise SettingsError(problem, "use the handle that `launch` printed: slurm://cluster/id")
-        if (name := client.read_cluster_name()) != handle.context:
+        if (name := _slurm_client.read_cluster_name()) != handle.context:
             problem = f"{handle} is a job of another cluster; this machine reaches '{name}'"
             raise SettingsError(problem, f"run the command on a login node of '{handle.context}'")
 
@@ -226,23 +226,23 @@ class Slurm(SlurmTarget):
         records = self._find_records(handle)
         successors = {record.fields["JobId"] for record in records if "first" in record.facts}
         for job_id in (handle.job_id, *sorted(successors)):
-            client.call("scancel", job_id, remedy="check the owner of the job")
+            _slurm_client.run_program("scancel", job_id, remedy="check the owner of the job")
         until = time.monotonic() + CANCEL_SECONDS
         while not self.find_status(handle).is_final:
             if time.monotonic() > until:
                 problem = f"{handle} does not end within {CANCEL_SECONDS:g} s"
-                raise TransientError(problem, "read its state again")
+                raise TransientError(problem, f"cancel it again: regauge job cancel {handle}")
             time.sleep(POLL_SECONDS)
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
-        """Remove the logs of a job; the output folder is left."""
+        """Remove the logs of a job; the output folder remains."""
         status, records = self.find_status(handle), self._find_records(handle)
         if not status.is_final:
             raise build_active_error(handle, status.state)
         folder = LogFolder.find(records[0]).folder
         for path in LogFolder(folder, handle.job_id).list_files():
             path.unlink()
-        with suppress(OSError):  # logs of other jobs are left
+        with suppress(OSError):  # it has logs of other jobs
             folder.rmdir()
         return list_output_leftovers(status.output)
 

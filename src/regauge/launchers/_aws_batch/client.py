@@ -121,4 +121,4 @@ class AwsClient:
             return TransientError(message, "try again later")
         if any(word in message.lower() for word in QUOTA_WORDS):
             return SettingsError(message, "request a higher quota, or remove what is unused")
-        return SettingsError(message, "correct the setting that it names")
+        return SettingsError(message, "correct the setting that AWS names")

@@ -107,7 +107,7 @@ def _check_array(job: JobSpec) -> None:
 def build_tags(job: JobSpec) -> dict[str, str]:
     """Return the tags of a job: its labels, its machines, and its price at submission.
 
-    Raises SettingsError for labels that are no tags of AWS.
+    Raises SettingsError for labels that are not tags of AWS.
     """
     tags = dict(job.labels)
     machine = job.machine
@@ -125,7 +125,7 @@ def build_tags(job: JobSpec) -> dict[str, str]:
         is_reserved = key.lower().startswith("aws:")
         has_length = 0 < len(key) <= _TAG_KEY_LENGTH and len(value) <= _TAG_VALUE_LENGTH
         if is_reserved or not has_length or not _TAG.fullmatch(f"{key}{value}"):
-            problem = f"launch.labels: '{key}' with value '{value}' is no tag of AWS"
+            problem = f"launch.labels: '{key}' with value '{value}' is not a tag of AWS"
             raise SettingsError(problem, "write letters, digits, spaces and + - = . _ : / @")
     if len(tags) > MAX_TAGS:
         problem = f"launch.labels has {len(job.labels)} entries, and AWS allows {MAX_TAGS} tags"

@@ -1,4 +1,4 @@
-"""Jobs in a region of AWS Batch: submit, describe, cancel, and what is left of them."""
+"""Jobs in a region of AWS Batch: submit, describe, cancel, and clean up."""
 
 from __future__ import annotations
 
@@ -72,9 +72,10 @@ class BatchRegion:
         except RegaugeError:
             command = _build_command(self.region, "deregister-job-definition", arn)
             if isinstance(error, RegaugeError):
-                text = f"{error.problem}; the job definition {arn} is left"
+                text = f"{error.problem}; the job definition {arn} still exists"
                 raise type(error)(text, f"remove it: {' '.join(command)}") from None
-            logger.warning("the job definition %s is left; remove it: %s", arn, " ".join(command))
+            text = "the job definition %s still exists; remove it: %s"
+            logger.warning(text, arn, " ".join(command))
 
     def check_queue(self, definition: Detail, request: Detail) -> None:
         """Raise SettingsError if the queue cannot run a job; log a warning without time limits."""
@@ -125,9 +126,9 @@ class BatchRegion:
         """Return a job as DescribeJobs does; raises SettingsError for an unknown one."""
         jobs = self._batch.call("describe_jobs", jobs=[job_id])["jobs"]
         if not jobs:
-            problem = f"AWS Batch in {self.region} knows no job {job_id}"
+            problem = f"AWS Batch in {self.region} has no job {job_id}"
             raise SettingsError(
-                problem, "check the handle; Batch forgets a job 7 days after its end"
+                problem, "correct the handle; Batch forgets a job 7 days after its end"
             )
         return dict(jobs[0])
 

@@ -34,7 +34,7 @@ class FairShare(Settings):
     def _check_weights(cls, value: Mapping[str, float]) -> Mapping[str, float]:
         for name, weight in value.items():
             if not re.fullmatch(r"[A-Za-z0-9]{1,254}\*?", name):
-                raise ValueError(f"{name!r} is no share identifier; write letters and digits")
+                raise ValueError(f"{name!r} is not a share identifier; write letters and digits")
             if not 0.0001 <= weight <= 999.9999:  # noqa: PLR2004 - limits of the service
                 raise ValueError(f"the weight {weight:g} of {name!r} is not in 0.0001 to 999.9999")
         return value
@@ -82,7 +82,7 @@ class BatchStack(Settings):
     @classmethod
     def _check_name(cls, value: str) -> str:
         if not _NAME.fullmatch(value):
-            raise ValueError(f"{value!r} is no name of a stack; write letters, digits and hyphens")
+            raise ValueError(f"{value!r} is not a stack name; write letters, digits and hyphens")
         return value
 
     @field_validator("subnets", "security_groups")

@@ -79,8 +79,8 @@ class StackPlan:
     @property
     def creates_placement_group(self) -> bool:
         """Whether the stack contains a cluster placement group, as EFA needs one."""
-        is_given = self.stack.placement_group or self.stack.capacity_reservation
-        return self.job.uses_efa and not is_given
+        has_placement = self.stack.placement_group or self.stack.capacity_reservation
+        return self.job.uses_efa and not has_placement
 
     @property
     def tags(self) -> dict[str, str]:

@@ -26,7 +26,7 @@ def build_batch_job(
 ) -> dict[str, Any]:
     """Return the Job of one node, or an Indexed Job with a pod per job of an array.
 
-    A job of an array ends alone: the others continue after a failure that no restart can fix.
+    After the failure of one job of an array, the other jobs continue.
     """
     is_array = job.jobs > 1
     template = build_pod_template(job, pod, CONTAINER, metadata)

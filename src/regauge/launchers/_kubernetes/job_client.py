@@ -32,7 +32,7 @@ POD_LABELS = {
 """Label with the name of the job that its controller sets on pods."""
 RUNTIMES, CLAIMS = "trainingruntimes.trainer.kubeflow.org", "persistentvolumeclaims"
 OWNED_KINDS = (RUNTIMES, "configmaps", CLAIMS)
-"""Kinds that `submit` creates beside the job, in the order of their deletion."""
+"""Kinds that `submit` creates in addition to the job, in the order of their deletion."""
 WORKLOADS = "workloads.kueue.x-k8s.io"
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 """Label of a workload, https://kueue.sigs.k8s.io/docs/tasks/troubleshooting/troubleshooting_jobs."""
@@ -110,7 +110,10 @@ class JobClient:
         yield from self.cluster.stream("logs", pod["metadata"]["name"], *options)
 
     def cancel(self) -> None:
-        """Suspend the job; its controllers then delete the pods. Refuses a job that has ended."""
+        """Suspend the job; its controllers then delete the pods.
+
+        Raises SettingsError if the job has ended.
+        """
         job = self._read_job()
         state = describe_job(self.handle, JobObjects(job, ())).state
         if state in FINAL_STATES:
@@ -125,7 +128,7 @@ class JobClient:
             self.cluster.patch(WORKLOADS, name, {"spec": {"active": False}})
 
     def clean_up(self) -> list[Leftover]:
-        """Delete the job and what was created with it; return the file systems that remain.
+        """Delete the job and the objects of `submit`; return the file systems that remain.
 
         The job is deleted first: a TrainJob that failed runs again if its JobSet is deleted before
         (kubeflow/trainer#3737).
@@ -198,7 +201,9 @@ class JobClient:
             lines = list(_NODES_LINE.finditer(text))
             members = list(_NODE.finditer(lines[-1]["nodes"])) if lines else []
             if all(member["host"] in hosts for member in members):
-                sizes = [(find_index(hosts[m["host"]]), int(m["size"])) for m in members]
+                sizes = [
+                    (find_index(hosts[member["host"]]), int(member["size"])) for member in members
+                ]
         if not sizes:
             sizes = [(index, self._count_processes()) for index in sorted(map(find_index, pods))]
         for index, size in sizes:
@@ -216,7 +221,7 @@ class JobClient:
         job = self.cluster.find(self.resource, self.name)
         if job is None:
             problem = f"the cluster has no {self.kind} '{self.name}' in {self.cluster.namespace}"
-            raise SettingsError(problem, "check the handle")
+            raise SettingsError(problem, "correct the handle")
         return job
 
     def _list_pods(self) -> list[Object]:

@@ -4,8 +4,8 @@ The document is valid for the training operator 1.7, 1.8 and 1.9. The container 
 named `pytorch`. The operator sets PET_NNODES and PET_RDZV_* there. Source:
 kubeflow/training-operator, pkg/controller.v1/pytorch/elastic.go.
 
-Node 0 is the master. Without a master, the job would end only after every worker has ended, and a
-worker for which the cluster has no room never starts (UpdateJobStatus in
+Node 0 is the master, whose end ends the job. Without a master, the job ends after every worker. A
+worker for which the cluster has no room would never end (UpdateJobStatus in
 pytorchjob_controller.go).
 """
 

@@ -28,8 +28,8 @@ DELETE_COMMANDS = {
     "ebs.csi.aws.com": "aws ec2 delete-volume --volume-id {}",
 }
 """Commands that delete the file system of a static volume, by CSI driver."""
-_SOURCES = {"efs": re.compile(r"fs-[0-9a-f]+"), "ebs": re.compile(r"vol-[0-9a-f]+")}
-_KEY = re.compile(r"[-._a-zA-Z0-9]+")
+_SOURCE_PATTERNS = {"efs": re.compile(r"fs-[0-9a-f]+"), "ebs": re.compile(r"vol-[0-9a-f]+")}
+_CONFIG_MAP_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
 
 def name_config_map(job: JobSpec) -> str:
@@ -42,7 +42,7 @@ def build_config_map(job: JobSpec, metadata: dict[str, Any]) -> dict[str, Any]:
     if len(job.run_file_text.encode()) >= MAX_CONFIG_MAP_BYTES:
         raise SettingsError("the run file is larger than 1 MiB", "move its data into files")
     name = find_run_file(job).name
-    if not _KEY.fullmatch(name):
+    if not _CONFIG_MAP_KEY.fullmatch(name):
         problem = f"'{name}' cannot be a key of a ConfigMap"
         raise SettingsError(problem, "name the run file with letters, digits, '-', '_' and '.'")
     return {
@@ -153,7 +153,7 @@ def _build_csi(volume: Volume, region: str | None) -> dict[str, Any]:
                 "mountname": source.mount_name,
             },
         }
-    if not _SOURCES[volume.kind].fullmatch(volume.source):
+    if not _SOURCE_PATTERNS[volume.kind].fullmatch(volume.source):
         problem = f"launch.volumes: '{volume.source}' is not the id of a file system or volume"
         raise SettingsError(problem, "write its id: fs-… for efs, vol-… for ebs")
     handle = {"driver": driver, "volumeHandle": volume.source}

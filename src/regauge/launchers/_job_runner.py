@@ -1,8 +1,8 @@
 """Runs the nodes of a job as local processes: starts, restarts by exit code, limits, cancellation.
 
 A job is a gang, whose nodes train together, or an array of independent jobs. Codes of RESTART_CODES
-and signals restart a node; any other code ends a gang. If the leader of a gang is lost, all of its
-nodes are restarted with a new rendezvous, because the leader serves it.
+and SIGKILL restart a node; any other code ends a gang. The leader of a gang serves its rendezvous.
+If the leader is lost, all nodes are restarted with a new rendezvous.
 """
 
 from __future__ import annotations

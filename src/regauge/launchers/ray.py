@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import Field
 
+from regauge import timing
 from regauge.config import Tables
 from regauge.errors import PreflightError, SettingsError, TransientError, first_line
 from regauge.launchers import (
@@ -233,9 +234,11 @@ class RayCluster(Launcher):
             raise build_ended_error(handle, STATES[status])
         client = _connect(handle.context)
         _call(handle.context, "try again", lambda: client.stop_job(handle.job_id))
-        until = time.monotonic() + CANCEL_SECONDS
-        while _find_job(handle).status not in FINAL_STATUSES and time.monotonic() < until:
-            time.sleep(POLL_SECONDS)
+        timing.wait_for(
+            lambda: _find_job(handle).status in FINAL_STATUSES,
+            CANCEL_SECONDS,
+            poll_seconds=POLL_SECONDS,
+        )
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
         status = _find_job(handle).status

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from regauge import timing
 from regauge.errors import SettingsError, TransientError
 from regauge.launchers import (
     COMMON_FIELDS,
@@ -227,12 +227,11 @@ class Slurm(SlurmTarget):
         successors = {record.fields["JobId"] for record in records if "first" in record.facts}
         for job_id in (handle.job_id, *sorted(successors)):
             _slurm_client.run_program("scancel", job_id, remedy="check the owner of the job")
-        until = time.monotonic() + CANCEL_SECONDS
-        while not self.find_status(handle).is_final:
-            if time.monotonic() > until:
-                problem = f"{handle} does not end within {CANCEL_SECONDS:g} s"
-                raise TransientError(problem, f"cancel it again: regauge job cancel {handle}")
-            time.sleep(POLL_SECONDS)
+        if not timing.wait_for(
+            lambda: self.find_status(handle).is_final, CANCEL_SECONDS, poll_seconds=POLL_SECONDS
+        ):
+            problem = f"{handle} does not stop within {CANCEL_SECONDS:g} s"
+            raise TransientError(problem, f"cancel it again: regauge job cancel {handle}")
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
         """Remove the logs of a job; the output folder remains."""

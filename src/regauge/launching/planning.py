@@ -51,8 +51,8 @@ def select_launcher(launch: Launch, target: str) -> Launcher:
 def plan_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> LaunchPlan:
     """Return the plan of a job.
 
-    Raises SettingsError if the launcher cannot run the job, if a setting has no effect, or if a
-    setting contains a secret.
+    Raises SettingsError if the launcher cannot run the job, or if a setting has no effect or
+    contains a secret.
     """
     job = build_job(request, launch, launcher)
     _raise_errors(check_tokens(LaunchPlan(job)))  # before another message can contain one

@@ -67,8 +67,8 @@ class AwsClient:
     def call(self, operation: str, **request: Any) -> dict[str, Any]:
         """Return the response of an operation, such as `describe_jobs`.
 
-        Raises PreflightError if credentials are missing or rejected, TransientError if the service
-        is unreachable or busy, and SettingsError if it rejects the request.
+        Raises PreflightError if credentials are missing or rejected, and TransientError if the
+        service is unreachable or busy. Raises SettingsError if it rejects the request.
         """
         try:
             response: dict[str, Any] = getattr(self._client, operation)(**request)

@@ -111,7 +111,7 @@ def find_context(context: str | None) -> str:
 def run_kubectl(*arguments: str, text: str | None = None, remedy: str) -> str:
     """Run kubectl and return its output.
 
-    Raises PreflightError without kubectl or without valid credentials, TransientError if the
+    Raises PreflightError without kubectl or without valid credentials. Raises TransientError if the
     server is unreachable, and SettingsError if it rejects the command.
     """
     command = (find_client("kubectl", PACKAGE), *arguments)

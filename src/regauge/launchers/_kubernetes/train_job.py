@@ -2,8 +2,8 @@
 
 By default the documents include a TrainingRuntime, which contains the pods and the restart policy.
 With `runtime`, an existing ClusterTrainingRuntime is used, and the TrainJob contains overrides of
-its pods. Their form differs between the versions of the trainer: `podSpecOverrides` in 2.0,
-`podTemplateOverrides` in 2.1, `runtimePatches` in 2.2 (CRDs of these versions).
+its pods. The overrides have another form in each version of the trainer, according to its CRDs:
+`podSpecOverrides` in 2.0, `podTemplateOverrides` in 2.1, `runtimePatches` in 2.2.
 """
 
 from __future__ import annotations

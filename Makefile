@@ -42,7 +42,7 @@ test-faults: $(INSTALLED)
 	$(BIN)/python -m pytest tests/faults -m "$(FAULTS)"
 
 test-rest: $(INSTALLED)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests/contracts tests/unit tests/end_to_end tests/distributed -m full
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests/contracts tests/unit tests/end_to_end tests/distributed tests/launch -m full
 
 # One file at a time: the jobs wait for each other, and some tests measure the time of a recovery.
 test-launch: $(INSTALLED)

@@ -384,7 +384,7 @@ def test_a_secret_is_read_by_the_job_and_written_nowhere(cluster: Cluster) -> No
 
 
 def test_a_missing_secret_leaves_nothing_behind(cluster: Cluster) -> None:
-    problem = r"launch\.secrets\.API_SECRET cannot be read: /none; create it"
+    problem = r"launch\.secrets\.API_SECRET cannot be read from /none on this node"
     with pytest.raises(ChildError, match=problem) as caught:
         cluster.submit("pass", secrets={"API_SECRET": "file:/none"})
     assert caught.value.exit_code == 64

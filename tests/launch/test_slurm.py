@@ -207,8 +207,8 @@ def test_a_cancelled_job_submits_its_successor(
 
 def test_a_job_at_its_time_limit_is_requeued(workplace: SlurmWorkplace) -> None:
     """The signal reaches the script, which passes it to the nodes and asks for a requeue."""
-    target = {"kind": "slurm", "grace_seconds": 50, "cpus": 1}
-    launch = {"hours": 1 / 60, "target": [target], "max_attempts": 9}
+    target = {"kind": "slurm", "grace_seconds": 85, "cpus": 1}  # the signal comes after 35 s
+    launch = {"hours": 2 / 60, "target": [target], "max_attempts": 9}
     run_file = write_launched(workplace, launch, stop={"steps": 1000})
     handle = workplace.launch(run_file, "train", *ON_SLURM)
     wait_until(lambda: "Restarts=1" in workplace.show(handle), "the requeue")

@@ -165,7 +165,7 @@ class Image(Settings):
     wheel: str | None = None
     """Wheel of Regauge on this machine; by default pip installs this version from its index."""
     extras: tuple[str, ...] = ()
-    """Extras of Regauge in addition to those of the variant, such as `ray`."""
+    """Extras of Regauge in addition to the extras of the variant, such as `ray`."""
     files: tuple[str, ...] = ()
     """Other files for the working folder, such as custom code that the run file names."""
     folder: str = "out/image"

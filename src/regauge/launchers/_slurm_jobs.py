@@ -178,5 +178,5 @@ def parse_assignments(text: str) -> dict[str, str]:
 
 
 def parse_entity(text: str) -> dict[str, str]:
-    """Return the fields of one entity, such as those of `scontrol show partition`."""
+    """Return the fields of one entity, such as a line of `scontrol show partition`."""
     return _parse_fields(" ".join(text.split()))

@@ -105,7 +105,7 @@ class AwsBatch(Launcher):
         return value
 
     def plan(self, job: JobSpec) -> LaunchPlan:
-        """Return the requests of a job, and those of its stack if the settings contain one."""
+        """Return the requests of a job, and of its stack if the settings contain one."""
         queue = self.queue or (self.stack.name if self.stack else None)
         if queue is None:
             remedy = "set it, or describe a stack, in [[launch.target]] of kind aws-batch"

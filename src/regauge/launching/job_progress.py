@@ -66,11 +66,12 @@ def read_progress(folder: Path) -> Progress | None:
     if (folder / RESULT).is_file():
         return Progress(step, step, 0.0)
     attempt = [line for line in lines if line["attempt"] == lines[-1]["attempt"]]
-    timed = [line for line in attempt if line.get("seconds") is not None]
+    timed_lines = [line for line in attempt if line.get("seconds") is not None]
     eta = None
-    if total is not None and len(timed) > 1 and timed[-1]["step"] > timed[0]["step"]:
-        seconds = timed[-1]["seconds"] - timed[0]["seconds"]
-        eta = round((total - step) * seconds / (timed[-1]["step"] - timed[0]["step"]), 1)
+    num_steps = timed_lines[-1]["step"] - timed_lines[0]["step"] if timed_lines else 0
+    if total is not None and num_steps > 0:
+        seconds = timed_lines[-1]["seconds"] - timed_lines[0]["seconds"]
+        eta = round((total - step) * seconds / num_steps, 1)
     return Progress(step, total, eta)
 
 

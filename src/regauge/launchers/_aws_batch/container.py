@@ -134,7 +134,7 @@ def _list_pairs(values: Mapping[str, str], key: str) -> list[dict[str, str]]:
 
 
 def _build_requirements(machine: Machine, options: ContainerOptions) -> list[dict[str, str]]:
-    """Return vCPUs, memory in MiB and accelerators; by default those of the whole machine."""
+    """Return vCPUs, memory in MiB and accelerators; by default all of the machine."""
     vcpus = options.vcpus or machine.vcpus
     if vcpus is None:
         raise _build_size_error(machine, "vCPUs", "vcpus")
@@ -194,7 +194,7 @@ def list_device_paths(job: JobSpec) -> list[str]:
 
 
 def _collect_environment(job: JobSpec, machine: Machine) -> dict[str, str]:
-    """Return the environment variables of a node; those of the user take precedence."""
+    """Return the environment variables of a node; variables of the user take precedence."""
     for name in (*job.environment, *job.secrets):
         if name.startswith(RESERVED_PREFIX):
             problem = f"launch.environment has {name}, and only AWS Batch sets {RESERVED_PREFIX}…"

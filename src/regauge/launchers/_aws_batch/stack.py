@@ -164,7 +164,7 @@ def build_user_data(plan: StackPlan) -> str:
 def build_compute_environment(plan: StackPlan) -> dict[str, Any]:
     """Return the request CreateComputeEnvironment.
 
-    Security groups are those of the launch template if that has network interfaces.
+    If the launch template has network interfaces, it contains the security groups.
     Format: https://docs.aws.amazon.com/batch/latest/APIReference/API_CreateComputeEnvironment.html.
     """
     stack, machine = plan.stack, plan.machine

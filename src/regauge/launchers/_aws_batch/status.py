@@ -96,7 +96,7 @@ def find_exit_code(detail: Detail) -> int | None:
 
 
 def find_reason(detail: Detail) -> str:
-    """Return the reason of the scheduler, and those of the last attempt unless another one runs."""
+    """Return the reason of the scheduler, and the reasons of the last attempt if none runs now."""
     reasons = [detail.get("statusReason", "")]
     if _find_status(detail) not in ("RUNNING", "STARTING"):
         reasons.append(detail.get("container", {}).get("reason", ""))
@@ -113,7 +113,7 @@ def build_node_status(index: int, detail: Detail) -> NodeStatus:
 
 
 def build_status(handle: Handle, detail: Detail, children: Sequence[Detail]) -> JobStatus:
-    """Return the status of a job with those of its nodes, or of the jobs of an array.
+    """Return the status of a job, with its nodes or the jobs of its array.
 
     A multi-node parallel job ends as its main node does.
     """
@@ -186,7 +186,8 @@ def list_job_events(detail: Detail) -> list[JobEvent]:
         reason = find_reason(detail)
         end = f"job {find_state(detail)}"
         events.append((detail.get("stoppedAt"), f"{end}: {reason}" if reason else end))
-    timed = sorted((time, index, text) for index, (time, text) in enumerate(events) if time)
+    timed_events = sorted((time, index, text) for index, (time, text) in enumerate(events) if time)
     return [
-        JobEvent(format_epoch(time, "seconds") or "", "aws-batch", text) for time, _, text in timed
+        JobEvent(format_epoch(time, "seconds") or "", "aws-batch", text)
+        for time, _, text in timed_events
     ]

@@ -124,16 +124,16 @@ def _find_active_state(
     current = list(objects.current_pods.values())
     reason = "; ".join(sorted({*map(explain_pending, current)} - {""}))
     running = [pod for pod in current if _find_phase(pod) == "Running"]
-    disrupted = next(filter(None, map(_find_disruption, objects.pods)), "")
+    disruption = next(filter(None, map(_find_disruption, objects.pods)), "")
     has_restarts = is_true(conditions, RESTART_CONDITION) or any(map(_has_failed, objects.pods))
     if running and len(running) + _count_phase(current, "Succeeded") >= _find_min_nodes(
         objects.job
     ):
         return "running", reason
-    if disrupted and not running:
-        return "preempted", disrupted
+    if disruption and not running:
+        return "preempted", disruption
     if has_restarts:
-        return "restarting", reason or disrupted or _explain_exit(objects)
+        return "restarting", reason or disruption or _explain_exit(objects)
     if reason:
         return "pending", reason
     return "starting", "the containers are created"
@@ -243,7 +243,7 @@ def _find_terminated(pod: Object) -> Object:
 
 
 def _find_min_nodes(job: Object) -> int:
-    """Return the number of pods with which a job works."""
+    """Return the minimum number of pods of a running job."""
     spec = job.get("spec", {})
     if job["kind"] == "PyTorchJob":
         return int(spec.get("elasticPolicy", {}).get("minReplicas", 1))

@@ -92,7 +92,7 @@ def find_shared_memory_gib(job: JobSpec) -> float | None:
 def build_claims(
     job: JobSpec, metadata: dict[str, Any], region: str | None
 ) -> list[dict[str, Any]]:
-    """Return a static volume and its claim for each file system; files outlive both of them."""
+    """Return a static volume and its claim for each file system; deleting them keeps the files."""
     documents = []
     for volume in job.volumes:
         if volume.kind not in DRIVERS:

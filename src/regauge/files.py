@@ -211,6 +211,13 @@ def check_free(target: Path) -> None:
         raise SettingsError(f"{target} is a mount point", "choose a folder inside of it with --to")
 
 
+def check_absent(paths: Iterable[Path], *, overwrite: bool) -> None:
+    """Raise SettingsError if one of some paths exists, unless it may be overwritten."""
+    existing = next((path for path in paths if path.exists()), None)
+    if existing is not None and not overwrite:
+        raise SettingsError(f"{existing} exists", "name another folder, or add --overwrite")
+
+
 @contextmanager
 def stage_output(target: Path) -> Iterator[Path]:
     """Yield a path to write, a file or a folder; it is renamed to `target` if the block succeeds.

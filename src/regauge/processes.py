@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 
 from regauge import choices, stop_signals, timing
 from regauge.cgroups import read_cpu_quota
-from regauge.errors import SettingsError
+from regauge.errors import FIRST_SIGNAL_CODE, SettingsError
 from regauge.files import open_in_place
 from regauge.log import logger
 from regauge.slurm import build_torchrun_variables
@@ -328,6 +328,11 @@ def die_with_parent() -> None:
         PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def convert_return_code(code: int) -> int:
+    """Return the exit code as in shells: 128 plus the number of the signal for a negative code."""
+    return code if code >= 0 else FIRST_SIGNAL_CODE - code
+
+
 def find_exit_code(children: Sequence[Child]) -> int | None:
     """Return the first nonzero exit code, 0 if all processes succeeded, or None if some still run.
 
@@ -340,8 +345,7 @@ def find_exit_code(children: Sequence[Child]) -> int | None:
 
 def _wait_for_exit(children: list[Child]) -> int:
     timing.wait_for(lambda: find_exit_code(children) is not None, poll_seconds=POLL_SECONDS)
-    code = find_exit_code(children) or 0
-    return code if code >= 0 else 128 - code
+    return convert_return_code(find_exit_code(children) or 0)
 
 
 def _stop_processes(children: list[Child]) -> None:

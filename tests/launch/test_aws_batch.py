@@ -281,7 +281,7 @@ def test_a_queued_job_is_cancelled_once(simulator: BatchSimulator) -> None:
     assert "canceljob" in operations
     assert "terminatejob" not in operations
     line = call("job", "cancel", str(handle), code=2)
-    assert "has ended already: cancelled; clean up after it" in line
+    assert "has ended already (cancelled); remove it with" in line
 
 
 def test_a_running_job_is_terminated_with_its_nodes(simulator: BatchSimulator) -> None:
@@ -322,7 +322,7 @@ def test_cleanup_deregisters_the_definition_and_lists_what_is_left(
         "regauge-price-date": "2026-07-20",
     }
     handle = launch(build_plan("sleep 3"))
-    with pytest.raises(SettingsError, match="cancel it first with 'regauge job cancel'"):
+    with pytest.raises(SettingsError, match="stop it first: regauge job cancel aws-batch://"):
         AwsBatch().clean_up(handle)
     wait_for_end(handle)
     leftovers = json.loads(call("job", "cleanup", str(handle), "--json"))["leftovers"]
@@ -374,7 +374,7 @@ def test_a_multi_node_job_is_refused_by_a_queue_of_spot_machines(
 def test_an_unknown_job_is_one_line(simulator: BatchSimulator) -> None:
     assert not simulator.jobs
     line = call("job", "status", "aws-batch://us-east-1/none", code=2)
-    assert line.startswith("regauge: AWS Batch in us-east-1 knows no job none; check the handle")
+    assert line.startswith("regauge: AWS Batch in us-east-1 has no job none; correct the handle")
 
 
 def test_logs_are_those_of_an_attempt(simulator: BatchSimulator) -> None:

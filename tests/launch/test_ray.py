@@ -148,7 +148,7 @@ def test_a_killed_actor_takes_its_command_with_it_and_a_cancelled_job_saves(
     tables = merge(build_training(runs, folder), {"stop": {"steps": 100_000}})
     handle = submit(write_job(tmp_path / "cancel.json", cluster, tables), "train")
     wait_for_step(handle, folder, 25)
-    actor = list_commands("NodeProcess")[0]
+    actor = list_commands("NodeActor")[0]
     commands = list_descendants(actor)
     assert commands
     os.kill(actor, signal.SIGKILL)
@@ -157,13 +157,13 @@ def test_a_killed_actor_takes_its_command_with_it_and_a_cancelled_job_saves(
     wait_for_state(handle, "running")
     step = len((folder / "metrics.jsonl").read_text().splitlines())
     wait_for_step(handle, folder, step + 5)
-    assert "has not ended" in regauge("job", "cleanup", handle, code=2)
+    assert "stop it first" in regauge("job", "cleanup", handle, code=2)
     assert "has a job 'cancel' already" in regauge(
         "launch", str(tmp_path / "cancel.json"), "train", "--on", "ray", code=2
     )
     answer = json.loads(regauge("job", "cancel", handle, "--json"))
     assert answer["state"] == "cancelled"
-    assert "has ended already: cancelled" in regauge("job", "cancel", handle, code=2)
+    assert "has ended already (cancelled)" in regauge("job", "cancel", handle, code=2)
     assert "143" in regauge("job", "logs", handle) or list((folder / "checkpoints").iterdir())
     assert not list_commands(str(folder.parent))
     assert json.loads(regauge("job", "cleanup", handle, "--json")) == {"leftovers": []}

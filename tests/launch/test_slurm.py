@@ -309,7 +309,7 @@ def test_a_pending_job_has_a_reason_and_can_be_cancelled_once(
     again = workplace.run("job", "cancel", handle)
     assert again.code == 2
     assert len(again.error.splitlines()) == 1
-    assert f"{handle} has ended already (cancelled); remove its logs" in again.error
+    assert f"{handle} has ended already (cancelled); remove it with" in again.error
     assert workplace.run("job", "wait", handle).code == 130
     assert workplace.run("job", "cleanup", handle).code == 0
     assert not list(workplace.root.glob("*.slurm"))

@@ -114,7 +114,7 @@ def test_files_are_copied_into_the_context(run_file: Path, tmp_path: Path) -> No
     [
         (["image.variant=cdua"], 2, "did you mean 'cuda'?"),
         (["image.name=team/regauge:latest"], 2, "name a tag other than latest, or a digest"),
-        (["image.base=ubuntu"], 2, "image.base = 'ubuntu' changes without notice"),
+        (["image.base=ubuntu"], 2, "image.base = 'ubuntu' has no fixed version"),
         (["launch.image="], 2, "launch.image"),
         (['image.files=["missing.py"]'], 2, "no file missing.py"),
     ],

@@ -373,8 +373,8 @@ def test_dl1_has_four_efa_interfaces() -> None:
         ({}, {"jobs": 2, "max_nodes": 2}, "an array job of AWS Batch has one node per job"),
         ({}, {"jobs": 20_000}, "launch.jobs = 20000 is above the maximum"),
         ({}, {"environment": {"AWS_BATCH_X": "1"}}, "launch.environment has AWS_BATCH_X"),
-        ({}, {"labels": {"a;b": "1"}}, "'a;b' with value '1' is no tag of AWS"),
-        ({}, {"labels": {"aws:a": "1"}}, "is no tag of AWS"),
+        ({}, {"labels": {"a;b": "1"}}, "'a;b' with value '1' is not a tag of AWS"),
+        ({}, {"labels": {"aws:a": "1"}}, "is not a tag of AWS"),
         (
             {},
             {"volumes": (Volume("v", "/v", "claim-1", "claim"),)},
@@ -383,7 +383,7 @@ def test_dl1_has_four_efa_interfaces() -> None:
         (
             {},
             {"volumes": (Volume("v", "/v", "fs-1", "fsx"),)},
-            "has source 'fs-1'; write id and mount name",
+            "'fs-1' of 'v' is not the source of FSx for Lustre; write id and mount name",
         ),
     ],
 )
@@ -397,15 +397,15 @@ def test_a_job_that_batch_cannot_run_is_refused(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"region": "mars"}, "'mars' is no region of AWS"),
-        ({"job_role": "role"}, "'role' is no ARN of a role"),
-        ({"share_identifier": "a b"}, "'a b' is no share identifier"),
+        ({"region": "mars"}, "'mars' is not a region of AWS"),
+        ({"job_role": "role"}, "'role' is not an ARN of a role"),
+        ({"share_identifier": "a b"}, "'a b' is not a share identifier"),
         ({"scheduling_priority": 10_000}, "scheduling_priority"),
         ({"stack": STACK | {"subnets": {}}}, "it is empty; name at least one"),
         ({"stack": STACK | {"pending_minutes": 5}}, "pending_minutes"),
-        ({"stack": STACK | {"name": "a/b"}}, "'a/b' is no name of a stack"),
+        ({"stack": STACK | {"name": "a/b"}}, "'a/b' is not a stack name"),
         ({"stack": STACK | {"fair_share": {"weights": {"a": 0}}}}, "the weight 0 of 'a'"),
-        ({"stack": STACK | {"fair_share": {"weights": {"-": 1}}}}, "'-' is no share identifier"),
+        ({"stack": STACK | {"fair_share": {"weights": {"-": 1}}}}, "'-' is not a share identifier"),
     ],
 )
 def test_an_invalid_setting_of_the_target_is_refused(

@@ -20,7 +20,7 @@ from regauge.errors import SettingsError
 from regauge.launchers import Handle, JobSpec, LaunchPlan, LeaderAddress, Machine, _ray_driver
 from regauge.launchers._ray_driver import Driver, DriverOptions, find_attempt_code
 from regauge.launchers._ray_log import format_event, format_line, read_events, read_lines
-from regauge.launchers._ray_node import NodeProcess
+from regauge.launchers._ray_node import NodeActor
 from regauge.launchers._secret_files import read_secret_files
 from regauge.launchers.ray import RayCluster, build_status
 
@@ -171,7 +171,7 @@ def test_the_time_limit_ends_the_job(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_command_that_does_not_exist_is_reported() -> None:
-    node = NodeProcess()
+    node = NodeActor()
     node.start(["/no/python"], {}, {})
     lines, code = node.poll()
     assert code == 127
@@ -182,7 +182,7 @@ def test_secrets_are_read_where_the_command_starts(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("value\n")
     assert read_secret_files({"TOKEN": f"file:{path}"}) == {"TOKEN": "value"}
-    node = NodeProcess()
+    node = NodeActor()
     node.start([sys.executable], {}, {"TOKEN": "file:/no/file"})
     assert node.poll()[1] == 64
 

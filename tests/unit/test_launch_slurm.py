@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from regauge.errors import PreflightError, SettingsError
-from regauge.launchers import Handle, JobSpec, LaunchPlan, LeaderAddress, Machine
-from regauge.launchers import _slurm_client as client
+from regauge.launchers import Handle, JobSpec, LaunchPlan, LeaderAddress, Machine, _slurm_client
 from regauge.launchers._slurm_jobs import (
     build_comment,
     convert_time,
@@ -27,7 +26,6 @@ from regauge.launchers._slurm_jobs import (
 )
 from regauge.launchers._slurm_logs import LogFolder
 from regauge.launchers._slurm_reasons import describe_reason
-from regauge.launchers._slurm_script import format_time
 from regauge.launchers._slurm_status import build_status
 from regauge.launchers.slurm import USED, Slurm
 from regauge.launching.lints import run_lints
@@ -153,10 +151,10 @@ def test_no_value_of_a_secret_is_in_the_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "settings", "message"),
     [
-        ({"secrets": {"A": "hf_abc"}}, {}, "launch.secrets.A is no reference"),
+        ({"secrets": {"A": "hf_abc"}}, {}, "launch.secrets.A is not a reference"),
         ({"jobs": 2}, {}, "launch.jobs is 2, and execution.nodes.count is 2; remove one of them"),
-        ({}, {"options": {"nodes": 3}}, "options of the target has 'nodes', which Regauge sets"),
-        ({}, {"options": {"wrap": "x"}}, "options of the target has 'wrap', which Regauge sets"),
+        ({}, {"options": {"nodes": 3}}, "launch.target.options has 'nodes', which Regauge sets"),
+        ({}, {"options": {"wrap": "x"}}, "launch.target.options has 'wrap', which Regauge sets"),
     ],
 )
 def test_a_job_that_slurm_cannot_run_is_refused(
@@ -187,7 +185,7 @@ def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) ->
     [(24.0, "24:00:00"), (0.5, "0:30:00"), (1 / 60, "0:01:00"), (1e-9, "0:00:01")],
 )
 def test_time_limits(hours: float, text: str) -> None:
-    assert format_time(hours) == text
+    assert f"#SBATCH --time={text}\n" in render(build_spec(hours=hours))
 
 
 PROGRAMS = {
@@ -566,10 +564,10 @@ def test_successors_are_found_by_the_job_that_was_submitted_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = "12|regauge:first=7_2\n9|regauge:first=7_1\n8|regauge:first=70\n7|\n10|a person's\n"
-    monkeypatch.setattr(client, "call", lambda *_, **__: rows)
-    monkeypatch.setattr(client, "read_records", lambda job_id: [job_id])
-    assert client.find_successors("7") == ["9", "12"]
-    assert client.find_successors("7_2") == ["12"]
+    monkeypatch.setattr(_slurm_client, "run_program", lambda *_, **__: rows)
+    monkeypatch.setattr(_slurm_client, "read_records", lambda job_id: [job_id])
+    assert _slurm_client.find_successors("7") == ["9", "12"]
+    assert _slurm_client.find_successors("7_2") == ["12"]
 
 
 def test_an_unknown_partition_names_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -577,8 +575,8 @@ def test_an_unknown_partition_names_the_known_ones(monkeypatch: pytest.MonkeyPat
         "config": "ClusterName             = tiny\nPreemptMode             = CANCEL\n",
         "partition": "PartitionName=low Default=YES PreemptMode=REQUEUE\nPartitionName=high X=1\n",
     }
-    monkeypatch.setattr(client, "call", lambda *words, **_: answers[words[-1]])
-    assert client.read_cluster(None).preempt_mode == "REQUEUE"
-    assert client.read_cluster("high").preempt_mode == "CANCEL"
+    monkeypatch.setattr(_slurm_client, "run_program", lambda *words, **_: answers[words[-1]])
+    assert _slurm_client.read_cluster(None).preempt_mode == "REQUEUE"
+    assert _slurm_client.read_cluster("high").preempt_mode == "CANCEL"
     with pytest.raises(SettingsError, match=r"no partition 'lou'; set partition .* high, low"):
-        client.read_cluster("lou")
+        _slurm_client.read_cluster("lou")

@@ -97,7 +97,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
     assert "handle" not in document
     text = answers[0].out
     assert text.startswith("# job.json\n{")
-    for part in ("_local_scheduler", "restart policy: The others wait", document["price"]):
+    for part in ("_local_scheduler", "restart policy: The other nodes wait", document["price"]):
         assert part in text
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -125,7 +125,7 @@ sys.stderr.write(json.dumps([name for name in {LARGE!r} if name in sys.modules])
         (("train", "launch.jobs=2"), "launch.jobs = 2 is for 'predict'", "execution.nodes.count"),
         (
             ("train", "execution.nodes.endpoint=a:1"),
-            "names a node that no job has yet",
+            "and the target sets it itself",
             "remove it",
         ),
         (("train", "execution.nodes.count=x"), "is not a number of nodes", ""),
@@ -134,7 +134,11 @@ sys.stderr.write(json.dumps([name for name in {LARGE!r} if name in sys.modules])
             "(secret: https://",
             "launch.secrets",
         ),
-        (("train", "launch.environment={ A = '1' }", "launch.secrets={ A = 'x' }"), "keep one", ""),
+        (
+            ("train", "launch.environment={ A = '1' }", "launch.secrets={ A = 'x' }"),
+            "remove one",
+            "",
+        ),
         (("train", "launch.environment={ 1A = '1' }"), "is not the name of an environment", ""),
         (("train", "launch.max_attempts=11"), "is more than 10", "set it to 10 or less"),
         (("train", "stop.stps=1"), "unknown key 'stop.stps'", "did you mean 'steps'?"),

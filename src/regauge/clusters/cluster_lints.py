@@ -20,15 +20,15 @@ PLACEMENT_GROUPS = (
     "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/limitations-placement-groups.html"
 )
 ETCD_UPGRADE = "https://etcd.io/docs/v3.6/upgrades/upgrade_3_6/"
-SPOT_EFA = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html"
 FIRST_ETCD_WITHOUT_V2 = (3, 6)
 WARNING_DAYS = 60
+"""Days before the end of standard support from which a version is reported."""
 
 ClusterCheck = Callable[[Cluster, dt.date], Iterator[Lint]]
 
 
 def check_kubernetes_version(cluster: Cluster, today: dt.date) -> Iterator[Lint]:
-    """Find a version that EKS does not support, or supports at a higher price."""
+    """Report a version that EKS does not support, or supports at a higher price."""
     code, versions = "kubernetes-version", load_kubernetes_versions()
     version = versions.get(cluster.kubernetes_version)
     supported = [name for name, item in versions.items() if item.standard_until > today]
@@ -48,7 +48,7 @@ def check_kubernetes_version(cluster: Cluster, today: dt.date) -> Iterator[Lint]
 
 
 def check_reservation_zone(cluster: Cluster, _: dt.date) -> Iterator[Lint]:
-    """Find groups whose machines may start outside of the zone of their reservation."""
+    """Report groups whose machines may start outside of the zone of their reservation."""
     for group in cluster.node_groups:
         label = f"node group '{group.name}'"
         if group.zone is not None and group.zone not in cluster.zones:
@@ -62,7 +62,7 @@ def check_reservation_zone(cluster: Cluster, _: dt.date) -> Iterator[Lint]:
 
 
 def check_efa(cluster: Cluster, _: dt.date) -> Iterator[Lint]:
-    """Find groups with EFA whose machine type has none."""
+    """Report groups with EFA whose machine type has none."""
     for group in cluster.node_groups:
         if group.efa and not find_efa_interfaces(group.instance):
             problem = f"node group '{group.name}': {group.instance} has no EFA interface"
@@ -70,7 +70,7 @@ def check_efa(cluster: Cluster, _: dt.date) -> Iterator[Lint]:
 
 
 def check_efa_zone(cluster: Cluster, _: dt.date) -> Iterator[Lint]:
-    """Find groups with EFA in several zones, between which EFA has no traffic."""
+    """Report groups with EFA in several zones, between which EFA has no traffic."""
     for group in cluster.node_groups:
         if find_node_facts(group).efa_interfaces and group.zone is None:
             problem = f"node group '{group.name}' has EFA, whose traffic stays in one zone"
@@ -78,16 +78,16 @@ def check_efa_zone(cluster: Cluster, _: dt.date) -> Iterator[Lint]:
 
 
 def check_placement_group(cluster: Cluster, _: dt.date) -> Iterator[Lint]:
-    """Find groups with a placement group and a reservation that may be outside of it."""
+    """Report groups with a placement group and a reservation that may be outside of it."""
     for group in cluster.node_groups:
         if group.placement_group is not None and group.capacity_reservation is not None:
             problem = f"node group '{group.name}' has a placement group and a reservation"
-            remedy = "remove placement_group: a reservation places its machines itself"
+            remedy = "remove placement_group, because the reservation places its machines"
             yield Lint("placement-group", problem, remedy, PLACEMENT_GROUPS)
 
 
 def check_etcd(cluster: Cluster, _: dt.date) -> Iterator[Lint]:
-    """Find a version of etcd without version 2 of its API, which torch's client needs."""
+    """Report a version of etcd without version 2 of its API, which torch's client needs."""
     if cluster.etcd is None:
         return
     major, minor, _patch = map(int, cluster.etcd.split("."))
@@ -97,11 +97,11 @@ def check_etcd(cluster: Cluster, _: dt.date) -> Iterator[Lint]:
 
 
 def check_machine_image(cluster: Cluster, _: dt.date) -> Iterator[Lint]:
-    """Find groups whose chips need a machine image that EKS does not have."""
+    """Report groups whose chips need a machine image that EKS does not have."""
     for group in cluster.node_groups:
         support = find_node_facts(group).support
         if support.needs_ami and group.ami is None:
-            problem = f"node group '{group.name}': EKS has no image with a driver of its chips"
+            problem = f"node group '{group.name}': EKS has no machine image with its driver"
             remedy = "set ami to an image of Amazon Linux 2023 with that driver"
             yield Lint("machine-image", problem, remedy, support.source)
 

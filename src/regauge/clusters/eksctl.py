@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 ADDONS = ("vpc-cni", "coredns", "kube-proxy", "eks-pod-identity-agent", "aws-ebs-csi-driver")
 FILE_SYSTEM_ADDONS = {"fsx": "aws-fsx-csi-driver", "efs": "aws-efs-csi-driver"}
-FAMILY = "AmazonLinux2023"
+AMI_FAMILY = "AmazonLinux2023"
 
 
 def list_addons(cluster: Cluster) -> list[str]:
@@ -25,7 +25,7 @@ def build_cluster_config(cluster: Cluster) -> dict[str, Any]:
 
     Source: eksctl-io/eksctl, pkg/apis/eksctl.io/v1alpha5/assets/schema.json.
     """
-    tags = {"regauge/cluster": cluster.name, **cluster.tags}
+    tags = cluster.all_tags
     return {
         "apiVersion": "eksctl.io/v1alpha5",
         "kind": "ClusterConfig",
@@ -51,7 +51,7 @@ def _build_node_group(node: NodeFacts, tags: dict[str, str]) -> dict[str, Any]:
     document: dict[str, Any] = {
         "name": group.name,
         "instanceType": group.instance,
-        "amiFamily": FAMILY,
+        "amiFamily": AMI_FAMILY,
         "desiredCapacity": group.count,
         "minSize": group.minimum,
         "maxSize": group.maximum,

@@ -1,6 +1,6 @@
-"""Versions of Kubernetes, vendors' components and base images, from the data files of this package.
+"""Facts about Kubernetes versions and about vendors' components on EKS, each with its source.
 
-Each row of the tables names its source.
+The data is in `kubernetes.csv` and `vendors.csv` of this folder.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge.files import read_csv_rows
-from regauge.planning.catalog import find_efa_interfaces, find_instance, load_chips
+from regauge.planning.catalog import NO_VENDOR, find_efa_interfaces, find_instance, find_vendor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from regauge.planning.catalog import Instance
 
 FOLDER = Path(__file__).parent
-NO_CHIP = "CPU"
 
 
 @dataclass(frozen=True)
 class KubernetesVersion:
-    """The life of a version of Kubernetes on EKS."""
+    """The support dates of a version of Kubernetes on EKS."""
 
     version: str
     released: dt.date
@@ -39,7 +38,7 @@ class KubernetesVersion:
 
 @dataclass(frozen=True)
 class VendorSupport:
-    """How EKS supports the chips of a vendor."""
+    """The machine image, device plugin and taint for the accelerators of a vendor on EKS."""
 
     vendor: str
     terraform_ami_type: str
@@ -51,7 +50,7 @@ class VendorSupport:
     taint: str
     """Key of the taint of its machines; empty if they have none."""
     needs_ami: bool
-    """Whether the machine image must be named, because EKS has none with the driver."""
+    """Whether `ami` must be set, because EKS has no machine image with the driver."""
     source: str
 
 
@@ -81,7 +80,7 @@ class NodeFacts:
 
 @cache
 def load_kubernetes_versions() -> Mapping[str, KubernetesVersion]:
-    """Return the known versions of Kubernetes."""
+    """Return the known versions of Kubernetes by name, such as `1.35`."""
     return {
         row["version"]: KubernetesVersion(
             row["version"],
@@ -96,7 +95,7 @@ def load_kubernetes_versions() -> Mapping[str, KubernetesVersion]:
 
 @cache
 def load_vendors() -> Mapping[str, VendorSupport]:
-    """Return the vendors whose chips EKS can use."""
+    """Return the support of EKS by vendor."""
     return {
         row["vendor"]: VendorSupport(
             row["vendor"],
@@ -112,11 +111,9 @@ def load_vendors() -> Mapping[str, VendorSupport]:
 
 
 def find_node_facts(group: ClusterNodes) -> NodeFacts:
-    """Return the facts of a group; raises SettingsError for an unknown machine type."""
+    """Return the facts of a node group; raises SettingsError for an unknown machine type."""
     instance = find_instance(group.instance, f"cluster.node_groups '{group.name}'.instance")
-    chip = load_chips().get(instance.chip)
-    vendor = chip.vendor if chip is not None and instance.chips else NO_CHIP
-    support = load_vendors().get(vendor, load_vendors()[NO_CHIP])
+    support = load_vendors().get(find_vendor(instance), load_vendors()[NO_VENDOR])
     has_efa = bool(instance.chips) if group.efa is None else group.efa
     interfaces = find_efa_interfaces(group.instance) if has_efa else 0
     return NodeFacts(group, instance, support, interfaces)

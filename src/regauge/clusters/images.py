@@ -14,7 +14,8 @@ from regauge import __version__
 from regauge.choices import did_you_mean
 from regauge.clusters.facts import FOLDER
 from regauge.errors import ChildError, PreflightError, SettingsError
-from regauge.files import read_csv_rows, sha256, write_atomic
+from regauge.files import check_absent, read_csv_rows, sha256, write_atomic
+from regauge.launching.lints_job import is_pinned
 from regauge.launching.lints_tokens import find_token
 
 if TYPE_CHECKING:
@@ -35,26 +36,28 @@ PACKAGES = ("ca-certificates", "g++")
 """Packages of the distribution; torch.compile needs a compiler."""
 UBUNTU_PACKAGES = ("curl", "python3-dev", "python3-venv")
 CHECK_SECONDS = 20.0
+"""Maximum duration of the check whether a program works."""
 _IMAGE_NAME = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?")
 
 
 @dataclass(frozen=True)
 class ImageVariant:
-    """The base image of a kind of machines."""
+    """The base image and packages for a kind of accelerator."""
 
     name: str
     base: str
     has_torch: bool
-    """Whether the base image contains torch for the chips, which pip must not replace."""
+    """Whether the base image contains torch for the accelerator, which pip must not replace."""
     extras: tuple[str, ...]
+    """Extras of the package `regauge` that the image installs."""
     has_efa: bool
-    """Whether the image installs EFA."""
+    """Whether the Dockerfile installs EFA (Elastic Fabric Adapter)."""
     source: str
 
 
 @cache
 def load_variants() -> Mapping[str, ImageVariant]:
-    """Return the variants of images by name."""
+    """Return the variants of images by name, from `images.csv`."""
     return {
         row["variant"]: ImageVariant(
             row["variant"],
@@ -90,10 +93,10 @@ def resolve_name(settings: ImageSettings) -> str:
 def check_pinned(name: str, key: str) -> None:
     """Raise SettingsError for the name of an image without a fixed tag or digest."""
     if not _IMAGE_NAME.fullmatch(name):
-        raise SettingsError(f"{key} = '{name}' is not the name of an image", "correct it")
-    repository = name.rpartition("/")[2]
-    if "@" not in repository and (":" not in repository or repository.endswith(":latest")):
-        problem = f"{key} = '{name}' changes without notice"
+        remedy = "write registry/repository:tag, such as team/regauge:1.0"
+        raise SettingsError(f"{key} = '{name}' is not the name of an image", remedy)
+    if not is_pinned(name):
+        problem = f"{key} = '{name}' has no fixed version"
         raise SettingsError(problem, "name a tag other than latest, or a digest")
 
 
@@ -141,9 +144,7 @@ def write_context(settings: ImageSettings, run_file: Path, *, overwrite: bool) -
     for path in copies:
         _check_copy(path)
     targets = [folder / DOCKERFILE, folder / ".dockerignore", *(folder / p.name for p in copies)]
-    existing = [path for path in targets if path.exists()]
-    if existing and not overwrite:
-        raise SettingsError(f"{existing[0]} exists", "name another folder, or add --overwrite")
+    check_absent(targets, overwrite=overwrite)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / DOCKERFILE, text, durable=False)
     lines = ["*", *(f"!{path.name}" for path in copies)]
@@ -173,14 +174,14 @@ def find_tool(image: Image) -> str:
     """
     names = TOOLS if image.tool == "auto" else (image.tool,)
     for name in names:
-        if shutil.which(name) is not None and _works(name):
+        if shutil.which(name) is not None and _is_usable(name):
             return name
     problem = f"no program that builds images works here (tried {', '.join(names)})"
     raise PreflightError(problem, "install buildah, or start the daemon of docker")
 
 
-def _works(name: str) -> bool:
-    """Return whether a program answers; the client of docker needs a daemon."""
+def _is_usable(name: str) -> bool:
+    """Return whether the command `info` of a program succeeds; docker needs a daemon for it."""
     try:
         process = subprocess.run(
             [name, "info"], capture_output=True, check=False, timeout=CHECK_SECONDS
@@ -191,7 +192,7 @@ def _works(name: str) -> bool:
 
 
 def list_commands(tool: str, action: str, name: str, folder: Path) -> list[list[str]]:
-    """Return the command lines that build or push an image."""
+    """Return the command lines of the action `build` or `push`."""
     if action == "build":
         # The OCI format has no SHELL, which makes a failing pipe end the build.
         options = ["--format", "docker"] if tool != "docker" else []

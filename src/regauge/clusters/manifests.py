@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from regauge.clusters.facts import FOLDER, find_node_facts
+from regauge.launchers._kubernetes.volumes import DRIVERS
 
 if TYPE_CHECKING:
     from regauge.clusters.settings import Cluster, ClusterFiles
@@ -39,9 +40,8 @@ def build_manifests(cluster: Cluster) -> dict[str, str]:
 
 def _build_files(files: ClusterFiles) -> list[dict[str, Any]]:
     """Return the volume and the claim of a file system; `envsubst` inserts its identifiers."""
-    prefix = variable_prefix(files)
-    driver = {"fsx": "fsx.csi.aws.com", "efs": "efs.csi.aws.com"}[files.kind]
-    source: dict[str, Any] = {"driver": driver, "volumeHandle": f"${{{prefix}_ID}}"}
+    prefix = build_variable_prefix(files)
+    source: dict[str, Any] = {"driver": DRIVERS[files.kind], "volumeHandle": f"${{{prefix}_ID}}"}
     if files.kind == "fsx":
         source["volumeAttributes"] = {
             "dnsname": f"${{{prefix}_DNS}}",
@@ -81,7 +81,7 @@ def _build_files(files: ClusterFiles) -> list[dict[str, Any]]:
     ]
 
 
-def variable_prefix(files: ClusterFiles) -> str:
+def build_variable_prefix(files: ClusterFiles) -> str:
     """Return the prefix of the variables with the identifiers of a file system."""
     return files.name.upper().replace("-", "_")
 

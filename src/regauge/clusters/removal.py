@@ -1,4 +1,4 @@
-"""The commands that remove a cluster, and the audit of what is left in the account."""
+"""The commands that remove a cluster, and the audit of resources that the account still has."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 from regauge.clusters.rendering import EKSCTL_FILE, TERRAFORM_FOLDER
+from regauge.clusters.settings import CLUSTER_TAG
 from regauge.errors import ChildError, PreflightError, TransientError, first_line
 from regauge.launchers import Leftover
 from regauge.launchers._clients import find_client
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from regauge.clusters.settings import Cluster
 
-TAG = "regauge/cluster"
 INSTALL_COMMAND = "pip install 'regauge[aws]'"
 
 
@@ -40,19 +40,19 @@ def list_removal_commands(cluster: Cluster, folder: Path) -> list[list[str]]:
 
 
 def list_audit_commands(cluster: Cluster) -> list[list[str]]:
-    """Return the command lines that show what a cluster may leave, for people."""
+    """Return the command lines by which a user lists the resources that a cluster may leave."""
     region = ["--region", cluster.region]
-    owned = f"Name=tag:kubernetes.io/cluster/{cluster.name},Values=owned"
-    tagged = f"Key={TAG},Values={cluster.name}"
+    volume_filter = f"Name=tag:kubernetes.io/cluster/{cluster.name},Values=owned"
+    tag_filter = f"Key={CLUSTER_TAG},Values={cluster.name}"
     return [
-        ["aws", "ec2", "describe-volumes", *region, "--filters", owned],
+        ["aws", "ec2", "describe-volumes", *region, "--filters", volume_filter],
         ["aws", "elbv2", "describe-load-balancers", *region],
-        ["aws", "resourcegroupstaggingapi", "get-resources", *region, "--tag-filters", tagged],
+        ["aws", "resourcegroupstaggingapi", "get-resources", *region, "--tag-filters", tag_filter],
     ]
 
 
 def remove_cluster(cluster: Cluster, folder: Path) -> list[Leftover]:
-    """Run the commands that remove a cluster; return what is left.
+    """Run the commands that remove a cluster; return the resources that still exist.
 
     Raises PreflightError without the clients, and ChildError with the exit code of a command that
     failed.
@@ -61,7 +61,7 @@ def remove_cluster(cluster: Cluster, folder: Path) -> list[Leftover]:
     packages = {"kubectl": "kubectl", "eksctl": "eksctl", "terraform": "Terraform"}
     for name in dict.fromkeys(command[0] for command in commands):
         find_client(name, packages[name])
-    client = _load_client(cluster.region)
+    client = _load_client_factory(cluster.region)
     for command in commands:
         code = subprocess.run(command, check=False).returncode
         if code:
@@ -78,7 +78,7 @@ def find_leftovers(cluster: Cluster, client: Callable[[str], Any] | None = None)
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
-    client = client or _load_client(cluster.region)
+    client = client or _load_client_factory(cluster.region)
     try:
         return [leftover for find in FINDERS for leftover in find(cluster, client)]
     except (BotoCoreError, ClientError) as error:
@@ -87,7 +87,8 @@ def find_leftovers(cluster: Cluster, client: Callable[[str], Any] | None = None)
         raise TransientError(problem, f"check the credentials, then run: {commands}") from None
 
 
-def _load_client(region: str) -> Callable[[str], Any]:
+def _load_client_factory(region: str) -> Callable[[str], Any]:
+    """Return a function that creates boto3 clients; raises PreflightError without boto3."""
     try:
         import boto3
     except ImportError:
@@ -142,7 +143,7 @@ def _find_file_systems(cluster: Cluster, client: Callable[[str], Any]) -> Iterat
 def _find_instances(cluster: Cluster, client: Callable[[str], Any]) -> Iterator[Leftover]:
     states = ["pending", "running", "stopping", "stopped"]
     filters = [
-        {"Name": f"tag:{TAG}", "Values": [cluster.name]},
+        {"Name": f"tag:{CLUSTER_TAG}", "Values": [cluster.name]},
         {"Name": "instance-state-name", "Values": states},
     ]
     for page in client("ec2").get_paginator("describe_instances").paginate(Filters=filters):
@@ -166,7 +167,7 @@ def _find_log_groups(cluster: Cluster, client: Callable[[str], Any]) -> Iterator
 
 
 def _has_tag(tags: list[dict[str, str]], cluster: Cluster) -> bool:
-    return {"Key": TAG, "Value": cluster.name} in tags
+    return {"Key": CLUSTER_TAG, "Value": cluster.name} in tags
 
 
 FINDERS = (

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from regauge.clusters import terraform
 from regauge.clusters.eksctl import build_cluster_config
 from regauge.clusters.facts import find_node_facts
-from regauge.clusters.manifests import build_manifests, variable_prefix
-from regauge.errors import SettingsError
-from regauge.files import write_atomic
+from regauge.clusters.manifests import build_manifests, build_variable_prefix
+from regauge.clusters.settings import CLUSTER_TAG
+from regauge.files import check_absent, write_atomic
 from regauge.planning.catalog import REGION
 
 if TYPE_CHECKING:
@@ -42,10 +42,7 @@ def render_files(cluster: Cluster) -> dict[str, str]:
 
 def write_files(folder: Path, files: dict[str, str], *, overwrite: bool) -> None:
     """Write the files of a cluster; raises SettingsError if one exists and none is overwritten."""
-    existing = [name for name in files if (folder / name).exists()]
-    if existing and not overwrite:
-        problem = f"{folder / existing[0]} exists"
-        raise SettingsError(problem, "name another folder, or add --overwrite")
+    check_absent((folder / name for name in files), overwrite=overwrite)
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / name, text, durable=False)
@@ -78,8 +75,11 @@ def list_creation_commands(cluster: Cluster, folder: Path) -> list[str]:
 
 
 def _list_eksctl_commands(cluster: Cluster, files: ClusterFiles) -> list[str]:
-    """Return the commands that create a file system beside a cluster of eksctl."""
-    prefix, region = variable_prefix(files), f"--region {cluster.region}"
+    """Return the commands that create a file system for a cluster of eksctl.
+
+    eksctl creates no file systems. The variables have the identifiers for `envsubst`.
+    """
+    prefix, region = build_variable_prefix(files), f"--region {cluster.region}"
     zone = terraform.find_file_zone(cluster)
     subnet = (
         f"SUBNET=$(aws ec2 describe-subnets {region} --filters"
@@ -91,7 +91,7 @@ def _list_eksctl_commands(cluster: Cluster, files: ClusterFiles) -> list[str]:
         f"GROUP=$(aws eks describe-cluster {region} --name {cluster.name}"
         " --query cluster.resourcesVpcConfig.clusterSecurityGroupId --output text)"
     )
-    tags = f"--tags Key=regauge/cluster,Value={cluster.name} Key=Name,Value={files.name}"
+    tags = f"--tags Key={CLUSTER_TAG},Value={cluster.name} Key=Name,Value={files.name}"
     if files.kind == "efs":
         create = (
             f"export {prefix}_ID=$(aws efs create-file-system {region} --encrypted {tags}"
@@ -120,7 +120,8 @@ def _list_eksctl_commands(cluster: Cluster, files: ClusterFiles) -> list[str]:
 
 
 def _list_terraform_commands(files: ClusterFiles, directory: str) -> list[str]:
-    prefix = variable_prefix(files)
+    """Return the commands that read the identifiers of a file system from Terraform's outputs."""
+    prefix = build_variable_prefix(files)
     if files.kind == "efs":
         key = f"'.\"{files.name}\"'"
         return [
@@ -139,7 +140,10 @@ def _quote(path: Path) -> str:
 
 
 def describe_cluster_price(cluster: Cluster) -> str:
-    """Return the price per hour with its date, as text; file systems and traffic are not in it."""
+    """Return the price in USD per hour with its date, as text.
+
+    It includes the control plane and the machines, but no file systems, disks and traffic.
+    """
     nodes = [find_node_facts(group) for group in cluster.node_groups]
     unknown = [node.group.instance for node in nodes if node.usd_per_hour is None]
     if unknown:

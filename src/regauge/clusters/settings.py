@@ -12,12 +12,14 @@ from pydantic import Field, field_validator, model_validator
 from regauge.config import Settings
 from regauge.launching.settings import Launch, is_job_name
 
+CLUSTER_TAG = "regauge/cluster"
+"""Tag with the name of the cluster, which everything that is created for it has."""
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-z]")
 
 
 class ClusterNodes(Settings):
-    """A group of machines of one type."""
+    """A node group: machines of one type."""
 
     name: str
     """Name of the group."""
@@ -101,11 +103,11 @@ class Cluster(Settings):
     kubernetes_version: str = "1.35"
     """Version of Kubernetes."""
     tool: Literal["eksctl", "terraform"] = "eksctl"
-    """Tool whose commands are printed or run; the files of both are written."""
+    """Tool that creates and deletes the cluster; the files of both tools are written."""
     node_groups: tuple[ClusterNodes, ...] = Field(min_length=1)
-    """The groups of machines."""
+    """Node groups: machines of one type each."""
     file_systems: tuple[ClusterFiles, ...] = ()
-    """The file systems."""
+    """File systems that jobs mount."""
     etcd: str | None = None
     """Version of an etcd server for elastic jobs, such as `3.5.25`; by default there is none."""
     training_operator: str | None = "1.9.3"
@@ -117,6 +119,11 @@ class Cluster(Settings):
     @classmethod
     def _check_name(cls, value: str) -> str:
         return check_label(value)
+
+    @property
+    def all_tags(self) -> dict[str, str]:
+        """The tags of everything that is created, with the name of the cluster."""
+        return {CLUSTER_TAG: self.name, **self.tags}
 
     @field_validator("etcd", "training_operator")
     @classmethod
@@ -150,15 +157,15 @@ class Image(Settings):
     """A container image with Regauge and the run file."""
 
     variant: str = "cpu"
-    """Kind of the machines; `regauge image render` lists the known ones for a wrong name."""
+    """Kind of the base image: `cpu`, `cuda`, `neuron` or `gaudi`."""
     name: str | None = None
     """Registry, repository and tag of the image; by default `launch.image`."""
     base: str | None = None
     """Base image with a tag or digest; by default that of the variant."""
     wheel: str | None = None
-    """Wheel of Regauge on this machine; by default this version is installed from pip's index."""
+    """Wheel of Regauge on this machine; by default pip installs this version from its index."""
     extras: tuple[str, ...] = ()
-    """Extras of Regauge in addition to those of the variant, such as `ray`."""
+    """Extras of Regauge in addition to the extras of the variant, such as `ray`."""
     files: tuple[str, ...] = ()
     """Other files for the working folder, such as custom code that the run file names."""
     folder: str = "out/image"

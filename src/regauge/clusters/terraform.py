@@ -21,7 +21,7 @@ def read_configuration() -> dict[str, str]:
 
 
 def build_variables(cluster: Cluster) -> dict[str, Any]:
-    """Return the values of the variables, the document `terraform.tfvars.json`."""
+    """Return the content of `terraform.tfvars.json`, the values of the variables."""
     nodes = {group.name: find_node_facts(group) for group in cluster.node_groups}
     zone = find_file_zone(cluster)
     return {
@@ -37,7 +37,7 @@ def build_variables(cluster: Cluster) -> dict[str, Any]:
             if item.kind == "fsx"
         },
         "efs": [item.name for item in cluster.file_systems if item.kind == "efs"],
-        "tags": {"regauge/cluster": cluster.name, **cluster.tags},
+        "tags": cluster.all_tags,
     }
 
 

@@ -1,8 +1,8 @@
 """Launchers: the schedulers that run a command of Regauge, such as Slurm or Kubernetes.
 
-One choice per file. `Launcher.plan` returns the exact documents and command lines of a job; it is
-pure, offline, and needs no credentials. `submit` sends them. The other methods work on a `Handle`
-and read the state from the scheduler, never from a local file. No file here imports torch.
+One choice per file. `Launcher.plan` returns the exact documents and command lines of a job. It is
+pure, works offline and needs no credentials. `submit` sends the documents. The other methods take a
+`Handle`, and read the state from the scheduler. No file here imports torch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from regauge.config import Choice
 from regauge.errors import SettingsError
+from regauge.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,11 +33,27 @@ JobState = Literal[
 FINAL_STATES: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
 """States that a job does not leave."""
 SEPARATOR = "://"
+COMMON_FIELDS = frozenset(
+    (
+        "min_nodes",
+        "max_nodes",
+        "processes",
+        "machine",
+        "environment",
+        "secrets",
+        "max_attempts",
+        "hours",
+        "rendezvous",
+        "rendezvous_endpoint",
+        "labels",
+    )
+)
+"""Fields of `JobSpec` that every launcher uses."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts of a machine type that documents and lints need."""
+    """The properties of a machine type that documents and checks need."""
 
     name: str
     chip: str
@@ -50,6 +67,7 @@ class Machine:
     vcpus: int | None
     memory_gib: int | None
     usd_per_hour: float | None
+    """Price of one machine in USD; None if it is unknown."""
     price_date: str | None
     """Date of the price, as YYYY-MM-DD."""
 
@@ -114,10 +132,37 @@ class JobSpec:
         return self.min_nodes != self.max_nodes
 
     @property
+    def node_range(self) -> str:
+        """The number of nodes as `execution.nodes.count` and torchrun write it: `2`, or `1:4`."""
+        return f"{self.min_nodes}:{self.max_nodes}" if self.is_elastic else str(self.max_nodes)
+
+    @property
+    def processes_per_node(self) -> int | None:
+        """The number of processes; `auto` is one per accelerator, or None without accelerators."""
+        if self.processes != "auto":
+            return self.processes
+        return self.machine.chips if self.machine and self.machine.chips else None
+
+    @property
+    def limit_seconds(self) -> int | None:
+        """The time limit in whole seconds; None without a limit."""
+        return None if self.hours is None else round(self.hours * SECONDS_PER_HOUR)
+
+    @property
+    def uses_efa(self) -> bool:
+        """Whether the nodes communicate through EFA: there are several, and they have it."""
+        return self.max_nodes > 1 and self.machine is not None and self.machine.efa_interfaces > 0
+
+    @property
     def usd_per_hour(self) -> float | None:
         """Price of all nodes and jobs per hour; None if it is unknown."""
         price = self.machine.usd_per_hour if self.machine else None
         return None if price is None else price * self.max_nodes * self.jobs
+
+
+def is_local_folder(address: str) -> bool:
+    """Return whether an output folder is a path; not so if empty or in an object store."""
+    return bool(address) and SEPARATOR not in address
 
 
 class Document(NamedTuple):
@@ -156,7 +201,7 @@ def _format_yaml(documents: list[Any]) -> str:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What a launcher sends: documents, command lines, and the reasons for its decisions."""
+    """The documents and command lines of a job, with the reasons for the launcher's decisions."""
 
     job: JobSpec
     documents: tuple[Document, ...] = ()
@@ -165,7 +210,7 @@ class LaunchPlan:
     notes: tuple[str, ...] = ()
     """Decisions with their reasons, one sentence each."""
     restart_policy: str = ""
-    """What happens after the loss of a node, as one sentence."""
+    """Reaction to the loss of a node and to exit codes, as one sentence."""
     used: frozenset[str] = frozenset()
     """Fields of `JobSpec` that the documents contain or that the launcher applies itself."""
 
@@ -220,15 +265,18 @@ class NodeStatus:
     """One node of a job, or one job of an array."""
 
     index: int
+    """Number of the node, or of the job in its array, from 0."""
     state: JobState
     host: str = ""
+    """Host that runs it, as the scheduler names it; empty if it is unknown."""
     exit_code: int | None = None
     reason: str = ""
+    """Reason of the scheduler for the state."""
 
 
 @dataclass(frozen=True)
 class JobFailure:
-    """Why a job failed, if the scheduler or the run recorded it."""
+    """The failure of a job, as the scheduler or the run recorded it."""
 
     kind: str
     """Kind of the failure, as in `failures/*.json` of a run; `unknown` if none is recorded."""
@@ -242,8 +290,10 @@ class Progress:
     """Progress of a run, read from its output folder if this machine can read it."""
 
     step: int
+    """Last step that the run logged."""
     total_steps: int | None = None
     eta_seconds: float | None = None
+    """Estimated time until the last step; None if it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -260,14 +310,16 @@ class JobStatus:
     failure: JobFailure | None = None
     progress: Progress | None = None
     usd_per_hour: float | None = None
-    """Price of all nodes per hour, frozen when the job was submitted."""
+    """Price of all nodes per hour in USD, when the job was submitted."""
     price_date: str | None = None
     output: str = ""
     """Output folder of the run, for its progress; empty if the scheduler does not know it."""
     submitted_at: str | None = None
-    """Time as ISO 8601 in UTC; so are the next two."""
+    """Time of the submission, as ISO 8601 in UTC."""
     started_at: str | None = None
+    """Time of the first start of a node, as ISO 8601 in UTC."""
     finished_at: str | None = None
+    """Time of the end of the job, as ISO 8601 in UTC."""
 
     @property
     def is_final(self) -> bool:
@@ -281,14 +333,17 @@ class JobEvent(NamedTuple):
     time: str
     """Time as ISO 8601 in UTC."""
     source: str
+    """Component that reported the event, such as `slurm` or `node 1`."""
     message: str
 
 
 class LogRequest(NamedTuple):
-    """Which log of a job is read; by default that of the leader in its last attempt."""
+    """The selection of a log; by default the log of the leader in its last attempt."""
 
     rank: int | None = None
+    """Rank whose node is selected, or index of a job in an array; None for the leader."""
     attempt: int | None = None
+    """Number of the attempt, from 1; None for the last one."""
     follow: bool = False
     """Whether to wait for new lines until the job ends."""
 
@@ -306,7 +361,7 @@ class Launcher(Choice):
     """A scheduler that runs jobs."""
 
     is_container: ClassVar[bool] = False
-    """Whether nodes run an image, so that paths are those of the image."""
+    """Whether nodes run a container image; paths are then paths in the container."""
     supports_elastic: ClassVar[bool] = False
     """Whether the number of nodes may change during a job."""
     supports_arrays: ClassVar[bool] = False
@@ -335,8 +390,9 @@ class Launcher(Choice):
     def submit(self, plan: LaunchPlan) -> Handle:
         """Submit a plan and return the handle of the job.
 
-        If a step fails, the earlier ones are undone. Raises PreflightError without the scheduler's
-        client, SettingsError if the scheduler rejects the job, TransientError if it is unreachable.
+        If a step fails, the objects of earlier steps are deleted. Raises PreflightError without the
+        scheduler's client, SettingsError if the scheduler rejects the job, and TransientError if it
+        is unreachable.
         """
 
     @abstractmethod
@@ -357,4 +413,7 @@ class Launcher(Choice):
 
     @abstractmethod
     def clean_up(self, handle: Handle) -> list[Leftover]:
-        """Remove what `submit` created; return what is left. Running jobs are refused."""
+        """Remove the objects that `submit` created; return the resources that remain.
+
+        Raises SettingsError for a job that has not ended.
+        """

@@ -40,10 +40,10 @@ def find_client(name: str, package: str) -> str:
 def run_client(
     command: Sequence[str], *, text: str | None = None, remedy: str, seconds: float = CLIENT_SECONDS
 ) -> str:
-    """Run a command of a client with `text` as its input; return what it prints.
+    """Run a command of a client with `text` as its input; return its standard output.
 
-    Raises TransientError if the server is unreachable or silent, and SettingsError with the first
-    line of the client's message and the remedy for every other failure.
+    Raises TransientError if the server is unreachable or silent. Raises SettingsError for every
+    other failure, with the first line of the client's message and the remedy.
     """
     name = command[0].rpartition("/")[2]
     try:

@@ -1,8 +1,8 @@
 """Runs the nodes of a job as local processes: starts, restarts by exit code, limits, cancellation.
 
 A job is a gang, whose nodes train together, or an array of independent jobs. Codes of RESTART_CODES
-and signals restart a node; any other code ends a gang. If the leader of a gang is lost, all of its
-nodes are restarted with a new rendezvous, because the leader serves it.
+and SIGKILL restart a node; any other code ends a gang. The leader of a gang serves its rendezvous.
+If the leader is lost, all nodes are restarted with a new rendezvous.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class RestartRules:
     max_attempts: int = 1
     hours: float | None = None
 
-    def is_restarted(self, code: int) -> bool:
+    def allows_restart(self, code: int) -> bool:
         """Return whether a node or a job starts again after an exit code.
 
-        A node that SIGKILL ended is a machine that was lost.
+        SIGKILL represents the loss of a machine.
         """
         return code in RESTART_CODES or code == FIRST_SIGNAL_CODE + signal.SIGKILL
 
@@ -79,7 +79,7 @@ class _NodeSlot:
 
 
 class JobRunner:
-    """The scheduler of one job. The caller calls `poll` until `state` is final."""
+    """Runs one job; the caller calls `start`, and then `poll` until `is_final`."""
 
     def __init__(
         self,
@@ -107,9 +107,9 @@ class JobRunner:
         self._leader = LeaderAddress(LOOPBACK, 0, "")
         self._deadline: float | None = None
         self._kill_at: float | None = None
-        """When the nodes that were requested to stop are killed."""
-        self._end: RunnerEvent | None = None
-        """How the job ends as soon as its nodes have stopped."""
+        """Monotonic time in seconds at which the nodes that received SIGTERM are killed."""
+        self._final_event: RunnerEvent | None = None
+        """Last event of the job, which is reported as soon as its nodes have stopped."""
 
     @property
     def is_final(self) -> bool:
@@ -126,20 +126,20 @@ class JobRunner:
 
     def poll(self) -> None:
         """Handle the nodes that have ended, start those that wait, and apply the limits."""
-        stopped = self._collect_exits()
+        ended_nodes = self._collect_exits()
         if self._kill_at is not None:
             self._continue_stop()
         elif self._deadline is not None and time.monotonic() >= self._deadline:
-            message = f"the time limit of {self._rules.hours:g} h is over"
+            message = f"the time limit of {self._rules.hours:g} h is reached"
             self._stop(RunnerEvent(message, "failed", exit_code=LimitReachedError.exit_code))
         else:
-            self._handle_exits(stopped)
+            self._handle_exits(ended_nodes)
         if not self.is_final and self._kill_at is None:
             self._start_nodes()
 
     def cancel(self) -> None:
         """Stop the nodes; the job ends as cancelled."""
-        if self._end is None and not self.is_final:
+        if self._final_event is None and not self.is_final:
             self._stop(RunnerEvent(CANCELLED, "cancelled"))
 
     def kill_node(self, index: int) -> None:
@@ -155,7 +155,7 @@ class JobRunner:
                 node.process.kill()
 
     def _begin_attempt(self) -> None:
-        """Choose the address and the name of a new rendezvous."""
+        """Choose the port and the id of a new rendezvous, and list the commands for it."""
         self.attempt += 1
         port = find_free_port()
         self._leader = LeaderAddress(LOOPBACK, port, f"{self._name}-{self.attempt}")
@@ -164,8 +164,8 @@ class JobRunner:
     def _start_nodes(self) -> None:
         """Start pending nodes: the leader first, the others when its rendezvous answers.
 
-        The leader must be the node that serves the rendezvous, because any node of this machine
-        could. Of an array, as many jobs run at the same time as there are cores.
+        Any node of this machine could serve the rendezvous, so the others wait for the leader. An
+        array runs at most one job per core at the same time.
         """
         startable = self._list_startable()
         for node in startable:
@@ -210,41 +210,41 @@ class JobRunner:
         environment = {**self._environment, **command.environment}
         node.process = NodeProcess(command.command, environment, log, self._folder)
         node.state, node.exit_code = "running", None
-        self._report(node, "started")
+        self._report_node(node, "started")
 
     def _collect_exits(self) -> list[_NodeSlot]:
         """Return the nodes that have ended since the last call."""
-        stopped = []
+        ended_nodes = []
         for node in self._nodes:
             code = node.process.exit_code if node.process else None
             if node.is_running and code is not None:
                 node.exit_code = code
-                is_cancelled = self._end is not None and self._end.state == "cancelled"
+                event = self._final_event
                 node.state = "succeeded" if code == 0 else "failed"
-                if code and is_cancelled:
+                if code and event is not None and event.state == "cancelled":
                     node.state = "cancelled"
-                self._report(node, f"ended with exit code {code}")
-                stopped.append(node)
-        return stopped
+                self._report_node(node, f"ended with exit code {code}")
+                ended_nodes.append(node)
+        return ended_nodes
 
-    def _handle_exits(self, stopped: list[_NodeSlot]) -> None:
+    def _handle_exits(self, ended_nodes: list[_NodeSlot]) -> None:
         """Restart or end the job after the exits of some nodes."""
-        failed = [node for node in stopped if node.exit_code]
-        final = [node for node in failed if not self._rules.is_restarted(node.exit_code or 0)]
+        failed = [node for node in ended_nodes if node.exit_code]
+        final = [node for node in failed if not self._rules.allows_restart(node.exit_code or 0)]
         if not self._rules.is_gang:
             self._restart_jobs([node for node in failed if node not in final])
         elif final:
             self._fail(final[0], "its exit code allows no restart")
         elif failed:
             self._restart_gang(failed)
-        if self._end is None and self._kill_at is None and not self._has_work():
-            self._finish(self._find_end())
+        if self._final_event is None and self._kill_at is None and not self._has_active_nodes():
+            self._end_job(self._build_final_event())
 
-    def _has_work(self) -> bool:
+    def _has_active_nodes(self) -> bool:
         return any(node.state in {"pending", "running"} for node in self._nodes)
 
-    def _find_end(self) -> RunnerEvent:
-        """Return how the job ends after all of its nodes have ended."""
+    def _build_final_event(self) -> RunnerEvent:
+        """Return the last event of a job whose nodes have all ended."""
         failed = next((node for node in self._nodes if node.state == "failed"), None)
         num_succeeded = sum(node.state == "succeeded" for node in self._nodes)
         is_done = num_succeeded >= self._rules.min_nodes if self._rules.is_gang else not failed
@@ -299,9 +299,9 @@ class JobRunner:
         message = f"node {node.index} ended with exit code {node.exit_code}; {reason}"
         return RunnerEvent(message, "failed", node=node.index, exit_code=node.exit_code)
 
-    def _stop(self, end: RunnerEvent | None) -> None:
-        """Request the running nodes to stop; then the job ends, or restarts if `end` is None."""
-        self._end = end
+    def _stop(self, final_event: RunnerEvent | None) -> None:
+        """Send SIGTERM to the nodes; the job then ends with an event, or restarts if it is None."""
+        self._final_event = final_event
         self._kill_at = time.monotonic() + GRACE_SECONDS
         for node in self._nodes:
             if node.process is not None and node.is_running:
@@ -309,7 +309,7 @@ class JobRunner:
         self._continue_stop()
 
     def _continue_stop(self) -> None:
-        """Kill the nodes that take too long to stop; end or restart the job after them."""
+        """Kill the nodes that exceed GRACE_SECONDS; then end or restart the job."""
         running = [node for node in self._nodes if node.is_running]
         if running and self._kill_at is not None and time.monotonic() < self._kill_at:
             return
@@ -318,27 +318,27 @@ class JobRunner:
                 node.process.kill()
         self._collect_exits()
         self._kill_at = None
-        if self._end is None:
+        if self._final_event is None:
             self._restart_all()
         else:
-            self._finish(self._end)
+            self._end_job(self._final_event)
 
-    def _finish(self, end: RunnerEvent) -> None:
-        self.exit_code, self.state = end.exit_code, end.state or "unknown"
+    def _end_job(self, event: RunnerEvent) -> None:
+        self.exit_code, self.state = event.exit_code, event.state or "unknown"
         for node in self._nodes:
             if node.state == "pending":
                 node.state = "cancelled"
-        self._emit(end)
+        self._report_job(event)
 
     def _set_state(self, state: JobState, message: str) -> None:
         self.state = state
-        self._emit(RunnerEvent(message, state))
+        self._report_job(RunnerEvent(message, state))
 
-    def _report(self, node: _NodeSlot, what: str) -> None:
+    def _report_node(self, node: _NodeSlot, change: str) -> None:
         pid = node.process.pid if node.process else None
         self._on_event(
             RunnerEvent(
-                f"node {node.index} {what}",
+                f"node {node.index} {change}",
                 node=node.index,
                 node_state=node.state,
                 attempt=node.attempt,
@@ -347,7 +347,7 @@ class JobRunner:
             )
         )
 
-    def _emit(self, event: RunnerEvent) -> None:
+    def _report_job(self, event: RunnerEvent) -> None:
         self._on_event(
             RunnerEvent(
                 event.message,

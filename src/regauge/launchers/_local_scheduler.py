@@ -6,7 +6,6 @@ ended. If it dies, its nodes die with it, and the lock is free.
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import signal
 import sys
@@ -29,6 +28,7 @@ from regauge.launchers._local_job import (
 )
 from regauge.launchers._nodes import clear_scheduler_variables
 from regauge.launchers._secret_files import read_secret_files
+from regauge.launchers._times import format_now
 
 LOCK_SECONDS = 10.0
 """Wait for the lock, which a command that reads the state of the job holds for a moment."""
@@ -92,9 +92,8 @@ def run(runner: JobRunner, folder: Path) -> None:
 
 def write_event(folder: Path, event: RunnerEvent) -> None:
     """Append an event to the folder of a job."""
-    now = dt.datetime.now(tz=dt.UTC).isoformat(timespec="milliseconds")
     line = {name: value for name, value in asdict(event).items() if value is not None}
-    jsonl.append_line(folder / EVENTS, {"time": now, **line})
+    jsonl.append_line(folder / EVENTS, {"time": format_now(), **line})
 
 
 if __name__ == "__main__":

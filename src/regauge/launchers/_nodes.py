@@ -12,9 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regauge.errors import FIRST_SIGNAL_CODE
 from regauge.files import open_in_place
-from regauge.processes import LAUNCHER_VARIABLES, SUPERVISED_VARIABLE, die_with_parent
+from regauge.processes import (
+    LAUNCHER_VARIABLES,
+    SUPERVISED_VARIABLE,
+    convert_return_code,
+    die_with_parent,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,7 +69,7 @@ class NodeProcess:
     def exit_code(self) -> int | None:
         """Exit code as in shells, 128 plus the signal that ended it; None if it runs."""
         code = self._process.poll()
-        return code if code is None or code >= 0 else FIRST_SIGNAL_CODE - code
+        return None if code is None else convert_return_code(code)
 
     def terminate(self) -> None:
         """Send SIGTERM to the command, as a scheduler does before it stops a node."""
@@ -102,11 +106,19 @@ def build_rendezvous_variables(job: JobSpec, leader: LeaderAddress) -> dict[str,
     """
     if job.max_nodes == 1:
         return {}
-    count = f"{job.min_nodes}:{job.max_nodes}" if job.is_elastic else str(job.max_nodes)
+    variables = build_leader_variables(job.node_range, leader)
+    variables["PET_RDZV_BACKEND"] = job.rendezvous
+    if job.rendezvous_endpoint:
+        variables["PET_RDZV_ENDPOINT"] = job.rendezvous_endpoint
+    return variables
+
+
+def build_leader_variables(node_range: str, leader: LeaderAddress) -> dict[str, str]:
+    """Return torchrun's variables for a number of nodes and a c10d rendezvous on the leader."""
     return {
-        "PET_NNODES": count,
-        "PET_RDZV_BACKEND": job.rendezvous,
-        "PET_RDZV_ENDPOINT": job.rendezvous_endpoint or f"{leader.host}:{leader.port}",
+        "PET_NNODES": node_range,
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"{leader.host}:{leader.port}",
         "PET_RDZV_ID": leader.run_id,
     }
 

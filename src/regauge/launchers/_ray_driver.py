@@ -12,7 +12,6 @@ one line for each event, and the output of every node with its attempt and its n
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import logging
 import signal
@@ -25,8 +24,10 @@ from typing import Any
 
 from regauge.errors import FIRST_SIGNAL_CODE, RESTART_CODES, LimitReachedError, TransientError
 from regauge.launchers import LeaderAddress
+from regauge.launchers._nodes import build_leader_variables
 from regauge.launchers._ray_log import format_event, format_line
-from regauge.launchers._ray_node import NodeProcess
+from regauge.launchers._ray_node import NodeActor
+from regauge.launchers._times import format_now
 from regauge.units import SECONDS_PER_HOUR
 
 POLL_SECONDS = 0.5
@@ -39,16 +40,9 @@ LOST_SECONDS = 10.0
 FOLLOW_SECONDS = 10.0
 """Time for the other nodes to end by themselves after one of them failed."""
 LOST = TransientError.exit_code
-
-
-def build_node_variables(nodes: int, leader: LeaderAddress) -> dict[str, str]:
-    """Return torchrun's variables, which name the other nodes and the rendezvous."""
-    return {
-        "PET_NNODES": str(nodes),
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": f"{leader.host}:{leader.port}",
-        "PET_RDZV_ID": leader.run_id,
-    }
+"""Exit code of an attempt that lost a node."""
+BUILT_IN = ("CPU", "GPU")
+"""Resources that Ray has parameters for."""
 
 
 @dataclass(frozen=True)
@@ -89,18 +83,19 @@ class DriverOptions:
 
 @dataclass
 class _Node:
-    """One node of an attempt, as the driver sees it."""
+    """The state of one node of an attempt in the driver."""
 
     index: int
     process: Any
-    """A `NodeProcess`, or the handle of an actor of that class."""
+    """A `NodeActor`, or the handle of an actor of that class."""
     is_actor: bool
     code: int | None = None
     """Exit code; None while the command runs."""
     is_lost: bool = False
     answered_at: float = field(default_factory=time.monotonic)
+    """Monotonic time of the last answer, in seconds."""
     pending: Any = None
-    """The answer that the last poll waited for in vain."""
+    """Reference to the answer of a poll that timed out."""
 
     @property
     def is_running(self) -> bool:
@@ -165,9 +160,8 @@ class Driver:
         return self._deadline is not None and time.monotonic() >= self._deadline
 
     def _record(self, state: str, message: str, **values: Any) -> None:
-        now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
-        document = {"time": now, "state": state, "attempt": self._attempt, **values}
-        _print(format_event({**document, "message": message}))
+        document = {"time": format_now(), "state": state, "attempt": self._attempt, **values}
+        _write_line(format_event({**document, "message": message}))
 
     def _run_attempt(self) -> int:
         options = self._options
@@ -182,10 +176,10 @@ class Driver:
                     hosts = [host for host, _ in addresses]
                     run_id = f"{options.name}-{self._attempt}"
                     leader = LeaderAddress(addresses[0][0], addresses[0][1], run_id)
-                    variables = build_node_variables(options.nodes, leader)
+                    variables = build_leader_variables(str(options.nodes), leader)
                 for node in nodes:
                     node.call("start", options.command, variables, dict(options.secrets))
-            except _list_losses() as error:
+            except _list_loss_errors() as error:
                 self._record("running", f"a node was lost before its command started: {error!r}")
                 return LOST
             self._record("running", f"{len(nodes)} nodes on {', '.join(hosts)}", hosts=hosts)
@@ -196,7 +190,7 @@ class Driver:
         """Yield the nodes of an attempt; None if the job is stopped before they are available."""
         options = self._options
         if not options.nodes:
-            yield [_Node(0, NodeProcess(), is_actor=False)]
+            yield [_Node(0, NodeActor(), is_actor=False)]
             return
         import ray
         from ray.util import placement_group, remove_placement_group
@@ -215,7 +209,7 @@ class Driver:
             nodes = []
             for index in range(options.nodes):
                 strategy = PlacementGroupSchedulingStrategy(group, index)
-                actor = ray.remote(NodeProcess).options(
+                actor = ray.remote(NodeActor).options(
                     num_cpus=options.resources.get("CPU", 0),
                     num_gpus=options.resources.get("GPU", 0),
                     resources=custom,
@@ -258,21 +252,17 @@ class Driver:
         try:
             lines, node.code = node.poll()
             node.answered_at = time.monotonic()
-        except _list_losses() as error:
+        except _list_loss_errors() as error:
             is_silent = time.monotonic() - node.answered_at >= LOST_SECONDS
             if _is_dead(error) or is_silent:
                 node.is_lost = True
                 self._record("running", f"node {node.index} was lost", node=node.index)
             return
         for line in lines:
-            _print(format_line(self._attempt, node.index, line))
+            _write_line(format_line(self._attempt, node.index, line))
         if node.code is not None:
             message = f"node {node.index} ended with exit code {node.code}"
             self._record("running", message, node=node.index, exit_code=node.code)
-
-
-BUILT_IN = ("CPU", "GPU")
-"""Resources that Ray has parameters for."""
 
 
 def find_attempt_code(codes: Sequence[int | None]) -> int:
@@ -292,11 +282,11 @@ def _signal_nodes(nodes: list[_Node], number: int) -> None:
         if node.is_running:
             try:
                 node.call("stop", number)
-            except _list_losses():
+            except _list_loss_errors():
                 continue  # the next poll decides whether it is lost
 
 
-def _list_losses() -> tuple[type[Exception], ...]:
+def _list_loss_errors() -> tuple[type[Exception], ...]:
     """Return the errors of a call to a node that is lost or does not answer."""
     ray = sys.modules.get("ray")
     return () if ray is None else (ray.exceptions.RayError, TimeoutError)
@@ -309,7 +299,7 @@ def _is_dead(error: Exception) -> bool:
     return isinstance(error, ActorDiedError)
 
 
-def _print(line: str) -> None:
+def _write_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

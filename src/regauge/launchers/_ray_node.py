@@ -9,9 +9,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from regauge.errors import FIRST_SIGNAL_CODE, DataError
+from regauge.errors import DataError
 from regauge.launchers._secret_files import read_secret_files
-from regauge.processes import die_with_parent, find_free_port
+from regauge.processes import convert_return_code, die_with_parent, find_free_port
 
 DRAIN_SECONDS = 2.0
 """Wait for the last lines of a command that has ended; its children may hold its output open."""
@@ -19,7 +19,7 @@ NOT_FOUND = 127
 """Exit code of a command that cannot start, as in shells."""
 
 
-class NodeProcess:
+class NodeActor:
     """The command of one node, as an actor on that node or in the driver."""
 
     def __init__(self) -> None:
@@ -48,17 +48,19 @@ class NodeProcess:
                 preexec_fn=die_with_parent,  # noqa: PLW1509
             )
         except DataError as error:
-            self._refuse(f"{error}", DataError.exit_code)
+            self._record_failure(f"{error}", DataError.exit_code)
             return
         except OSError as error:
             remedy = "install Regauge there in the same folder, or set working_dir"
-            self._refuse(f"{command[0]} cannot start here: {error.strerror}; {remedy}", NOT_FOUND)
+            problem = f"{command[0]} cannot start here: {error.strerror}"
+            self._record_failure(f"{problem}; {remedy}", NOT_FOUND)
             return
         self._reader = threading.Thread(target=self._read, args=(self._process.stdout,))
         self._reader.daemon = True
         self._reader.start()
 
-    def _refuse(self, reason: str, code: int) -> None:
+    def _record_failure(self, reason: str, code: int) -> None:
+        """Record why the command did not start, as the last line and the exit code of the node."""
         self._lines.put(f"regauge: {reason}")
         self._code = code
 
@@ -77,7 +79,7 @@ class NodeProcess:
         while not self._lines.empty():
             lines.append(self._lines.get())
         code = self._code
-        return lines, code if code is None or code >= 0 else FIRST_SIGNAL_CODE - code
+        return lines, None if code is None else convert_return_code(code)
 
     def stop(self, number: int) -> None:
         """Send a signal to the command if it still runs."""

@@ -1,6 +1,6 @@
-"""Secrets in files: a setting `launch.secrets` has the path, and only the node reads the value.
+"""Secrets in files: `launch.secrets` has the path of a file, and only the node reads the value.
 
-A reference is `file:/path`, with a path that every node of the job can read.
+A reference is `file:/path`. Every node of the job must be able to read the path.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ PREFIX = "file:"
 
 
 def check_secret_files(job: JobSpec) -> None:
-    """Raise SettingsError for a reference that is no file; it is not printed, since it may leak."""
+    """Raise SettingsError for a reference to anything but a file.
+
+    The message omits the reference, because it may be the secret itself.
+    """
     for name, reference in job.secrets.items():
         if not reference.startswith(f"{PREFIX}/"):
-            problem = f"launch.secrets.{name} is no reference that this target knows"
+            problem = f"launch.secrets.{name} is not a reference of this target"
             raise SettingsError(problem, "set it to file:/path of a file on every node")
 
 
-def secret_path(reference: str) -> str:
+def parse_secret_path(reference: str) -> str:
     """Return the path of a reference."""
     return reference.removeprefix(PREFIX)
 
@@ -35,7 +38,7 @@ def read_secret_files(secrets: Mapping[str, str]) -> dict[str, str]:
     """Return the values of references by variable; raises DataError for an unreadable file."""
     values = {}
     for name, reference in secrets.items():
-        path = Path(secret_path(reference))
+        path = Path(parse_secret_path(reference))
         try:
             values[name] = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:

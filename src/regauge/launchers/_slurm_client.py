@@ -1,4 +1,4 @@
-"""Calls Slurm's clients: the cluster's configuration, its jobs, and their successors."""
+"""Runs Slurm's commands: the cluster's configuration, its jobs, and their successors."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PACKAGE = "slurm-client, or use a login node of the cluster"
+HANDLE_REMEDY = "correct the handle of the job"
+CONFIG_REMEDY = "correct slurm.conf"
 UNKNOWN_JOB = "invalid job id"
 """Part of the message of `scontrol` for a job that it does not know, in lowercase."""
 
@@ -39,19 +41,19 @@ class ClusterFacts:
     is_requeue_allowed: bool
 
 
-def find(program: str) -> str:
-    """Return the path of a client of Slurm; raises PreflightError if it is not installed."""
+def find_program(program: str) -> str:
+    """Return the path of a command of Slurm; raises PreflightError if it is not installed."""
     return find_client(program, PACKAGE)
 
 
-def call(program: str, *arguments: str, text: str | None = None, remedy: str) -> str:
-    """Run a client of Slurm and return its output; see `run_client` for the errors."""
-    return run_client([find(program), *arguments], text=text, remedy=remedy)
+def run_program(program: str, *arguments: str, text: str | None = None, remedy: str) -> str:
+    """Run a command of Slurm and return its output; raises the errors of `run_client`."""
+    return run_client([find_program(program), *arguments], text=text, remedy=remedy)
 
 
 def read_cluster_name() -> str:
     """Return the name of the cluster whose clients this machine has."""
-    text = call("scontrol", "show", "config", remedy="check slurm.conf")
+    text = run_program("scontrol", "show", "config", remedy=CONFIG_REMEDY)
     return parse_assignments(text).get("ClusterName", "")
 
 
@@ -60,16 +62,17 @@ def read_cluster(partition: str | None) -> ClusterFacts:
 
     Raises SettingsError if there is no such partition.
     """
-    config = parse_assignments(call("scontrol", "show", "config", remedy="check slurm.conf"))
-    text = call("scontrol", "--oneliner", "show", "partition", remedy="check slurm.conf")
+    config = parse_assignments(run_program("scontrol", "show", "config", remedy=CONFIG_REMEDY))
+    text = run_program("scontrol", "--oneliner", "show", "partition", remedy=CONFIG_REMEDY)
     partitions = {entry["PartitionName"]: entry for entry in map(parse_entity, text.splitlines())}
     names = [partition] if partition else _list_defaults(partitions)
     if not names:
-        raise SettingsError("the cluster has no default partition", _name_partitions(partitions))
+        problem = "the cluster has no default partition"
+        raise SettingsError(problem, _build_partition_remedy(partitions))
     for name in names[0].split(","):
         if name not in partitions:
             problem = f"the cluster has no partition '{name}'"
-            raise SettingsError(problem, _name_partitions(partitions))
+            raise SettingsError(problem, _build_partition_remedy(partitions))
     entry = partitions[names[0].partition(",")[0]]
     mode = entry.get("PreemptMode") or config.get("PreemptMode", "OFF")
     return ClusterFacts(
@@ -85,14 +88,14 @@ def _list_defaults(partitions: dict[str, dict[str, str]]) -> list[str]:
     return [name for name, entry in partitions.items() if entry.get("Default") == "YES"]
 
 
-def _name_partitions(partitions: dict[str, dict[str, str]]) -> str:
+def _build_partition_remedy(partitions: dict[str, dict[str, str]]) -> str:
     return f"set partition of the target to one of: {', '.join(sorted(partitions)) or 'none'}"
 
 
 def read_records(job_id: str) -> list[SlurmRecord]:
     """Return the records of a job, one per job of an array; empty if Slurm does not know it."""
     try:
-        text = call("scontrol", "--oneliner", "show", "job", job_id, remedy="check the handle")
+        text = run_program("scontrol", "--oneliner", "show", "job", job_id, remedy=HANDLE_REMEDY)
     except SettingsError as error:
         if UNKNOWN_JOB not in error.problem.lower():
             raise
@@ -107,20 +110,24 @@ def _read_accounting(job_id: str) -> list[SlurmRecord]:
     fields = ",".join(SACCT_FIELDS)
     arguments = ("--allocations", "--parsable2", "--noheader", f"--format={fields}", "--jobs")
     try:
-        return parse_table(call("sacct", *arguments, job_id, remedy="check the handle"))
+        return parse_table(run_program("sacct", *arguments, job_id, remedy=HANDLE_REMEDY))
     except SettingsError as error:
         logger.debug("%s", error)  # accounting is disabled
         return []
 
 
-def find_successors(first: str) -> list[SlurmRecord]:
-    """Return the jobs that jobs of `first` submitted after a preemption, the oldest first."""
-    text = call("squeue", "--noheader", "--states=all", "--format=%A|%k", remedy="check slurm.conf")
+def find_successors(first_job: str) -> list[SlurmRecord]:
+    """Return the jobs that continue a job after preemptions, the oldest first.
+
+    `first_job` is the id of the job that `launch` submitted. Jobs of its array are included.
+    """
+    options = ("--noheader", "--states=all", "--format=%A|%k")
+    text = run_program("squeue", *options, remedy=CONFIG_REMEDY)
     rows = [line.partition("|") for line in text.splitlines()]
     successors = [
         int(job_id)
         for job_id, _, comment in rows
-        if first in ((job := parse_comment(comment).get("first", "")), job.partition("_")[0])
+        if first_job in ((job := parse_comment(comment).get("first", "")), job.partition("_")[0])
     ]
     return [record for number in sorted(successors) for record in read_records(str(number))]
 
@@ -130,4 +137,4 @@ def list_hosts(node_lists: Sequence[str]) -> list[str]:
     joined = ",".join(text for text in node_lists if text)
     if not joined:
         return []
-    return call("scontrol", "show", "hostnames", joined, remedy="check slurm.conf").split()
+    return run_program("scontrol", "show", "hostnames", joined, remedy=CONFIG_REMEDY).split()

@@ -9,12 +9,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, urlencode
 
+from regauge.launchers._times import format_time
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 COMMENT_PREFIX = "regauge:"
 """Beginning of the comment of a job that Regauge submitted."""
-NO_VALUES = ("", "(null)", "Unknown", "None", "N/A")
+MISSING_VALUES = ("", "(null)", "Unknown", "None", "N/A")
+"""Words with which Slurm marks a missing value."""
 SACCT_FIELDS = {
     "JobID": "JobId",
     "JobName": "JobName",
@@ -59,12 +62,12 @@ class SlurmRecord:
 
     @property
     def is_completing(self) -> bool:
-        """Whether the processes of the job are not all gone."""
+        """Whether Slurm waits for the end of the processes of the job."""
         return self.state == "COMPLETING"
 
     @property
     def restarts(self) -> int:
-        """How often Slurm has requeued the job."""
+        """Number of times that Slurm has requeued the job."""
         return int(self.fields.get("Restarts", "0"))
 
     @property
@@ -87,7 +90,7 @@ class SlurmRecord:
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """The facts that `submit` wrote into the comment; empty for other jobs."""
+        """The facts in the comment of the job; empty if Regauge did not submit it."""
         return parse_comment(self.fields.get("Comment", ""))
 
     def read_time(self, name: str) -> str | None:
@@ -97,7 +100,7 @@ class SlurmRecord:
 
 def read_value(text: str) -> str:
     """Return a value; empty for the words with which Slurm marks a missing value."""
-    return "" if text in NO_VALUES else text
+    return "" if text in MISSING_VALUES else text
 
 
 def convert_time(text: str) -> str | None:
@@ -108,7 +111,7 @@ def convert_time(text: str) -> str | None:
         local = dt.datetime.fromisoformat(text)
     except ValueError:
         return None
-    return local.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return format_time(local)
 
 
 def build_comment(facts: Mapping[str, str]) -> str:
@@ -175,5 +178,5 @@ def parse_assignments(text: str) -> dict[str, str]:
 
 
 def parse_entity(text: str) -> dict[str, str]:
-    """Return the fields of one entity, such as those of `scontrol show partition`."""
+    """Return the fields of one entity, such as a line of `scontrol show partition`."""
     return _parse_fields(" ".join(text.split()))

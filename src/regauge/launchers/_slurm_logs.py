@@ -30,6 +30,7 @@ _TASK_END = re.compile(r"srun: error: (\S+): tasks? \d+\S*: (?:Exited with exit 
 _CANCELLATION = re.compile(r"CANCELLED AT \S+ DUE TO (.+?) \*\*\*")
 ERROR_PREFIX = "regauge: "
 TAIL_BYTES = 65536
+"""Number of bytes at the end of a log that are searched for events and errors."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,14 @@ class LogFolder:
         return {int(node): nodes[node] for node in sorted(nodes, key=int)}
 
     def list_files(self) -> list[Path]:
-        """Return all files of the job, also those of its array."""
+        """Return all files of the job, and of the jobs of its array."""
         pattern = re.compile(rf"{re.escape(self.job)}(_\d+)?(-\d+-\d+)?\.(log|attempts)")
         return sorted(path for path in self.folder.glob("*") if pattern.fullmatch(path.name))
 
     def find_log(self, attempt: int, node: int | None) -> Path | None:
         """Return the log of a node, by default of the leader; None if it does not exist yet.
 
-        The rendezvous chooses the leader. It writes the most, because only it logs the progress.
+        The rendezvous chooses the leader. Its log is the largest, because only it logs progress.
         """
         nodes = self.list_nodes(attempt)
         if node is not None:
@@ -152,7 +153,7 @@ def read_lines(
     if path is None and not request.follow:
         path = logs.script_log
         if node is not None or request.attempt is not None or not path.exists():
-            problem = f"there is no such log of attempt {attempt} in {logs.folder}"
+            problem = f"{logs.folder} has no such log of attempt {attempt}"
             raise SettingsError(problem, "correct --rank and --attempt, or wait for the start")
     reader = _LineReader(path) if path else None
     while True:

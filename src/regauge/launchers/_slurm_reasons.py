@@ -1,4 +1,4 @@
-"""The states of Slurm's jobs and the reasons of pending jobs, in the words of every launcher.
+"""The states of Slurm's jobs as states of a launcher, and explanations of pending reasons.
 
 The names follow the squeue manual, sections "JOB STATE CODES" and "JOB REASON CODES".
 """

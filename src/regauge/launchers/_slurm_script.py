@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge.errors import RESTART_CODES
-from regauge.launchers._secret_files import secret_path
+from regauge.launchers import is_local_folder
+from regauge.launchers._secret_files import parse_secret_path
 from regauge.launchers._slurm_jobs import build_comment
+from regauge.units import SECONDS_PER_MINUTE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,12 +67,12 @@ def find_log_folder(job: JobSpec, target: SlurmTarget) -> str:
     """Return the folder of the logs: next to the output folder, or named like the job."""
     if target.logs is not None:
         return target.logs
-    is_path = job.output and "://" not in job.output
-    return f"{job.output.rstrip('/') if is_path else job.name}.slurm"
+    stem = job.output.rstrip("/") if is_local_folder(job.output) else job.name
+    return f"{stem}.slurm"
 
 
 def render_comment(job: JobSpec, target: SlurmTarget) -> str:
-    """Return the facts of a job that `status` reads: price, folders, processes and labels."""
+    """Return the comment of a job, from which `status` reads its price, folders and processes."""
     machine = job.machine
     facts = {
         "usd_per_hour": "" if job.usd_per_hour is None else f"{job.usd_per_hour:.6g}",
@@ -120,8 +122,8 @@ def _list_limits(job: JobSpec, target: SlurmTarget) -> Iterator[tuple[str, str |
     """Yield the options about the array, the time limit and restarts."""
     if job.jobs > 1:
         yield "array", f"0-{job.jobs - 1}"
-    if job.hours is not None:
-        yield "time", format_time(job.hours)
+    if job.limit_seconds is not None:
+        yield "time", format_time(job.limit_seconds)
     if target.grace_seconds:  # to the script, which passes it to the nodes and asks for a requeue
         yield "signal", f"B:TERM@{target.grace_seconds}"
     yield ("requeue" if target.requeue == "auto" else "no-requeue"), None
@@ -157,9 +159,9 @@ def find_gres(job: JobSpec, target: SlurmTarget) -> str:
     return f"gpu:{job.machine.chips}" if job.machine and job.machine.chips else ""
 
 
-def format_time(hours: float) -> str:
-    """Return a time limit as `hours:minutes:seconds`."""
-    minutes, seconds = divmod(max(1, round(hours * 3600)), 60)
+def format_time(limit_seconds: int) -> str:
+    """Return a time limit as `hours:minutes:seconds`, at least one second."""
+    minutes, seconds = divmod(max(1, limit_seconds), SECONDS_PER_MINUTE)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
@@ -182,7 +184,7 @@ def _list_command(job: JobSpec) -> list[str]:
 def _list_secrets(job: JobSpec) -> Iterator[str]:
     """Yield the lines that read secrets on the first node; `srun` passes them to the others."""
     for name, reference in job.secrets.items():
-        yield f"read_secret {name} {shlex.quote(secret_path(reference))}"
+        yield f"read_secret {name} {shlex.quote(parse_secret_path(reference))}"
 
 
 def read_command(script: str) -> tuple[str, ...]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from regauge.errors import PreemptedError
-from regauge.launchers import FINAL_STATES, JobFailure, JobStatus, NodeStatus
+from regauge.launchers import FINAL_STATES, JobFailure, JobStatus, NodeStatus, is_local_folder
 from regauge.launchers._slurm_logs import LogFolder
 from regauge.launchers._slurm_reasons import FAILURE_KINDS, STATES, describe_reason
 
@@ -87,16 +86,16 @@ def build_status(handle: Handle, records: Sequence[SlurmRecord], hosts: Sequence
         failure=_describe_failure(record, logs, hosts) if state == "failed" else None,
         usd_per_hour=float(price) if price else None,
         price_date=facts.get("price_date"),
-        output=_resolve(record, output) if output else "",
+        output=_resolve_folder(record, output),
         submitted_at=records[0].read_time("SubmitTime"),
         started_at=min(starts, default=None) if has_started else None,
         finished_at=max(ends, default=None) if is_final else None,
     )
 
 
-def _resolve(record: SlurmRecord, folder: str) -> str:
-    """Return a folder as an absolute path; an address of an object store is not changed."""
-    if folder.startswith("/") or re.match(r"\w+://", folder) or not record.work_folder:
+def _resolve_folder(record: SlurmRecord, folder: str) -> str:
+    """Return a folder as an absolute path; an address of an object store is unchanged."""
+    if folder.startswith("/") or not is_local_folder(folder) or not record.work_folder:
         return folder
     return f"{record.work_folder}/{folder}"
 

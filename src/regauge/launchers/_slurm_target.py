@@ -14,10 +14,10 @@ OPTION = re.compile(r"[a-z][a-z0-9-]+")
 
 
 class SlurmTarget(Launcher):
-    """The options of `sbatch`, and how a job restarts."""
+    """The options of `sbatch`, and the restart policy."""
 
     partition: str | None = None
-    """Partition of the job; by default that of the cluster."""
+    """Partition of the job; by default the default partition of the cluster."""
     account: str | None = None
     """Account that is charged."""
     qos: str | None = None
@@ -34,7 +34,7 @@ class SlurmTarget(Launcher):
     grace_seconds: int = Field(default=120, ge=0, le=65535)
     """Seconds from SIGTERM to the time limit, in which the run saves; 0 sends no signal."""
     requeue: Literal["auto", "never"] = "auto"
-    """Whether a job that is preempted, or ends with a code for restarts, begins again."""
+    """`auto` restarts a job after a preemption or exit code 75, 76 or 143; `never` does not."""
     setup: tuple[str, ...] = ()
     """Shell lines that run before the command in every attempt, such as `module load`."""
     options: Mapping[str, str | int | bool] = Field(default_factory=dict)

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 
 from regauge.errors import RESTART_CODES, SettingsError
 from regauge.launchers import (
+    COMMON_FIELDS,
     Document,
     Handle,
     JobEvent,
@@ -48,25 +49,7 @@ if TYPE_CHECKING:
 _ROLE = re.compile(r"arn:aws[-a-z]*:iam::(?P<account>\d{12}):role/[-\w+=,.@/]+")
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}")
-USED = frozenset(
-    (
-        "min_nodes",
-        "max_nodes",
-        "processes",
-        "jobs",
-        "machine",
-        "image",
-        "environment",
-        "secrets",
-        "volumes",
-        "shared_memory_gib",
-        "max_attempts",
-        "hours",
-        "rendezvous",
-        "rendezvous_endpoint",
-        "labels",
-    )
-)
+USED = COMMON_FIELDS | {"jobs", "image", "volumes", "shared_memory_gib"}
 """Fields of a job that the requests contain, or that the run file in the image sets."""
 
 
@@ -103,7 +86,7 @@ class AwsBatch(Launcher):
     @classmethod
     def _check_region(cls, value: str) -> str:
         if not _REGION.fullmatch(value):
-            raise ValueError(f"{value!r} is no region of AWS; write one such as us-east-1")
+            raise ValueError(f"{value!r} is not a region of AWS; write one such as us-east-1")
         return value
 
     @field_validator("job_role", "execution_role")
@@ -111,18 +94,18 @@ class AwsBatch(Launcher):
     def _check_role(cls, value: str | None) -> str | None:
         if value is not None and not _ROLE.fullmatch(value):
             example = "arn:aws:iam::123456789012:role/name"
-            raise ValueError(f"{value!r} is no ARN of a role; write one such as {example}")
+            raise ValueError(f"{value!r} is not an ARN of a role; write one such as {example}")
         return value
 
     @field_validator("share_identifier")
     @classmethod
     def _check_share(cls, value: str | None) -> str | None:
         if value is not None and not _SHARE.fullmatch(value):
-            raise ValueError(f"{value!r} is no share identifier; write letters and digits")
+            raise ValueError(f"{value!r} is not a share identifier; write letters and digits")
         return value
 
     def plan(self, job: JobSpec) -> LaunchPlan:
-        """Return the requests of a job, and those of its stack if the settings contain one."""
+        """Return the requests of a job, and of its stack if the settings contain one."""
         queue = self.queue or (self.stack.name if self.stack else None)
         if queue is None:
             remedy = "set it, or describe a stack, in [[launch.target]] of kind aws-batch"
@@ -239,12 +222,12 @@ class AwsBatch(Launcher):
     def cancel(self, handle: Handle) -> None:
         """Cancel a queued job, or terminate a running one."""
         with self._connect(handle.context) as region:
-            region.cancel(handle.job_id)
+            region.cancel(handle)
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
         """Deregister the job definition, and list the queue and the machines that exist."""
         with self._connect(handle.context) as region:
-            return region.clean_up(handle.job_id)
+            return region.clean_up(handle)
 
     @staticmethod
     def _connect(region: str) -> BatchRegion:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from regauge.errors import RegaugeError, SettingsError
-from regauge.launchers import Document, Handle, Launcher, LaunchPlan
+from regauge.launchers import COMMON_FIELDS, Document, Handle, Launcher, LaunchPlan
 from regauge.launchers._kubernetes import batch_job, pytorch_job, train_job
-from regauge.launchers._kubernetes.pods import build_metadata, uses_efa
+from regauge.launchers._kubernetes.pods import build_metadata
 from regauge.launchers._kubernetes.settings import PodSettings
 from regauge.launchers._kubernetes.volumes import build_claims, build_config_map
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from regauge.launchers import (
         JobEvent,
@@ -31,11 +31,7 @@ if TYPE_CHECKING:
     )
     from regauge.launchers._kubernetes.job_client import JobClient
 
-USED = frozenset(
-    {"min_nodes", "max_nodes", "processes", "jobs", "machine", "spot", "image", "environment"}
-    | {"secrets", "volumes", "shared_memory_gib", "max_attempts", "hours", "rendezvous"}
-    | {"rendezvous_endpoint", "labels"}
-)
+USED = COMMON_FIELDS | {"jobs", "spot", "image", "volumes", "shared_memory_gib"}
 """Fields of a job that every kind of document contains."""
 KINDS = {
     "pytorchjob": (pytorch_job.KIND, pytorch_job.API_VERSION),
@@ -63,21 +59,20 @@ class Kubernetes(Launcher):
     runtime: str | None = None
     """Existing ClusterTrainingRuntime of a TrainJob; by default the documents include a runtime."""
     region: str | None = None
-    """Region of the cloud, for the address of file systems of kind `fsx`."""
+    """Region of AWS, for the host names of volumes of kind `fsx`."""
     queue: str | None = None
-    """Local queue of Kueue."""
+    """LocalQueue of Kueue, in which the job waits."""
     ttl_seconds: int | None = Field(default=None, ge=0)
-    """Time after which a finished job is deleted; not for a TrainJob."""
+    """Seconds after which a finished PyTorchJob or Job is deleted."""
     pod: PodSettings = PodSettings()
-    """Where the pods run, and with which identity."""
+    """Scheduling, identity and grace period of the pods."""
 
     def plan(self, job: JobSpec) -> LaunchPlan:
         """Return the documents of a job; raises SettingsError if Kubernetes cannot run it."""
         api, reason = self._choose_api(job)
         notes = [reason]
-        if uses_efa(job):
-            count = job.machine.efa_interfaces if job.machine else 0
-            notes.append(f"Each node requests {count} EFA interfaces.")
+        if job.uses_efa and job.machine is not None:
+            notes.append(f"Each node requests {job.machine.efa_interfaces} EFA interfaces.")
         metadata = build_metadata(job, self.namespace, self.queue)
         documents = self._build_documents(job, api, metadata)
         return LaunchPlan(
@@ -105,10 +100,11 @@ class Kubernetes(Launcher):
             try:
                 created.append(cluster.create(document.text))
             except RegaugeError as error:
-                left = _undo(cluster.delete, created)
-                if left:
-                    commands = cluster.command("delete", *left)
-                    error = type(error)(f"{error.problem}; {', '.join(left)} is left", commands)
+                remaining = _delete_objects(cluster.delete, created)
+                if remaining:
+                    command = cluster.command("delete", *remaining)
+                    problem = f"{error.problem}; {', '.join(remaining)} still exists"
+                    error = type(error)(problem, f"run: {command}")
                 raise error from None
         kind = plan.documents[-1].content["kind"].lower()
         return Handle(self.kind, cluster.context, f"{self.namespace}/{kind}/{plan.job.name}")
@@ -130,21 +126,21 @@ class Kubernetes(Launcher):
         _open(handle).cancel()
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
-        """Delete the job first, then its other objects; return the file systems that are left."""
+        """Delete the job first, then its other objects; return the file systems that remain."""
         return _open(handle).clean_up()
 
     def _choose_api(self, job: JobSpec) -> tuple[str, str]:
         """Return the API of a job and the reason, as one sentence."""
-        nodes = f"{job.min_nodes}:{job.max_nodes}" if job.is_elastic else str(job.max_nodes)
         if job.verb != "train":
             kind = "an Indexed Job" if job.jobs > 1 else "a Job"
             return "job", f"The job is {kind} (batch/v1), because '{job.verb}' has no rendezvous."
         if self.api != "auto":
             return self.api, f"The job is a {KINDS[self.api][0]}, as launch.target.api requires."
         if job.is_elastic:
-            reason = f"the number of nodes is {nodes}, and a TrainJob is not elastic"
+            reason = f"the number of nodes is {job.node_range}, and a TrainJob is not elastic"
             return "pytorchjob", f"The job is a PyTorchJob, because {reason}."
-        return "trainjob", f"The job is a TrainJob, because the number of nodes is fixed ({nodes})."
+        reason = f"the number of nodes is fixed ({job.node_range})"
+        return "trainjob", f"The job is a TrainJob, because {reason}."
 
     def _build_documents(
         self, job: JobSpec, api: str, metadata: dict[str, Any]
@@ -152,16 +148,10 @@ class Kubernetes(Launcher):
         """Return the documents in the order of their creation; the job is the last one."""
         documents = [build_config_map(job, metadata)] if job.run_file_text else []
         documents += build_claims(job, metadata, self.region)
-        if api == "job":
-            return [
-                *documents,
-                batch_job.build_batch_job(job, self.pod, metadata, self.ttl_seconds),
-            ]
-        if api == "pytorchjob":
-            return [
-                *documents,
-                pytorch_job.build_pytorch_job(job, self.pod, metadata, self.ttl_seconds),
-            ]
+        if api != "trainjob":
+            is_elastic = api == "pytorchjob"
+            build = pytorch_job.build_pytorch_job if is_elastic else batch_job.build_batch_job
+            return [*documents, build(job, self.pod, metadata, self.ttl_seconds)]
         version = self.trainjob_version
         document = train_job.build_train_job(job, self.pod, metadata, version, self.runtime)
         if self.runtime is None:
@@ -179,7 +169,7 @@ class Kubernetes(Launcher):
         return ("kubectl", *options, "create", "-f", _name_file(document))
 
     def _describe_restarts(self, job: JobSpec, api: str) -> str:
-        """Return what happens after the loss of a node, as one sentence."""
+        """Return the restart policy of the documents, as one sentence."""
         codes = "exit codes 75 and 76"
         if api == "pytorchjob":
             return (
@@ -196,7 +186,7 @@ class Kubernetes(Launcher):
         )
 
     def _find_unused(self, api: str) -> frozenset[str]:
-        """Return the fields of a job that the documents do not contain."""
+        """Return the fields of a job that an existing runtime decides instead of the documents."""
         if api != "trainjob" or self.runtime is None:
             return frozenset()
         has_deadline = self.trainjob_version == "2.2"
@@ -208,15 +198,15 @@ def _name_file(document: dict[str, Any]) -> str:
     return f"{document['kind'].lower()}-{document['metadata']['name']}.yaml"
 
 
-def _undo(delete: Any, created: list[str]) -> list[str]:
-    """Delete what was created, newest first; return what could not be deleted."""
-    left = []
-    for name in reversed(created):
+def _delete_objects(delete: Callable[[str], object], names: list[str]) -> list[str]:
+    """Delete objects, the newest first; return the names of those that still exist."""
+    remaining = []
+    for name in reversed(names):
         try:
             delete(name)
         except RegaugeError:
-            left.append(name)
-    return left
+            remaining.append(name)
+    return remaining
 
 
 def _open(handle: Handle) -> JobClient:

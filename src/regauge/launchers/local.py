@@ -15,6 +15,7 @@ from regauge import timing
 from regauge.errors import WRONG_KIND_ERRNOS, ChildError, SettingsError, TransientError
 from regauge.files import write_atomic
 from regauge.launchers import (
+    COMMON_FIELDS,
     FINAL_STATES,
     Document,
     Handle,
@@ -27,6 +28,12 @@ from regauge.launchers import (
     LaunchPlan,
     Leftover,
     NodeStatus,
+    is_local_folder,
+)
+from regauge.launchers._job_end import (
+    build_active_error,
+    build_ended_error,
+    list_output_leftovers,
 )
 from regauge.launchers._job_runner import GRACE_SECONDS, build_log_path
 from regauge.launchers._local_job import (
@@ -53,22 +60,7 @@ if TYPE_CHECKING:
 
     from regauge.launchers import LeaderAddress, LogRequest, NodeCommand
 
-USED = frozenset(
-    {
-        "min_nodes",
-        "max_nodes",
-        "processes",
-        "jobs",
-        "machine",
-        "environment",
-        "secrets",
-        "max_attempts",
-        "hours",
-        "rendezvous",
-        "rendezvous_endpoint",
-        "labels",
-    }
-)
+USED = COMMON_FIELDS | {"jobs"}
 START_SECONDS = 60.0
 """Maximum time until the scheduler of a job runs."""
 CANCEL_SECONDS = GRACE_SECONDS + 10.0
@@ -87,14 +79,14 @@ class LocalNodes(Launcher):
     def plan(self, job: JobSpec) -> LaunchPlan:
         check_secret_files(job)
         if job.rendezvous == "etcd" and job.max_nodes > 1 and job.rendezvous_endpoint is None:
-            problem = "execution.nodes.rendezvous is etcd, and no server is named"
+            problem = "execution.nodes.rendezvous is etcd, and no endpoint is set"
             raise SettingsError(problem, "set execution.nodes.endpoint to its host and port")
         return LaunchPlan(
             job,
             documents=(Document(JOB_FILE, build_document(job, str(Path.cwd()))),),
             commands=(build_scheduler_command(self._find_folder(job.name)),),
             notes=_list_notes(job),
-            restart_policy=_describe_policy(job),
+            restart_policy=_describe_restarts(job),
             used=USED | SIMULATED,
         )
 
@@ -165,7 +157,7 @@ class LocalNodes(Launcher):
                 elif not text and is_last:
                     break
                 elif not text:
-                    is_last = not self._is_running(handle)  # read what is left once more
+                    is_last = _has_ended(self.find_status(handle))  # then read the rest once more
                     time.sleep(0.0 if is_last else LOG_POLL_SECONDS)
             if line:
                 yield line
@@ -173,33 +165,33 @@ class LocalNodes(Launcher):
     def cancel(self, handle: Handle) -> None:
         """Stop a job and wait until its nodes have ended."""
         status = self.find_status(handle)
-        if status.is_final or status.state == "unknown":
-            problem = f"{handle} has ended already ({status.state})"
-            raise SettingsError(problem, f"remove it with: regauge job cleanup {handle}")
+        if _has_ended(status):
+            raise build_ended_error(handle, status.state)
         write_atomic(_find_job(handle) / CANCEL, "")
         if not timing.wait_for(
-            lambda: not self._is_running(handle), CANCEL_SECONDS, poll_seconds=LOG_POLL_SECONDS
+            lambda: _has_ended(self.find_status(handle)),
+            CANCEL_SECONDS,
+            poll_seconds=LOG_POLL_SECONDS,
         ):
-            raise TransientError(f"{handle} does not stop", "read its log, then cancel it again")
+            problem = f"{handle} does not stop within {CANCEL_SECONDS:g} s"
+            raise TransientError(problem, f"cancel it again: regauge job cancel {handle}")
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
-        folder = _find_job(handle)
-        if self._is_running(handle):
-            problem = f"{handle} has not ended"
-            raise SettingsError(problem, f"stop it first: regauge job cancel {handle}")
+        folder, status = _find_job(handle), self.find_status(handle)
+        if not _has_ended(status):
+            raise build_active_error(handle, status.state)
         output = _find_output(folder)
         shutil.rmtree(folder)
-        if not output or not Path(output).exists():
-            return []
-        return [Leftover(output, "output of the run", f"rm -r {output}")]
+        return list_output_leftovers(output)
 
     def _find_folder(self, name: str) -> Path:
         root = Path(self.folder).expanduser() if self.folder else find_default_root()
         return root.absolute() / name
 
-    def _is_running(self, handle: Handle) -> bool:
-        status = self.find_status(handle)
-        return not status.is_final and status.state != "unknown"
+
+def _has_ended(status: JobStatus) -> bool:
+    """Return whether no process of a job runs; its state is unknown if its scheduler has died."""
+    return status.is_final or status.state == "unknown"
 
 
 def _list_notes(job: JobSpec) -> tuple[str, ...]:
@@ -218,22 +210,25 @@ def _list_notes(job: JobSpec) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _describe_policy(job: JobSpec) -> str:
-    """Return what happens after the loss of a node."""
+def _describe_restarts(job: JobSpec) -> str:
+    """Return the reaction to the loss of a node, as one or two sentences."""
     attempts = f"at most {job.max_attempts} attempts"
     if job.jobs > 1:
-        return f"A job that is lost starts again alone, {attempts}; the others continue."
+        return f"A lost job starts again by itself, {attempts}; the other jobs continue."
     if job.max_nodes == 1:
         return f"The node starts again and resumes from its checkpoint, {attempts}."
     if job.is_elastic:
-        text = f"The others continue with at least {job.min_nodes}; the lost node joins again"
-        return f"{text}, {attempts}. Without node 0 all nodes start again."
-    text = "The others wait for the lost node, which starts again"
-    return f"{text}, {attempts}. Without node 0 all nodes start again."
+        text = f"At least {job.min_nodes} nodes continue; the lost node joins again"
+        return f"{text}, {attempts}. After the loss of node 0 all nodes start again."
+    text = "The other nodes wait for the lost node, which starts again"
+    return f"{text}, {attempts}. After the loss of node 0 all nodes start again."
 
 
 def _create_folder(folder: Path, plan: LaunchPlan, handle: Handle) -> None:
-    """Create the folder of a job with its documents at once; raises SettingsError if it exists."""
+    """Create the folder of a job with its documents atomically.
+
+    Raises SettingsError if the folder exists.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
         staging = Path(name) / folder.name
@@ -251,7 +246,10 @@ def _create_folder(folder: Path, plan: LaunchPlan, handle: Handle) -> None:
 
 
 def _start_scheduler(folder: Path) -> None:
-    """Start the process that runs a job; raises ChildError with its line if it does not start."""
+    """Start the process that runs a job.
+
+    Raises ChildError with the last line of its log if it does not start.
+    """
     environment = dict(os.environ)
     environment.pop("TMPDIR", None)  # the folder of this command, which ends with it
     if "TMPDIR" in INHERITED_ENVIRONMENT:
@@ -304,7 +302,7 @@ def _find_output(folder: Path) -> str:
     """Return the absolute output folder of a run; an address of an object store is unchanged."""
     document = _read_document(folder)
     output = document["job"]["output"]
-    if not output or "://" in output:
+    if not is_local_folder(output):
         return str(output)
     return str(Path(document["working_folder"]) / Path(output).expanduser())
 
@@ -338,10 +336,10 @@ def _find_failure(folder: Path, last: dict[str, Any]) -> JobFailure | None:
 
 
 def _find_log(folder: Path, request: LogRequest) -> Path:
-    """Return the log of a rank; that of rank 0 is the log of the first node.
+    """Return the log of a rank; the log of rank 0 is the output of the first node.
 
-    Other ranks write to the output folder of a training run, in all attempts to the same file.
-    Raises SettingsError if there is no such log.
+    Other ranks of a training run write to `ranks/` in the output folder, one file for all attempts.
+    Raises SettingsError if the log does not exist.
     """
     job, rank = _read_job(folder), request.rank or 0
     ranks = Path(_find_output(folder)) / "ranks" / f"{rank}.log"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import shlex
 import time
@@ -12,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import Field
 
+from regauge import timing
 from regauge.config import Tables
 from regauge.errors import PreflightError, SettingsError, TransientError, first_line
 from regauge.launchers import (
+    COMMON_FIELDS,
     Document,
     Handle,
     JobEvent,
@@ -29,21 +30,25 @@ from regauge.launchers import (
     NodeCommand,
     NodeStatus,
 )
-from regauge.launchers._ray_driver import DriverOptions, build_node_variables
+from regauge.launchers._job_end import build_active_error, build_ended_error
+from regauge.launchers._nodes import build_leader_variables
+from regauge.launchers._ray_driver import DriverOptions
 from regauge.launchers._ray_log import read_events, read_lines
 from regauge.launchers._secret_files import check_secret_files
+from regauge.launchers._times import format_epoch
 
 if TYPE_CHECKING:
     from regauge.launchers import JobSpec
 
-R = TypeVar("R")
+T = TypeVar("T")
 DRIVER = "regauge.launchers._ray_driver"
 DOCUMENT = "job.json"
 CANCEL_SECONDS = 90.0
 POLL_SECONDS = 0.5
 INSTALL_COMMAND = "pip install 'regauge[ray]'"
 EXECUTOR_KEY = "execution.executor"
-ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
+FINAL_STATUSES = ("STOPPED", "SUCCEEDED", "FAILED")
+"""Statuses of Ray that a job does not leave."""
 STATES: dict[str, JobState] = {
     "PENDING": "pending",
     "RUNNING": "running",
@@ -52,21 +57,8 @@ STATES: dict[str, JobState] = {
     "FAILED": "failed",
 }
 """State of a job by its status in Ray."""
-USED = frozenset(
-    {
-        "min_nodes",
-        "max_nodes",
-        "processes",
-        "machine",
-        "environment",
-        "secrets",
-        "max_attempts",
-        "hours",
-        "rendezvous",
-        "rendezvous_endpoint",
-        "labels",
-    }
-)
+ACTIVE_STATES: dict[str, JobState] = {"starting": "starting", "restarting": "restarting"}
+"""State of a job that Ray runs, by the state in its last event; others are `running`."""
 
 
 class RayCluster(Launcher):
@@ -90,7 +82,7 @@ class RayCluster(Launcher):
     """Time to save a checkpoint after a stop signal; then the command is killed."""
 
     def plan(self, job: JobSpec) -> LaunchPlan:
-        self._check(job)
+        check_secret_files(job)
         runtime_env: dict[str, Any] = {"env_vars": self._build_environment(job)}
         if self.working_dir is not None:
             runtime_env["working_dir"] = self.working_dir
@@ -114,12 +106,8 @@ class RayCluster(Launcher):
             commands=((*command, *shlex.split(entrypoint)),),
             notes=tuple(self._list_notes(job)),
             restart_policy=f"All nodes start again after the loss of a node and after {restarts}.",
-            used=USED,
+            used=COMMON_FIELDS,
         )
-
-    def _check(self, job: JobSpec) -> None:
-        """Raise SettingsError for a job that this launcher cannot run."""
-        check_secret_files(job)
 
     def _build_environment(self, job: JobSpec) -> dict[str, str]:
         # Ray kills the entrypoint after this time, which is 3 s by default.
@@ -185,7 +173,7 @@ class RayCluster(Launcher):
         options = DriverOptions.parse(entrypoint[entrypoint.index(DRIVER) + 1 :])
         environment: dict[str, str] = dict(plan.documents[0].content["runtime_env"]["env_vars"])
         if options.nodes:
-            environment |= build_node_variables(options.nodes, leader)
+            environment |= build_leader_variables(str(options.nodes), leader)
         count = max(options.nodes, 1)
         return [NodeCommand(index, options.command, environment) for index in range(count)]
 
@@ -194,7 +182,8 @@ class RayCluster(Launcher):
         handle = Handle("ray", self.address, document["submission_id"])
         client = _connect(self.address)
         try:
-            _call(self.address, "change the job", lambda: client.submit_job(**document))
+            remedy = "correct [[launch.target]] of kind ray"
+            _call(self.address, remedy, lambda: client.submit_job(**document))
         except SettingsError as error:
             if "already exists" not in error.problem:
                 raise
@@ -213,15 +202,16 @@ class RayCluster(Launcher):
             JobEvent(event.get("time", ""), "driver", event.get("message", ""))
             for event in read_events(_read_log(handle))
         ]
-        start, end = _format_time(info.start_time), _format_time(info.end_time)
-        first = [JobEvent(start, "ray", "submitted")] if start else []
-        last = [JobEvent(end, "ray", str(info.message))] if end else []
-        return [*first, *events, *last]
+        if submitted_at := format_epoch(info.start_time):
+            events.insert(0, JobEvent(submitted_at, "ray", "submitted"))
+        if finished_at := format_epoch(info.end_time):
+            events.append(JobEvent(finished_at, "ray", str(info.message)))
+        return events
 
     def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
         node, count = request.rank or 0, 0
         while True:
-            has_ended = _find_job(handle).status in ENDED
+            has_ended = _find_job(handle).status in FINAL_STATUSES
             log = _read_log(handle)
             lines = [line for line in read_lines(log.splitlines()) if line.node == node]
             attempt = request.attempt or max((line.attempt for line in lines), default=1)
@@ -240,33 +230,32 @@ class RayCluster(Launcher):
 
     def cancel(self, handle: Handle) -> None:
         status = _find_job(handle).status
-        if status in ENDED:
-            problem = f"{handle} has ended already: {STATES[status]}"
-            raise SettingsError(problem, f"clean up with: regauge job cleanup {handle}")
+        if status in FINAL_STATUSES:
+            raise build_ended_error(handle, STATES[status])
         client = _connect(handle.context)
         _call(handle.context, "try again", lambda: client.stop_job(handle.job_id))
-        until = time.monotonic() + CANCEL_SECONDS
-        while _find_job(handle).status not in ENDED and time.monotonic() < until:
-            time.sleep(POLL_SECONDS)
+        timing.wait_for(
+            lambda: _find_job(handle).status in FINAL_STATUSES,
+            CANCEL_SECONDS,
+            poll_seconds=POLL_SECONDS,
+        )
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
         status = _find_job(handle).status
-        if status not in ENDED:
-            problem = f"{handle} has not ended"
-            raise SettingsError(problem, f"cancel it with: regauge job cancel {handle}")
+        if status not in FINAL_STATUSES:
+            raise build_active_error(handle, STATES[status])
         client = _connect(handle.context)
         _call(handle.context, "try again", lambda: client.delete_job(handle.job_id))
         return []
 
 
 def build_status(handle: Handle, info: Any, log: str) -> JobStatus:
-    """Return the status of a job from Ray's record and from the log of its driver."""
+    """Return the status of a job from Ray's record `info` and from the log of its driver."""
     events = read_events(log)
     state = STATES[info.status]
     last = events[-1] if events else {}
     if state == "running":
-        states = {"starting": "starting", "restarting": "restarting"}
-        state = states.get(last.get("state", "starting"), "running")  # type: ignore[assignment]
+        state = ACTIVE_STATES.get(last.get("state", "starting"), "running")
     reason = last.get("message", "") if info.status == "RUNNING" else str(info.message or "")
     metadata = info.metadata or {}
     price = metadata.get("usd_per_hour")
@@ -278,14 +267,14 @@ def build_status(handle: Handle, info: Any, log: str) -> JobStatus:
         reason=reason,
         attempt=last.get("attempt"),
         nodes=tuple(_list_nodes(events, state)),
-        exit_code=code if info.status in ENDED else None,
+        exit_code=code if info.status in FINAL_STATUSES else None,
         failure=JobFailure("unknown", message=first_line(info.message)) if has_failed else None,
         usd_per_hour=float(price) if price else None,
         price_date=metadata.get("price_date"),
         output=metadata.get("output", ""),
-        submitted_at=_format_time(info.start_time) or None,
+        submitted_at=format_epoch(info.start_time),
         started_at=next((event["time"] for event in events if event.get("hosts")), None),
-        finished_at=_format_time(info.end_time) or None,
+        finished_at=format_epoch(info.end_time),
     )
 
 
@@ -306,7 +295,7 @@ def _list_nodes(events: list[Tables], state: JobState) -> Iterator[NodeStatus]:
 
 
 def _build_metadata(job: JobSpec) -> dict[str, str]:
-    """Return the labels of a job, with its price, which is frozen when it is submitted."""
+    """Return the metadata of a job: its labels, its output folder, and its price in USD."""
     metadata = {**job.labels, "output": job.output, "verb": job.verb}
     if job.machine is not None and job.usd_per_hour is not None:
         metadata["instance"] = job.machine.name
@@ -318,12 +307,6 @@ def _build_metadata(job: JobSpec) -> dict[str, str]:
 def _count_nodes(job: JobSpec) -> int:
     """Return the number of actors; 0 for `predict`, whose executor uses the cluster itself."""
     return 0 if job.verb == "predict" else job.max_nodes
-
-
-def _format_time(milliseconds: int | None) -> str:
-    if not milliseconds:
-        return ""
-    return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat(timespec="milliseconds")
 
 
 def _connect(address: str) -> Any:
@@ -340,7 +323,7 @@ def _connect(address: str) -> Any:
     return _call(address, remedy, lambda: JobSubmissionClient(f"http://{address}"))
 
 
-def _call(address: str, remedy: str, request: Callable[[], R]) -> R:
+def _call(address: str, remedy: str, request: Callable[[], T]) -> T:
     """Return the answer to a request.
 
     Raises TransientError if the server is unreachable, and SettingsError with a remedy if it
@@ -370,7 +353,7 @@ def _find_job(handle: Handle) -> Any:
         if "404" not in error.problem:
             raise
         problem = f"the cluster at {handle.context} has no job '{handle.job_id}'"
-        remedy = "check the handle: Ray forgets its jobs when the head node ends"
+        remedy = "correct the handle; Ray forgets its jobs when the head node ends"
         raise SettingsError(problem, remedy) from None
 
 

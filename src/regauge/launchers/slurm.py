@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-import shlex
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from regauge import timing
 from regauge.errors import SettingsError, TransientError
 from regauge.launchers import (
+    COMMON_FIELDS,
     Document,
     Handle,
     JobEvent,
@@ -25,8 +25,13 @@ from regauge.launchers import (
     Leftover,
     LogRequest,
     NodeCommand,
+    _slurm_client,
 )
-from regauge.launchers import _slurm_client as client
+from regauge.launchers._job_end import (
+    build_active_error,
+    build_ended_error,
+    list_output_leftovers,
+)
 from regauge.launchers._nodes import build_rendezvous_variables
 from regauge.launchers._secret_files import check_secret_files
 from regauge.launchers._slurm_logs import LogFolder, read_lines
@@ -39,6 +44,7 @@ from regauge.launchers._slurm_script import (
 )
 from regauge.launchers._slurm_status import build_status, select_latest
 from regauge.launchers._slurm_target import SlurmTarget
+from regauge.launchers._times import format_time
 from regauge.log import logger
 
 if TYPE_CHECKING:
@@ -47,22 +53,7 @@ if TYPE_CHECKING:
     from regauge.launchers import LeaderAddress
     from regauge.launchers._slurm_jobs import SlurmRecord
 
-USED = frozenset(
-    {
-        "min_nodes",
-        "max_nodes",
-        "processes",
-        "jobs",
-        "machine",
-        "environment",
-        "secrets",
-        "max_attempts",
-        "hours",
-        "rendezvous",
-        "rendezvous_endpoint",
-        "labels",
-    }
-)
+USED = COMMON_FIELDS | {"jobs"}
 SUBMIT = ("sbatch", "--parsable")
 JOB_ID = re.compile(r"\d+(_\d+)?")
 RESERVED = frozenset({"array", "dependency", "no-requeue", "nodes", "ntasks", "parsable", "wrap"})
@@ -87,7 +78,7 @@ class Slurm(SlurmTarget):
             documents=(Document(name, render_script(job, self)),),
             commands=(("mkdir", "-p", find_log_folder(job, self)), SUBMIT),
             notes=(f"sbatch reads {name} from its standard input", *self._list_notes(job)),
-            restart_policy=self._describe_policy(job),
+            restart_policy=self._describe_restarts(job),
             used=USED,
         )
 
@@ -99,7 +90,7 @@ class Slurm(SlurmTarget):
             raise SettingsError(problem, "remove one of them: a job of an array has one node")
         names = {name for name, _ in list_options(job, self)} | RESERVED
         if clashes := sorted(names & self.options.keys()):
-            problem = f"options of the target has '{clashes[0]}', which Regauge sets"
+            problem = f"launch.target.options has '{clashes[0]}', which Regauge sets"
             raise SettingsError(problem, "remove it, and use the other settings of the target")
 
     def _list_notes(self, job: JobSpec) -> Iterator[str]:
@@ -119,8 +110,8 @@ class Slurm(SlurmTarget):
                 "--requeue has no effect, and the job submits its successor with --dependency"
             )
 
-    def _describe_policy(self, job: JobSpec) -> str:
-        """Return what follows the loss of a node."""
+    def _describe_restarts(self, job: JobSpec) -> str:
+        """Return the reaction to the loss of a node."""
         if self.requeue == "never" or job.max_attempts == 1:
             return "the job ends after the loss of a node; submit it again to resume"
         restart = f"a new attempt resumes from the last checkpoint, {job.max_attempts} at most"
@@ -141,14 +132,14 @@ class Slurm(SlurmTarget):
 
     def submit(self, plan: LaunchPlan) -> Handle:
         """Create the folder of the logs and submit the script."""
-        client.find("sbatch")
-        cluster = client.read_cluster(self.partition)
+        _slurm_client.find_program("sbatch")
+        cluster = _slurm_client.read_cluster(self.partition)
         logger.info("%s", self._describe_preemption(cluster))
         new_folders = _create_folders(Path(find_log_folder(plan.job, self)))
         try:
-            answer = client.call(
-                *SUBMIT, text=plan.documents[0].text, remedy="correct the target 'slurm' of launch"
-            )
+            remedy = "correct [[launch.target]] of kind slurm"
+            script = plan.documents[0].text
+            answer = _slurm_client.run_program(*SUBMIT, text=script, remedy=remedy)
         except BaseException:
             for folder in reversed(new_folders):
                 with suppress(OSError):
@@ -156,8 +147,8 @@ class Slurm(SlurmTarget):
             raise
         return Handle(self.kind, cluster.name, answer.strip().partition(";")[0])
 
-    def _describe_preemption(self, cluster: client.ClusterFacts) -> str:
-        """Return what a preemption does to a job, from the settings of the cluster."""
+    def _describe_preemption(self, cluster: _slurm_client.ClusterFacts) -> str:
+        """Return the effect of a preemption on a job, from the settings of the cluster."""
         mode = f"PreemptMode of partition {cluster.partition} is {cluster.preempt_mode}"
         if cluster.preempt_type == "preempt/none" or "OFF" in cluster.preempt_mode:
             return f"{mode}: jobs are not preempted"
@@ -172,18 +163,18 @@ class Slurm(SlurmTarget):
     def find_status(self, handle: Handle) -> JobStatus:
         """Return the state of a job, or of the last of the jobs that continue it."""
         records = self._find_records(handle)
-        hosts = client.list_hosts([record.node_list for record in select_latest(records)])
+        hosts = _slurm_client.list_hosts([record.node_list for record in select_latest(records)])
         return build_status(handle, records, hosts)
 
     def _find_records(self, handle: Handle) -> list[SlurmRecord]:
         """Return the records of a job and of its successors, the oldest first."""
         self._check_handle(handle)
-        records = client.read_records(handle.job_id)
+        records = _slurm_client.read_records(handle.job_id)
         if not records or any(record.state == "PREEMPTED" for record in records):
-            records += client.find_successors(handle.job_id)
+            records += _slurm_client.find_successors(handle.job_id)
         if not records:
             problem = f"Slurm does not know job {handle.job_id}: it forgets old jobs (MinJobAge)"
-            raise SettingsError(problem, "check the handle, or enable accounting")
+            raise SettingsError(problem, "correct the handle, or enable accounting")
         return records
 
     def _check_handle(self, handle: Handle) -> None:
@@ -191,18 +182,18 @@ class Slurm(SlurmTarget):
         if handle.target != self.kind or not JOB_ID.fullmatch(handle.job_id):
             problem = f"{handle} is not the handle of a job of Slurm"
             raise SettingsError(problem, "use the handle that `launch` printed: slurm://cluster/id")
-        if (name := client.read_cluster_name()) != handle.context:
+        if (name := _slurm_client.read_cluster_name()) != handle.context:
             problem = f"{handle} is a job of another cluster; this machine reaches '{name}'"
             raise SettingsError(problem, f"run the command on a login node of '{handle.context}'")
 
     def list_events(self, handle: Handle) -> list[JobEvent]:
         """Return the times that Slurm recorded, and the lines of the job script."""
-        records = self._find_records(handle)
+        records, now = self._find_records(handle), format_time(dt.datetime.now(dt.UTC))
         events = [
             JobEvent(moment, "slurm", f"job {record.job_id} {text}")
             for record in records
             for name, text in EVENT_TIMES.items()
-            if (moment := record.read_time(name)) and moment <= _read_clock()
+            if (moment := record.read_time(name)) and moment <= now
         ]
         for record in records:
             if "logs" in record.facts and "first" not in record.facts:
@@ -231,34 +222,28 @@ class Slurm(SlurmTarget):
         """Stop a job and its successors, and wait until their processes have ended."""
         status = self.find_status(handle)
         if status.is_final:
-            problem = f"{handle} has ended already ({status.state})"
-            raise SettingsError(problem, f"remove its logs with: regauge job cleanup {handle}")
+            raise build_ended_error(handle, status.state)
         records = self._find_records(handle)
         successors = {record.fields["JobId"] for record in records if "first" in record.facts}
         for job_id in (handle.job_id, *sorted(successors)):
-            client.call("scancel", job_id, remedy="check the owner of the job")
-        until = time.monotonic() + CANCEL_SECONDS
-        while not self.find_status(handle).is_final:
-            if time.monotonic() > until:
-                problem = f"{handle} does not end within {CANCEL_SECONDS:g} s"
-                raise TransientError(problem, "read its state again")
-            time.sleep(POLL_SECONDS)
+            _slurm_client.run_program("scancel", job_id, remedy="check the owner of the job")
+        if not timing.wait_for(
+            lambda: self.find_status(handle).is_final, CANCEL_SECONDS, poll_seconds=POLL_SECONDS
+        ):
+            problem = f"{handle} does not stop within {CANCEL_SECONDS:g} s"
+            raise TransientError(problem, f"cancel it again: regauge job cancel {handle}")
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
-        """Remove the logs of a job; the output folder is left."""
+        """Remove the logs of a job; the output folder remains."""
         status, records = self.find_status(handle), self._find_records(handle)
         if not status.is_final:
-            problem = f"{handle} is {status.state}"
-            raise SettingsError(problem, f"stop it first: regauge job cancel {handle}")
+            raise build_active_error(handle, status.state)
         folder = LogFolder.find(records[0]).folder
         for path in LogFolder(folder, handle.job_id).list_files():
             path.unlink()
-        with suppress(OSError):  # logs of other jobs are left
+        with suppress(OSError):  # it has logs of other jobs
             folder.rmdir()
-        if not status.output or not Path(status.output).exists():
-            return []
-        remedy = f"rm -r {shlex.quote(status.output)}"
-        return [Leftover(status.output, "output of the run", remedy)]
+        return list_output_leftovers(status.output)
 
 
 def _create_folders(folder: Path) -> list[Path]:
@@ -266,11 +251,6 @@ def _create_folders(folder: Path) -> list[Path]:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return missing[::-1]
-
-
-def _read_clock() -> str:
-    """Return the time now as ISO 8601 in UTC."""
-    return dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _find_node(record: SlurmRecord, rank: int) -> int:

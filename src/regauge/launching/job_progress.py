@@ -10,7 +10,7 @@ from regauge import jsonl
 from regauge.config import SAVED_RUN
 from regauge.errors import RegaugeError
 from regauge.json_files import DocumentShape, find_json, find_mismatch
-from regauge.launchers import JobFailure, JobStatus, Progress
+from regauge.launchers import JobFailure, JobStatus, Progress, is_local_folder
 from regauge.supervision.attempt import FAILURES
 from regauge.supervision.cost_meter import ATTEMPTS, AttemptLine
 
@@ -18,6 +18,7 @@ METRICS, RESULT = "metrics.jsonl", "result.json"
 FAILURE_STATES = ("failed", "preempted", "restarting", "unknown")
 """States for which the last failure of the run is reported."""
 REMEDY = "remove it"
+"""Remedy of an error about a damaged file; `add_progress` ignores such files."""
 
 
 class StepMetrics(jsonl.StepLine):
@@ -40,7 +41,7 @@ def add_progress(status: JobStatus) -> JobStatus:
     A file that is missing or damaged adds nothing. An object store is not read.
     """
     folder = Path(status.output)
-    if not status.output or "://" in status.output or not folder.is_dir():
+    if not is_local_folder(status.output) or not folder.is_dir():
         return status
     try:
         failure = status.failure
@@ -52,9 +53,10 @@ def add_progress(status: JobStatus) -> JobStatus:
 
 
 def read_progress(folder: Path) -> Progress | None:
-    """Return the progress of a training run; None if it has done no step.
+    """Return the progress of a training run; None if it has logged no step.
 
-    The remaining time follows from the steps of the last attempt. It is 0 for a finished run.
+    `eta_seconds` is the mean step time of the last attempt times the remaining steps. It is 0 for a
+    finished run, and None if the number of steps is unknown.
     """
     lines = jsonl.read_lines(folder / METRICS, StepMetrics)
     if not lines:
@@ -64,11 +66,12 @@ def read_progress(folder: Path) -> Progress | None:
     if (folder / RESULT).is_file():
         return Progress(step, step, 0.0)
     attempt = [line for line in lines if line["attempt"] == lines[-1]["attempt"]]
-    timed = [line for line in attempt if line.get("seconds") is not None]
+    timed_lines = [line for line in attempt if line.get("seconds") is not None]
     eta = None
-    if total is not None and len(timed) > 1 and timed[-1]["step"] > timed[0]["step"]:
-        seconds = timed[-1]["seconds"] - timed[0]["seconds"]
-        eta = round((total - step) * seconds / (timed[-1]["step"] - timed[0]["step"]), 1)
+    num_steps = timed_lines[-1]["step"] - timed_lines[0]["step"] if timed_lines else 0
+    if total is not None and num_steps > 0:
+        seconds = timed_lines[-1]["seconds"] - timed_lines[0]["seconds"]
+        eta = round((total - step) * seconds / num_steps, 1)
     return Progress(step, total, eta)
 
 

@@ -12,7 +12,7 @@ from regauge import config
 from regauge.errors import SettingsError
 from regauge.launchers import JobSpec, Machine, Volume
 from regauge.launching.settings import MAX_NAME, is_job_name
-from regauge.planning.catalog import find_efa_interfaces, find_instance, load_chips
+from regauge.planning.catalog import find_efa_interfaces, find_instance, find_vendor
 from regauge.supervision.settings import parse_node_range
 
 if TYPE_CHECKING:
@@ -21,17 +21,16 @@ if TYPE_CHECKING:
 
 IMAGE_FOLDER = PurePosixPath("/workspace")
 """Working folder of an image, which contains the run file."""
-NO_CHIP = "CPU"
 
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """A run file with a verb, as the command line of `launch` names them."""
+    """A run file with a verb and overrides, from the command line of `launch`."""
 
     run_file: Path
     verb: str
     overrides: tuple[str, ...]
-    """Overrides of the tables of the verb; those of [launch] are applied already."""
+    """Overrides for the command of the job; overrides of [launch] are applied already."""
     tables: config.Tables
     """Tables of the run file with all overrides."""
 
@@ -84,12 +83,12 @@ def _read_text(run_file: Path) -> str:
 def _read_nodes(nodes: dict[str, Any]) -> tuple[int, int]:
     """Return the minimum and maximum number of nodes of the table [execution.nodes].
 
-    Raises SettingsError for a rendezvous on a node that the target does not know.
+    Raises SettingsError for an endpoint of the c10d rendezvous, which the target sets.
     """
     endpoint = nodes.get("endpoint")
     if endpoint and nodes.get("rendezvous") != "etcd":
-        problem = f"execution.nodes.endpoint = '{endpoint}' names a node that no job has yet"
-        raise SettingsError(problem, "remove it, because the target of a launch sets it")
+        problem = f"execution.nodes.endpoint = '{endpoint}' is set, and the target sets it itself"
+        raise SettingsError(problem, "remove it, or set execution.nodes.rendezvous to etcd")
     count = nodes.get("count")
     return parse_node_range(1 if count is None else count)
 
@@ -133,7 +132,6 @@ def find_machine(instance: str | None, execution: dict[str, Any]) -> Machine | N
     if name is None:
         return None
     entry = find_instance(name, "launch.instance" if instance else "price.instance")
-    chip = load_chips().get(entry.chip)
     price = execution.get("price", {})
     usd_per_hour, as_of = price.get("usd_per_hour"), price.get("as_of")
     if usd_per_hour is None:
@@ -141,7 +139,7 @@ def find_machine(instance: str | None, execution: dict[str, Any]) -> Machine | N
     return Machine(
         name=name,
         chip=entry.chip,
-        vendor=chip.vendor if chip and entry.chips else NO_CHIP,
+        vendor=find_vendor(entry),
         chips=entry.chips or 0,
         efa_interfaces=find_efa_interfaces(name),
         vcpus=entry.vcpus,

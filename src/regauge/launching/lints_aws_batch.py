@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from regauge.launchers import is_local_folder
 from regauge.launching.lints import Check, Lint
+from regauge.launching.lints_efa import DEVICE
+from regauge.launching.lints_job import is_mounted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,8 +20,9 @@ ENVIRONMENT, POLICY = "create-compute-environment.json", "create-scheduling-poli
 QUEUE, LAUNCH_TEMPLATE = "create-job-queue.json", "create-launch-template.json"
 TEMPLATE = "batch-stack.json"
 MAX_RULES = 5
+"""Maximum number of rules of a retry strategy."""
 MAX_SHARES = 500
-EFA_DEVICE = "/dev/infiniband/uverbs"
+"""Maximum number of shares of a scheduling policy."""
 REFERENCE = "https://docs.aws.amazon.com/batch/latest/APIReference/"
 GUIDE = "https://docs.aws.amazon.com/batch/latest/userguide/"
 EC2_GUIDE = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/"
@@ -53,7 +57,7 @@ def _find_resources(contents: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_retry_rules(plan: LaunchPlan) -> Iterator[Lint]:
-    """Yield retry strategies that retry without end, or that the API refuses."""
+    """Report retry strategies that retry without end, or that the API refuses."""
     contents = _find_documents(plan)
     strategy = contents.get(DEFINITION, {}).get("retryStrategy")
     if strategy is None:
@@ -66,7 +70,7 @@ def check_retry_rules(plan: LaunchPlan) -> Iterator[Lint]:
         yield Lint("batch-final-exit", problem, remedy, source)
     if len(rules) > MAX_RULES:
         problem = f"the retry strategy has {len(rules)} rules, more than {MAX_RULES}"
-        yield Lint("batch-retry-rules", problem, "join or remove some rules", source)
+        yield Lint("batch-retry-rules", problem, "merge or remove rules", source)
 
 
 def _is_final_exit(rule: dict[str, str]) -> bool:
@@ -75,7 +79,7 @@ def _is_final_exit(rule: dict[str, str]) -> bool:
 
 
 def check_share(plan: LaunchPlan) -> Iterator[Lint]:
-    """Yield share identifiers that do not match the scheduling policy of the stack's queue."""
+    """Report share identifiers that do not match the scheduling policy of the stack's queue."""
     contents = _find_documents(plan)
     if QUEUE not in contents or contents[SUBMIT]["jobQueue"] != contents[QUEUE]["jobQueueName"]:
         return
@@ -104,7 +108,7 @@ def _matches_share(share: str, name: str) -> bool:
 
 
 def check_share_count(plan: LaunchPlan) -> Iterator[Lint]:
-    """Yield a scheduling policy with more shares than AWS Batch allows."""
+    """Report a scheduling policy with more shares than AWS Batch allows."""
     policy = _find_documents(plan).get(POLICY, {}).get("fairsharePolicy", {})
     count = len(policy.get("shareDistribution", []))
     if count > MAX_SHARES:
@@ -114,7 +118,7 @@ def check_share_count(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def check_spot(plan: LaunchPlan) -> Iterator[Lint]:
-    """Yield a multi-node parallel job on Spot machines."""
+    """Report a multi-node parallel job on Spot machines."""
     contents = _find_documents(plan)
     is_spot = _find_resources(contents).get("type") == "SPOT" or plan.job.spot
     if _is_multi_node(contents) and is_spot:
@@ -124,7 +128,7 @@ def check_spot(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def check_instance_types(plan: LaunchPlan) -> Iterator[Lint]:
-    """Yield several machine types of a multi-node parallel job, and a stack without its type."""
+    """Report several machine types of a multi-node parallel job, and a stack without its type."""
     contents = _find_documents(plan)
     containers = list(_list_containers(contents))
     types = sorted({item["instanceType"] for item in containers if "instanceType" in item})
@@ -147,7 +151,7 @@ def _offers(stack_types: list[str], name: str) -> bool:
 
 
 def check_placement(plan: LaunchPlan) -> Iterator[Lint]:
-    """Yield a placement group with a reservation, and EFA machines without placement."""
+    """Report a placement group with a reservation, and EFA machines without placement."""
     contents = _find_documents(plan)
     resources = _find_resources(contents)
     template = contents.get(LAUNCH_TEMPLATE, {}).get("LaunchTemplateData", {})
@@ -165,7 +169,7 @@ def check_placement(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def check_zones(plan: LaunchPlan) -> Iterator[Lint]:
-    """Yield subnets outside of the reservation's zone, and nodes in several zones."""
+    """Report subnets outside of the reservation's zone, and nodes in several zones."""
     contents = _find_documents(plan)
     zones = contents.get(TEMPLATE, {}).get("Metadata", {}).get("AvailabilityZones", {})
     reserved, subnets = zones.get("CapacityReservation"), zones.get("Subnets", {})
@@ -183,26 +187,26 @@ def check_zones(plan: LaunchPlan) -> Iterator[Lint]:
 
 def _count_efa_devices(container: dict[str, Any]) -> int:
     devices = container.get("linuxParameters", {}).get("devices", [])
-    return sum(device["hostPath"].startswith(EFA_DEVICE) for device in devices)
+    return sum(device["hostPath"].startswith(DEVICE) for device in devices)
 
 
 def check_time_limits(plan: LaunchPlan) -> Iterator[Lint]:
-    """Yield a queue in which a job that cannot start waits without end."""
+    """Report a queue in which a job that cannot start waits without end."""
     queue = _find_documents(plan).get(QUEUE)
     if queue is not None and not queue.get("jobStateTimeLimitActions"):
-        problem = "the queue has no jobStateTimeLimitActions, so a job may stay RUNNABLE for ever"
+        problem = "the queue has no jobStateTimeLimitActions, so a job may stay RUNNABLE forever"
         remedy = "add an action for each reason"
         source = "https://github.com/Netflix/metaflow/issues/347"
         yield Lint("batch-time-limits", problem, remedy, source)
 
 
 def check_secrets(plan: LaunchPlan) -> Iterator[Lint]:
-    """Yield secrets that are values instead of ARNs, and secrets without an execution role."""
+    """Report secrets that are values instead of ARNs, and secrets without an execution role."""
     source = f"{GUIDE}specifying-sensitive-data.html"
     for container in _list_containers(_find_documents(plan)):
         for secret in container.get("secrets", []):
             if not _SECRET_ARN.fullmatch(secret["valueFrom"]):
-                problem = f"launch.secrets.{secret['name']} is no ARN of a secret"
+                problem = f"launch.secrets.{secret['name']} is not an ARN of a secret"
                 remedy = "set it to the ARN of a Secrets Manager secret or an SSM parameter"
                 yield Lint("batch-secret-value", problem, remedy, source)
         if container.get("secrets") and "executionRoleArn" not in container:
@@ -212,13 +216,12 @@ def check_secrets(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def check_output(plan: LaunchPlan) -> Iterator[Lint]:
-    """Yield an output folder that is lost with its container."""
+    """Report an output folder that is lost with its container."""
     if not _find_documents(plan):
         return
     output = plan.job.output
-    mounts = [volume.mount.rstrip("/") for volume in plan.job.volumes if not volume.read_only]
-    is_stored = any(output == mount or output.startswith(f"{mount}/") for mount in mounts)
-    if output and not is_stored and "://" not in output:
+    mounts = [volume.mount for volume in plan.job.volumes if not volume.read_only]
+    if is_local_folder(output) and not is_mounted(output, mounts):
         is_shared = plan.job.max_nodes > 1 or plan.job.jobs > 1
         problem = f"output.folder = '{output}' is on no volume, and is lost with its container"
         remedy = "set it to a folder below a mount of launch.volumes"

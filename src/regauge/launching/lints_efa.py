@@ -21,17 +21,17 @@ VARIABLE_SOURCE = "https://docs.aws.amazon.com/eks/latest/userguide/node-efa.htm
 
 
 def check_count(plan: LaunchPlan) -> Iterator[Lint]:
-    """Report a number of requested interfaces that differs from that of the machine."""
+    """Report requests for another number of interfaces than the machine has."""
     machine = plan.job.machine
     if machine is None:
         return
     for count in sorted(_list_requests(plan)):
         if count == machine.efa_interfaces:
             continue
-        has = f"has {machine.efa_interfaces}" if machine.efa_interfaces else "has no EFA"
+        fact = f"has {machine.efa_interfaces}" if machine.efa_interfaces else "has no EFA"
         yield Lint(
             "efa-count",
-            f"a document requests {count} EFA interfaces, and {machine.name} {has}",
+            f"a document requests {count} EFA interfaces, and {machine.name} {fact}",
             f"request {machine.efa_interfaces}, or correct launch.instance",
             COUNT_SOURCE,
         )
@@ -40,8 +40,7 @@ def check_count(plan: LaunchPlan) -> Iterator[Lint]:
 def check_request(plan: LaunchPlan) -> Iterator[Lint]:
     """Report nodes that could use EFA and do not request it: NCCL would use TCP."""
     job, machine = plan.job, plan.job.machine
-    is_alone = job.max_nodes == 1 or machine is None or not machine.efa_interfaces
-    if is_alone or machine is None or not find_images(plan) or _list_requests(plan):
+    if machine is None or not job.uses_efa or not find_images(plan) or _list_requests(plan):
         return
     yield Lint(
         "efa-request",

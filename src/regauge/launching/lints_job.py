@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from regauge import choices
 from regauge.launchers import LaunchPlan
+from regauge.launching.job_spec import IMAGE_FOLDER
 from regauge.launching.lints import Check, Lint, find_images, walk
 from regauge.planning.catalog import find_instance
 
@@ -40,8 +41,17 @@ def is_pinned(image: str) -> bool:
     return tag not in {"", "latest"}
 
 
+def is_mounted(output: str, mounts: Iterable[str]) -> bool:
+    """Return whether the output folder of a container is a mount or below one.
+
+    A relative folder is below the working folder of the image.
+    """
+    folder = IMAGE_FOLDER / output
+    return any(folder.is_relative_to(mount) for mount in mounts)
+
+
 def check_attempts(plan: LaunchPlan) -> Iterator[Lint]:
-    """Report more attempts than a scheduler permits."""
+    """Report more attempts than AWS Batch permits."""
     if plan.job.max_attempts > MAX_ATTEMPTS:
         yield Lint(
             "attempts",
@@ -81,7 +91,7 @@ def check_shared_memory(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def check_accelerator(plan: LaunchPlan) -> Iterator[Lint]:
-    """Report an instance whose chips are not those of the run's accelerator."""
+    """Report an instance without the chips of the run's accelerator."""
     job, machine = plan.job, plan.job.machine
     if machine is None or job.accelerator is None or choices.is_import_path(job.accelerator):
         return

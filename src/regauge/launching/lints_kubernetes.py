@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from regauge.launchers import LaunchPlan
-from regauge.launching.job_spec import IMAGE_FOLDER
+from regauge.launchers import LaunchPlan, is_local_folder
 from regauge.launching.lints import Check, Lint, walk
-from regauge.launching.lints_job import is_pinned
+from regauge.launching.lints_job import is_mounted, is_pinned
+from regauge.launching.settings import is_job_name
 
 CONTAINER_NAMES = {"PyTorchJob": "pytorch", "TrainingRuntime": "node"}
 """Name that an operator requires of the container with the command, by kind of document."""
@@ -18,8 +16,6 @@ CONTAINER_SOURCE = (
     "https://github.com/kubeflow/training-operator/blob/v1.9.0/pkg/apis/kubeflow.org/v1/"
     "pytorch_types.go"
 )
-LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
-"""A label of RFC 1035, as Kubernetes writes it."""
 NAMED_KINDS = ("Job", "PyTorchJob", "Service", "TrainJob", "TrainingRuntime")
 """Kinds whose names become host names or Services."""
 TTL = "ttlSecondsAfterFinished"
@@ -57,7 +53,7 @@ def check_names(plan: LaunchPlan) -> Iterator[Lint]:
     """Report names that cannot be host names."""
     for document in _list_documents(plan):
         name = str(document["metadata"].get("name", ""))
-        if document["kind"] in NAMED_KINDS and not LABEL.fullmatch(name):
+        if document["kind"] in NAMED_KINDS and not is_job_name(name):
             yield Lint(
                 "dns-label",
                 f"the {document['kind']} '{name}' is not named by a label of RFC 1035",
@@ -131,16 +127,15 @@ def check_output(plan: LaunchPlan) -> Iterator[Lint]:
     """Report an output folder that is lost with its pod; several nodes cannot share it either."""
     output = plan.job.output
     templates = list_templates(plan)
-    if not output or "://" in output or not templates:
+    if not is_local_folder(output) or not templates:
         return
-    folder = IMAGE_FOLDER / output
     mounts = [
-        PurePosixPath(mount["mountPath"])
+        mount["mountPath"]
         for template in templates
         for container in template.spec["containers"]
         for mount in container.get("volumeMounts", [])
     ]
-    if not any(folder == mount or mount in folder.parents for mount in mounts):
+    if not is_mounted(output, mounts):
         yield Lint(
             "output-volume",
             f"output.folder = '{output}' is not on a volume, so a lost pod loses it",

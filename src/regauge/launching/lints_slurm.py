@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from regauge.launchers import LaunchPlan
 from regauge.launching.lints import Check, Lint
+from regauge.units import SECONDS_PER_HOUR
 
 SBATCH_MANUAL = "https://slurm.schedmd.com/sbatch.html"
 
@@ -20,7 +21,7 @@ def read_options(plan: LaunchPlan) -> dict[str, str]:
 
 
 def check_signal(plan: LaunchPlan) -> Iterator[Lint]:
-    """Report a grace period that is not shorter than the time limit, or that has no limit."""
+    """Report a grace period that is not shorter than the time limit; warn without a limit."""
     options = read_options(plan)
     grace = options.get("signal", "").partition("@")[2]
     if not grace:
@@ -28,12 +29,12 @@ def check_signal(plan: LaunchPlan) -> Iterator[Lint]:
     if plan.job.hours is None:
         yield Lint(
             "slurm-time-limit",
-            "the job has no time limit, so Slurm counts the grace period from the partition's",
+            "the job has no time limit, so grace_seconds counts from the limit of the partition",
             "set launch.hours",
             f"{SBATCH_MANUAL}#OPT_signal",
             is_error=False,
         )
-    elif int(grace) >= plan.job.hours * 3600:
+    elif int(grace) >= plan.job.hours * SECONDS_PER_HOUR:
         yield Lint(
             "slurm-grace",
             f"grace_seconds = {grace} is not shorter than launch.hours = {plan.job.hours:g}",

@@ -23,7 +23,7 @@ FOLDER = "launchers"
 ALWAYS_USED = frozenset(
     {"name", "verb", "command", "output", "accelerator", "processes", "run_file_text"}
 )
-"""Fields that every launcher needs, or that the run reads itself."""
+"""Fields that no launcher can ignore, or that the run reads itself."""
 KEYS = {
     "machine": "launch.instance",
     "min_nodes": "execution.nodes.count",
@@ -49,7 +49,11 @@ def select_launcher(launch: Launch, target: str) -> Launcher:
 
 
 def plan_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> LaunchPlan:
-    """Return the plan of a job; raises SettingsError if the launcher cannot run it."""
+    """Return the plan of a job.
+
+    Raises SettingsError if the launcher cannot run the job, or if a setting has no effect or
+    contains a secret.
+    """
     job = build_job(request, launch, launcher)
     _raise_errors(check_tokens(LaunchPlan(job)))  # before another message can contain one
     if job.jobs > 1 and not launcher.supports_arrays:

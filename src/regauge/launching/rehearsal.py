@@ -1,8 +1,8 @@
-"""Rehearsal: the processes of a plan's documents on this machine, undisturbed and with a lost node.
+"""Rehearsal: the processes of a plan's documents on this machine, with and without a node loss.
 
 The run file gets small shapes (`small_run`) and a temporary output folder. The launcher plans it as
 it plans the job, and lists the commands and variables of its documents. They run twice: once
-undisturbed, and once while the last node is killed. Both runs must give the same model.
+without a fault, and once with the last node killed. Both runs must give the same model.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 HOURS = 0.25
 """Time limit of one of the two runs."""
 MIN_ATTEMPTS = 3
-LOSS_STEP = 2 * CHECKPOINT_STEPS + 2
+KILL_STEP = 2 * CHECKPOINT_STEPS + 2
 """Step after which a node is killed: between two checkpoints."""
 TOLERANCE = 1e-4
 """Maximum relative difference of losses and metrics if the number of nodes changed."""
@@ -55,7 +55,7 @@ class RehearsalReport:
     lost_node: int
     lost_after_step: int
     attempts: int
-    """Attempts of the disturbed job."""
+    """Attempts of the job that lost a node."""
     weights_equal: bool
     """Whether the weights of both runs agree bit for bit."""
     max_weight_difference: float
@@ -65,10 +65,10 @@ class RehearsalReport:
     metrics_equal: bool
     """Whether both runs have the same held-out metrics."""
     is_elastic: bool
-    """Whether the number of nodes changed. Sums are then computed in another order: losses and
-    metrics are equal within a tolerance of 1e-4, and the weights need not be."""
+    """Whether the number of nodes changed, and with it the order of sums. Losses and metrics are
+    then equal within a relative tolerance of 1e-4, and weights may differ."""
     recovery_seconds: float
-    """Time from the loss of the node to the first step after that of the loss."""
+    """Seconds from the loss of the node to the first step after it."""
     undisturbed_seconds: float
     disturbed_seconds: float
     changes: tuple[str, ...]
@@ -76,7 +76,7 @@ class RehearsalReport:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the job that lost a node gave the same result."""
+        """Whether the job that lost a node has the same result as the undisturbed job."""
         is_same_model = self.weights_equal or self.is_elastic
         return is_same_model and self.rows_equal and self.metrics_equal
 
@@ -87,12 +87,13 @@ class RehearsalReport:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """One run of a rehearsal."""
+    """The output folder and the times of one run of a rehearsal."""
 
     output: Path
     seconds: float
     attempts: int
-    loss_step: int = 0
+    last_step: int = 0
+    """Last step before the loss of the node."""
     recovery_seconds: float = 0.0
 
 
@@ -107,7 +108,8 @@ def rehearse_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> 
     with tempfile.TemporaryDirectory(prefix="regauge-rehearsal-") as name:
         folder = Path(name)
         rehearsals = [
-            Rehearsal(request, launch, launcher, folder / kind) for kind in ("whole", "lost")
+            Rehearsal(request, launch, launcher, folder / name)
+            for name in ("undisturbed", "disturbed")
         ]
         undisturbed = rehearsals[0].run()
         lost_node = rehearsals[0].num_nodes - 1
@@ -118,12 +120,12 @@ def rehearse_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> 
         parts = {"rows": report.rows_equal, "metrics": report.metrics_equal}
         different = "".join(f", {name} differ" for name, is_equal in parts.items() if not is_equal)
         details = f"weights by {report.max_weight_difference:.2g}{different}"
-        raise DifferenceError(f"{problem}: {details}", "report it with the run file")
+        raise DifferenceError(f"{problem}: {details}", "report this as a bug with the run file")
     return report
 
 
 class Rehearsal:
-    """A job with small shapes, in a folder of its own."""
+    """A job with small shapes, in a separate folder."""
 
     def __init__(
         self, request: LaunchRequest, launch: Launch, launcher: Launcher, folder: Path
@@ -144,7 +146,10 @@ class Rehearsal:
         return self.plan.job.max_nodes
 
     def run(self, lost_node: int | None = None) -> _Outcome:
-        """Run the job to its end; kill a node in the middle. Raises ChildError if it fails."""
+        """Run the job to its end, and kill `lost_node` after KILL_STEP.
+
+        Raises ChildError if the job fails, and DifferenceError if no step follows the loss.
+        """
         job = self.plan.job
         rules = RestartRules(is_gang=True, min_nodes=job.min_nodes, max_attempts=job.max_attempts)
         runner = JobRunner(
@@ -158,23 +163,23 @@ class Rehearsal:
             },
         )
         began_at = time.monotonic()
-        loss = _Loss(self.output / METRICS, runner, lost_node)
+        fault = _NodeFault(self.output / METRICS, runner, lost_node)
         try:
             runner.start()
             while not runner.is_final:
                 stop_signals.check_stop()
                 runner.poll()
-                loss.update()
+                fault.update()
                 time.sleep(POLL_SECONDS)
         finally:
             runner.close()
         self._check_success(runner)
-        if lost_node is not None and loss.recovery_seconds is None:
+        if lost_node is not None and fault.recovery_seconds is None:
             problem = f"no step followed the loss of node {lost_node}"
-            raise DifferenceError(problem, "report it with the run file")
+            raise DifferenceError(problem, "report this as a bug with the run file")
         seconds = time.monotonic() - began_at
-        recovery = loss.recovery_seconds or 0.0
-        return _Outcome(self.output, seconds, runner.attempt, loss.step, recovery)
+        recovery = fault.recovery_seconds or 0.0
+        return _Outcome(self.output, seconds, runner.attempt, fault.step, recovery)
 
     def _list_commands(self, leader: LeaderAddress) -> list[NodeCommand]:
         """Return the processes of the documents, with the paths of this machine."""
@@ -183,13 +188,13 @@ class Rehearsal:
 
     def _localize(self, command: tuple[str, ...]) -> tuple[str, ...]:
         """Return the command of a document with this Python and the run file of this machine."""
-        in_image = str(IMAGE_FOLDER / self.request.run_file.name)
+        image_path = str(IMAGE_FOLDER / self.request.run_file.name)
         run_file = str(self.request.run_file)
         words: list[str] = []
         for word in command:  # the program follows the words of a shell that starts it again
             is_program = word == PROGRAM and sys.executable not in words
             words += (sys.executable, "-m", PROGRAM) if is_program else (word,)
-        return tuple(word.replace(in_image, run_file) for word in words)
+        return tuple(word.replace(image_path, run_file) for word in words)
 
     def _check_success(self, runner: JobRunner) -> None:
         """Raise ChildError with the last line of the leader's log if the job failed."""
@@ -202,31 +207,31 @@ class Rehearsal:
         raise ChildError(runner.exit_code or 1, line)
 
 
-class _Loss:
-    """Kills a node after LOSS_STEP, and measures the time to the next step."""
+class _NodeFault:
+    """Kills a node after KILL_STEP, and measures the time to the next step in seconds."""
 
     def __init__(self, metrics: Path, runner: JobRunner, node: int | None) -> None:
         self._metrics, self._runner, self._node = metrics, runner, node
-        self._lost_at: float | None = None
+        self._killed_at: float | None = None
         self._attempt = 0
         self.step = 0
         self.recovery_seconds: float | None = None
 
     def update(self) -> None:
-        """Read the last step of the run, and act on it."""
+        """Read the last step of the run; kill the node, or measure the recovery."""
         if self._node is None or self.recovery_seconds is not None:
             return
         line = jsonl.read_last_line(self._metrics, StepMetrics)
         if line is None:
             return
-        if self._lost_at is None:
-            if LOSS_STEP <= line["step"] < STEPS:
+        if self._killed_at is None:
+            if KILL_STEP <= line["step"] < STEPS:
                 self._runner.kill_node(self._node)
-                self._lost_at = time.monotonic()
+                self._killed_at = time.monotonic()
                 self._attempt, self.step = line["attempt"], line["step"]
                 logger.info("node %d is killed after step %d", self._node, self.step)
         elif line["attempt"] > self._attempt and line["step"] > self.step:
-            self.recovery_seconds = round(time.monotonic() - self._lost_at, 1)
+            self.recovery_seconds = round(time.monotonic() - self._killed_at, 1)
 
 
 def _compare(
@@ -245,7 +250,7 @@ def _compare(
         nodes=rehearsal.num_nodes,
         steps=STEPS,
         lost_node=lost_node,
-        lost_after_step=disturbed.loss_step,
+        lost_after_step=disturbed.last_step,
         attempts=disturbed.attempts,
         weights_equal=difference == 0.0,
         max_weight_difference=difference,
@@ -260,7 +265,7 @@ def _compare(
 
 
 def _are_close(first: Mapping[Any, float], second: Mapping[Any, float], tolerance: float) -> bool:
-    """Return whether two mappings have the same keys, and values within a relative tolerance."""
+    """Return whether two mappings have equal keys, and values within a relative tolerance."""
     return first.keys() == second.keys() and all(
         math.isclose(value, second[key], rel_tol=tolerance) for key, value in first.items()
     )

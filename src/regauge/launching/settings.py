@@ -13,6 +13,7 @@ from regauge.config import Settings, choice_of
 from regauge.launchers import Launcher
 
 MAX_NAME = 63
+"""Maximum length of a label of RFC 1035, in characters."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -25,11 +26,11 @@ class VolumeSettings(Settings):
     mount: str
     """Absolute path of the mount on each node."""
     source: str
-    """The file system: a claim of Kubernetes, a file system id, or a path of the host."""
+    """Name of a PersistentVolumeClaim, id of an FSx, EFS or EBS volume, or path on the host."""
     kind: Literal["claim", "fsx", "efs", "ebs", "host"] = "claim"
     """Kind of the file system."""
     read_only: bool = False
-    """Whether it is mounted without permission to write."""
+    """Whether it is mounted read-only."""
 
     @field_validator("mount")
     @classmethod
@@ -40,12 +41,12 @@ class VolumeSettings(Settings):
 
 
 class NodeSettings(Settings):
-    """The machine of every node, and what its process gets."""
+    """The machine, image, environment variables and volumes of every node."""
 
     instance: str | None = None
     """Machine type of every node; by default `execution.price.instance`."""
     spot: bool = False
-    """Whether to use machines that may be interrupted, at a lower price."""
+    """Whether to use Spot machines, which cost less and may be interrupted."""
     image: str | None = None
     """Container image with a tag or digest, for targets that run containers."""
     environment: Mapping[str, str] = Field(default_factory=dict)
@@ -62,13 +63,14 @@ class NodeSettings(Settings):
     def _check_variables(cls, value: Mapping[str, str]) -> Mapping[str, str]:
         for name in value:
             if not _VARIABLE.fullmatch(name):
-                raise ValueError(f"{name!r} is not the name of an environment variable")
+                problem = f"{name!r} is not the name of an environment variable"
+                raise ValueError(f"{problem}; write letters, digits and _")
         return value
 
     @model_validator(mode="after")
     def _check_variable_names(self) -> Self:
-        if both := self.environment.keys() & self.secrets.keys():
-            raise ValueError(f"{min(both)} is in environment and in secrets; keep one")
+        if names := self.environment.keys() & self.secrets.keys():
+            raise ValueError(f"{min(names)} is in environment and in secrets; remove one of them")
         return self
 
 
@@ -78,13 +80,13 @@ class Launch(NodeSettings):
     name: str | None = None
     """Name of the job; by default the name of the run file."""
     jobs: int = Field(default=1, ge=1)
-    """Jobs of an array that share the work of `predict`."""
+    """Number of jobs in an array, which share the work of `predict`."""
     max_attempts: int = Field(default=3, ge=1)
-    """Attempts of the job; the exit code decides whether another one begins."""
+    """Maximum number of attempts; the exit code decides whether another one begins."""
     hours: float | None = Field(default=None, gt=0)
-    """Time limit in hours."""
+    """Time limit of the job in hours."""
     labels: Mapping[str, str] = Field(default_factory=dict)
-    """Labels or tags of everything that is created."""
+    """Labels or tags of the job and of everything that is created for it."""
     target: tuple[Annotated[SerializeAsAny[Launcher], choice_of("launchers")], ...] = ()
     """Settings of the targets, at most one table per kind; `--on` selects one."""
 
@@ -105,7 +107,7 @@ class Launch(NodeSettings):
 
 
 class LaunchSettings(Settings):
-    """The table that `launch` reads beside those of the launched verb."""
+    """The table that `launch` reads in addition to the tables of the launched verb."""
 
     launch: Launch = Launch()
 

@@ -8,8 +8,8 @@
 | `model.config` | the keys of `SMALL_SIZES`; a model of `model.path` is unchanged |
 | `optimizer.schedule` | 2 warm-up steps |
 | `output` | a temporary folder, metrics in a file, a checkpoint every 5 steps |
-| `execution` | 1 process per node, fp32, no compilation, brief checks; 2 nodes of several |
-| `accelerator` | `cpu`; a strategy that needs more processes is left out |
+| `execution` | 1 process per node, fp32, no compilation, brief checks; at most 2 nodes |
+| `accelerator` | `cpu`; a strategy that needs more processes is removed |
 """
 
 from __future__ import annotations
@@ -98,14 +98,14 @@ def shrink_tables(tables: config.Tables, output: Path) -> config.Tables:
 
 
 def list_changes(tables: config.Tables, small: config.Tables) -> list[str]:
-    """Return the keys that a rehearsal changes, as `key = value`, but for the output folder."""
+    """Return the keys that a rehearsal changes, as `key = value`, except for the output folder."""
     before, after = dict(config.flatten(tables)), dict(config.flatten(small))
     changed = {key: value for key, value in after.items() if before.get(key) != value}
     return [f"{key} = {value}" for key, value in changed.items() if key != "output.folder"]
 
 
 def _shrink_nodes(nodes: dict[str, Any]) -> dict[str, Any]:
-    """Return the nodes of the rehearsal: one, two, or one to two."""
+    """Return the table [execution.nodes] of the rehearsal: 1 node, 2 nodes, or `1:2`."""
     if "count" not in nodes:
         return {}
     min_nodes, max_nodes = (min(number, MAX_NODES) for number in parse_node_range(nodes["count"]))
@@ -113,7 +113,7 @@ def _shrink_nodes(nodes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shrink_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Return the optimizer with a short warm-up; a text is its kind."""
+    """Return the optimizer with 2 warm-up steps; an optimizer given as a text is its kind."""
     table = {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
     schedule = table.get("schedule", {})
     schedule = {"kind": schedule} if isinstance(schedule, str) else dict(schedule)
@@ -121,7 +121,7 @@ def _shrink_optimizer(optimizer: Any) -> dict[str, Any]:
 
 
 def _shrink_model(model: dict[str, Any]) -> dict[str, Any]:
-    """Return the model with the sizes of its configuration reduced."""
+    """Return the model with the sizes of its configuration limited to SMALL_SIZES."""
     sizes = model.get("config", {})
     if not sizes:
         return model
@@ -132,7 +132,7 @@ def _shrink_model(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_possible(table: Any, count: int | str) -> bool:
-    """Return whether a strategy works with one process on each node."""
+    """Return whether a strategy works with one process on each of `count` nodes."""
     strategy: Strategy = config.parse_choice("strategies", table)
     size = parse_node_range(count)[1]
     return strategy.obstacle(World(0, size), "adamw") is None

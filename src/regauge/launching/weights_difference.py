@@ -15,7 +15,7 @@ PATTERN = "*.safetensors"
 def compute_max_difference(first: Path, second: Path) -> float:
     """Return the largest difference of a weight, relative to the largest weight of its tensor.
 
-    0 means that all bits are equal; infinity that the folders have different tensors.
+    The result is 0 if all weights are equal, and infinity if the folders have different tensors.
     """
     import numpy as np
     from safetensors.numpy import load_file

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 REGION = "us-east-1"
 """Region of all prices in the catalog."""
+NO_VENDOR = "CPU"
+"""Vendor of a machine type without accelerators."""
 STALE_DAYS = 90
 """Age from which a price is reported as old: p5.48xlarge fell from 98.32 to 55.04 in a year."""
 
@@ -48,12 +50,13 @@ class Instance:
     chips: int | None
     """Number of accelerators; None for a CPU machine."""
     usd_per_hour: float | None
-    """On-demand price; None if unknown."""
+    """On-demand price in `REGION`; None if unknown."""
     as_of: dt.date | None
     """Date of the price."""
     source: str
     vcpus: int | None = None
     memory_gib: int | None = None
+    """Main memory in GiB."""
 
 
 @dataclass(frozen=True)
@@ -136,15 +139,25 @@ def find_efa_interfaces(instance: str) -> int:
     return _load_efa_interfaces().get(instance, 0)
 
 
+def find_vendor(instance: Instance) -> str:
+    """Return the vendor of a machine type's accelerators; `NO_VENDOR` without accelerators."""
+    chip = load_chips().get(instance.chip)
+    return chip.vendor if chip is not None and instance.chips else NO_VENDOR
+
+
 def find_chip(price: Price) -> CatalogChip | None:
-    """Return the chip of a price's machine type; None if either is unknown."""
-    return (
-        load_chips().get(find_instance(price.instance).chip) if price.instance is not None else None
-    )
+    """Return the chip of a price's machine type; None if no type is set or its chip is unknown."""
+    if price.instance is None:
+        return None
+    return load_chips().get(find_instance(price.instance).chip)
 
 
 def find_price(price: Price) -> MachinePrice | None:
-    """Return the price of one machine; None if unknown."""
+    """Return the price of one machine; None if unknown.
+
+    `usd_per_hour` of the settings takes precedence over the catalog. Raises SettingsError for an
+    unknown machine type.
+    """
     machine = find_instance(price.instance) if price.instance is not None else None
     if price.usd_per_hour is not None:
         return MachinePrice(price.usd_per_hour, f"run file, {price.market}", price.as_of)

@@ -1,4 +1,4 @@
-"""Write the files of a Kubernetes cluster on EKS, or remove the cluster and report what is left."""
+"""Write the files of a Kubernetes cluster on EKS, or remove the cluster and list leftovers."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def main(
 ) -> dict[str, Any]:
     """Write eksctl and Terraform files with their commands and price, or remove the cluster.
 
-    `render` sends nothing. `delete` runs the printed commands, then lists what is left with the
-    commands that remove it; with --dry-run it only prints them.
+    `render` sends nothing. `delete` runs the printed commands. Then it lists the resources that
+    remain, with the commands that remove them. With --dry-run it only prints the commands.
     """
     folder = () if to is None else (f"{OUTPUT}={to}",)
     settings = verbs.load_settings(ROOT, run_file, (*overrides, *folder))
@@ -44,7 +44,10 @@ def main(
 
 
 def plan(settings: ClusterSettings) -> dict[str, Any]:
-    """Return the files, the commands and the price of a cluster; raises for invalid settings."""
+    """Return the files, the commands and the price of a cluster.
+
+    Raises SettingsError for invalid settings.
+    """
     from regauge.clusters.cluster_lints import check_cluster
     from regauge.clusters.rendering import describe_cluster
 
@@ -64,7 +67,7 @@ def run(settings: ClusterSettings, *, overwrite: bool = False) -> dict[str, Any]
 
 
 def delete(settings: ClusterSettings, *, dry_run: bool = False) -> dict[str, Any]:
-    """Remove a cluster and return what is left; a dry run returns the commands."""
+    """Remove a cluster and return the resources that remain; a dry run returns the commands."""
     from regauge.clusters import removal
 
     cluster, folder = settings.cluster, Path(settings.cluster.folder)

@@ -30,7 +30,7 @@ def main(
 ) -> dict[str, Any]:
     """Write the Dockerfile of the image of a run file, build the image, or push it.
 
-    `build` and `push` use docker, podman or buildah, whichever works here.
+    `build` and `push` use docker, podman or buildah: the first one that works on this machine.
     """
     folder = () if to is None else (f"{OUTPUT}={to}",)
     settings = verbs.load_settings(ROOT, run_file, (*overrides, *folder))
@@ -42,7 +42,10 @@ def main(
 def plan(
     settings: ImageSettings, run_file: Path | None = None, action: Action = "render"
 ) -> dict[str, Any]:
-    """Return the Dockerfile and the commands of an action; raises for invalid settings."""
+    """Return the Dockerfile and the commands of an action.
+
+    Raises SettingsError for invalid settings.
+    """
     from regauge.clusters import images
 
     if run_file is None:
@@ -64,7 +67,7 @@ def run(
     *,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Write the Dockerfile, and build or push the image; return what was done."""
+    """Write the Dockerfile, and build or push the image; return the files and the commands."""
     from regauge.clusters import images
     from regauge.errors import SettingsError
 
@@ -73,8 +76,8 @@ def run(
     answer, folder = images.describe_image(settings, run_file), Path(settings.image.folder)
     tool = None if action == "render" else images.find_tool(settings.image)
     if action != "push":
-        is_again = overwrite or action == "build"
-        paths = images.write_context(settings, run_file, overwrite=is_again)
+        can_overwrite = overwrite or action == "build"
+        paths = images.write_context(settings, run_file, overwrite=can_overwrite)
         answer["files"] = [str(path) for path in paths]
     if tool is not None:
         commands = images.list_commands(tool, action, answer["image"], folder)

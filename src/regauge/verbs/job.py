@@ -27,7 +27,7 @@ FAILED, CANCELLED = 1, 130
 
 
 def main(
-    action: Annotated[Action, Parameter(help="What to do with the job.")],
+    action: Annotated[Action, Parameter(help="Action on the job.")],
     handle: Annotated[str, Parameter(help="Handle that `launch` printed: target://context/id.")],
     *,
     why: Annotated[
@@ -75,9 +75,9 @@ def main(
 
 
 def describe_status(status: JobStatus, *, with_reasons: bool) -> dict[str, Any]:
-    """Return a status as JSON-ready values; unknown values are left out.
+    """Return a status as JSON-ready values, without unknown values.
 
-    The reason of a job that is running or has succeeded is printed on request only.
+    The reason of a job that starts, runs or has succeeded is included if `with_reasons` is set.
     """
     document = _drop_unknown(asdict(status))
     if status.nodes:
@@ -95,7 +95,7 @@ def _drop_unknown(document: dict[str, Any]) -> dict[str, Any]:
 def _print_log(
     launcher: Launcher, handle: Handle, request: LogRequest, *, as_json: bool
 ) -> dict[str, Any]:
-    """Print the lines of a log; a program and `--json` get all of them at the end."""
+    """Print the lines of a log; Python callers and `--json` get all lines at the end."""
     lines = launcher.read_log(handle, request)
     if as_json or log.is_embedded():
         return verbs.show({"lines": list(lines)}, as_json=as_json)

@@ -30,7 +30,7 @@ def main(
     ] = "local",
     dry_run: verbs.DryRun = False,
     rehearse: Annotated[
-        bool, Parameter(help="Run the job here with small shapes, also with the loss of a node.")
+        bool, Parameter(help="Run the job here with small shapes and the loss of a node.")
     ] = False,
     json: verbs.OutputFormat = verbs.TEXT,
 ) -> dict[str, Any]:
@@ -39,9 +39,8 @@ def main(
     With --dry-run, print the exact documents and commands instead, without network or credentials.
     """
     if dry_run and rehearse:
-        raise SettingsError(
-            "--dry-run runs nothing, and --rehearse runs the job", "use one of them"
-        )
+        problem = "--dry-run runs nothing, and --rehearse runs the job"
+        raise SettingsError(problem, "use one of them")
     request, settings = read_request(run_file, verb, overrides)
     launcher = select_launcher(settings.launch, on)
     plan = plan_job(request, settings.launch, launcher)
@@ -57,7 +56,7 @@ def main(
     if json.is_json:
         log.print_json(answer)
     else:
-        _show(plan, answer)
+        _print_plan(plan, answer)
     return answer
 
 
@@ -85,7 +84,7 @@ def _find_root(verb: str) -> type[config.Settings]:
     return root
 
 
-def _show(plan: LaunchPlan, answer: dict[str, Any]) -> None:
+def _print_plan(plan: LaunchPlan, answer: dict[str, Any]) -> None:
     """Print a plan: documents, commands, notes, price, and the handle of a submitted job."""
     for document in plan.documents if "handle" not in answer else ():
         log.stdout.print(f"# {document.name}\n{document.text}", markup=False, soft_wrap=True)

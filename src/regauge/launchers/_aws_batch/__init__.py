@@ -8,6 +8,7 @@
 | `stack`, `template` | the requests that create the stack; its CloudFormation template |
 | `jobs` | submit, describe, cancel and clean up |
 | `client` | calls of AWS and their errors |
+| `rehearsal` | the processes of the requests, with the variables of Batch |
 | `status` | the state of a job from DescribeJobs |
 | `logs` | log streams of CloudWatch Logs |
 """

@@ -67,8 +67,8 @@ class AwsClient:
     def call(self, operation: str, **request: Any) -> dict[str, Any]:
         """Return the response of an operation, such as `describe_jobs`.
 
-        Raises PreflightError if credentials are missing or rejected, TransientError if the service
-        is unreachable or busy, and SettingsError if it rejects the request.
+        Raises PreflightError if credentials are missing or rejected, and TransientError if the
+        service is unreachable or busy. Raises SettingsError if it rejects the request.
         """
         try:
             response: dict[str, Any] = getattr(self._client, operation)(**request)
@@ -121,4 +121,4 @@ class AwsClient:
             return TransientError(message, "try again later")
         if any(word in message.lower() for word in QUOTA_WORDS):
             return SettingsError(message, "request a higher quota, or remove what is unused")
-        return SettingsError(message, "correct the setting that it names")
+        return SettingsError(message, "correct the setting that AWS names")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from regauge.errors import SettingsError
 from regauge.files import read_csv_rows
 from regauge.launchers import JobSpec, Machine
+from regauge.launchers._lustre import LustreSource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,11 +93,6 @@ def require_machine(job: JobSpec) -> Machine:
     return job.machine
 
 
-def uses_efa(job: JobSpec) -> bool:
-    """Return whether the nodes of a job communicate by EFA."""
-    return job.max_nodes > 1 and require_machine(job).efa_interfaces > 0
-
-
 def build_container(job: JobSpec, options: ContainerOptions) -> dict[str, Any]:
     """Return `containerProperties` of a job; raises SettingsError for settings it cannot express.
 
@@ -138,7 +134,7 @@ def _list_pairs(values: Mapping[str, str], key: str) -> list[dict[str, str]]:
 
 
 def _build_requirements(machine: Machine, options: ContainerOptions) -> list[dict[str, str]]:
-    """Return vCPUs, memory in MiB and accelerators; by default those of the whole machine."""
+    """Return vCPUs, memory in MiB and accelerators; by default all of the machine."""
     vcpus = options.vcpus or machine.vcpus
     if vcpus is None:
         raise _build_size_error(machine, "vCPUs", "vcpus")
@@ -192,19 +188,19 @@ def list_device_paths(job: JobSpec) -> list[str]:
     machine = require_machine(job)
     globs = find_batch_devices(machine.vendor).globs
     paths = [glob.replace("*", str(index)) for glob in globs for index in range(machine.chips)]
-    if uses_efa(job):
+    if job.uses_efa:
         paths += [f"{EFA_DEVICE}{index}" for index in range(machine.efa_interfaces)]
     return paths
 
 
 def _collect_environment(job: JobSpec, machine: Machine) -> dict[str, str]:
-    """Return the environment variables of a node; those of the user take precedence."""
+    """Return the environment variables of a node; variables of the user take precedence."""
     for name in (*job.environment, *job.secrets):
         if name.startswith(RESERVED_PREFIX):
             problem = f"launch.environment has {name}, and only AWS Batch sets {RESERVED_PREFIX}…"
             raise SettingsError(problem, "rename that variable")
     devices = find_batch_devices(machine.vendor)
-    defaults = devices.environment | (devices.efa_environment if uses_efa(job) else {})
+    defaults = devices.environment | (devices.efa_environment if job.uses_efa else {})
     return defaults | dict(job.environment)
 
 
@@ -217,24 +213,12 @@ def _build_volume(volume: Volume) -> dict[str, Any]:
         }
         return {"name": volume.name, "efsVolumeConfiguration": configuration}
     if volume.kind == "fsx":
-        split_lustre_source(volume)
+        LustreSource.parse(volume)
         return {"name": volume.name, "host": {"sourcePath": f"{HOST_MOUNTS}/{volume.name}"}}
     if volume.kind == "host":
         return {"name": volume.name, "host": {"sourcePath": volume.source}}
     problem = f"launch.volumes: '{volume.name}' has kind '{volume.kind}', which AWS Batch lacks"
     raise SettingsError(problem, "set its kind to efs, fsx or host")
-
-
-def split_lustre_source(volume: Volume) -> tuple[str, str]:
-    """Return the identifier and the mount name of an FSx for Lustre file system.
-
-    Raises SettingsError if the source is no `fs-0123456789abcdef0/mountname`.
-    """
-    identifier, slash, mount_name = volume.source.partition("/")
-    if not (identifier.startswith("fs-") and slash and mount_name):
-        problem = f"launch.volumes: '{volume.name}' has source '{volume.source}'"
-        raise SettingsError(problem, "write id and mount name, such as fs-0123456789abcdef0/abcde")
-    return identifier, mount_name
 
 
 def _build_log_configuration(job: JobSpec, options: ContainerOptions) -> dict[str, Any]:

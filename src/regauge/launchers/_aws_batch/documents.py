@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from regauge.errors import RESTART_CODES, SettingsError
 from regauge.launchers._aws_batch.container import ContainerOptions, build_container
-from regauge.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
     from regauge.launchers import JobSpec
@@ -50,12 +49,11 @@ def build_job_definition(
     if scheduling_priority is not None:
         definition["schedulingPriority"] = scheduling_priority
     definition["retryStrategy"] = build_retry_strategy(job.max_attempts)
-    if job.hours is not None:
-        seconds = round(job.hours * SECONDS_PER_HOUR)
-        if seconds < MIN_SECONDS:
+    if job.limit_seconds is not None:
+        if job.limit_seconds < MIN_SECONDS:
             problem = f"launch.hours = {job.hours:g} is below the minimum of AWS Batch, 60 s"
             raise SettingsError(problem, "set launch.hours to 0.02 or more")
-        definition["timeout"] = {"attemptDurationSeconds": seconds}
+        definition["timeout"] = {"attemptDurationSeconds": job.limit_seconds}
     definition["propagateTags"] = True
     definition["platformCapabilities"] = ["EC2"]
     definition["tags"] = build_tags(job)
@@ -109,14 +107,14 @@ def _check_array(job: JobSpec) -> None:
 def build_tags(job: JobSpec) -> dict[str, str]:
     """Return the tags of a job: its labels, its machines, and its price at submission.
 
-    Raises SettingsError for labels that are no tags of AWS.
+    Raises SettingsError for labels that are not tags of AWS.
     """
     tags = dict(job.labels)
     machine = job.machine
     facts = {
         "verb": job.verb,
         "machines": str(job.max_nodes * job.jobs),
-        "processes": str(find_processes(job)),
+        "processes": str(job.processes_per_node or 1),
         "instance": machine.name if machine else None,
         "usd-per-hour": None if job.usd_per_hour is None else f"{job.usd_per_hour:.6g}",
         "price-date": machine.price_date if machine else None,
@@ -127,16 +125,9 @@ def build_tags(job: JobSpec) -> dict[str, str]:
         is_reserved = key.lower().startswith("aws:")
         has_length = 0 < len(key) <= _TAG_KEY_LENGTH and len(value) <= _TAG_VALUE_LENGTH
         if is_reserved or not has_length or not _TAG.fullmatch(f"{key}{value}"):
-            problem = f"launch.labels: '{key}' with value '{value}' is no tag of AWS"
+            problem = f"launch.labels: '{key}' with value '{value}' is not a tag of AWS"
             raise SettingsError(problem, "write letters, digits, spaces and + - = . _ : / @")
     if len(tags) > MAX_TAGS:
         problem = f"launch.labels has {len(job.labels)} entries, and AWS allows {MAX_TAGS} tags"
         raise SettingsError(problem, "remove some")
     return tags
-
-
-def find_processes(job: JobSpec) -> int:
-    """Return the number of processes of a node; `auto` is one per accelerator."""
-    if job.processes == "auto":
-        return max(1, job.machine.chips if job.machine else 1)
-    return job.processes

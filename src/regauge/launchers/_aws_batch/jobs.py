@@ -1,10 +1,10 @@
-"""Jobs in a region of AWS Batch: submit, describe, cancel, and what is left of them."""
+"""Jobs in a region of AWS Batch: submit, describe, cancel, and clean up."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from regauge.errors import RegaugeError, SettingsError
 from regauge.launchers import Leftover
@@ -15,14 +15,18 @@ from regauge.launchers._aws_batch.status import (
     CANCEL_REASON,
     FINAL_STATUSES,
     QUEUED_STATUSES,
+    Detail,
+    find_state,
     is_cancelled,
 )
+from regauge.launchers._job_end import build_active_error, build_ended_error
 from regauge.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Detail = dict[str, Any]
+    from regauge.launchers import Handle
+
 _ECR_IMAGE = re.compile(
     r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[-a-z0-9]+)\.amazonaws\.com/"
     r"(?P<repository>[^:@]+)(?P<separator>[:@])(?P<version>.+)"
@@ -68,9 +72,10 @@ class BatchRegion:
         except RegaugeError:
             command = _build_command(self.region, "deregister-job-definition", arn)
             if isinstance(error, RegaugeError):
-                text = f"{error.problem}; the job definition {arn} is left"
+                text = f"{error.problem}; the job definition {arn} still exists"
                 raise type(error)(text, f"remove it: {' '.join(command)}") from None
-            logger.warning("the job definition %s is left; remove it: %s", arn, " ".join(command))
+            text = "the job definition %s still exists; remove it: %s"
+            logger.warning(text, arn, " ".join(command))
 
     def check_queue(self, definition: Detail, request: Detail) -> None:
         """Raise SettingsError if the queue cannot run a job; log a warning without time limits."""
@@ -121,9 +126,9 @@ class BatchRegion:
         """Return a job as DescribeJobs does; raises SettingsError for an unknown one."""
         jobs = self._batch.call("describe_jobs", jobs=[job_id])["jobs"]
         if not jobs:
-            problem = f"AWS Batch in {self.region} knows no job {job_id}"
+            problem = f"AWS Batch in {self.region} has no job {job_id}"
             raise SettingsError(
-                problem, "check the handle; Batch forgets a job 7 days after its end"
+                problem, "correct the handle; Batch forgets a job 7 days after its end"
             )
         return dict(jobs[0])
 
@@ -137,33 +142,29 @@ class BatchRegion:
             jobs |= {str(job["jobId"]): job for job in response["jobs"]}
         return [jobs.get(name, {"jobId": name, "status": ""}) for name in names]
 
-    def cancel(self, job_id: str) -> None:
+    def cancel(self, handle: Handle) -> None:
         """Cancel a queued job or terminate a running one; raises SettingsError if it has ended.
 
         An array is terminated, because its status is PENDING while its jobs run.
         """
-        detail = self.describe(job_id)
-        status = detail["status"]
-        if status in FINAL_STATUSES:
-            state = "cancelled" if is_cancelled(detail) else status.lower()
-            problem = f"the job {job_id} has ended already: {state}"
-            raise SettingsError(problem, "clean up after it with 'regauge job cleanup'")
+        detail = self.describe(handle.job_id)
+        if detail["status"] in FINAL_STATUSES:
+            raise build_ended_error(handle, find_state(detail))
         if is_cancelled(detail):
-            problem = f"the job {job_id} is being cancelled already"
-            raise SettingsError(problem, "wait for its end with 'regauge job wait'")
-        is_queued = status in QUEUED_STATUSES and "arrayProperties" not in detail
+            problem = f"{handle} is being cancelled already"
+            raise SettingsError(problem, f"wait for its end: regauge job wait {handle}")
+        is_queued = detail["status"] in QUEUED_STATUSES and "arrayProperties" not in detail
         operation = "cancel_job" if is_queued else "terminate_job"
-        self._batch.call(operation, jobId=job_id, reason=CANCEL_REASON)
+        self._batch.call(operation, jobId=handle.job_id, reason=CANCEL_REASON)
 
-    def clean_up(self, job_id: str) -> list[Leftover]:
+    def clean_up(self, handle: Handle) -> list[Leftover]:
         """Deregister the definition of a job; return the queue and the machines that exist.
 
         Raises SettingsError for a job that has not ended.
         """
-        detail = self.describe(job_id)
+        detail = self.describe(handle.job_id)
         if detail["status"] not in FINAL_STATUSES:
-            problem = f"the job {job_id} is {detail['status']}"
-            raise SettingsError(problem, "cancel it first with 'regauge job cancel'")
+            raise build_active_error(handle, find_state(detail))
         leftovers: list[Leftover] = []
         if any(key.startswith(TAG_PREFIX) for key in detail.get("tags", {})):
             self._batch.call("deregister_job_definition", jobDefinition=detail["jobDefinition"])

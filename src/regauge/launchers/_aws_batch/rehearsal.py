@@ -1,7 +1,9 @@
 """The processes of the requests, as Batch starts them on the nodes of a job.
 
-Variables: https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html and
-https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html.
+| variables | source |
+| --- | --- |
+| of every job | https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html |
+| of a multi-node job | https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html |
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ _NAME = re.compile(r"[A-Za-z0-9][-_A-Za-z0-9]{0,99}")
 
 
 class FairShare(Settings):
-    """The scheduling policy of a queue: how jobs with different share identifiers alternate."""
+    """The fair-share scheduling policy of a queue."""
 
     share_decay_seconds: int = Field(default=604800, ge=0, le=604800)
-    """Period over which earlier usage of a share counts."""
+    """Seconds for which earlier usage of a share counts."""
     compute_reservation: int = Field(default=0, ge=0, le=99)
     """Percentage of the vCPUs that is reserved for shares without running jobs."""
     weights: Mapping[str, float] = Field(default_factory=dict)
@@ -34,7 +34,7 @@ class FairShare(Settings):
     def _check_weights(cls, value: Mapping[str, float]) -> Mapping[str, float]:
         for name, weight in value.items():
             if not re.fullmatch(r"[A-Za-z0-9]{1,254}\*?", name):
-                raise ValueError(f"{name!r} is no share identifier; write letters and digits")
+                raise ValueError(f"{name!r} is not a share identifier; write letters and digits")
             if not 0.0001 <= weight <= 999.9999:  # noqa: PLR2004 - limits of the service
                 raise ValueError(f"the weight {weight:g} of {name!r} is not in 0.0001 to 999.9999")
         return value
@@ -61,11 +61,12 @@ class BatchStack(Settings):
     instance_types: tuple[str, ...] = ()
     """Machine types of the compute environment; by default only `launch.instance`."""
     min_vcpus: int = Field(default=0, ge=0)
-    """Number of vCPUs that keep running without a job; they cost money."""
+    """Minimum number of vCPUs, which run and cost money even without a job."""
     max_vcpus: int | None = Field(default=None, ge=1)
     """Maximum number of vCPUs; by default as many as the job needs."""
     allocation_strategy: AllocationStrategy | None = None
-    """How machine types are selected; by default SPOT_PRICE_CAPACITY_OPTIMIZED for Spot."""
+    """Selection of machine types; by default SPOT_PRICE_CAPACITY_OPTIMIZED for Spot machines,
+    and otherwise BEST_FIT_PROGRESSIVE."""
     placement_group: str | None = None
     """Name of an existing cluster placement group; by default EFA machines get a new one."""
     capacity_reservation: CapacityReservation | None = None
@@ -81,7 +82,7 @@ class BatchStack(Settings):
     @classmethod
     def _check_name(cls, value: str) -> str:
         if not _NAME.fullmatch(value):
-            raise ValueError(f"{value!r} is no name of a stack; write letters, digits and hyphens")
+            raise ValueError(f"{value!r} is not a stack name; write letters, digits and hyphens")
         return value
 
     @field_validator("subnets", "security_groups")

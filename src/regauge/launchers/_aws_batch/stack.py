@@ -14,11 +14,10 @@ from regauge.launchers._aws_batch.container import (
     HOST_MOUNTS,
     find_batch_devices,
     require_machine,
-    split_lustre_source,
-    uses_efa,
 )
 from regauge.launchers._aws_batch.documents import TAG_PREFIX
 from regauge.launchers._aws_batch.settings import BatchStack
+from regauge.launchers._lustre import LustreSource
 from regauge.units import SECONDS_PER_MINUTE
 
 if TYPE_CHECKING:
@@ -80,8 +79,8 @@ class StackPlan:
     @property
     def creates_placement_group(self) -> bool:
         """Whether the stack contains a cluster placement group, as EFA needs one."""
-        is_given = self.stack.placement_group or self.stack.capacity_reservation
-        return uses_efa(self.job) and not is_given
+        has_placement = self.stack.placement_group or self.stack.capacity_reservation
+        return self.job.uses_efa and not has_placement
 
     @property
     def tags(self) -> dict[str, str]:
@@ -111,7 +110,7 @@ def build_launch_template(plan: StackPlan) -> dict[str, Any]:
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
         "UserData": base64.b64encode(build_user_data(plan).encode()).decode(),
     }
-    if uses_efa(plan.job):
+    if plan.job.uses_efa:
         data["NetworkInterfaces"] = [
             _build_interface(card, plan.stack) for card in range(plan.machine.efa_interfaces)
         ]
@@ -149,8 +148,8 @@ def build_user_data(plan: StackPlan) -> str:
     if volumes:
         lines.append("dnf install -y lustre-client || amazon-linux-extras install -y lustre")
     for volume in volumes:
-        identifier, mount_name = split_lustre_source(volume)
-        address = f"{identifier}.fsx.{plan.region}.amazonaws.com@tcp:/{mount_name}"
+        source = LustreSource.parse(volume)
+        address = f"{source.find_host_name(plan.region)}@tcp:/{source.mount_name}"
         folder = f"{HOST_MOUNTS}/{volume.name}"
         lines.append(f"mkdir -p {folder}")
         lines.append(f"mount -t lustre -o relatime,flock {address} {folder}")
@@ -165,7 +164,7 @@ def build_user_data(plan: StackPlan) -> str:
 def build_compute_environment(plan: StackPlan) -> dict[str, Any]:
     """Return the request CreateComputeEnvironment.
 
-    Security groups are those of the launch template if that has network interfaces.
+    If the launch template has network interfaces, it contains the security groups.
     Format: https://docs.aws.amazon.com/batch/latest/APIReference/API_CreateComputeEnvironment.html.
     """
     stack, machine = plan.stack, plan.machine
@@ -178,7 +177,7 @@ def build_compute_environment(plan: StackPlan) -> dict[str, Any]:
         "instanceTypes": list(stack.instance_types or (machine.name,)),
         "subnets": list(stack.subnets),
     }
-    if not uses_efa(plan.job):
+    if not plan.job.uses_efa:
         resources["securityGroupIds"] = list(stack.security_groups)
     resources["instanceRole"] = plan.instance_role
     if plan.placement_group is not None:

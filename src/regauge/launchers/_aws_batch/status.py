@@ -5,12 +5,12 @@ Format: https://docs.aws.amazon.com/batch/latest/APIReference/API_JobDetail.html
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import TYPE_CHECKING, Any
 
 from regauge.errors import PreemptedError
 from regauge.launchers import JobEvent, JobFailure, JobState, JobStatus, NodeStatus
 from regauge.launchers._aws_batch.documents import HOST_LOSS, TAG_PREFIX
+from regauge.launchers._times import format_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,7 +96,7 @@ def find_exit_code(detail: Detail) -> int | None:
 
 
 def find_reason(detail: Detail) -> str:
-    """Return the reason of the scheduler, and those of the last attempt unless another one runs."""
+    """Return the reason of the scheduler, and the reasons of the last attempt if none runs now."""
     reasons = [detail.get("statusReason", "")]
     if _find_status(detail) not in ("RUNNING", "STARTING"):
         reasons.append(detail.get("container", {}).get("reason", ""))
@@ -113,7 +113,7 @@ def build_node_status(index: int, detail: Detail) -> NodeStatus:
 
 
 def build_status(handle: Handle, detail: Detail, children: Sequence[Detail]) -> JobStatus:
-    """Return the status of a job with those of its nodes, or of the jobs of an array.
+    """Return the status of a job, with its nodes or the jobs of its array.
 
     A multi-node parallel job ends as its main node does.
     """
@@ -139,9 +139,9 @@ def build_status(handle: Handle, detail: Detail, children: Sequence[Detail]) -> 
         usd_per_hour=None if price is None else float(price),
         price_date=tags.get(f"{TAG_PREFIX}price-date"),
         output=tags.get(f"{TAG_PREFIX}output", ""),
-        submitted_at=format_time(detail.get("createdAt")),
-        started_at=format_time(detail.get("startedAt") or None),
-        finished_at=format_time(detail.get("stoppedAt")),
+        submitted_at=format_epoch(detail.get("createdAt"), "seconds"),
+        started_at=format_epoch(detail.get("startedAt"), "seconds"),
+        finished_at=format_epoch(detail.get("stoppedAt"), "seconds"),
     )
 
 
@@ -186,13 +186,8 @@ def list_job_events(detail: Detail) -> list[JobEvent]:
         reason = find_reason(detail)
         end = f"job {find_state(detail)}"
         events.append((detail.get("stoppedAt"), f"{end}: {reason}" if reason else end))
-    timed = sorted((time, index, text) for index, (time, text) in enumerate(events) if time)
-    return [JobEvent(format_time(time) or "", "aws-batch", text) for time, _, text in timed]
-
-
-def format_time(milliseconds: int | None) -> str | None:
-    """Return a time of AWS, in milliseconds since 1970, as ISO 8601 in UTC."""
-    if milliseconds is None:
-        return None
-    time = dt.datetime.fromtimestamp(milliseconds / 1000, tz=dt.UTC)
-    return time.isoformat(timespec="seconds")
+    timed_events = sorted((time, index, text) for index, (time, text) in enumerate(events) if time)
+    return [
+        JobEvent(format_epoch(time, "seconds") or "", "aws-batch", text)
+        for time, _, text in timed_events
+    ]

@@ -1,6 +1,6 @@
 """The CloudFormation template of a stack: machines, queue, scheduling policy, roles and log group.
 
-The properties are those of the requests in `stack`, with references between the resources.
+The properties equal the requests in `stack`, with references between the resources.
 """
 
 from __future__ import annotations

@@ -8,5 +8,7 @@
 | `volumes` | volumes, claims, and the run file as a ConfigMap |
 | `batch_job`, `pytorch_job`, `train_job` | the documents of the three kinds |
 | `kubectl` | commands of kubectl and their errors |
+| `job_client` | state, events, logs, cancellation and cleanup of a job |
 | `job_status` | conditions and pods as the state of a job |
+| `operators` | the pods that the operators create, for a rehearsal |
 """

@@ -12,7 +12,6 @@ from regauge.launchers._kubernetes.pods import (
     build_pod_template,
     check_host_name,
 )
-from regauge.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
     from regauge.launchers import JobSpec
@@ -27,7 +26,7 @@ def build_batch_job(
 ) -> dict[str, Any]:
     """Return the Job of one node, or an Indexed Job with a pod per job of an array.
 
-    A job of an array ends alone: the others continue after a failure that no restart can fix.
+    After the failure of one job of an array, the other jobs continue.
     """
     is_array = job.jobs > 1
     template = build_pod_template(job, pod, CONTAINER, metadata)
@@ -43,8 +42,8 @@ def build_batch_job(
         spec = {"completionMode": "Indexed", **counts, **limit, **spec}
     else:
         spec = {"backoffLimit": job.max_attempts - 1, **spec}
-    if job.hours is not None:
-        spec["activeDeadlineSeconds"] = round(job.hours * SECONDS_PER_HOUR)
+    if job.limit_seconds is not None:
+        spec["activeDeadlineSeconds"] = job.limit_seconds
     if ttl_seconds is not None:
         spec["ttlSecondsAfterFinished"] = ttl_seconds
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regauge.errors import SettingsError
-from regauge.launchers import Handle, JobEvent, Leftover
+from regauge.launchers import FINAL_STATES, Handle, JobEvent, Leftover
+from regauge.launchers._job_end import build_active_error, build_ended_error
 from regauge.launchers._kubernetes.job_status import (
     JobObjects,
     Object,
@@ -31,7 +32,7 @@ POD_LABELS = {
 """Label with the name of the job that its controller sets on pods."""
 RUNTIMES, CLAIMS = "trainingruntimes.trainer.kubeflow.org", "persistentvolumeclaims"
 OWNED_KINDS = (RUNTIMES, "configmaps", CLAIMS)
-"""Kinds that `submit` creates beside the job, in the order of their deletion."""
+"""Kinds that `submit` creates in addition to the job, in the order of their deletion."""
 WORKLOADS = "workloads.kueue.x-k8s.io"
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 """Label of a workload, https://kueue.sigs.k8s.io/docs/tasks/troubleshooting/troubleshooting_jobs."""
@@ -86,7 +87,7 @@ class JobClient:
 
     def read_log(self, request: LogRequest) -> Iterator[str]:
         """Yield the log of the pod with a rank; raises SettingsError if there is none."""
-        pods = sorted(self._list_pods(), key=_creation)
+        pods = sorted(self._list_pods(), key=_find_creation_time)
         if not pods:
             self._read_job()
             raise SettingsError(f"{self.handle} has no pods", "read its status with --why")
@@ -109,12 +110,14 @@ class JobClient:
         yield from self.cluster.stream("logs", pod["metadata"]["name"], *options)
 
     def cancel(self) -> None:
-        """Suspend the job; its controllers then delete the pods. Refuses a job that has ended."""
+        """Suspend the job; its controllers then delete the pods.
+
+        Raises SettingsError if the job has ended.
+        """
         job = self._read_job()
         state = describe_job(self.handle, JobObjects(job, ())).state
-        if state in {"succeeded", "failed", "cancelled"}:
-            problem = f"{self.handle} has ended already ({state})"
-            raise SettingsError(problem, f"remove it: regauge job cleanup {self.handle}")
+        if state in FINAL_STATES:
+            raise build_ended_error(self.handle, state)
         spec: dict[str, Any] = {"suspend": True}
         if self.kind == "PyTorchJob":
             spec = {"runPolicy": spec}
@@ -125,7 +128,7 @@ class JobClient:
             self.cluster.patch(WORKLOADS, name, {"spec": {"active": False}})
 
     def clean_up(self) -> list[Leftover]:
-        """Delete the job and what was created with it; return the file systems that remain.
+        """Delete the job and the objects of `submit`; return the file systems that remain.
 
         The job is deleted first: a TrainJob that failed runs again if its JobSet is deleted before
         (kubeflow/trainer#3737).
@@ -134,8 +137,7 @@ class JobClient:
         if job is not None:
             status = describe_job(self.handle, JobObjects(job, self._list_pods()))
             if not status.is_final:
-                problem = f"{self.handle} is {status.state}"
-                raise SettingsError(problem, f"stop it first: regauge job cancel {self.handle}")
+                raise build_active_error(self.handle, status.state)
         claims = self._list_claims(job) if job else []
         selector = f"--selector={JOB_LABEL}={self.name}"
         volumes = [
@@ -199,7 +201,9 @@ class JobClient:
             lines = list(_NODES_LINE.finditer(text))
             members = list(_NODE.finditer(lines[-1]["nodes"])) if lines else []
             if all(member["host"] in hosts for member in members):
-                sizes = [(find_index(hosts[m["host"]]), int(m["size"])) for m in members]
+                sizes = [
+                    (find_index(hosts[member["host"]]), int(member["size"])) for member in members
+                ]
         if not sizes:
             sizes = [(index, self._count_processes()) for index in sorted(map(find_index, pods))]
         for index, size in sizes:
@@ -217,7 +221,7 @@ class JobClient:
         job = self.cluster.find(self.resource, self.name)
         if job is None:
             problem = f"the cluster has no {self.kind} '{self.name}' in {self.cluster.namespace}"
-            raise SettingsError(problem, "check the handle")
+            raise SettingsError(problem, "correct the handle")
         return job
 
     def _list_pods(self) -> list[Object]:
@@ -233,9 +237,9 @@ class JobClient:
             event
             for event in self.cluster.list_items("events")
             if name.fullmatch(event["involvedObject"]["name"])
-            and _event_time(event) >= _creation(job)
+            and _find_event_time(event) >= _find_creation_time(job)
         ]
-        return sorted(events, key=_event_time)
+        return sorted(events, key=_find_event_time)
 
     def _list_workloads(self, job: Object) -> list[Object]:
         """Return the workload of a job in a queue."""
@@ -248,15 +252,17 @@ class JobClient:
 def _convert_event(event: Object) -> JobEvent:
     subject = event["involvedObject"]
     source = f"{subject.get('kind', '').lower()}/{subject['name']}"
-    return JobEvent(_event_time(event), source, f"{event.get('reason', '')}: {event['message']}")
+    return JobEvent(
+        _find_event_time(event), source, f"{event.get('reason', '')}: {event['message']}"
+    )
 
 
-def _event_time(event: Object) -> str:
+def _find_event_time(event: Object) -> str:
     times = (event.get("lastTimestamp"), event.get("eventTime"), event.get("firstTimestamp"))
     return str(next(filter(None, times), ""))
 
 
-def _creation(item: Object) -> str:
+def _find_creation_time(item: Object) -> str:
     return str(item["metadata"].get("creationTimestamp", ""))
 
 

@@ -91,12 +91,8 @@ def find_index(pod: Object) -> int:
 
 def find_exit_code(pod: Object) -> int | None:
     """Return the exit code of the last container of a pod that ended; None if none did."""
-    for status in pod.get("status", {}).get("containerStatuses", []):
-        for state in ("state", "lastState"):
-            terminated = status.get(state, {}).get("terminated")
-            if terminated is not None:
-                return int(terminated["exitCode"])
-    return None
+    code = _find_terminated(pod).get("exitCode")
+    return None if code is None else int(code)
 
 
 def is_true(conditions: Iterable[Mapping[str, Any]], kind: str) -> bool:
@@ -126,25 +122,27 @@ def _find_active_state(
 ) -> tuple[JobState, str]:
     """Return the state of a job with pods that has not ended, and its reason."""
     current = list(objects.current_pods.values())
-    reasons = [reason for pod in current if (reason := explain_pending(pod))]
-    running = [pod for pod in current if _phase(pod) == "Running"]
-    disrupted = next(filter(None, map(_find_disruption, objects.pods)), "")
+    reason = "; ".join(sorted({*map(explain_pending, current)} - {""}))
+    running = [pod for pod in current if _find_phase(pod) == "Running"]
+    disruption = next(filter(None, map(_find_disruption, objects.pods)), "")
     has_restarts = is_true(conditions, RESTART_CONDITION) or any(map(_has_failed, objects.pods))
-    if running and len(running) + _count(current, "Succeeded") >= _find_min_nodes(objects.job):
-        return "running", "; ".join(sorted(set(reasons)))
-    if disrupted and not running:
-        return "preempted", disrupted
+    if running and len(running) + _count_phase(current, "Succeeded") >= _find_min_nodes(
+        objects.job
+    ):
+        return "running", reason
+    if disruption and not running:
+        return "preempted", disruption
     if has_restarts:
-        return "restarting", "; ".join(sorted(set(reasons))) or disrupted or _explain_exit(objects)
-    if reasons:
-        return "pending", "; ".join(sorted(set(reasons)))
+        return "restarting", reason or disruption or _explain_exit(objects)
+    if reason:
+        return "pending", reason
     return "starting", "the containers are created"
 
 
 def explain_pending(pod: Object) -> str:
     """Return why a pod does not run yet, in plain words; empty if it starts or runs."""
     status = pod.get("status", {})
-    if _phase(pod) != "Pending":
+    if _find_phase(pod) != "Pending":
         return ""
     for condition in status.get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
@@ -193,7 +191,7 @@ def _explain_exit(objects: JobObjects) -> str:
 def _describe_pod(index: int, pod: Object) -> NodeStatus:
     """Return the state of a node."""
     states: dict[str, JobState] = {"Running": "running", "Succeeded": "succeeded"}
-    phase, code = _phase(pod), find_exit_code(pod)
+    phase, code = _find_phase(pod), find_exit_code(pod)
     state = states.get(phase, "unknown")
     reason = explain_pending(pod) or _find_disruption(pod)
     if phase == "Pending":
@@ -222,8 +220,8 @@ def _find_failed_pods(objects: JobObjects) -> list[Object]:
 
 
 def _has_failed(pod: Object) -> bool:
-    restarts = [item.get("restartCount", 0) for item in _containers(pod)]
-    return _phase(pod) == "Failed" or any(restarts)
+    restarts = [item.get("restartCount", 0) for item in _list_containers(pod)]
+    return _find_phase(pod) == "Failed" or any(restarts)
 
 
 def _find_disruption(pod: Object) -> str:
@@ -235,16 +233,17 @@ def _find_disruption(pod: Object) -> str:
 
 
 def _find_terminated(pod: Object) -> Object:
-    """Return the end of the first container of a pod; empty if it has not ended."""
-    for item in _containers(pod):
+    """Return the last termination of a pod's container; empty if it has not ended."""
+    for status in _list_containers(pod):
         for state in ("state", "lastState"):
-            if "terminated" in item.get(state, {}):
-                return dict(item[state]["terminated"])
+            terminated = status.get(state, {}).get("terminated")
+            if terminated is not None:
+                return dict(terminated)
     return {}
 
 
 def _find_min_nodes(job: Object) -> int:
-    """Return the number of pods with which a job works."""
+    """Return the minimum number of pods of a running job."""
     spec = job.get("spec", {})
     if job["kind"] == "PyTorchJob":
         return int(spec.get("elasticPolicy", {}).get("minReplicas", 1))
@@ -265,7 +264,7 @@ def _count_attempts(objects: JobObjects) -> int | None:
         return None
     counts: dict[int, int] = {}
     for pod in objects.pods:
-        starts = 1 + sum(item.get("restartCount", 0) for item in _containers(pod))
+        starts = 1 + sum(item.get("restartCount", 0) for item in _list_containers(pod))
         counts[find_index(pod)] = counts.get(find_index(pod), 0) + starts
     return max(counts.values(), default=None)
 
@@ -292,13 +291,13 @@ def _find_first_start(pods: Sequence[Object]) -> str | None:
     return min(times, default=None)
 
 
-def _phase(pod: Object) -> str:
+def _find_phase(pod: Object) -> str:
     return str(pod.get("status", {}).get("phase", "Pending"))
 
 
-def _containers(pod: Object) -> list[Object]:
+def _list_containers(pod: Object) -> list[Object]:
     return list(pod.get("status", {}).get("containerStatuses", []))
 
 
-def _count(pods: Sequence[Object], phase: str) -> int:
-    return sum(_phase(pod) == phase for pod in pods)
+def _count_phase(pods: Sequence[Object], phase: str) -> int:
+    return sum(_find_phase(pod) == phase for pod in pods)

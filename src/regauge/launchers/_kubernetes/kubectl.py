@@ -24,7 +24,7 @@ CREDENTIAL_PHRASES = (
 )
 """Parts of kubectl's messages if the cluster does not accept the credentials, in lowercase."""
 MISSING_PHRASES = ("notfound", "not found")
-READ = "correct what the message names"
+DEFAULT_REMEDY = "correct the setting that kubectl names"
 """Remedy of a failure that has no specific one."""
 DELETE_SECONDS = 50
 """Maximum wait for the deletion of an object."""
@@ -37,11 +37,9 @@ class KubectlNamespace:
     context: str
     namespace: str
 
-    def run(
-        self, *arguments: str, text: str | None = None, remedy: str = "read the message"
-    ) -> str:
+    def run(self, *arguments: str, text: str | None = None) -> str:
         """Run kubectl and return its output; raises the errors of `run_kubectl`."""
-        return run_kubectl(*self._options, *arguments, text=text, remedy=remedy)
+        return run_kubectl(*self._options, *arguments, text=text, remedy=DEFAULT_REMEDY)
 
     def find(self, *arguments: str) -> dict[str, Any] | None:
         """Return an object or a list as JSON; None if the server does not have it."""
@@ -113,7 +111,7 @@ def find_context(context: str | None) -> str:
 def run_kubectl(*arguments: str, text: str | None = None, remedy: str) -> str:
     """Run kubectl and return its output.
 
-    Raises PreflightError without kubectl or without valid credentials, TransientError if the
+    Raises PreflightError without kubectl or without valid credentials. Raises TransientError if the
     server is unreachable, and SettingsError if it rejects the command.
     """
     command = (find_client("kubectl", PACKAGE), *arguments)

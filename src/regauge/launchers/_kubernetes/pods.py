@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from regauge.errors import RESTART_CODES, SettingsError
+from regauge.launchers import is_local_folder
 from regauge.launchers._kubernetes.devices import EFA_RESOURCE, find_device_resource
 from regauge.launchers._kubernetes.volumes import build_volumes, find_run_file
 
@@ -46,11 +47,10 @@ def build_metadata(job: JobSpec, namespace: str, queue: str | None) -> dict[str,
     labels = {**job.labels, MANAGER_LABEL: "regauge", JOB_LABEL: job.name}
     if queue is not None:
         labels[QUEUE_LABEL] = queue
-    annotations = {VERB: job.verb, PROCESSES: str(count_processes(job) or "auto")}
+    annotations = {VERB: job.verb, PROCESSES: str(job.processes_per_node or "auto")}
     if job.output:
-        is_remote = "://" in job.output
-        folder = job.output if is_remote else str(find_run_file(job).parent / job.output)
-        annotations[OUTPUT] = folder
+        folder = find_run_file(job).parent / job.output
+        annotations[OUTPUT] = str(folder) if is_local_folder(job.output) else job.output
     if job.usd_per_hour is not None:
         annotations[PRICE] = f"{job.usd_per_hour:.4f}"
     if job.machine is not None and job.machine.price_date:
@@ -136,16 +136,11 @@ def build_resources(job: JobSpec) -> dict[str, Any]:
     devices: dict[str, Any] = {}
     if machine.chips:
         devices[find_device_resource(machine.vendor)] = machine.chips
-    if uses_efa(job):
+    if job.uses_efa:
         devices[EFA_RESOURCE] = machine.efa_interfaces
         devices.update(HUGE_PAGES)
     resources = {"requests": {**requests, **devices}, "limits": devices}
     return {key: value for key, value in resources.items() if value}
-
-
-def uses_efa(job: JobSpec) -> bool:
-    """Return whether the nodes of a job communicate through EFA."""
-    return job.max_nodes > 1 and job.machine is not None and job.machine.efa_interfaces > 0
 
 
 def require_image(job: JobSpec) -> str:
@@ -154,13 +149,6 @@ def require_image(job: JobSpec) -> str:
         problem = "launch.image is not set, and target 'kubernetes' runs an image"
         raise SettingsError(problem, "set it to an image with Regauge, with a tag or digest")
     return job.image
-
-
-def count_processes(job: JobSpec) -> int | None:
-    """Return the number of processes per node; None if it depends on the machine."""
-    if job.processes != "auto":
-        return job.processes
-    return job.machine.chips if job.machine and job.machine.chips else None
 
 
 def check_host_name(job: JobSpec, suffix: str) -> None:

@@ -4,8 +4,8 @@ The document is valid for the training operator 1.7, 1.8 and 1.9. The container 
 named `pytorch`. The operator sets PET_NNODES and PET_RDZV_* there. Source:
 kubeflow/training-operator, pkg/controller.v1/pytorch/elastic.go.
 
-Node 0 is the master. Without a master, the job would end only after every worker has ended, and a
-worker for which the cluster has no room never starts (UpdateJobStatus in
+Node 0 is the master, whose end ends the job. Without a master, the job ends after every worker. A
+worker for which the cluster has no room would never end (UpdateJobStatus in
 pytorchjob_controller.go).
 """
 
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from regauge.errors import RESTART_CODES, PreemptedError, SettingsError
 from regauge.launchers._kubernetes.pods import build_pod_template, check_host_name
-from regauge.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
     from regauge.launchers import JobSpec
@@ -47,8 +46,8 @@ def build_pytorch_job(
     container["command"] = [*SHELL, build_restart_script(job.max_attempts), "regauge-restart"]
     container["args"] = list(job.command)
     run_policy: dict[str, Any] = {"cleanPodPolicy": "Running"}
-    if job.hours is not None:
-        run_policy["activeDeadlineSeconds"] = round(job.hours * SECONDS_PER_HOUR)
+    if job.limit_seconds is not None:
+        run_policy["activeDeadlineSeconds"] = job.limit_seconds
     if ttl_seconds is not None:
         run_policy["ttlSecondsAfterFinished"] = ttl_seconds
     replicas = {

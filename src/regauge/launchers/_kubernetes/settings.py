@@ -25,14 +25,14 @@ class Toleration(Settings):
     @model_validator(mode="after")
     def _check_value(self) -> Toleration:
         if (self.operator == "Equal") != (self.value is not None):
-            raise ValueError("'Equal' needs a value, and 'Exists' has none")
+            raise ValueError("'Equal' needs a value, and 'Exists' has none; correct the toleration")
         if self.key is None and self.operator == "Equal":
-            raise ValueError("'Equal' needs a key")
+            raise ValueError("'Equal' needs a key; set key of the toleration")
         return self
 
 
 class PodSettings(Settings):
-    """Where the pods of a job run, and with which identity."""
+    """Scheduling, identity and grace period of the pods of a job."""
 
     service_account: str | None = None
     """Service account of the pods."""
@@ -51,4 +51,4 @@ class PodSettings(Settings):
     priority_class: str | None = None
     """Priority class of the pods."""
     grace_seconds: int = Field(default=120, ge=0)
-    """Time from SIGTERM to SIGKILL, in which a run saves a checkpoint."""
+    """Seconds from SIGTERM to SIGKILL, in which a run saves a checkpoint."""

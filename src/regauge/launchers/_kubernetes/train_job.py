@@ -2,8 +2,8 @@
 
 By default the documents include a TrainingRuntime, which contains the pods and the restart policy.
 With `runtime`, an existing ClusterTrainingRuntime is used, and the TrainJob contains overrides of
-its pods. Their form differs between the versions of the trainer: `podSpecOverrides` in 2.0,
-`podTemplateOverrides` in 2.1, `runtimePatches` in 2.2 (CRDs of these versions).
+its pods. The overrides have another form in each version of the trainer, according to its CRDs:
+`podSpecOverrides` in 2.0, `podTemplateOverrides` in 2.1, `runtimePatches` in 2.2.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from regauge.launchers._kubernetes.pods import (
     build_pod_template,
     build_resources,
     check_host_name,
-    count_processes,
     require_image,
 )
-from regauge.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
     from regauge.launchers import JobSpec
@@ -31,7 +29,8 @@ TrainerVersion = Literal["2.0", "2.1", "2.2"]
 REPLICATED_JOB = CONTAINER = "node"
 """Names that the trainer requires of the job and the container that train."""
 API_VERSION, KIND = "trainer.kubeflow.org/v1alpha1", "TrainJob"
-ANCESTOR = {"trainjob-ancestor-step": "trainer"}
+ANCESTOR = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+"""Label of the replicated job whose pods get the fields of the TrainJob's trainer."""
 PORT = 29400
 RENDEZVOUS_VARIABLE = "PET_RDZV_ENDPOINT"
 """Not reserved by the trainer, which sets PET_MASTER_ADDR to the same host."""
@@ -48,9 +47,9 @@ def build_train_job(
 ) -> dict[str, Any]:
     """Return the TrainJob of a training; raises SettingsError for an elastic one."""
     if job.is_elastic:
-        problem = f"a TrainJob has no elastic nodes, and their number is {job.min_nodes}:"
-        remedy = "set launch.target.api to 'pytorchjob', or the number of nodes to one number"
-        raise SettingsError(f"{problem}{job.max_nodes}", remedy)
+        problem = f"a TrainJob has no elastic nodes, and their number is {job.node_range}"
+        remedy = "set launch.target.api to 'pytorchjob', or execution.nodes.count to one number"
+        raise SettingsError(problem, remedy)
     check_host_name(job, f"-{REPLICATED_JOB}-0-{job.max_nodes - 1}")
     spec: dict[str, Any] = {
         "runtimeRef": {
@@ -60,8 +59,8 @@ def build_train_job(
         },
         "trainer": _build_trainer(job),
     }
-    if job.hours is not None and version == "2.2":
-        spec["activeDeadlineSeconds"] = _count_seconds(job.hours)
+    if job.limit_seconds is not None and version == "2.2":
+        spec["activeDeadlineSeconds"] = job.limit_seconds
     if runtime is not None:
         spec.update(_build_overrides(job, pod, metadata, version))
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
@@ -88,21 +87,20 @@ def build_runtime(
         "podFailurePolicy": build_failure_policy(CONTAINER, "FailJob"),
         "template": template,
     }
-    if job.hours is not None and version != "2.2":
-        spec["activeDeadlineSeconds"] = _count_seconds(job.hours)
-    labels = {f"trainer.kubeflow.org/{key}": value for key, value in ANCESTOR.items()}
+    if job.limit_seconds is not None and version != "2.2":
+        spec["activeDeadlineSeconds"] = job.limit_seconds
     replicated = {
         "name": REPLICATED_JOB,
-        "template": {"metadata": {"labels": labels}, "spec": spec},
+        "template": {"metadata": {"labels": ANCESTOR}, "spec": spec},
     }
     job_set: dict[str, Any] = {"replicatedJobs": [replicated]}
     if ttl_seconds is not None:
         job_set["ttlSecondsAfterFinished"] = ttl_seconds
-    kept = {key: value for key, value in metadata["labels"].items() if key != QUEUE_LABEL}
+    labels = {key: value for key, value in metadata["labels"].items() if key != QUEUE_LABEL}
     return {
         "apiVersion": API_VERSION,
         "kind": "TrainingRuntime",
-        "metadata": {**metadata, "labels": kept},
+        "metadata": {**metadata, "labels": labels},
         "spec": {
             "mlPolicy": {"numNodes": job.max_nodes, "torch": {}},
             "template": {"spec": job_set},
@@ -124,7 +122,7 @@ def _build_trainer(job: JobSpec) -> dict[str, Any]:
         "image": require_image(job),
         "command": list(job.command),
         "numNodes": job.max_nodes,
-        "numProcPerNode": count_processes(job),
+        "numProcPerNode": job.processes_per_node,
         "env": environment,
         "resourcesPerNode": build_resources(job),
     }
@@ -168,7 +166,3 @@ def _check_overridable(pod: PodSettings, version: TrainerVersion) -> None:
     if name:
         problem = f"launch.target.pod.{name} cannot change an existing runtime ({version})"
         raise SettingsError(problem, "remove it, or remove launch.target.runtime")
-
-
-def _count_seconds(hours: float) -> int:
-    return round(hours * SECONDS_PER_HOUR)

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from regauge.errors import SettingsError
+from regauge.launchers._lustre import LustreSource
 
 if TYPE_CHECKING:
     from regauge.launchers import JobSpec, Volume
@@ -26,11 +27,9 @@ DELETE_COMMANDS = {
     "efs.csi.aws.com": "aws efs delete-file-system --file-system-id {}",
     "ebs.csi.aws.com": "aws ec2 delete-volume --volume-id {}",
 }
-"""Commands that delete what a static volume points to, by CSI driver."""
-_LUSTRE_SOURCE = re.compile(r"(?P<id>fs-[0-9a-f]+)/(?P<mount>\w+)")
-"""Id and mount name of FSx for Lustre."""
-_SOURCES = {"efs": re.compile(r"fs-[0-9a-f]+"), "ebs": re.compile(r"vol-[0-9a-f]+")}
-_KEY = re.compile(r"[-._a-zA-Z0-9]+")
+"""Commands that delete the file system of a static volume, by CSI driver."""
+_SOURCE_PATTERNS = {"efs": re.compile(r"fs-[0-9a-f]+"), "ebs": re.compile(r"vol-[0-9a-f]+")}
+_CONFIG_MAP_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
 
 def name_config_map(job: JobSpec) -> str:
@@ -43,7 +42,7 @@ def build_config_map(job: JobSpec, metadata: dict[str, Any]) -> dict[str, Any]:
     if len(job.run_file_text.encode()) >= MAX_CONFIG_MAP_BYTES:
         raise SettingsError("the run file is larger than 1 MiB", "move its data into files")
     name = find_run_file(job).name
-    if not _KEY.fullmatch(name):
+    if not _CONFIG_MAP_KEY.fullmatch(name):
         problem = f"'{name}' cannot be a key of a ConfigMap"
         raise SettingsError(problem, "name the run file with letters, digits, '-', '_' and '.'")
     return {
@@ -93,7 +92,7 @@ def find_shared_memory_gib(job: JobSpec) -> float | None:
 def build_claims(
     job: JobSpec, metadata: dict[str, Any], region: str | None
 ) -> list[dict[str, Any]]:
-    """Return a static volume and its claim for each file system; files outlive both of them."""
+    """Return a static volume and its claim for each file system; deleting them keeps the files."""
     documents = []
     for volume in job.volumes:
         if volume.kind not in DRIVERS:
@@ -142,17 +141,19 @@ def _build_csi(volume: Volume, region: str | None) -> dict[str, Any]:
     """Return the CSI source of a static volume; raises SettingsError for another form."""
     driver = DRIVERS[volume.kind]
     if volume.kind == "fsx":
-        match = _LUSTRE_SOURCE.fullmatch(volume.source)
-        if match is None:
-            problem = f"launch.volumes: '{volume.source}' is not the source of FSx for Lustre"
-            raise SettingsError(problem, "write its id and its mount name: fs-0123/abcd")
+        source = LustreSource.parse(volume)
         if region is None:
             problem = f"launch.volumes: the region of '{volume.name}' is not set"
             raise SettingsError(problem, "set launch.target.region")
-        domain = f"{match['id']}.fsx.{region}.amazonaws.com"
-        attributes = {"dnsname": domain, "mountname": match["mount"]}
-        return {"driver": driver, "volumeHandle": match["id"], "volumeAttributes": attributes}
-    if not _SOURCES[volume.kind].fullmatch(volume.source):
+        return {
+            "driver": driver,
+            "volumeHandle": source.file_system_id,
+            "volumeAttributes": {
+                "dnsname": source.find_host_name(region),
+                "mountname": source.mount_name,
+            },
+        }
+    if not _SOURCE_PATTERNS[volume.kind].fullmatch(volume.source):
         problem = f"launch.volumes: '{volume.source}' is not the id of a file system or volume"
         raise SettingsError(problem, "write its id: fs-… for efs, vol-… for ebs")
     handle = {"driver": driver, "volumeHandle": volume.source}

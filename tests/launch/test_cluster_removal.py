@@ -33,12 +33,21 @@ def build_cluster(**changes: Any) -> Cluster:
 
 def test_claims_and_load_balancers_are_removed_before_the_cluster() -> None:
     commands = list_removal_commands(build_cluster(), Path("out"))
-    assert [command[0] for command in commands] == ["kubectl", "kubectl", "eksctl"]
-    assert "spec.type=LoadBalancer" in commands[0]
-    assert "persistentvolumeclaims" in commands[1]
-    assert "out/eksctl/cluster.yaml" in commands[2]
+    assert [command[0] for command in commands] == ["aws", "kubectl", "kubectl", "eksctl"]
+    assert "spec.type=LoadBalancer" in commands[1]
+    assert "persistentvolumeclaims" in commands[2]
+    assert "out/eksctl/cluster.yaml" in commands[3]
     commands = list_removal_commands(build_cluster(tool="terraform"), Path("out"))
     assert commands[-1] == ["terraform", "-chdir=out/terraform", "destroy", "-auto-approve"]
+
+
+def test_claims_of_other_clusters_are_not_removed() -> None:
+    """Kubectl would use its current context, which may be another cluster."""
+    select, *deletions, _ = list_removal_commands(build_cluster(), Path("out"))
+    assert select[:3] == ["aws", "eks", "update-kubeconfig"]
+    file = select[select.index("--kubeconfig") + 1]
+    assert select[select.index("--name") + 1] == "trainers"
+    assert all(command[:3] == ["kubectl", "--kubeconfig", file] for command in deletions)
 
 
 @pytest.fixture
@@ -111,7 +120,7 @@ def write_program(folder: Path, name: str, code: int) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-@pytest.mark.parametrize(("code", "calls"), [(0, 3), (9, 1)])
+@pytest.mark.parametrize(("code", "calls"), [(0, 4), (9, 2)])
 def test_delete_runs_the_commands_until_one_fails(
     code: int,
     calls: int,
@@ -122,6 +131,7 @@ def test_delete_runs_the_commands_until_one_fails(
 ) -> None:
     create_leftovers(account, TAG, OWNED, "trainers")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    write_program(tmp_path, "aws", 0)
     write_program(tmp_path, "kubectl", code)
     write_program(tmp_path, "eksctl", 0)
     path = tmp_path / "run.json"
@@ -148,6 +158,7 @@ def test_a_dry_run_prints_the_commands(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_missing_client_is_refused_before_anything_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    write_program(tmp_path, "aws", 0)
     write_program(tmp_path, "kubectl", 0)
     monkeypatch.setenv("PATH", str(tmp_path))
     path = tmp_path / "run.json"

@@ -507,7 +507,7 @@ FINDINGS: list[tuple[str, Callable[[], LaunchPlan]]] = [
         "batch-retry-rules",
         lambda: change(build_plan(), edit_retry(evaluateOnExit=[RETRY] * 5 + [EXIT])),
     ),
-    ("attempts", lambda: build_plan(max_attempts=11)),
+    ("batch-attempts", lambda: build_plan(max_attempts=11)),
     ("batch-share", lambda: build_plan({"stack": STACK, "share_identifier": "a"})),
     ("batch-share", lambda: build_plan(SHARED | {"share_identifier": None})),
     ("batch-share-weight", lambda: build_plan(SHARED | {"share_identifier": "b"})),
@@ -602,7 +602,7 @@ PASSES: dict[str, Callable[[], LaunchPlan]] = {
         {"execution_role": ROLE},
         secrets={"A": "arn:aws:ssm:us-east-1:123456789012:parameter/a"},
     ),
-    "attempts": lambda: build_plan(max_attempts=10),
+    "batch-attempts": lambda: build_plan(max_attempts=10),
     "batch-output-volume": lambda: build_plan(output="s3://bucket/out", max_nodes=2),
 }
 
@@ -631,7 +631,9 @@ def test_plans_of_other_targets_have_no_findings() -> None:
 
 
 def test_an_error_refuses_the_job() -> None:
-    with pytest.raises(SettingsError, match=r"is more than 10 \(attempts: https.*; set it to 10"):
+    with pytest.raises(
+        SettingsError, match=r"more than 10 \(batch-attempts: https.*; set it to 10"
+    ):
         check_lints(build_plan(max_attempts=11))
 
 

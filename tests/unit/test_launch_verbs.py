@@ -140,7 +140,6 @@ sys.stderr.write(json.dumps([name for name in {LARGE!r} if name in sys.modules])
             "",
         ),
         (("train", "launch.environment={ 1A = '1' }"), "is not the name of an environment", ""),
-        (("train", "launch.max_attempts=11"), "is more than 10", "set it to 10 or less"),
         (("train", "stop.stps=1"), "unknown key 'stop.stps'", "did you mean 'steps'?"),
         (("train", "--dry-run", "--rehearse"), "--dry-run runs nothing", "use one of them"),
         (("evaluate", MODELS, "--rehearse"), "'evaluate' has no rehearsal", "rehearse 'train'"),
@@ -200,6 +199,10 @@ def test_a_setting_without_effect_is_refused(
     assert run("launch", str(run_file), "train", "execution.processes=3").code == 0
 
 
+UNREACHABLE = "unreachable"
+"""Reason of a status that the fake scheduler does not report, because it does not answer."""
+
+
 class FakeScheduler(Launcher):
     """A scheduler in memory, with the states that a test lists."""
 
@@ -219,7 +222,10 @@ class FakeScheduler(Launcher):
 
     def find_status(self, handle: Handle) -> JobStatus:
         assert str(handle) == HANDLE
-        return self._states.pop(0) if len(self._states) > 1 else self._states[0]
+        status = self._states.pop(0) if len(self._states) > 1 else self._states[0]
+        if status.reason == UNREACHABLE:
+            raise TransientError("the scheduler does not answer", "try again")
+        return status
 
     def list_events(self, handle: Handle) -> list[JobEvent]:
         return [JobEvent("2026-01-01T00:00:00+00:00", "job", f"began {handle.job_id}")]
@@ -308,7 +314,15 @@ def test_wait_ends_after_its_timeout_and_for_an_unknown_state(
     scheduler._states = [build_status("unknown", reason="no answer")]
     answer = run("job", "wait", HANDLE)
     assert answer.code == 75
-    assert f"the state of {HANDLE} is unknown: no answer; remove it" in answer.err
+    assert f"the state of {HANDLE} is unknown: no answer; wait again, or remove it" in answer.err
+
+
+def test_wait_continues_after_the_scheduler_did_not_answer(
+    scheduler: FakeScheduler, run: Callable[..., Printed]
+) -> None:
+    unreachable = build_status("unknown", reason=UNREACHABLE)
+    scheduler._states = [build_status("running"), unreachable, build_status("succeeded")]
+    assert run("job", "wait", HANDLE).code == 0
 
 
 def test_events_logs_cancel_and_cleanup(

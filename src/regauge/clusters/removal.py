@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from regauge.clusters.settings import Cluster
 
+KUBECTL_FILE = "kubectl.yaml"
+"""Configuration of kubectl that `delete` writes into the folder of the cluster."""
 INSTALL_COMMAND = "pip install 'regauge[aws]'"
 
 
@@ -25,15 +27,20 @@ def list_removal_commands(cluster: Cluster, folder: Path) -> list[list[str]]:
     """Return the command lines that remove a cluster, in order.
 
     Services of type LoadBalancer and claims are removed first: their resources outlive the nodes.
+    A separate configuration of kubectl contains this cluster alone, so no other one is changed.
     """
-    delete = ["kubectl", "delete", "--ignore-not-found", "--all-namespaces"]
+    config = str(folder / KUBECTL_FILE)
+    select = ["--region", cluster.region, "--name", cluster.name, "--kubeconfig", config]
+    kubectl = ["kubectl", "--kubeconfig", config]
+    delete = [*kubectl, "delete", "--ignore-not-found", "--all-namespaces"]
     commands = [
+        ["aws", "eks", "update-kubeconfig", *select],
         [*delete, "services", "--field-selector", "spec.type=LoadBalancer"],
         [*delete, "persistentvolumeclaims", "--all"],
     ]
     if cluster.tool == "eksctl":
-        config = str(folder / EKSCTL_FILE)
-        remove = ["eksctl", "delete", "cluster", "--config-file", config, "--wait"]
+        file = str(folder / EKSCTL_FILE)
+        remove = ["eksctl", "delete", "cluster", "--config-file", file, "--wait"]
         return [*commands, [*remove, "--disable-nodegroup-eviction"]]
     chdir = f"-chdir={folder / TERRAFORM_FOLDER}"
     return [*commands, ["terraform", chdir, "destroy", "-auto-approve"]]
@@ -58,9 +65,9 @@ def remove_cluster(cluster: Cluster, folder: Path) -> list[Leftover]:
     failed.
     """
     commands = list_removal_commands(cluster, folder)
-    packages = {"kubectl": "kubectl", "eksctl": "eksctl", "terraform": "Terraform"}
+    packages = {"aws": "the AWS CLI", "terraform": "Terraform"}
     for name in dict.fromkeys(command[0] for command in commands):
-        find_client(name, packages[name])
+        find_client(name, packages.get(name, name))
     client = _load_client_factory(cluster.region)
     for command in commands:
         code = subprocess.run(command, check=False).returncode

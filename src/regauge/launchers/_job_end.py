@@ -1,4 +1,4 @@
-"""The end of a job: the refusals of `cancel` and `cleanup`, and the output folder that remains."""
+"""The end of a job: the wait of `cancel`, refusals, and the output folder that remains."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regauge.errors import SettingsError
+from regauge import timing
+from regauge.errors import SettingsError, TransientError
 from regauge.launchers import Leftover, is_local_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from regauge.launchers import Handle, JobState
 
 
@@ -17,6 +20,15 @@ def build_ended_error(handle: Handle, state: JobState) -> SettingsError:
     """Return the error of `cancel` for a job that has ended."""
     remedy = f"remove it with: regauge job cleanup {handle}"
     return SettingsError(f"{handle} has ended already ({state})", remedy)
+
+
+def wait_for_end(
+    handle: Handle, has_ended: Callable[[], bool], seconds: float, poll_seconds: float
+) -> None:
+    """Wait until a cancelled job has ended; raises TransientError after some seconds."""
+    if not timing.wait_for(has_ended, seconds, poll_seconds=poll_seconds):
+        problem = f"{handle} does not stop within {seconds:g} s"
+        raise TransientError(problem, f"cancel it again: regauge job cancel {handle}")
 
 
 def build_active_error(handle: Handle, state: JobState) -> SettingsError:

@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from regauge import timing
-from regauge.errors import WRONG_KIND_ERRNOS, ChildError, SettingsError, TransientError
+from regauge.errors import WRONG_KIND_ERRNOS, ChildError, SettingsError
 from regauge.files import write_atomic
 from regauge.launchers import (
     COMMON_FIELDS,
@@ -34,6 +33,7 @@ from regauge.launchers._job_end import (
     build_active_error,
     build_ended_error,
     list_output_leftovers,
+    wait_for_end,
 )
 from regauge.launchers._job_runner import GRACE_SECONDS, build_log_path
 from regauge.launchers._local_job import (
@@ -168,13 +168,9 @@ class LocalNodes(Launcher):
         if _has_ended(status):
             raise build_ended_error(handle, status.state)
         write_atomic(_find_job(handle) / CANCEL, "")
-        if not timing.wait_for(
-            lambda: _has_ended(self.find_status(handle)),
-            CANCEL_SECONDS,
-            poll_seconds=LOG_POLL_SECONDS,
-        ):
-            problem = f"{handle} does not stop within {CANCEL_SECONDS:g} s"
-            raise TransientError(problem, f"cancel it again: regauge job cancel {handle}")
+        wait_for_end(
+            handle, lambda: _has_ended(self.find_status(handle)), CANCEL_SECONDS, LOG_POLL_SECONDS
+        )
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
         folder, status = _find_job(handle), self.find_status(handle)

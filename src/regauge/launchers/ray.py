@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import Field
 
-from regauge import timing
 from regauge.config import Tables
 from regauge.errors import PreflightError, SettingsError, TransientError, first_line
 from regauge.launchers import (
@@ -30,7 +29,7 @@ from regauge.launchers import (
     NodeCommand,
     NodeStatus,
 )
-from regauge.launchers._job_end import build_active_error, build_ended_error
+from regauge.launchers._job_end import build_active_error, build_ended_error, wait_for_end
 from regauge.launchers._nodes import build_leader_variables
 from regauge.launchers._ray_driver import DriverOptions
 from regauge.launchers._ray_log import read_events, read_lines
@@ -234,10 +233,11 @@ class RayCluster(Launcher):
             raise build_ended_error(handle, STATES[status])
         client = _connect(handle.context)
         _call(handle.context, "try again", lambda: client.stop_job(handle.job_id))
-        timing.wait_for(
+        wait_for_end(
+            handle,
             lambda: _find_job(handle).status in FINAL_STATUSES,
             CANCEL_SECONDS,
-            poll_seconds=POLL_SECONDS,
+            POLL_SECONDS,
         )
 
     def clean_up(self, handle: Handle) -> list[Leftover]:

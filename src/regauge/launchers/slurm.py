@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from regauge import timing
-from regauge.errors import SettingsError, TransientError
+from regauge.errors import SettingsError
 from regauge.launchers import (
     COMMON_FIELDS,
     Document,
@@ -31,6 +30,7 @@ from regauge.launchers._job_end import (
     build_active_error,
     build_ended_error,
     list_output_leftovers,
+    wait_for_end,
 )
 from regauge.launchers._nodes import build_rendezvous_variables
 from regauge.launchers._secret_files import check_secret_files
@@ -227,11 +227,9 @@ class Slurm(SlurmTarget):
         successors = {record.fields["JobId"] for record in records if "first" in record.facts}
         for job_id in (handle.job_id, *sorted(successors)):
             _slurm_client.run_program("scancel", job_id, remedy="check the owner of the job")
-        if not timing.wait_for(
-            lambda: self.find_status(handle).is_final, CANCEL_SECONDS, poll_seconds=POLL_SECONDS
-        ):
-            problem = f"{handle} does not stop within {CANCEL_SECONDS:g} s"
-            raise TransientError(problem, f"cancel it again: regauge job cancel {handle}")
+        wait_for_end(
+            handle, lambda: self.find_status(handle).is_final, CANCEL_SECONDS, POLL_SECONDS
+        )
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
         """Remove the logs of a job; the output folder remains."""

@@ -25,6 +25,7 @@ MAX_SHARES = 500
 """Maximum number of shares of a scheduling policy."""
 REFERENCE = "https://docs.aws.amazon.com/batch/latest/APIReference/"
 GUIDE = "https://docs.aws.amazon.com/batch/latest/userguide/"
+MAX_ATTEMPTS = 10
 EC2_GUIDE = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/"
 _SECRET_ARN = re.compile(
     r"arn:aws[-a-z]*:(secretsmanager:[-a-z0-9]+:\d{12}:secret:|ssm:[-a-z0-9]+:\d{12}:parameter/)\S+"
@@ -54,6 +55,17 @@ def _find_resources(contents: dict[str, Any]) -> dict[str, Any]:
     """Return `computeResources` of the stack; empty for a plan without a stack."""
     resources: dict[str, Any] = contents.get(ENVIRONMENT, {}).get("computeResources", {})
     return resources
+
+
+def check_attempts(plan: LaunchPlan) -> Iterator[Lint]:
+    """Report more attempts than AWS Batch permits."""
+    if _find_documents(plan) and plan.job.max_attempts > MAX_ATTEMPTS:
+        yield Lint(
+            "batch-attempts",
+            f"launch.max_attempts = {plan.job.max_attempts} is more than {MAX_ATTEMPTS}",
+            f"set it to {MAX_ATTEMPTS} or less",
+            "https://docs.aws.amazon.com/batch/latest/APIReference/API_RetryStrategy.html",
+        )
 
 
 def check_retry_rules(plan: LaunchPlan) -> Iterator[Lint]:
@@ -230,6 +242,7 @@ def check_output(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 CHECKS: tuple[Check, ...] = (
+    check_attempts,
     check_retry_rules,
     check_share,
     check_share_count,

@@ -14,7 +14,6 @@ from regauge.planning.catalog import find_instance
 if TYPE_CHECKING:
     from regauge.accelerators import Accelerator
 
-MAX_ATTEMPTS = 10
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the mount of containers, not a file of this process
 SHARED_MEMORY_KEYS = ("sharedMemorySize",)
 
@@ -48,17 +47,6 @@ def is_mounted(output: str, mounts: Iterable[str]) -> bool:
     """
     folder = IMAGE_FOLDER / output
     return any(folder.is_relative_to(mount) for mount in mounts)
-
-
-def check_attempts(plan: LaunchPlan) -> Iterator[Lint]:
-    """Report more attempts than AWS Batch permits."""
-    if plan.job.max_attempts > MAX_ATTEMPTS:
-        yield Lint(
-            "attempts",
-            f"launch.max_attempts = {plan.job.max_attempts} is more than {MAX_ATTEMPTS}",
-            f"set it to {MAX_ATTEMPTS} or less",
-            "https://docs.aws.amazon.com/batch/latest/APIReference/API_RetryStrategy.html",
-        )
 
 
 def check_hours(plan: LaunchPlan) -> Iterator[Lint]:
@@ -117,7 +105,6 @@ def _load_vendors(kind: str) -> tuple[str, ...]:
 
 CHECKS: tuple[Check, ...] = (
     check_image_tag,
-    check_attempts,
     check_hours,
     check_shared_memory,
     check_accelerator,

@@ -107,10 +107,11 @@ def _print_log(
 def _wait(launcher: Launcher, handle: Handle, timeout: float | None) -> JobStatus:
     """Return the status of a job when it has ended.
 
-    Raises TransientError after the timeout, or if the state remains unknown.
+    A scheduler that does not answer counts as an unknown state. Raises TransientError after the
+    timeout, or if the state remains unknown.
     """
     began_at = known_at = time.monotonic()
-    while not (status := launcher.find_status(handle)).is_final:
+    while not (status := _find_status(launcher, handle)).is_final:
         now = time.monotonic()
         if timeout is not None and now - began_at >= timeout:
             raise TransientError(f"{handle} is {status.state} after {timeout:g} s", "wait again")
@@ -118,10 +119,19 @@ def _wait(launcher: Launcher, handle: Handle, timeout: float | None) -> JobStatu
             known_at = now
         elif now - known_at >= UNKNOWN_SECONDS:
             problem = f"the state of {handle} is unknown: {status.reason}"
-            raise TransientError(problem, f"remove it with: regauge job cleanup {handle}")
+            remedy = f"wait again, or remove it with: regauge job cleanup {handle}"
+            raise TransientError(problem, remedy)
         stop_signals.check_stop()
         time.sleep(POLL_SECONDS)
     return add_progress(status)
+
+
+def _find_status(launcher: Launcher, handle: Handle) -> JobStatus:
+    """Return the status of a job; `unknown` if its scheduler does not answer."""
+    try:
+        return launcher.find_status(handle)
+    except TransientError as error:
+        return JobStatus(handle, "unknown", error.problem)
 
 
 def _check_success(status: JobStatus) -> None:

@@ -17,11 +17,12 @@ import pytest
 
 from architecture.tree import ROOT
 from launch.schemas import find_problems, require_schemas
-from regauge.errors import RESTART_CODES, RegaugeError, SettingsError
+from regauge.errors import RESTART_CODES, RegaugeError, SettingsError, TransientError
 from regauge.launchers import Document, Handle, JobSpec, LaunchPlan, LeaderAddress, Machine, Volume
 from regauge.launchers._kubernetes.devices import load_device_resources
 from regauge.launchers._kubernetes.job_client import JobClient
 from regauge.launchers._kubernetes.job_status import JobObjects, describe_job
+from regauge.launchers._kubernetes.kubectl import KubectlNamespace
 from regauge.launchers._kubernetes.pytorch_job import build_restart_script
 from regauge.launchers.kubernetes import KINDS, Kubernetes
 from regauge.launching import lints_kubernetes
@@ -697,3 +698,20 @@ def test_messages_name_a_remedy() -> None:
     with pytest.raises(RegaugeError) as caught:
         build_plan(replace(JOB, image=None))
     assert re.fullmatch(r"[^;\n]+; [^;\n]+", str(caught.value))
+
+
+def test_a_log_of_an_unreachable_cluster_is_a_transient_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The messages of kubectl are longer than the buffer of a pipe."""
+    program = tmp_path / "kubectl"
+    message = "The connection to the server was refused"
+    program.write_text(
+        f"#!/bin/sh\necho one\nyes '{message}' | head -n 9999 >&2\necho two\nexit 1\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    lines = KubectlNamespace("eks", "default").stream("logs", "pod")
+    assert [next(lines), next(lines)] == ["one", "two"]
+    with pytest.raises(TransientError, match=f"'kubectl' reaches no server: {message}"):
+        next(lines)

@@ -61,11 +61,21 @@ def run_client(
         raise TransientError(problem, "check that its server runs, then try again") from None
     if process.returncode == 0:
         return process.stdout
-    message = _find_message(process.stderr) or _find_message(process.stdout) or "no message"
-    if any(phrase in process.stderr.lower() for phrase in UNREACHABLE_PHRASES):
+    raise build_client_error(name, process.stderr, process.stdout, remedy=remedy)
+
+
+def build_client_error(
+    name: str, errors: str, output: str = "", *, remedy: str
+) -> TransientError | SettingsError:
+    """Return the error of a client that failed, from its standard error and output.
+
+    It is a TransientError if the server is unreachable, else a SettingsError with the remedy.
+    """
+    message = _find_message(errors) or _find_message(output) or "no message"
+    if any(phrase in errors.lower() for phrase in UNREACHABLE_PHRASES):
         problem = f"'{name}' reaches no server: {message}"
-        raise TransientError(problem, "check that its server runs, then try again")
-    raise SettingsError(f"'{name}' failed: {message}", remedy)
+        return TransientError(problem, "check that its server runs, then try again")
+    return SettingsError(f"'{name}' failed: {message}", remedy)
 
 
 def _find_message(text: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from regauge.errors import PreflightError, RegaugeError, SettingsError
-from regauge.launchers._clients import find_client, run_client
+from regauge.errors import PreflightError, RegaugeError, SettingsError, TransientError
+from regauge.launchers._clients import build_client_error, find_client, run_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,23 +72,29 @@ class KubectlNamespace:
         self.run("patch", kind, name, "--type=merge", "-p", json.dumps(patch))
 
     def stream(self, *arguments: str) -> Iterator[str]:
-        """Yield the lines that a command prints, while it runs."""
+        """Yield the lines that a command prints, while it runs; raises as `run_kubectl`."""
         command = [find_client("kubectl", PACKAGE), *self._options, *arguments]
-        with subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
-        ) as process:
+        with (
+            tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as messages,
+            subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=messages,
+                encoding="utf-8",
+                errors="replace",
+            ) as process,
+        ):
             try:
                 for line in process.stdout or ():
                     yield line.rstrip("\n")
-                message = process.stderr.read().strip() if process.stderr else ""
-            finally:
+            except BaseException:
                 process.kill()
-        if process.returncode and message:
-            raise SettingsError(f"'kubectl' failed: {message.splitlines()[0]}", "try again")
+                raise
+            if process.wait():
+                messages.seek(0)
+                raise _convert_error(
+                    build_client_error("kubectl", messages.read(), remedy="try again")
+                )
 
     def command(self, *arguments: str) -> str:
         """Return a command line that a user can copy."""
@@ -128,8 +135,10 @@ def is_missing(error: RegaugeError) -> bool:
     return is_unknown_kind or any(phrase in lower for phrase in MISSING_PHRASES)
 
 
-def _convert_error(error: SettingsError) -> RegaugeError:
+def _convert_error(error: TransientError | SettingsError) -> RegaugeError:
     """Return the error of kubectl with the remedy for its reason."""
+    if isinstance(error, TransientError):
+        return error
     problem, lower = error.problem, error.problem.lower()
     if any(phrase in lower for phrase in CREDENTIAL_PHRASES):
         return PreflightError(problem, "log in to the cluster, then try again")

@@ -130,6 +130,7 @@ def test_every_manifest_is_strictly_valid(version: str) -> None:
         "device-plugin-efa",
         "etcd",
         "training-operator/kustomization",
+        "trainer/kustomization",
         "file-systems",
     }
     for name, text in manifests.items():
@@ -151,6 +152,8 @@ def test_images_are_pinned() -> None:
     assert "quay.io/coreos/etcd:v3.5.25" in images
     operator = yaml.safe_load(manifests["training-operator/kustomization.yaml"])
     assert operator["resources"][0].endswith("?ref=v1.9.3")
+    trainer = yaml.safe_load(manifests["trainer/kustomization.yaml"])
+    assert trainer["resources"][0].endswith("trainer.git/manifests/overlays/manager?ref=v2.2.1")
 
 
 def test_etcd_serves_version_2_only_if_it_is_chosen() -> None:
@@ -159,7 +162,7 @@ def test_etcd_serves_version_2_only_if_it_is_chosen() -> None:
 
 
 def test_a_cpu_group_has_no_plugin_and_no_taint() -> None:
-    cluster = build_cluster("cpu", file_systems=(), etcd=None, training_operator=None)
+    cluster = build_cluster("cpu", file_systems=(), etcd=None, training_operator=None, trainer=None)
     assert build_manifests(cluster) == {}
     group = find_group(build_cluster_config(cluster), "cpu")
     assert "taints" not in group

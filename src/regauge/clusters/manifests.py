@@ -1,4 +1,4 @@
-"""The manifests of a cluster: device plugins, training operator, etcd and file systems."""
+"""The manifests of a cluster: device plugins, operators of jobs, etcd and file systems."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from regauge.launchers._kubernetes.volumes import DRIVERS
 if TYPE_CHECKING:
     from regauge.clusters.settings import Cluster, ClusterFiles
 
-OPERATOR = "github.com/kubeflow/training-operator.git/manifests/overlays/standalone"
-"""Source: https://www.kubeflow.org/docs/components/trainer/legacy-v1/installation/."""
+OPERATORS = {
+    "training_operator": "github.com/kubeflow/training-operator.git/manifests/overlays/standalone",
+    "trainer": "github.com/kubeflow/trainer.git/manifests/overlays/manager",
+}
+"""Address of an operator by the setting with its version. Sources: https://www.kubeflow.org/docs/
+components/trainer/legacy-v1/installation/ and .../trainer/operator-guides/installation/."""
 EFA_PLUGIN = "efa.yaml"
 
 
@@ -23,15 +27,15 @@ def build_manifests(cluster: Cluster) -> dict[str, str]:
     manifests = {f"device-plugin-{name}": _read(name) for name in names}
     if cluster.etcd is not None:
         manifests["etcd.yaml"] = _read("etcd.yaml").replace("{version}", cluster.etcd)
-    if cluster.training_operator is not None:
-        resources = [f"{OPERATOR}?ref=v{cluster.training_operator}"]
-        manifests["training-operator/kustomization.yaml"] = _dump(
-            {
-                "apiVersion": "kustomize.config.k8s.io/v1beta1",
-                "kind": "Kustomization",
-                "resources": resources,
-            }
-        )
+    for setting, address in OPERATORS.items():
+        if version := getattr(cluster, setting):
+            manifests[f"{setting.replace('_', '-')}/kustomization.yaml"] = _dump(
+                {
+                    "apiVersion": "kustomize.config.k8s.io/v1beta1",
+                    "kind": "Kustomization",
+                    "resources": [f"{address}?ref=v{version}"],
+                }
+            )
     if cluster.file_systems:
         documents = [item for files in cluster.file_systems for item in _build_files(files)]
         manifests["file-systems.yaml"] = _dump(*documents)

@@ -111,7 +111,9 @@ class Cluster(Settings):
     etcd: str | None = None
     """Version of an etcd server for elastic jobs, such as `3.5.25`; by default there is none."""
     training_operator: str | None = "1.9.3"
-    """Version of the Kubeflow training operator; none is installed without a version."""
+    """Version of the Kubeflow training operator, for elastic jobs; without one it is absent."""
+    trainer: str | None = "2.2.1"
+    """Version of the Kubeflow trainer, for jobs of a fixed size; without one it is absent."""
     tags: Mapping[str, str] = {}
     """Tags of everything that is created."""
 
@@ -125,7 +127,7 @@ class Cluster(Settings):
         """The tags of everything that is created, with the name of the cluster."""
         return {CLUSTER_TAG: self.name, **self.tags}
 
-    @field_validator("etcd", "training_operator")
+    @field_validator("etcd", "training_operator", "trainer")
     @classmethod
     def _check_version(cls, value: str | None) -> str | None:
         if value is not None and not _VERSION.fullmatch(value):

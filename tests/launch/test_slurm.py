@@ -31,6 +31,8 @@ from launch.training_jobs import (
 from regauge.planning.catalog import find_instance
 from regauge.processes import find_free_port
 
+SCHEDULE_SECONDS = 2.0
+"""Time in which Slurm starts a job whose delay has ended."""
 TWO_NODES = "execution.nodes.count=2"
 ON_SLURM = ("--on", "slurm")
 HIGH = ("--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null")
@@ -58,10 +60,20 @@ class SlurmWorkplace(Workplace):
         return str(self.read_status(handle)["state"])
 
     def end_delay(self, handle: str) -> None:
-        """Let a requeued job start now; Slurm delays it by two minutes."""
+        """Let a requeued job start now; Slurm delays it by two minutes.
+
+        The end of the earlier attempt on its node can begin the delay again.
+        """
+        wait_until(lambda: self._start_now(handle), "the next attempt")
+
+    def _start_now(self, handle: str) -> bool:
+        """End the delay if there is one; return whether the job runs."""
         assert self.cluster is not None
-        wait_until(lambda: "Reason=BeginTime" in self.show(handle), "the requeue")
-        self.cluster.run("scontrol", "update", f"jobid={find_id(handle)}", "StartTime=now")
+        text = self.show(handle)
+        if "Reason=BeginTime" in text:
+            self.cluster.run("scontrol", "update", f"jobid={find_id(handle)}", "StartTime=now")
+            time.sleep(SCHEDULE_SECONDS)
+        return "JobState=RUNNING" in text
 
     def wait_for_success(self, handle: str) -> dict[str, Any]:
         """Wait until a job has succeeded; return its status."""

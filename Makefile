@@ -46,7 +46,7 @@ test-rest: $(INSTALLED)
 
 # One file at a time: the jobs wait for each other, and some tests measure the time of a recovery.
 test-launch: $(INSTALLED)
-	$(BIN)/python -m pytest tests/launch
+	$(BIN)/python -m pytest --timeout 1200 tests/launch
 
 test-peers: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 tests/peers

@@ -23,7 +23,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "sc
 NODES = ("127.0.0.1", "127.0.0.2")
 """Names of the nodes: addresses, so that the name of the first one resolves on this machine."""
 CPUS = 2
-START_SECONDS, WAIT_SECONDS = 30.0, 180.0
+START_SECONDS, WAIT_SECONDS = 60.0, 300.0
 CONFIGURATION = """
 ClusterName={name}
 SlurmctldHost={host}(127.0.0.1)

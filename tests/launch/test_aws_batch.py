@@ -34,7 +34,7 @@ from regauge.launching.job_spec import find_machine
 from regauge.processes import find_free_port
 
 __all__ = ["artifact", "model"]
-SECONDS = 120.0
+SECONDS = 300.0
 STEPS = 120
 IMAGE = "registry.example/regauge:0.1.0"
 ROLE = "arn:aws:iam::123456789012:role/regauge"

@@ -20,7 +20,7 @@ from regauge.launchers import Handle, JobSpec, JobStatus, LogRequest
 from regauge.launchers._local_job import EVENTS, read_events
 from regauge.launchers.local import LocalNodes
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 150.0
 COUNT = """
 import os, pathlib, sys
 file = pathlib.Path("starts")

@@ -77,7 +77,7 @@ class SlurmWorkplace(Workplace):
 
     def wait_for_success(self, handle: str) -> dict[str, Any]:
         """Wait until a job has succeeded; return its status."""
-        answer = self.run("job", "wait", handle, "--timeout", "240", "-o", "json")
+        answer = self.run("job", "wait", handle, "--timeout", "480", "-o", "json")
         assert answer.code == 0, answer.error + self.read_logs()
         assert answer.document["state"] == "succeeded"
         return answer.document
@@ -345,7 +345,7 @@ def test_a_failed_job_has_its_class_rank_and_message(workplace: SlurmWorkplace) 
     """The loss becomes infinite, which no restart fixes."""
     run_file = workplace.write_run(optimizer={"learning_rate": 1e30})
     handle = workplace.launch(run_file, "train", TWO_NODES, *ON_SLURM)
-    answer = workplace.run("job", "wait", handle, "-o", "json", "--timeout", "200")
+    answer = workplace.run("job", "wait", handle, "-o", "json", "--timeout", "480")
     assert answer.code == 66, answer.error + workplace.read_logs()
     status = workplace.read_status(handle)
     assert (status["state"], status["exit_code"], status["attempt"]) == ("failed", 66, 1)
@@ -357,7 +357,7 @@ def test_a_failed_job_has_its_class_rank_and_message(workplace: SlurmWorkplace) 
 def test_a_run_file_without_data_fails_with_its_message(workplace: SlurmWorkplace) -> None:
     run_file = workplace.write_run(data={"path": str(workplace.root / "nothing")})
     handle = workplace.launch(run_file, "train", *ON_SLURM)
-    answer = workplace.run("job", "wait", handle, "--timeout", "200")
+    answer = workplace.run("job", "wait", handle, "--timeout", "480")
     assert answer.code == workplace.read_status(handle)["exit_code"] != 0
     assert "nothing" in workplace.read_status(handle)["failure"]["message"]
 

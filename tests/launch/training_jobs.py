@@ -19,7 +19,7 @@ from distributed.runs import settings
 from regauge.config import dump, merge
 
 STEPS = 120
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 300.0
 BASE: dict[str, Any] = {
     "stop": {"steps": STEPS},
     "output": {"checkpoint": {"every_steps": 10, "keep_last": 2}},
@@ -76,7 +76,7 @@ class Workplace:
             capture_output=True,
             text=True,
             check=False,
-            timeout=300,
+            timeout=600,
         )
         return Answer(done.returncode, done.stdout, done.stderr)
 

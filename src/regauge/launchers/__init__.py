@@ -33,6 +33,8 @@ JobState = Literal[
 FINAL_STATES: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
 """States that a job does not leave."""
 SEPARATOR = "://"
+SHARED_MEMORY_SHARE = 0.25
+"""Default size of /dev/shm, as a share of the memory of the machine."""
 COMMON_FIELDS = frozenset(
     (
         "min_nodes",

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, urlencode
 
+from regauge.errors import FIRST_SIGNAL_CODE
 from regauge.launchers._times import format_time
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class SlurmRecord:
         code, _, number = self.fields.get("ExitCode", "").partition(":")
         if not code.isdigit() or not number.isdigit():
             return None
-        return 128 + int(number) if int(number) else int(code)
+        return FIRST_SIGNAL_CODE + int(number) if int(number) else int(code)
 
     @property
     def node_list(self) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import jsonl, processes, timing
 from regauge.config import FORMAT, dump
-from regauge.errors import FIRST_SIGNAL_CODE, StopSignalError
+from regauge.errors import StopSignalError
 from regauge.files import write_json
 from regauge.log import is_embedded, logger
 from regauge.stop_signals import defer_stop, is_repeated, is_stop_exit
@@ -283,7 +283,7 @@ class Attempt:
                 return failure
         number = self._signals.number or signal.SIGTERM
         code = next(filter(is_stop_exit, codes), None) or -number
-        exit_code = code if code > 0 else FIRST_SIGNAL_CODE - code
+        exit_code = processes.convert_return_code(code)
         when = "before a save" if self._reports.has_progress() else "before the run began"
         return Failure(
             "preempted",

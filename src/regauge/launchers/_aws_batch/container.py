@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from regauge.errors import SettingsError
 from regauge.files import read_csv_rows
-from regauge.launchers import JobSpec, Machine
+from regauge.launchers import SHARED_MEMORY_SHARE, JobSpec, Machine
 from regauge.launchers._lustre import LustreSource
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 MEMORY_SHARE = 0.9
 """Share of the memory of a machine for the container; the rest is for its system and its agent."""
-SHARED_MEMORY_SHARE = 0.25
-"""Default size of /dev/shm, as a share of the memory of the machine."""
 MIB_PER_GIB = 1024
 EFA_DEVICE = "/dev/infiniband/uverbs"
 DEVICE_PERMISSIONS = ["READ", "WRITE", "MKNOD"]

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from regauge.errors import SettingsError
+from regauge.launchers import SHARED_MEMORY_SHARE
 from regauge.launchers._lustre import LustreSource
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def find_shared_memory_gib(job: JobSpec) -> float | None:
     if job.shared_memory_gib is not None:
         return job.shared_memory_gib
     memory = job.machine.memory_gib if job.machine else None
-    return None if memory is None else max(1, memory // 4)
+    return None if memory is None else max(1, int(memory * SHARED_MEMORY_SHARE))
 
 
 def build_claims(

@@ -92,7 +92,8 @@ def resolve_topology(
     nodes: Nodes, folder: Path, environment: Mapping[str, str] = os.environ
 ) -> NodeTopology | None:
     """Return the nodes of a run; None if it has this node only. Raises SettingsError."""
-    variable = NUM_NODES if is_multi_node(environment) else "PET_NNODES"
+    is_batch = is_multi_node(environment)
+    variable = NUM_NODES if is_batch else "PET_NNODES"
     try:
         min_nodes, max_nodes = parse_node_range(nodes.count or environment.get(variable, "1"))
     except ValueError as error:
@@ -114,7 +115,7 @@ def resolve_topology(
         )
     host, port = _split_endpoint(endpoint, DEFAULT_PORTS[backend])
     default_name = f"{folder.name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
-    name_of_attempt = read_attempt_name(environment) if is_multi_node(environment) else None
+    name_of_attempt = read_attempt_name(environment) if is_batch else None
     return NodeTopology(
         environment.get("PET_RDZV_ID") or name_of_attempt or default_name,
         min_nodes,
@@ -123,7 +124,7 @@ def resolve_topology(
         host,
         port,
         nodes,
-        replaces_nodes=not is_multi_node(environment),
+        replaces_nodes=not is_batch,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from regauge.models.init_weights import InitialWeights
 from regauge.models.tensors import bit_sum
 from regauge.processes import World
 from regauge.strategies import ParamSpec, Placement, ShardedModel, Strategy
+from regauge.strategies._sharded import build_mesh
 
 ONE_PROCESS = World()
 TYPES = [torch.float32, torch.bfloat16]
@@ -219,6 +221,22 @@ def test_a_module_on_the_meta_device_gets_the_initial_weights(strategy: Strategy
         assert value.equal(expected[name][:])
         assert weights.bit_sums[name] == int(bit_sum(value))
     assert prepared.full_tensor("head.weight").std() > 0
+
+
+def test_a_group_of_one_process_has_the_backend_of_its_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By default, torch would select that of the machine's GPU, also for a run on the CPU."""
+    backends: list[str | None] = []
+    start = dist.init_process_group
+
+    def record(backend: str | None = None, **options: Any) -> None:
+        backends.append(backend)
+        start(backend, **options)
+
+    monkeypatch.setattr(dist, "init_process_group", record)
+    build_mesh(Placement(ONE_PROCESS, torch.device("cpu"), torch.float32, ()), (1,), ("shard",))
+    assert backends == ["gloo"]
 
 
 def test_a_small_step_in_bf16_is_not_lost(prepare: Callable[[torch.dtype], ShardedModel]) -> None:

@@ -44,6 +44,7 @@ MACHINERY = (
     "reporting",
     "preparation",
     "prediction",
+    "serving",
     "benchmarking",
     "recipes",
     "launching",

@@ -24,7 +24,7 @@ from regauge.log import logger
 from regauge.models.inference_modules import example_inputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from regauge.artifacts.artifact import Artifact
     from regauge.artifacts.buckets import BucketBatch
@@ -69,16 +69,44 @@ class Engine:
         back. If memory runs out, this batch and all later ones are halved. Raises TransientError if
         memory does not suffice for the smallest batch.
         """
-        outputs = np.zeros((len(records), self.output_size), np.float32)
         lengths = records.lengths
-        pending = deque(self.buckets.make_batches(lengths, self.halvings))
+        return self._compute_batches(
+            records, lambda indices: self.buckets.make_batches(lengths, self.halvings, indices)
+        )
+
+    def compute_bucket(self, records: Records, length: int) -> np.ndarray:
+        """Return the outputs of records that are all padded to `length`, [records, width] fp32.
+
+        `length` is the length of a bucket in tokens. The records are one batch of the smallest
+        declared size that holds them, or of exactly their number if the program takes any.
+        They are computed in parts if they are too many, or if memory runs out as in `compute`.
+
+        Raises ValueError if there is no such bucket or a record is longer, and TransientError as
+        `compute` does.
+        """
+        longest = records.lengths.max(initial=0)
+        if longest > length:
+            raise ValueError(f"a record of {longest} tokens is longer than {length}")
+        return self._compute_batches(
+            records,
+            lambda indices: self.buckets.make_bucket_batches(length, indices, self.halvings),
+        )
+
+    def _compute_batches(
+        self, records: Records, split: Callable[[np.ndarray], Iterable[BucketBatch]]
+    ) -> np.ndarray:
+        """Return the outputs of records, [records, width] fp32.
+
+        `split` returns the batches of the records with these indices, for the current halvings.
+        """
+        outputs = np.zeros((len(records), self.output_size), np.float32)
+        pending = deque(split(np.arange(len(records))))
         submitted: tuple[BucketBatch, Tensor] | None = None
         while pending:
             stop_signals.check_stop()
             output = self._run_batch(pending[0], records)
             if output is None:
-                remaining = np.concatenate([batch.record_indices for batch in pending])
-                pending = deque(self.buckets.make_batches(lengths, self.halvings, remaining))
+                pending = deque(split(np.concatenate([batch.record_indices for batch in pending])))
                 continue
             _copy_outputs(submitted, outputs)
             submitted = pending.popleft(), output

@@ -13,7 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation import logits_process
 
 from regauge.artifacts.buckets import fix_rows
-from regauge.artifacts.engine import SAMPLED_ROWS, Engine, select_buckets
+from regauge.artifacts.buckets import SAMPLED_ROWS, select_buckets
+from regauge.artifacts.engine import Engine
 from regauge.artifacts.generator import add_draws
 from regauge.artifacts.manifest import Bucket, ProgramEntry
 from regauge.artifacts.records import TextRecords

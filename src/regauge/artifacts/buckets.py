@@ -17,6 +17,7 @@ from regauge.artifacts.manifest import Bucket
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from regauge.artifacts.artifact import Artifact
     from regauge.artifacts.export_settings import BucketSettings
 
 LENGTH_STEPS = ((32, 2), (64, 4), (128, 8), (256, 16), (512, 32), (1 << 30, 64))
@@ -27,6 +28,8 @@ HOST_BATCH_TOKENS, DEVICE_BATCH_TOKENS = 2048, 4096
 """Default limits of the tokens of a batch on CPUs and on other devices."""
 NUM_STATIC_BUCKETS = 6
 """Buckets if each is a graph of its own: lengths halve from the longest down."""
+SAMPLED_ROWS = 8
+"""Rows of a batch of drawn texts."""
 MIN_LENGTH = 4
 """Length of the first bucket of a dynamic graph."""
 ROWS_MULTIPLE = 8
@@ -149,6 +152,20 @@ class Buckets:
         """Raise ValueError if a record of `num_tokens` tokens is longer than every bucket."""
         if num_tokens > self.max_length:
             raise ValueError(f"a row of {num_tokens} tokens is longer than {self.max_length}")
+
+
+def select_buckets(artifact: Artifact, *, batch_invariant: bool) -> Buckets:
+    """Return the buckets of an artifact.
+
+    Batch-invariant batches of drawn texts have one number of rows, because another number may
+    change the last bits of logits, and so a drawn token.
+    """
+    manifest = artifact.manifest
+    if artifact.generation.is_sampled and batch_invariant:
+        return fix_rows(manifest.buckets, SAMPLED_ROWS)
+    has_sizes = batch_invariant and manifest.batch_invariance is not None
+    needs_padding = has_sizes or not manifest.compiled.backend.has_dynamic_shapes
+    return Buckets(manifest.buckets, needs_row_padding=needs_padding)
 
 
 def fix_rows(shapes: Iterable[Bucket], num_rows: int) -> Buckets:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regauge import stop_signals
 from regauge.accelerators import claim_device
-from regauge.artifacts.buckets import Buckets, fix_rows
+from regauge.artifacts.buckets import select_buckets
 from regauge.artifacts.records import TextRecords, TokenizedTexts
 from regauge.backends import ExecutionContext, Payload, Shape
 from regauge.errors import PreflightError, TransientError, first_line
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from regauge.artifacts.artifact import Artifact
-    from regauge.artifacts.buckets import BucketBatch
+    from regauge.artifacts.buckets import BucketBatch, Buckets
     from regauge.artifacts.records import Records
     from regauge.backends import Runner
     from regauge.models.io_spec import InputSpec, OutputKind
@@ -41,8 +41,6 @@ OUT_OF_MEMORY_MESSAGES = (
     "failed to allocate",
 )
 """Parts of the error messages of libraries when an allocation fails."""
-SAMPLED_ROWS = 8
-"""Rows of a batch of drawn texts."""
 
 
 @dataclass
@@ -163,20 +161,6 @@ def load_engine(
     runner = backend.load(build_payload(artifact), context)
     buckets = select_buckets(artifact, batch_invariant=batch_invariant)
     return Engine(runner, buckets, artifact.program.output_size)
-
-
-def select_buckets(artifact: Artifact, *, batch_invariant: bool) -> Buckets:
-    """Return the buckets of an artifact.
-
-    Batch-invariant batches of drawn texts have one number of rows, because another number may
-    change the last bits of logits, and so a drawn token.
-    """
-    manifest = artifact.manifest
-    if artifact.generation.is_sampled and batch_invariant:
-        return fix_rows(manifest.buckets, SAMPLED_ROWS)
-    has_sizes = batch_invariant and manifest.batch_invariance is not None
-    needs_padding = has_sizes or not manifest.compiled.backend.has_dynamic_shapes
-    return Buckets(manifest.buckets, needs_row_padding=needs_padding)
 
 
 def warm_up(engine: Engine, artifact: Artifact) -> None:

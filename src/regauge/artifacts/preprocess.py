@@ -86,6 +86,11 @@ class Preprocessor:
         """Whether a text is a message of a conversation, in a chat template."""
         return self._tokenization.input_format == "chat"
 
+    @property
+    def is_stable(self) -> bool:
+        """Whether a text always gives the same tokens; a chat template may write the date."""
+        return not self.is_chat or not self._template.unstable_names
+
     def with_tokenization(self, tokenization: Tokenization | None) -> Preprocessor:
         """Return a preprocessor with the same tokenizer and other limits."""
         changed = copy.copy(self)

@@ -132,14 +132,14 @@ class TensorRecords:
 
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
         """Take one array [records, …] for each input tensor."""
-        self._arrays = tuple(arrays)
+        self.arrays = tuple(arrays)
 
     def __len__(self) -> int:
-        return len(self._arrays[0])
+        return len(self.arrays[0])
 
     def slice_arrays(self, index: int) -> list[np.ndarray]:
         """Return the row of each input tensor of one record."""
-        return [values[index : index + 1] for values in self._arrays]
+        return [values[index : index + 1] for values in self.arrays]
 
     @property
     def lengths(self) -> np.ndarray:
@@ -153,11 +153,11 @@ class TensorRecords:
 
     def select(self, indices: np.ndarray) -> TensorRecords:
         """Return the records with these indices."""
-        return TensorRecords([values[indices] for values in self._arrays])
+        return TensorRecords([values[indices] for values in self.arrays])
 
     def build_inputs(self, batch: BucketBatch) -> tuple[Tensor, ...]:
         """Return the inputs of a module for a batch, with zeros in empty rows."""
-        return _to_tensors([_pad_rows(values, batch) for values in self._arrays])
+        return _to_tensors([_pad_rows(values, batch) for values in self.arrays])
 
 
 Records = TextRecords | TensorRecords

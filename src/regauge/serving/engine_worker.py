@@ -97,7 +97,6 @@ class EngineWorker:
         choices.allow_imports(request.custom_paths)
         from regauge.artifacts.bucket_times import measure_bucket_times, read_bucket_times
         from regauge.artifacts.engine import load_engine, warm_up
-        from regauge.artifacts.parity_rows import check_parity_rows, read_parity_rows
         from regauge.artifacts.uncompiled import open_model
 
         artifact = open_model(request.path, threads=request.threads)
@@ -108,9 +107,7 @@ class EngineWorker:
             device=request.device,
         )
         warm_up(engine, artifact)
-        rows = read_parity_rows(artifact)
-        if rows is not None:
-            check_parity_rows(rows, artifact, engine)
+        _check_parity_rows(artifact, engine)
         times = read_bucket_times(artifact)
         if times is None:
             times = measure_bucket_times(engine, artifact.program.inputs, MEASUREMENT_SECONDS)
@@ -137,6 +134,21 @@ class EngineWorker:
         milliseconds = 1e3 * (time.perf_counter() - start)
         answer = {"type": "outputs", "id": header["id"], "milliseconds": milliseconds}
         return encode_message(answer, [outputs])
+
+
+def _check_parity_rows(artifact: Artifact, engine: Engine) -> None:
+    """Raise DataError if the stored parity rows of an artifact do not come out again."""
+    from regauge.artifacts.parity_rows import check_parity_rows, compute_rows, read_parity_rows
+    from regauge.artifacts.preprocess import Preprocessor
+
+    rows = read_parity_rows(artifact)
+    if rows is None:
+        return
+    tokenization, fields = artifact.program.tokenization, artifact.program.fields
+    preprocessor = None
+    if tokenization is not None:
+        preprocessor = Preprocessor(artifact.tokenizer_folder, tokenization, fields)
+    check_parity_rows(rows, lambda records: compute_rows(engine, records), preprocessor)
 
 
 def _build_records(num_texts: int, arrays: Sequence[np.ndarray]) -> Records:

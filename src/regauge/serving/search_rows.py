@@ -8,6 +8,7 @@ pages, so the vectors may be larger than the memory.
 from __future__ import annotations
 
 import hashlib
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow as pa
 from regauge import config
 from regauge.artifacts.manifest import Dtype
 from regauge.artifacts.postprocess import restore_vectors
-from regauge.errors import DataError, SettingsError
+from regauge.errors import DataError, SettingsError, first_line
 from regauge.files import replace_atomically
 from regauge.json_files import DocumentShape
 from regauge.log import logger
@@ -107,7 +108,7 @@ class SearchRows:
             self._blocks = [reader.get_batch(number) for number in range(reader.num_record_batches)]
         except pa.ArrowInvalid as error:
             self._file.close()
-            raise DataError(f"{path} is damaged: {error}", "remove it") from None
+            raise DataError(f"{path} is damaged: {first_line(error)}", "remove it") from None
         self._starts = np.cumsum([0, *(block.num_rows for block in self._blocks)])
         self._check_width(reader.schema)
 
@@ -168,28 +169,31 @@ class SearchRows:
 def write_rows(vectors: VectorFolder, path: Path) -> None:
     """Convert the Parquet files of a job to one Arrow file, unless it exists; use little memory.
 
-    Raises DataError if a Parquet file is damaged or has other columns than the first one.
+    Raises DataError if a Parquet file is damaged.
     """
-    import pyarrow.parquet as pq
-
     if path.is_file():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = format_count(vectors.num_rows, "row")
     logger.info("Converting %s of %s to %s", rows, vectors.folder, path)
-    with replace_atomically(path) as temporary:
-        schema = pq.read_schema(vectors.files[0])
-        with pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-            for source in vectors.files:
-                try:
-                    _copy_rows(pq.ParquetFile(source), writer)
-                except pa.ArrowException as error:
-                    problem = f"{source} cannot be read: {error}"
-                    raise DataError(problem, "run 'regauge predict' again") from None
-
-
-def _copy_rows(source: Any, writer: Any) -> None:
-    """Copy the rows of a Parquet file to an Arrow file, a block at a time."""
-    with source:
-        for block in source.iter_batches(batch_size=BLOCK_ROWS):
+    blocks = chain.from_iterable(map(_read_blocks, vectors.files))
+    first = next(blocks)
+    with (
+        replace_atomically(path) as temporary,
+        pa.OSFile(str(temporary), "wb") as file,
+        pa.ipc.new_file(file, first.schema) as writer,
+    ):
+        for block in chain((first,), blocks):
             writer.write_batch(block)
+
+
+def _read_blocks(source: Path) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a Parquet file, a block at a time; raises DataError if it is damaged."""
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(source) as file:
+            yield from file.iter_batches(batch_size=BLOCK_ROWS)
+    except (pa.ArrowException, OSError) as error:
+        problem = f"{source} cannot be read: {first_line(error)}"
+        raise DataError(problem, "run 'regauge predict' again") from None

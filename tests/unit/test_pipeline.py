@@ -358,7 +358,11 @@ def test_json_is_one_document(
     assert printed == json.loads(json.dumps(answer))
 
 
-def test_the_last_line_names_the_report(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pipeline.main(run_file)
+def test_the_last_lines_name_the_report_and_the_next_command(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = pipeline.main(run_file)
     lines = capsys.readouterr().out.splitlines()
-    assert lines == ["length: 11", "folder: out/words", "report: out/words/3-join/joined.txt"]
+    report, command = "report: out/words/3-join/joined.txt", "next: read out/words/2-second"
+    assert lines == ["length: 11", "folder: out/words", report, command]
+    assert answer["next"] == "read out/words/2-second", "the last stage with a command names it"

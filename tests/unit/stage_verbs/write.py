@@ -36,7 +36,7 @@ OUTPUT = "data.path"
 
 def plan(settings: Write) -> dict[str, Any]:
     """Return the length of the text."""
-    return {"characters": len(settings.text.value)}
+    return {"characters": len(settings.text.value), "next": f"read {folder}"}
 
 
 def run(settings: Write) -> dict[str, Any]:
@@ -48,4 +48,4 @@ def run(settings: Write) -> dict[str, Any]:
     if settings.text.value == "fail":
         raise DataError("the text fails", "write another")
     (folder / "text.txt").write_text(settings.text.value)
-    return {"characters": len(settings.text.value)}
+    return {"characters": len(settings.text.value), "next": f"read {folder}"}

@@ -36,7 +36,7 @@ OUTPUT = "data.path"
 
 def plan(settings: Write) -> dict[str, Any]:
     """Return the length of the text."""
-    return {"characters": len(settings.text.value), "next": f"read {folder}"}
+    return {"characters": len(settings.text.value)}
 
 
 def run(settings: Write) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import Field
@@ -233,15 +233,25 @@ def _run(runner: Runner, inputs: Sequence[TensorSpec], length: int, rows: int) -
     return time.perf_counter() - start
 
 
-def write_bucket_times(folder: Path, times: BucketTimes) -> None:
-    """Write the times into the folder of an artifact."""
-    document = {
+def build_document(times: BucketTimes) -> dict[str, Any]:
+    """Return the times as a JSON document."""
+    return {
         "format": FORMAT,
         "threads": times.threads,
         "chip": times.chip,
         "times": [item.model_dump() for item in times.times],
     }
-    write_json(folder / BUCKET_TIMES, document)
+
+
+def parse_document(document: dict[str, Any]) -> BucketTimes:
+    """Return the times of a document that `build_document` returned."""
+    shape = BucketTimesShape.model_validate(document)
+    return build_bucket_times(shape.times, threads=shape.threads, chip=shape.chip)
+
+
+def write_bucket_times(folder: Path, times: BucketTimes) -> None:
+    """Write the times into the folder of an artifact."""
+    write_json(folder / BUCKET_TIMES, build_document(times))
 
 
 def read_bucket_times(artifact: Artifact) -> BucketTimes | None:
@@ -251,6 +261,4 @@ def read_bucket_times(artifact: Artifact) -> BucketTimes | None:
     """
     if BUCKET_TIMES not in artifact.manifest.files:
         return None
-    document = read_json(artifact.folder / BUCKET_TIMES, REMEDY, BucketTimesShape)
-    shape = BucketTimesShape.model_validate(document)
-    return build_bucket_times(shape.times, threads=shape.threads, chip=shape.chip)
+    return parse_document(read_json(artifact.folder / BUCKET_TIMES, REMEDY, BucketTimesShape))

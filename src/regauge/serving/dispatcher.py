@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from regauge.artifacts.records import Records
-    from regauge.serving.scheduler import Batch, Priority, QueuedRecord, Scheduler
+    from regauge.serving.scheduler import Priority, QueuedRecord, ScheduledBatch, Scheduler
     from regauge.serving.wire import Message
     from regauge.serving.worker_pool import WorkerPool, WorkerProcess
 
@@ -73,7 +73,7 @@ class Dispatcher:
         scheduler: Scheduler,
         pool: WorkerPool,
         output_size: int,
-        on_batch: Callable[[Batch, float], object],
+        on_batch: Callable[[ScheduledBatch, float], object],
     ) -> None:
         """Take the parts; `on_batch` is called with each batch and its milliseconds."""
         self._scheduler = scheduler
@@ -140,7 +140,7 @@ class Dispatcher:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    async def _compute_batch(self, worker: WorkerProcess, batch: Batch) -> None:
+    async def _compute_batch(self, worker: WorkerProcess, batch: ScheduledBatch) -> None:
         """Compute a batch on a worker and pass its outputs to the requests."""
         arrays = gather_arrays(batch.records)
         first = _request_of(batch.records[0]).records

@@ -84,7 +84,7 @@ class QueuedRecord:
         return self.tag, self.number
 
 
-class Batch(NamedTuple):
+class ScheduledBatch(NamedTuple):
     """Records to compute together."""
 
     length: int
@@ -212,14 +212,14 @@ class Scheduler:
             self._queues[request.priority].remove(request)
             request.num_waiting = 0
 
-    def take_batch(self, now: float) -> Batch | None:
+    def take_batch(self, now: float) -> ScheduledBatch | None:
         """Remove the next batch from the queue and return it; None if no record waits."""
         if self._isolated:
             record = self._isolated.popleft()
             record.request.num_waiting -= 1
             milliseconds = self._planner.milliseconds(record.length, 1)
             self._running_ms += milliseconds
-            return Batch(record.length, [record], milliseconds)
+            return ScheduledBatch(record.length, [record], milliseconds)
         active = [queue for queue in self._queues.values() if queue.records]
         if not active:
             return None
@@ -235,9 +235,9 @@ class Scheduler:
         for record in records:
             record.request.num_waiting -= 1
         self._running_ms += planned.milliseconds
-        return Batch(planned.length, records, planned.milliseconds)
+        return ScheduledBatch(planned.length, records, planned.milliseconds)
 
-    def finish(self, batch: Batch, milliseconds: float | None) -> None:
+    def finish(self, batch: ScheduledBatch, milliseconds: float | None) -> None:
         """Record that a batch has ended, with its measured time or None if it failed."""
         self._running_ms = max(0.0, self._running_ms - batch.milliseconds)
         if milliseconds is not None and batch.milliseconds > 0:

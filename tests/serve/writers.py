@@ -51,9 +51,8 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL))
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    )
+    roles = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles)
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(folder)
 

@@ -108,6 +108,12 @@ class GenerationProgram(nn.Module):
         return self._end_ids
 
     @property
+    def vocabulary(self) -> int:
+        """The number of token ids that the model reads."""
+        table: Any = self.model.get_input_embeddings()
+        return int(table.weight.shape[0])
+
+    @property
     def batching_obstacle(self) -> str | None:
         """The reason why rows cannot join and leave a batch at any step, or None."""
         if self._has_beams:
@@ -119,10 +125,10 @@ class GenerationProgram(nn.Module):
 
         They are those of the generation configuration, without sampling; None if there are none.
         """
-        model: Any = self.model
-        config, _ = model._prepare_generation_config(self._build_config())
-        model._prepare_special_tokens(config, False, device=prompt.device)
-        processors = model._get_logits_processor(
+        model: Any = self.model  # `generate` has no public part that does this
+        config, _ = model._prepare_generation_config(self._build_config())  # noqa: SLF001
+        model._prepare_special_tokens(config, device=prompt.device)  # noqa: SLF001
+        processors = model._get_logits_processor(  # noqa: SLF001
             config,
             input_ids_seq_length=prompt.shape[1],
             encoder_input_ids=prompt,

@@ -24,14 +24,14 @@ from transformers.generation.continuous_batching.utils import (
 
 from regauge.errors import first_line
 from regauge.models.generation.text_generation import find_generation_limit
-from regauge.serving.text_generation.interface import EngineLimits, TokenEvent
 from regauge.serving.text_generation.paged_attention import NAME
 from regauge.serving.text_generation.request_sampler import RequestSampler, SampledRequest
+from regauge.serving.text_generation.text_requests import EngineLimits, TokenEvent
 
 if TYPE_CHECKING:
     from regauge.models.generation.text_generation import GenerationProgram
-    from regauge.serving.text_generation.interface import FinishReason, TextRequest
     from regauge.serving.text_generation.settings import TextServing
+    from regauge.serving.text_generation.text_requests import FinishReason, TextRequest
 
 PAGE_TOKENS = 32
 """Tokens of a page of the key-value cache."""
@@ -78,7 +78,7 @@ class PagedTextEngine:
         capacity = infer_max_single_request_tokens(self._processor.cache)
         self.limits = EngineLimits(
             min(capacity, limit or capacity),
-            self._model.get_input_embeddings().num_embeddings,
+            program.vocabulary,
             self._max_running,
         )
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from regauge.serving.text_generation.interface import TextRequest
+    from regauge.serving.text_generation.text_requests import TextRequest
 
 
 @dataclass

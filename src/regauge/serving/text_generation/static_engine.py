@@ -16,13 +16,14 @@ from regauge.artifacts.records import TextRecords
 from regauge.errors import RegaugeError, first_line
 from regauge.models.generation.text_generation import find_generation_limit
 from regauge.models.settings import Generation
-from regauge.serving.text_generation.interface import EngineLimits, TokenEvent
+from regauge.serving.text_generation.text_requests import EngineLimits, TokenEvent
 
 if TYPE_CHECKING:
     from regauge.artifacts.artifact import Artifact
     from regauge.backends import Runner
-    from regauge.serving.text_generation.interface import TextRequest
+    from regauge.models.generation.text_generation import GenerationProgram
     from regauge.serving.text_generation.settings import TextServing
+    from regauge.serving.text_generation.text_requests import TextRequest
 
 BATCH_ERRORS = (RuntimeError, MemoryError, ValueError, IndexError, RegaugeError)
 """Errors of a batch for which a single request may be the cause."""
@@ -31,17 +32,22 @@ BATCH_ERRORS = (RuntimeError, MemoryError, ValueError, IndexError, RegaugeError)
 class StaticTextEngine:
     """A text engine that computes one batch after the other."""
 
-    def __init__(self, artifact: Artifact, runner: Runner, settings: TextServing) -> None:
-        """Take an artifact of a causal model and its loaded program."""
+    def __init__(
+        self,
+        artifact: Artifact,
+        runner: Runner,
+        program: GenerationProgram,
+        settings: TextServing,
+    ) -> None:
+        """Take an artifact of a causal model, its runner, and the program in it."""
         self._artifact = artifact
         self._runner = runner
-        self._program: Any = getattr(runner, "program", None)
+        self._program = program
         self._waiting: dict[str, TextRequest] = {}
         self._events: list[TokenEvent] = []
-        model = self._program.model
         self.limits = EngineLimits(
-            find_generation_limit(model),
-            model.get_input_embeddings().num_embeddings,
+            find_generation_limit(program.model),
+            program.vocabulary,
             settings.max_running_requests,
         )
 

@@ -6,19 +6,20 @@ sampled with a seed differ from those of `regauge generate`.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from regauge.errors import SettingsError
-from regauge.serving.text_generation.interface import EngineLimits, TokenEvent
+from regauge.serving.text_generation.text_requests import EngineLimits, TokenEvent
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from regauge.accelerators import Accelerator
     from regauge.models.generation.text_generation import GenerationProgram
-    from regauge.serving.text_generation.interface import TextRequest
     from regauge.serving.text_generation.settings import TextServing
+    from regauge.serving.text_generation.text_requests import TextRequest
 
 PACKAGE = "vllm"
 
@@ -44,8 +45,7 @@ class VllmTextEngine:
 
     def __init__(self, program: GenerationProgram, folder: Path, settings: TextServing) -> None:
         """Load a model that was saved in a folder in the format of transformers."""
-        import vllm
-
+        vllm: Any = importlib.import_module(PACKAGE)
         options = vllm.EngineArgs(
             model=str(folder),
             skip_tokenizer_init=True,

@@ -13,16 +13,17 @@ from regauge.artifacts.engine import load_engine
 from regauge.errors import RegaugeError, SettingsError, first_line
 from regauge.log import logger
 from regauge.models.generation.text_generation import GenerationProgram
+from regauge.models.init_weights import META
 from regauge.models.settings import Generation
 from regauge.serving.text_generation import vllm_engine
-from regauge.serving.text_generation.interface import TextRequest
-from regauge.serving.text_generation.paged_engine import PagedTextEngine
 from regauge.serving.text_generation.static_engine import StaticTextEngine
+from regauge.serving.text_generation.text_requests import TextRequest
 
 if TYPE_CHECKING:
     from regauge.artifacts.artifact import Artifact
-    from regauge.serving.text_generation.interface import TextEngine
+    from regauge.serving.text_generation.paged_engine import PagedTextEngine
     from regauge.serving.text_generation.settings import TextServing
+    from regauge.serving.text_generation.text_requests import TextEngine
 
 PROBE_LENGTHS = (7, 3)
 """Tokens of the prompts that are computed to compare logits."""
@@ -32,8 +33,16 @@ MIN_TOLERANCE = 1e-3
 """Largest difference of logits, relative to the largest logit, in fp32."""
 ROUNDING_STEPS = 8
 """The same for other dtypes, in units of their rounding step."""
-START_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, MemoryError)
-"""Errors of transformers for an architecture without continuous batching."""
+START_ERRORS = (
+    ImportError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    KeyError,
+    MemoryError,
+)
+"""Errors of transformers if it, or the architecture, has no continuous batching."""
 
 
 class UnsupportedModelError(RegaugeError):
@@ -68,14 +77,15 @@ def load_text_engine(
             "Continuous batching is off, answers are generated in static batches: %s",
             first_line(error),
         )
-        return StaticTextEngine(artifact, engine.runner, settings)
+        return StaticTextEngine(artifact, engine.runner, program, settings)
 
 
 def _load_vllm(program: GenerationProgram, settings: TextServing) -> TextEngine:
     """Save the model for vLLM in a temporary folder, which vLLM reads when it starts."""
     with tempfile.TemporaryDirectory() as name:
-        program.model.save_pretrained(name)
-        program.model.to("meta")
+        model: Any = program.model
+        model.save_pretrained(name)
+        model.to(META)  # vLLM loads the weights into its own model
         return vllm_engine.VllmTextEngine(program, Path(name), settings)
 
 
@@ -86,6 +96,8 @@ def _load_paged(program: GenerationProgram, settings: TextServing) -> PagedTextE
     """
     if obstacle := program.batching_obstacle:
         raise UnsupportedModelError(obstacle, "nothing is to be done")
+    from regauge.serving.text_generation.paged_engine import PagedTextEngine
+
     attention = program.model.config._attn_implementation  # noqa: SLF001 - no public name
     try:
         engine = PagedTextEngine(program, settings)

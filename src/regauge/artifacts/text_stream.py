@@ -45,7 +45,8 @@ class AnswerText:
         if self.has_stopped:
             return ""
         self._tokens += tokens
-        self._text = self._before + self._decode_window()
+        window = self._decode_window()
+        self._text = self._before + window
         stop = self._generation.find_stop(self._text)
         if stop is not None:
             self.has_stopped = True
@@ -58,10 +59,10 @@ class AnswerText:
         return self._release(len(self._text))
 
     def _decode_window(self) -> str:
-        """Return the text of the last tokens.
+        """Return the text after `_before`, and let `_before` grow once in a while.
 
-        Tokens before them are decoded too, because the text of a token may depend on its neighbors.
-        Raises nothing: if the text of these changes, all tokens are decoded.
+        The tokens before are decoded too, because the text of a token may depend on its neighbors.
+        If their text changes, all tokens are decoded.
         """
         known = self._decode(self._tokens[self._context : self._start])
         text = self._decode(self._tokens[self._context :])

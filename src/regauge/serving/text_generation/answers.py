@@ -28,7 +28,7 @@ class Answer:
         generation: Generation,
         timeout_seconds: float | None,
     ) -> None:
-        """Send the request to a worker; raises the errors of `TextClient.start`."""
+        """Send the request to a worker; raises the errors of `TextClient.start_answer`."""
         self.index = index
         """Number of the answer in its request."""
         self.num_tokens = 0
@@ -36,7 +36,7 @@ class Answer:
         self.finish_reason: str | None = None
         """`stop` or `length` after the end."""
         self._text = model.build_answer(generation)
-        self._stream = model.client.start(prompt, generation, index, timeout_seconds)
+        self._stream = model.client.start_answer(prompt, generation, index, timeout_seconds)
 
     async def read_parts(self) -> AsyncIterator[str]:
         """Yield the parts of the text; raises RequestError if the answer fails."""

@@ -7,6 +7,7 @@ It is driven step by step here, without its thread. Attention and sampling are t
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,8 @@ MAX_FAILURES = 3
 """Requests that fail one after the other before the engine itself counts as broken."""
 STEP_ERRORS = (RuntimeError, MemoryError, ValueError, IndexError)
 """Errors of a step for which a single request may be the cause."""
+LIBRARY_LOGGER = "ContinuousBatchingLogger"
+"""Name of a logger of transformers with its own handler, which reports each start."""
 NAN_MESSAGE = "the model computed a value that is not a number"
 
 
@@ -84,6 +87,7 @@ class PagedTextEngine:
 
     def _build_processor(self, settings: TextServing, limit: int | None) -> Any:
         """Return the batch processor of transformers with Regauge's attention and sampler."""
+        logging.getLogger(LIBRARY_LOGGER).setLevel(logging.WARNING)
         config = ContinuousBatchingConfig(
             page_size=PAGE_TOKENS,
             num_blocks=-(-self._count_cache_tokens(settings, limit) // PAGE_TOKENS),

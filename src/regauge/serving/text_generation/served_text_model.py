@@ -30,7 +30,7 @@ class TextClient(Protocol):
     def limits(self) -> EngineLimits:
         """The limits of the engines."""
 
-    def start(
+    def start_answer(
         self,
         prompt: np.ndarray,
         generation: Generation,
@@ -54,7 +54,11 @@ class ServedTextModel:
         program = artifact.manifest.program
         if program.tokenization is None:
             raise SettingsError(f"the model '{name}' reads no texts", "serve a causal model")
-        self._max_length = client.limits.max_tokens or program.tokenization.max_length
+        self._max_length = (
+            client.limits.max_prompt_tokens
+            or client.limits.max_tokens
+            or program.tokenization.max_length
+        )
         limits = {"max_length": self._max_length}
         tokenization = program.tokenization.model_copy(update=limits)
         self._chat = Preprocessor(artifact.tokenizer_folder, tokenization, program.fields)

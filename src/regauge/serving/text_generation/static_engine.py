@@ -49,6 +49,7 @@ class StaticTextEngine:
             find_generation_limit(program.model),
             program.vocabulary,
             settings.max_running_requests,
+            artifact.manifest.buckets[-1].length,
         )
 
     @property

@@ -172,7 +172,7 @@ class TextWorkerClient:
         """Number of requests that have not ended."""
         return len(self._streams)
 
-    def start(
+    def start_answer(
         self,
         prompt: np.ndarray,
         generation: Generation,
@@ -204,6 +204,10 @@ class TextWorkerClient:
         """Cancel a request that has not ended."""
         if self._streams.pop(request_id, None) is not None and self.is_alive:
             self._writer.write(encode_message({"type": "cancel", "id": request_id}))
+
+    async def wait_until_lost(self) -> None:
+        """Return when the worker has ended."""
+        await asyncio.shield(self._task)
 
     async def close(self) -> None:
         """End the worker and the connection."""

@@ -39,6 +39,8 @@ class EngineLimits:
     """Number of token ids."""
     max_running: int
     """Most requests that are computed together."""
+    max_prompt_tokens: int | None = None
+    """Most tokens of a prompt; None if only `max_tokens` limits it."""
 
     def check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
         """Raise DataError if a request does not fit the limits."""
@@ -47,6 +49,9 @@ class EngineLimits:
         if min(prompt) < 0 or max(prompt) >= self.vocabulary:
             problem = f"a token id is outside of 0 … {self.vocabulary - 1}"
             raise DataError(problem, "send ids of the tokenizer of the model")
+        if self.max_prompt_tokens is not None and len(prompt) > self.max_prompt_tokens:
+            problem = f"the prompt has {len(prompt)} tokens, more than {self.max_prompt_tokens}"
+            raise RequestTooLongError(problem, "shorten the prompt")
         count = len(prompt) + max_new_tokens
         if self.max_tokens is not None and count > self.max_tokens:
             problem = (

@@ -187,7 +187,7 @@ class WorkerLoop:
             self._send_events(events)
 
     def _send_events(self, events: Sequence[TokenEvent]) -> None:
-        self._send({"type": "events", "events": events})
+        self._send({"type": "events", "events": list(map(list, events))})
 
     def _read(self) -> None:
         """Put messages into the inbox until the connection ends."""

@@ -63,24 +63,12 @@ class TextWorkerProcess:
         Raises ChildError with the error of the worker, and PreflightError if it ends without one or
         takes too long.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            descriptor = theirs.fileno()
-            process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, str(descriptor)],
-                env={**os.environ, **choices.module_folders_environment()},
-                stdin=subprocess.DEVNULL,
-                pass_fds=(descriptor,),
-                # Only the child can request this. It takes no lock that a parent thread may hold.
-                preexec_fn=die_with_parent,  # noqa: PLW1509
-            )
+        process, connection = _spawn_worker(request)
         try:
-            ours.sendall(encode_message(request.to_header()))
-            ours.setblocking(False)
             async with asyncio.timeout(timeout_seconds):
-                return cls(process, await TextWorkerClient.connect(ours, settings))
+                return cls(process, await TextWorkerClient.connect(connection, settings))
         except BaseException as error:
-            ours.close()
+            connection.close()
             process.kill()
             await asyncio.to_thread(process.wait)
             if isinstance(error, TimeoutError):
@@ -226,3 +214,21 @@ class TextWorkers:
             else:
                 self.ready.append(worker)
                 return worker
+
+
+def _spawn_worker(request: TextWorkerRequest) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a process and send its request; return it with the socket to it."""
+    connection, theirs = socket.socketpair()
+    with theirs:
+        descriptor = theirs.fileno()
+        process = subprocess.Popen(
+            [sys.executable, "-m", MODULE, str(descriptor)],
+            env={**os.environ, **choices.module_folders_environment()},
+            stdin=subprocess.DEVNULL,
+            pass_fds=(descriptor,),
+            # Only the child can request this. It takes no lock that a parent thread may hold.
+            preexec_fn=die_with_parent,  # noqa: PLW1509
+        )
+    connection.sendall(encode_message(request.to_header()))
+    connection.settimeout(0)
+    return process, connection

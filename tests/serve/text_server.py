@@ -81,6 +81,9 @@ def serve(folder: Path, serving: TextServing) -> Iterator[tuple[str, OneModel]]:
     thread = threading.Thread(target=_run, args=(server, listener), name="text-server")
     thread.start()
     try:
+        while not server.started and thread.is_alive():
+            thread.join(0.1)
+        assert server.started
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", context
     finally:
         server.should_exit = True

@@ -119,6 +119,12 @@ class TokenStream:
         self.close()
 
 
+def _check_ready(header: dict[str, Any]) -> None:
+    """Raise ChildError if the first message of a worker is its error."""
+    if header["type"] == "error":
+        raise ChildError(header["code"], f"{header['error']}; {header['remedy']}")
+
+
 class TextWorkerClient:
     """Sends requests to a worker process over a socket, and distributes its events."""
 
@@ -153,13 +159,14 @@ class TextWorkerClient:
         reader, writer = await asyncio.open_connection(sock=connection)
         try:
             header = (await read_message(reader)).header
+            _check_ready(header)
         except (asyncio.IncompleteReadError, OSError):
             writer.close()
             problem = "a worker ended while it loaded the model"
             raise PreflightError(problem, "see its messages above") from None
-        if header["type"] == "error":
+        except BaseException:
             writer.close()
-            raise ChildError(header["code"], f"{header['error']}; {header['remedy']}")
+            raise
         return cls(reader, writer, EngineLimits(**header["limits"]), settings)
 
     @property
@@ -209,15 +216,16 @@ class TextWorkerClient:
         """Return when the worker has ended."""
         await asyncio.shield(self._task)
 
-    async def close(self) -> None:
-        """End the worker and the connection."""
+    def request_end(self) -> None:
+        """Ask the worker to end; requests that it has fail."""
         if self.is_alive:
             self._writer.write(encode_message({"type": "shutdown"}))
-        with contextlib.suppress(OSError):  # the worker may close the connection first
-            await self._writer.drain()
-        await self._task
+
+    async def close(self) -> None:
+        """Close the connection, which ends the worker; requests that it has fail."""
         self._writer.close()
-        with contextlib.suppress(OSError):
+        await self._task
+        with contextlib.suppress(OSError):  # the worker may close the connection first
             await self._writer.wait_closed()
 
     def _check_room(self) -> None:

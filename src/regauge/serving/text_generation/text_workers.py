@@ -38,6 +38,8 @@ WATCH_SECONDS = 1.0
 """Time between two looks at the heartbeats."""
 EXIT_SECONDS = 5.0
 """Time in which a worker ends after its socket is closed."""
+POLL_SECONDS = 0.02
+"""Time between two looks whether a process has ended."""
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 30.0
 """Pause before a worker is replaced, which doubles while replacements fail."""
 HEALTHY_SECONDS = 60.0
@@ -70,7 +72,7 @@ class TextWorkerProcess:
         except BaseException as error:
             connection.close()
             process.kill()
-            await asyncio.to_thread(process.wait)
+            process.wait()
             if isinstance(error, TimeoutError):
                 problem = f"{request.path} was not ready within {timeout_seconds:g} s"
                 remedy = "raise serve.workers.start_timeout_seconds"
@@ -94,14 +96,13 @@ class TextWorkerProcess:
 
     async def stop(self) -> None:
         """End the process; it is killed if it does not end by itself."""
-        try:
-            async with asyncio.timeout(EXIT_SECONDS):
-                await self.client.close()
-                await asyncio.to_thread(self._process.wait, EXIT_SECONDS)
-        except (TimeoutError, subprocess.TimeoutExpired):
-            self.kill()
-            await self.client.close()
-            await asyncio.to_thread(self._process.wait)
+        deadline = time.monotonic() + EXIT_SECONDS
+        self.client.request_end()
+        while self._process.poll() is None and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_SECONDS)
+        self.kill()
+        self._process.wait()
+        await self.client.close()
 
 
 class TextWorkers:

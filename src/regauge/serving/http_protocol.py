@@ -75,9 +75,13 @@ class Call(Generic[B]):
     """A request to a route, with its parsed body."""
 
     context: ServerContext
+    """The state of the server."""
     request: Request
+    """The request, whose body is already read."""
     body: B
+    """The parsed body."""
     raw_body: bytes
+    """The bytes of the body."""
     client: Any
     """The client that shares the processors with others."""
 
@@ -109,8 +113,11 @@ class RouteSpec(Generic[B]):
     """A route: its method and path, and the function that answers its requests."""
 
     method: str
+    """GET or POST."""
     path: str
+    """Path, with parameters as starlette writes them."""
     handle: Callable[[Call[B]], Awaitable[Response]]
+    """The function that answers a request; raises RequestError."""
     body: type[B]
     """The schema of the body; `EmptyBody` for a route that parses no JSON."""
     summary: str

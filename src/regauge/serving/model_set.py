@@ -40,7 +40,7 @@ class ModelSet:
         return limits.max_loaded is not None or limits.max_memory_gb is not None
 
     @property
-    def loaded(self) -> list[ModelSlot]:
+    def loaded_slots(self) -> list[ModelSlot]:
         """The models in memory, the one that was unused for the longest time first."""
         slots = [slot for slot in self.slots.values() if slot.current is not None]
         return sorted(slots, key=lambda slot: slot.last_used)
@@ -78,7 +78,7 @@ class ModelSet:
         """Check for new versions of the loaded models until it is cancelled."""
         while True:
             await asyncio.sleep(self._settings.models.poll_seconds)
-            for slot in self.loaded:
+            for slot in self.loaded_slots:
                 await slot.check_for_new_version()
 
     async def _make_room(self, slot: ModelSlot) -> None:
@@ -88,7 +88,7 @@ class ModelSet:
         limits = self._settings.models
         max_loaded = limits.max_loaded or len(self.slots)
         max_bytes = (limits.max_memory_gb or float("inf")) * 1e9
-        while loaded := self.loaded:
+        while loaded := self.loaded_slots:
             if len(loaded) < max_loaded and self._memory_bytes() < max_bytes:
                 break
             await loaded[0].unload()
@@ -97,7 +97,7 @@ class ModelSet:
         """Return the resident memory of all workers, in bytes."""
         pids = [
             worker.pid
-            for slot in self.loaded
+            for slot in self.loaded_slots
             if slot.current is not None
             for worker in slot.current.pool.ready
         ]

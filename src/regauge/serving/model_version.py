@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from regauge.artifacts.records import Records
     from regauge.data.values import Value
     from regauge.serving.dispatcher import ComputedRequest, RequestOptions
-    from regauge.serving.scheduler import Batch
+    from regauge.serving.scheduler import ScheduledBatch
     from regauge.serving.server_metrics import ServerMetrics
     from regauge.serving.settings import Overflow, Serve, WorkerSettings
 
@@ -320,7 +320,7 @@ class ModelVersion:
         if self._dispatcher is not None:
             self._dispatcher.fill_workers()
 
-    def _count_batch(self, batch: Batch, milliseconds: float) -> None:
+    def _count_batch(self, batch: ScheduledBatch, milliseconds: float) -> None:
         self._metrics.count_batch(batch, milliseconds)
 
 

@@ -92,7 +92,7 @@ class QueuedRecord:
         return self.tag, self.number
 
 
-class Batch(NamedTuple):
+class ScheduledBatch(NamedTuple):
     """Records to compute together."""
 
     length: int
@@ -240,14 +240,14 @@ class Scheduler:
                 self._demand.remove(request.deadline, record.cost)
             request.num_waiting = 0
 
-    def take_batch(self, now: float) -> Batch | None:
+    def take_batch(self, now: float) -> ScheduledBatch | None:
         """Remove the next batch from the queue and return it; None if no record waits."""
         if self._isolated:
             record = self._isolated.popleft()
             record.request.num_waiting -= 1
             milliseconds = self._planner.milliseconds(record.length, 1)
             self._running_ms += milliseconds
-            return Batch(record.length, [record], milliseconds)
+            return ScheduledBatch(record.length, [record], milliseconds)
         if not any(queue.records for queue in self._queues.values()):
             return None
         if self._queues["interactive"].records:
@@ -261,7 +261,7 @@ class Scheduler:
         window = range(min(WINDOW, len(self._queues[priority].records)))
         return self._take_from(priority, window, limit_ms)
 
-    def _take_urgent(self, deadline: float) -> Batch:
+    def _take_urgent(self, deadline: float) -> ScheduledBatch:
         """Return a batch of records with an earlier deadline than this, the earliest first."""
         earliest: dict[Priority, list[int]] = {}
         for priority, queue in self._queues.items():
@@ -279,7 +279,9 @@ class Scheduler:
         )
         return self._take_from(priority, earliest[priority], math.inf)
 
-    def _take_from(self, priority: Priority, window: Sequence[int], limit_ms: float) -> Batch:
+    def _take_from(
+        self, priority: Priority, window: Sequence[int], limit_ms: float
+    ) -> ScheduledBatch:
         """Return a batch with the first of some records of a queue, given by their indices."""
         queue = self._queues[priority]
         planned = self._planner.plan([queue.records[index] for index in window], limit_ms)
@@ -291,9 +293,9 @@ class Scheduler:
             record.request.num_waiting -= 1
             self._demand.remove(record.request.deadline, record.cost)
         self._running_ms += planned.milliseconds
-        return Batch(planned.length, records, planned.milliseconds)
+        return ScheduledBatch(planned.length, records, planned.milliseconds)
 
-    def finish(self, batch: Batch, milliseconds: float | None) -> None:
+    def finish(self, batch: ScheduledBatch, milliseconds: float | None) -> None:
         """Record that a batch has ended, with its measured time or None if it failed."""
         self._running_ms = max(0.0, self._running_ms - batch.milliseconds)
         if milliseconds is not None and batch.milliseconds > 0:

@@ -44,7 +44,7 @@ class ServerContext:
     def is_overloaded(self) -> bool:
         """Whether every model would refuse a further request."""
         schedulers = [
-            slot.current.scheduler for slot in self.models.loaded if slot.current is not None
+            slot.current.scheduler for slot in self.models.loaded_slots if slot.current is not None
         ]
         limit = self.settings.queue.max_wait_seconds
         return bool(schedulers) and all(

@@ -40,7 +40,7 @@ def find_status(context: ServerContext) -> tuple[str, int]:
     """Return the state of the server and its HTTP status: 200 if it accepts requests."""
     if context.state != "ready":
         return context.state, 503
-    loaded = [slot.current for slot in context.models.loaded if slot.current is not None]
+    loaded = [slot.current for slot in context.models.loaded_slots if slot.current is not None]
     if any(not version.pool.ready for version in loaded):
         return "no worker is ready", 503
     return ("overloaded", 200) if context.is_overloaded else ("ready", 200)

@@ -173,7 +173,7 @@ class ClientRecord:
 
     latencies: list[float] = field(default_factory=list)
     num_computed: int = 0
-    num_refused: int = 0
+    num_refused: float = 0
     num_late: int = 0
 
 

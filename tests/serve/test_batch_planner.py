@@ -74,9 +74,9 @@ def check_batch(
     assert batch.milliseconds == planner.milliseconds(batch.length, len(batch.indices))
 
 
-@given(QUEUES, TIMES, MAX_TOKENS, LIMITS, st.booleans())
+@given(queue=QUEUES, times=TIMES, max_tokens=MAX_TOKENS, limit_ms=LIMITS, pads_rows=st.booleans())
 def test_no_batch_with_the_first_record_is_more_efficient(
-    queue: list[Item], times: AffineTimes, max_tokens: int, limit_ms: float, pads_rows: bool
+    queue: list[Item], times: AffineTimes, max_tokens: int, limit_ms: float, *, pads_rows: bool
 ) -> None:
     planner = build_planner(times, max_tokens, pads_rows=pads_rows)
     batch = planner.plan(queue, limit_ms)
@@ -86,9 +86,20 @@ def test_no_batch_with_the_first_record_is_more_efficient(
     assert efficiency == pytest.approx(best)
 
 
-@given(QUEUES, TIMES, MAX_TOKENS, st.floats(0.1, 100), st.booleans())
+@given(
+    queue=QUEUES,
+    times=TIMES,
+    max_tokens=MAX_TOKENS,
+    limit_ms=st.floats(0.1, 100),
+    mixes_lengths=st.booleans(),
+)
 def test_a_limited_batch_takes_at_most_the_limit_or_two_records(
-    queue: list[Item], times: AffineTimes, max_tokens: int, limit_ms: float, mixes_lengths: bool
+    queue: list[Item],
+    times: AffineTimes,
+    max_tokens: int,
+    limit_ms: float,
+    *,
+    mixes_lengths: bool,
 ) -> None:
     planner = build_planner(times, max_tokens, mixes_lengths=mixes_lengths)
     batch = planner.plan(queue, limit_ms)
@@ -97,9 +108,9 @@ def test_a_limited_batch_takes_at_most_the_limit_or_two_records(
     assert batch.milliseconds <= max(limit_ms, MIN_LIMITED_FACTOR * single)
 
 
-@given(QUEUES, TIMES, MAX_TOKENS, LIMITS, st.booleans())
+@given(queue=QUEUES, times=TIMES, max_tokens=MAX_TOKENS, limit_ms=LIMITS, pads_rows=st.booleans())
 def test_without_mixing_all_records_of_a_batch_have_its_length(
-    queue: list[Item], times: AffineTimes, max_tokens: int, limit_ms: float, pads_rows: bool
+    queue: list[Item], times: AffineTimes, max_tokens: int, limit_ms: float, *, pads_rows: bool
 ) -> None:
     planner = build_planner(times, max_tokens, mixes_lengths=False, pads_rows=pads_rows)
     batch = planner.plan(queue, limit_ms)

@@ -88,6 +88,10 @@ class BatchPlanner:
             length: self.milliseconds(length, sizes[0]) / sizes[0]
             for length, sizes in self._sizes.items()
         }
+        self.max_milliseconds = max(
+            self.milliseconds(length, sizes[0]) for length, sizes in self._sizes.items()
+        )
+        """The expected time of the largest batch."""
 
     def cost(self, length: int) -> float:
         """Return the milliseconds of a record in a full batch of its bucket."""

@@ -11,6 +11,7 @@ from regauge.serving.openapi import build_document_routes
 from regauge.serving.request_errors import RequestError, UnknownModelError
 from regauge.serving.routes.health import build_health_routes
 from regauge.serving.routes.openai import build_openai_routes, format_openai_error
+from regauge.serving.routes.openai_text import build_text_routes
 from regauge.serving.routes.search import build_search_routes
 from regauge.serving.routes.tei import build_tei_routes
 
@@ -32,6 +33,7 @@ def build_app(context: ServerContext, search: SearchService | None) -> Starlette
     """Return the application with the routes of all protocols, and of the search page."""
     routes = [
         *build_openai_routes(context),
+        *build_text_routes(context),
         *build_tei_routes(context),
         *build_health_routes(context),
         *build_document_routes(context),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -30,7 +31,7 @@ from regauge.serving.request_errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from regauge.serving.model_version import ModelVersion, Outputs
@@ -87,7 +88,7 @@ class Call(Generic[B]):
 
     def use_model(self, name: str | None = None) -> AbstractAsyncContextManager[ModelVersion]:
         """Keep a model loaded for a block; by default the one that the body names, if it does."""
-        return self.context.models.use(name)
+        return self.context.models.use_for_records(name)
 
     def build_options(self, num_records: int) -> RequestOptions:
         """Return how a request of this many records is served.
@@ -104,7 +105,7 @@ class Call(Generic[B]):
         priority = headers.get(PRIORITY_HEADER, automatic)
         if priority not in PRIORITIES:
             raise InvalidRequestError(f"{PRIORITY_HEADER} is not one of {', '.join(PRIORITIES)}")
-        timeout = _read_timeout(headers, queue.timeout_seconds)
+        timeout = read_timeout(headers, queue.timeout_seconds)
         return RequestOptions(self.client, "bulk" if priority == "bulk" else "interactive", timeout)
 
 
@@ -129,15 +130,10 @@ def build_route(context: ServerContext, spec: RouteSpec[Any], format_error: Form
 
     async def answer(request: Request, client: Any) -> Response:
         start = time.perf_counter()
-        raw_body = b""
-        try:
-            if spec.method == "POST":
-                raw_body = await _read_body(context, request)
+        async with receive_body(context, request) as raw_body:
             body = _parse_body(raw_body, spec.body)
             context.metrics.add_phase("read", time.perf_counter() - start)
             return await spec.handle(Call(context, request, body, raw_body, client))
-        finally:
-            context.body_bytes -= len(raw_body)
 
     endpoint = guard_endpoint(context, spec.path, answer, format_error)
     return Route(spec.path, endpoint, methods=[spec.method], name=spec.path)
@@ -221,8 +217,15 @@ def _authenticate(context: ServerContext, request: Request, *, is_open: bool) ->
     return client, address
 
 
-async def _read_body(context: ServerContext, request: Request) -> bytes:
-    """Return the body of a request, whose bytes are counted until the request ends."""
+@asynccontextmanager
+async def receive_body(context: ServerContext, request: Request) -> AsyncIterator[bytes]:
+    """Receive the body of a request, whose bytes are counted until the end of the block.
+
+    Raises UnavailableError, OverloadedError, TooLargeError or SlowBodyError.
+    """
+    if request.method == "GET":
+        yield b""
+        return
     limits = context.settings.http
     if context.state == "starting":
         raise UnavailableError("the server is starting", retry_after=1)
@@ -235,9 +238,9 @@ async def _read_body(context: ServerContext, request: Request) -> bytes:
     try:
         async with asyncio.timeout(limits.body_timeout_seconds):
             async for chunk in request.stream():
+                _check_size(len(body) + len(chunk), limits.max_body_bytes)
                 _count_bytes(context, len(chunk))
                 body += chunk
-                _check_size(len(body), limits.max_body_bytes)
     except TimeoutError:
         context.body_bytes -= len(body)
         problem = f"the body did not arrive within {limits.body_timeout_seconds:g} s"
@@ -245,7 +248,10 @@ async def _read_body(context: ServerContext, request: Request) -> bytes:
     except BaseException:
         context.body_bytes -= len(body)
         raise
-    return bytes(body)
+    try:
+        yield bytes(body)
+    finally:
+        context.body_bytes -= len(body)
 
 
 def _check_size(size: int, limit: int) -> None:
@@ -281,7 +287,7 @@ def _describe_validation_error(error: ValidationError) -> str:
     return (f"{location}: {message}" if location else message)[:MAX_ERROR_TEXT]
 
 
-def _read_timeout(headers: Mapping[str, str], limit: float) -> float:
+def read_timeout(headers: Mapping[str, str], limit: float) -> float:
     """Return the seconds in which a request must be answered."""
     text = headers.get(TIMEOUT_HEADER)
     if text is None:

@@ -10,95 +10,57 @@ import asyncio
 import time
 import uuid
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import orjson
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from regauge.errors import DataError
-from regauge.serving.request_errors import (
-    DeadlineError,
-    InferenceError,
-    InvalidRequestError,
-    OverloadedError,
-    RequestError,
-    TooLargeError,
-    UnavailableError,
-    UnknownModelError,
+from regauge.serving.http_protocol import (
+    build_json_response,
+    guard_endpoint,
+    read_timeout,
+    receive_body,
 )
+from regauge.serving.request_errors import InvalidRequestError, RequestError, TooLargeError
+from regauge.serving.routes.openai import format_openai_error
 from regauge.serving.text_generation.answers import Answer, merge_parts
-from regauge.serving.text_generation.openai_requests import (
-    ChatRequest,
-    CompletionRequest,
-    FieldError,
-)
+from regauge.serving.text_generation.openai_requests import ChatRequest, CompletionRequest
 from regauge.serving.text_generation.text_requests import RequestTooLongError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncIterator, Sequence
 
+    import numpy as np
     from starlette.requests import Request
+    from starlette.responses import Response
     from starlette.types import Receive, Scope, Send
 
+    from regauge.serving.server_context import ServerContext
+    from regauge.serving.text_generation.openai_requests import AnswerOptions
     from regauge.serving.text_generation.served_text_model import ServedTextModel
 
-TIMEOUT_HEADER = "Regauge-Timeout-Ms"
 KEEP_ALIVE_SECONDS = 15.0
 """Time without a token after which a comment keeps the connection of a stream open."""
 KEEP_ALIVE = b": keep-alive\n\n"
 LAST_EVENT = b"data: [DONE]\n\n"
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-CLIENT_CLOSED = 499
-"""Status of a request whose client has disconnected; nobody reads it."""
-JSON = "application/json"
-ERROR_CODES: dict[int, str] = {
-    UnknownModelError.status: "model_not_found",
-    TooLargeError.status: "context_length_exceeded",
-    OverloadedError.status: "overloaded",
-}
-ERROR_TYPES: dict[int, str] = {
-    InferenceError.status: "server_error",
-    OverloadedError.status: "rate_limit_error",
-    RequestError.status: "server_error",
-    UnavailableError.status: "server_error",
-    DeadlineError.status: "server_error",
-}
-"""The `type` of an error by its status; for any other one it is `invalid_request_error`."""
 
 
-class TextContext(Protocol):
-    """What the routes need of the server."""
-
-    @property
-    def max_body_bytes(self) -> int:
-        """Largest body of a request."""
-
-    @property
-    def timeout_seconds(self) -> float | None:
-        """Time in which a request is answered; the header lowers it."""
-
-    def use_text_model(self, name: str | None) -> AbstractAsyncContextManager[ServedTextModel]:
-        """Keep a model loaded while a request is answered; None is the default model.
-
-        Raises UnknownModelError, or UnavailableError.
-        """
-
-
-def build_routes(context: TextContext) -> list[Route]:
+def build_text_routes(context: ServerContext) -> list[Route]:
     """Return the routes of text generation."""
-
-    async def complete(request: Request) -> Response:
-        return await _answer(request, context, CompletionRequest, CompletionFormat)
-
-    async def chat(request: Request) -> Response:
-        return await _answer(request, context, ChatRequest, ChatFormat)
-
-    return [
-        Route("/v1/completions", _report_errors(complete), methods=["POST"]),
-        Route("/v1/chat/completions", _report_errors(chat), methods=["POST"]),
-    ]
+    kinds: dict[str, tuple[type[CompletionRequest | ChatRequest], type[CompletionFormat]]] = {
+        "/v1/completions": (CompletionRequest, CompletionFormat),
+        "/v1/chat/completions": (ChatRequest, ChatFormat),
+    }
+    routes = []
+    for path, (schema, formatter) in kinds.items():
+        answer = partial(_answer, context, schema, formatter)
+        endpoint = guard_endpoint(context, path, answer, format_openai_error)
+        routes.append(Route(path, endpoint, methods=["POST"], name=path))
+    return routes
 
 
 class CompletionFormat:
@@ -182,35 +144,52 @@ class AnswerStreamResponse(StreamingResponse):
 
 
 async def _answer(
-    request: Request,
-    context: TextContext,
+    context: ServerContext,
     schema: type[CompletionRequest | ChatRequest],
     formatter: type[CompletionFormat],
+    request: Request,
+    _: Any,
 ) -> Response:
-    """Generate the answers of a request; raises RequestError or DataError."""
-    options = schema.parse(await _read_body(request, context.max_body_bytes))
-    timeout_seconds = _read_timeout(request, context.timeout_seconds)
-    async with AsyncExitStack() as stack:
-        model = await stack.enter_async_context(context.use_text_model(options.model))
-        prompts = options.encode_prompts(model)
-        answers: list[Answer] = []
-        for prompt in prompts:
-            generation = options.build_generation(model, prompt)
-            for _ in range(options.num_answers):
-                answer = Answer(model, len(answers), prompt, generation, timeout_seconds)
-                answers.append(answer)
-                stack.callback(answer.close)
-        num_prompt_tokens = sum(map(len, prompts))
-        output = formatter(model)
-        if options.stream:
-            usage = num_prompt_tokens if options.includes_usage else None
-            events = _stream_events(answers, output, usage)
-            return AnswerStreamResponse(events, stack.pop_all())
-        texts = await _run_while_connected(request, _read_texts(answers))
-        if texts is None:
-            return Response(status_code=CLIENT_CLOSED)
-        document = output.format_answer(answers, texts, _count_usage(answers, num_prompt_tokens))
-        return Response(orjson.dumps(document), media_type=JSON)
+    """Generate the answers of a request; raises RequestError."""
+    try:
+        async with AsyncExitStack() as stack:
+            raw_body = await stack.enter_async_context(receive_body(context, request))
+            options = schema.parse(raw_body)
+            version = await stack.enter_async_context(context.models.use_for_text(options.model))
+            timeout = read_timeout(request.headers, context.settings.queue.timeout_seconds)
+            prompts = options.encode_prompts(version.model)
+            answers = _start_answers(stack, version.model, options, prompts, timeout)
+            output = formatter(version.model)
+            num_prompt_tokens = sum(map(len, prompts))
+            if options.stream:
+                shown_tokens = num_prompt_tokens if options.includes_usage else None
+                events = _stream_events(answers, output, shown_tokens)
+                return AnswerStreamResponse(events, stack.pop_all())
+            texts = await _read_texts(answers)
+            usage = _count_usage(answers, num_prompt_tokens)
+            return build_json_response(output.format_answer(answers, texts, usage))
+    except RequestTooLongError as error:
+        raise TooLargeError(str(error)) from None
+    except DataError as error:
+        raise InvalidRequestError(str(error)) from None
+
+
+def _start_answers(
+    stack: AsyncExitStack,
+    model: ServedTextModel,
+    options: AnswerOptions,
+    prompts: Sequence[np.ndarray],
+    timeout_seconds: float,
+) -> list[Answer]:
+    """Start the answers of all prompts; the stack ends them."""
+    answers: list[Answer] = []
+    for prompt in prompts:
+        generation = options.build_generation(model, prompt)
+        for _ in range(options.num_answers):
+            answer = Answer(model, len(answers), prompt, generation, timeout_seconds)
+            answers.append(answer)
+            stack.callback(answer.close)
+    return answers
 
 
 async def _stream_events(
@@ -228,7 +207,7 @@ async def _stream_events(
             else:
                 yield output.format_chunk([output.format_part(*item)], **empty)
     except RequestError as error:
-        yield format_event(_describe_error(error.message, error.status, None))
+        yield format_event(format_openai_error(error))
         return
     if num_prompt_tokens is not None:
         yield output.format_chunk([], usage=_count_usage(answers, num_prompt_tokens))
@@ -238,46 +217,6 @@ async def _stream_events(
 async def _read_texts(answers: Sequence[Answer]) -> list[str]:
     """Return the texts of answers; the first failure is raised."""
     return list(await asyncio.gather(*(answer.read_text() for answer in answers)))
-
-
-async def _run_while_connected(request: Request, work: Awaitable[list[str]]) -> list[str] | None:
-    """Return the result of work, or None if the client disconnects before; work is cancelled."""
-    task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_wait_for_disconnect(request))
-    try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        for pending in (task, watcher):
-            pending.cancel()
-        await asyncio.gather(task, watcher, return_exceptions=True)
-
-
-async def _wait_for_disconnect(request: Request) -> None:
-    """Return when the client has disconnected; the body was read before."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _read_body(request: Request, max_bytes: int) -> bytes:
-    """Return the body of a request; raises TooLargeError."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise TooLargeError(f"the body has more than {max_bytes} bytes")
-    return bytes(body)
-
-
-def _read_timeout(request: Request, default: float | None) -> float | None:
-    """Return the seconds in which a request is answered; raises InvalidRequestError."""
-    value = request.headers.get(TIMEOUT_HEADER)
-    if value is None:
-        return default
-    if not value.isascii() or not value.isdigit() or not int(value):
-        raise InvalidRequestError(f"{TIMEOUT_HEADER} is not a positive number of milliseconds")
-    seconds = int(value) / 1000
-    return seconds if default is None else min(seconds, default)
 
 
 def _count_usage(answers: Sequence[Answer], num_prompt_tokens: int) -> dict[str, int]:
@@ -293,34 +232,3 @@ def _count_usage(answers: Sequence[Answer], num_prompt_tokens: int) -> dict[str,
 def format_event(document: Any) -> bytes:
     """Return a server-sent event with a JSON document."""
     return b"data: " + orjson.dumps(document) + b"\n\n"
-
-
-def _report_errors(
-    handler: Callable[[Request], Awaitable[Response]],
-) -> Callable[[Request], Awaitable[Response]]:
-    """Return a handler that answers with an error of OpenAI's schema if a request fails."""
-
-    async def handle(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except RequestError as error:
-            name = error.field if isinstance(error, FieldError) else None
-            retry = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-            document = _describe_error(error.message, error.status, name)
-            status, headers = error.status, retry
-        except DataError as error:
-            error_class = (
-                TooLargeError if isinstance(error, RequestTooLongError) else InvalidRequestError
-            )
-            status, headers = error_class.status, {}
-            document = _describe_error(str(error), status, None)
-        return Response(orjson.dumps(document), status, headers, JSON)
-
-    return handle
-
-
-def _describe_error(message: str, status: int, field: str | None) -> dict[str, Any]:
-    """Return the document of an error."""
-    kind = ERROR_TYPES.get(status, "invalid_request_error")
-    code = ERROR_CODES.get(status)
-    return {"error": {"message": message, "type": kind, "param": field, "code": code}}

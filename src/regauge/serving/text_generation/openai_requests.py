@@ -153,7 +153,6 @@ class FieldError(InvalidRequestError):
     def __init__(self, message: str, field: str | None) -> None:
         super().__init__(message)
         self.field = field
-        """The name of the field."""
 
 
 class CompletionRequest(AnswerOptions):

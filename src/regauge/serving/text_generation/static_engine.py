@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regauge.artifacts.engine import Engine, select_buckets
+from regauge.artifacts.buckets import select_buckets
+from regauge.artifacts.engine import Engine
 from regauge.artifacts.records import TextRecords
 from regauge.errors import RegaugeError, first_line
 from regauge.models.generation.text_generation import find_generation_limit

@@ -7,20 +7,20 @@ long, or that sends no heartbeat is replaced; its requests fail.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
-from regauge import choices
 from regauge.errors import ChildError, PreflightError
 from regauge.log import logger
-from regauge.processes import die_with_parent
 from regauge.serving.request_errors import UnavailableError
 from regauge.serving.text_generation.text_client import TextWorkerClient
-from regauge.serving.wire import encode_message
+from regauge.serving.worker_process import (
+    HEALTHY_SECONDS,
+    MAX_PAUSE_SECONDS,
+    MIN_PAUSE_SECONDS,
+    spawn_worker,
+    wait_for_exit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,24 +32,19 @@ if TYPE_CHECKING:
     from regauge.serving.text_generation.text_client import TokenStream
     from regauge.serving.text_generation.text_requests import EngineLimits
     from regauge.serving.text_generation.text_worker import TextWorkerRequest
+    from regauge.serving.worker_process import Process
 
 MODULE = "regauge.serving.text_generation.text_worker"
 WATCH_SECONDS = 1.0
 """Time between two looks at the heartbeats."""
 EXIT_SECONDS = 5.0
 """Time in which a worker ends after its socket is closed."""
-POLL_SECONDS = 0.02
-"""Time between two looks whether a process has ended."""
-MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 30.0
-"""Pause before a worker is replaced, which doubles while replacements fail."""
-HEALTHY_SECONDS = 60.0
-"""A worker that ran this long is replaced after the shortest pause."""
 
 
 class TextWorkerProcess:
     """A worker process with its client."""
 
-    def __init__(self, process: subprocess.Popen[bytes], client: TextWorkerClient) -> None:
+    def __init__(self, process: Process, client: TextWorkerClient) -> None:
         self._process = process
         self.client = client
         """The client of the worker."""
@@ -65,7 +60,7 @@ class TextWorkerProcess:
         Raises ChildError with the error of the worker, and PreflightError if it ends without one or
         takes too long.
         """
-        process, connection = _spawn_worker(request)
+        process, connection = spawn_worker(MODULE, request.to_header())
         try:
             async with asyncio.timeout(timeout_seconds):
                 return cls(process, await TextWorkerClient.connect(connection, settings))
@@ -96,12 +91,8 @@ class TextWorkerProcess:
 
     async def stop(self) -> None:
         """End the process; it is killed if it does not end by itself."""
-        deadline = time.monotonic() + EXIT_SECONDS
         self.client.request_end()
-        while self._process.poll() is None and time.monotonic() < deadline:
-            await asyncio.sleep(POLL_SECONDS)
-        self.kill()
-        self._process.wait()
+        await wait_for_exit(self._process, EXIT_SECONDS)
         await self.client.close()
 
 
@@ -215,21 +206,3 @@ class TextWorkers:
             else:
                 self.ready.append(worker)
                 return worker
-
-
-def _spawn_worker(request: TextWorkerRequest) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a process and send its request; return it with the socket to it."""
-    connection, theirs = socket.socketpair()
-    with theirs:
-        descriptor = theirs.fileno()
-        process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, str(descriptor)],
-            env={**os.environ, **choices.module_folders_environment()},
-            stdin=subprocess.DEVNULL,
-            pass_fds=(descriptor,),
-            # Only the child can request this. It takes no lock that a parent thread may hold.
-            preexec_fn=die_with_parent,  # noqa: PLW1509
-        )
-    connection.sendall(encode_message(request.to_header()))
-    connection.settimeout(0)
-    return process, connection

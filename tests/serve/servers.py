@@ -35,7 +35,12 @@ START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 READY = re.compile(r"Serving .* at (http://\S+) \(ready after")
 LENGTHS = (8, 16, 32)
-EXPORT = (*EAGER, 'candidates.precisions=["fp32"]', "parity.metrics=false", f"buckets.lengths={list(LENGTHS)}")
+EXPORT = (
+    *EAGER,
+    'candidates.precisions=["fp32"]',
+    "parity.metrics=false",
+    f"buckets.lengths={list(LENGTHS)}",
+)
 SOURCE = Path(regauge.__file__).parents[1]
 QUICK_HTTP = ("serve.models.poll_seconds=0.2", "serve.http.drain_seconds=20")
 
@@ -145,10 +150,10 @@ class ServerProcess:
         self.address = match[1]
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
-        return httpx.post(f"{self.address}{path}", json=body, timeout=60, **options)
+        return httpx.post(f"{self.address}{path}", json=body, timeout=300, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(f"{self.address}{path}", timeout=60, **options)
+        return httpx.get(f"{self.address}{path}", timeout=300, **options)
 
     def embed(self, texts: str | list[str], **options: Any) -> np.ndarray:
         """Return the vectors of texts, which must be answered."""

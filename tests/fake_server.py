@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -187,3 +188,7 @@ def run_fake_server(**behaviour: Any) -> Iterator[FakeServer]:
     finally:
         server.should_exit = server.force_exit = True
         thread.join()
+
+
+if __name__ == "__main__":
+    uvicorn.run(FakeServer().build_app(), port=int(sys.argv[1]), log_level="critical")

@@ -54,6 +54,19 @@ def test_every_record_is_computed_in_order(artifact: Path, tmp_path: Path) -> No
     assert [line["is_last"] for line in lines] == [False] * 4 + [True]
 
 
+@pytest.mark.parametrize("file_format", ["parquet", "npy"])
+def test_the_last_line_is_the_command_that_searches_the_vectors(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file_format: str
+) -> None:
+    source = write_records(tmp_path / "texts.jsonl", 5)
+    folder = tmp_path / "the out"
+    assert predict(artifact, source, folder, f"output.format={file_format}") == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    command = f"next: regauge serve {artifact} 'serve.search.vectors={folder}'"
+    assert (line == command) == (file_format == "parquet")
+    assert line.startswith("next:") == (file_format == "parquet")
+
+
 @pytest.mark.parametrize("damage", ["weights", "nothing"])
 def test_a_refused_artifact_leaves_no_folder(
     artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str

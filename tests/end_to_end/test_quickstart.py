@@ -74,7 +74,10 @@ def test_the_demo_prepares_trains_evaluates_and_reports(tmp_path: Path) -> None:
     assert "BM25" in page
     assert "bf16 compared with fp32: pass" in page
     assert "fp32 differs from itself" not in page, "the band is wider than two steps of noise"
-    assert "report.html" in done.stdout.splitlines()[-1]
+    report, command = done.stdout.splitlines()[-2:]
+    assert "report.html" in report
+    artifact, vectors = tmp_path / "demo" / "4-artifact", tmp_path / "demo" / "10-vectors"
+    assert command == f"next: regauge serve {artifact} serve.search.vectors={vectors}"
     titles = {line.strip() for line in done.stdout.splitlines()}
     assert {"evaluate", "speed: Startup and memory"} <= titles
     first, last = (

@@ -1,20 +1,14 @@
-"""The report in a real browser: no error, no network request, no overflow.
-
-The test controls the browser through a pipe (`--remote-debugging-pipe`); no driver is needed.
-"""
+"""The report in a real browser: no error, no network request, no overflow."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 import pytest
 
+from browser import DESKTOP, PHONE, Browser, open_browser
 from regauge.comparison.compare import compare_runs
 from regauge.comparison.settings import Comparison
 from regauge.reporting.page import build_report
@@ -26,130 +20,11 @@ from regauge.trackers.jsonl import Jsonl
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CHROMIUM = Path("/usr/bin/chromium")
-
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--remote-debugging-pipe",
-)
-
-AS_3_AND_4 = """
-import fcntl, os, sys
-ours = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
-for end, theirs in zip(ours, (3, 4)):
-    os.dup2(end, theirs)
-os.execv(sys.argv[3], sys.argv[3:])
-"""
-"""Wrapper that executes the browser with the pipe at its file descriptors 3 and 4."""
-
-PHONE, DESKTOP = 360, 1280
-
-
-class Browser:
-    """One tab of a headless Chromium; `events` has the events that it sent during commands."""
-
-    def __init__(self, profile: Path) -> None:
-        commands, self._commands = os.pipe()
-        self._answers, answers = os.pipe()
-        command = (CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "about:blank")
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", AS_3_AND_4, str(commands), str(answers), *map(str, command)],
-            pass_fds=(commands, answers),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "TMPDIR": str(profile)},
-        )
-        os.close(commands)
-        os.close(answers)
-        self.events: list[dict[str, Any]] = []
-        self._number = 0
-        self._rest = b""
-        self._session = ""
-        target = next(
-            info["targetId"]
-            for info in self.call("Target.getTargets")["targetInfos"]
-            if info["type"] == "page"
-        )
-        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
-        self._session = attached["sessionId"]
-        for domain in ("Page", "Network", "Runtime", "Log"):
-            self.call(f"{domain}.enable")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._session = ""
-        self.call("Browser.close")
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        os.close(self._commands)
-        os.close(self._answers)
-
-    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a command and return its result; events that arrive before it are stored."""
-        self._number += 1
-        command = {"id": self._number, "method": method, "params": parameters}
-        if self._session:
-            command["sessionId"] = self._session
-        os.write(self._commands, json.dumps(command).encode() + b"\0")
-        while (message := self._next()).get("id") != self._number:
-            self.events.append(message)
-        assert "error" not in message, message
-        return message["result"]
-
-    def open(self, path: Path, width: int, scheme: str = "light") -> None:
-        """Load a file in a window of a width and a colour scheme, and wait until it is loaded."""
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        self.call("Emulation.setEmulatedMedia", features=[feature])
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=800,
-            deviceScaleFactor=1,
-            mobile=width == PHONE,
-        )
-        self.events.clear()
-        self.call("Page.navigate", url=path.as_uri())
-        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
-            self.events.append(self._next())
-
-    def value(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression in the page."""
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        return result["result"].get("value")
-
-    def events_of(self, method: str) -> list[dict[str, Any]]:
-        """Return the parameters of the events of one kind."""
-        return [event["params"] for event in self.events if event.get("method") == method]
-
-    def _next(self) -> dict[str, Any]:
-        while b"\0" not in self._rest:
-            data = os.read(self._answers, 1 << 20)
-            assert data, "the browser ended"
-            self._rest += data
-        message, _, self._rest = self._rest.partition(b"\0")
-        return json.loads(message)
-
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if not CHROMIUM.exists():
-        pytest.skip(f"no {CHROMIUM}: the report is not tested in a browser")
-    profile = tmp_path_factory.mktemp("profile")
-    with Browser(profile) as tab:
+    with open_browser(tmp_path_factory.mktemp("profile")) as tab:
         yield tab
-    shutil.rmtree(profile, ignore_errors=True)
 
 
 def write_run(train: Path, factor: float = 1.0) -> None:
@@ -214,7 +89,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_has_no_errors_and_no_requests(
     browser: Browser, report: Path, width: int, scheme: str
 ) -> None:
-    browser.open(report, width, scheme)
+    browser.open(report.as_uri(), width, scheme)
     assert browser.value("document.querySelectorAll('figure svg').length") >= 3
     assert browser.events_of("Log.entryAdded") == []
     assert browser.events_of("Runtime.consoleAPICalled") == []
@@ -225,7 +100,7 @@ def test_the_page_has_no_errors_and_no_requests(
 
 @pytest.mark.parametrize("width", [PHONE, 768, DESKTOP])
 def test_the_page_never_scrolls_sideways(browser: Browser, report: Path, width: int) -> None:
-    browser.open(report, width)
+    browser.open(report.as_uri(), width)
     browser.value("document.querySelectorAll('details').forEach(element => element.open = true)")
     assert browser.value("innerWidth") == width
     assert browser.value("document.documentElement.scrollWidth") <= width
@@ -233,7 +108,7 @@ def test_the_page_never_scrolls_sideways(browser: Browser, report: Path, width: 
 
 def test_text_is_readable_on_a_phone(browser: Browser, report: Path) -> None:
     """Chart text shrinks with the chart; its height on the screen must be large enough."""
-    browser.open(report, PHONE)
+    browser.open(report.as_uri(), PHONE)
     texts = "[...document.querySelectorAll('svg text')]"
     assert browser.value(f"{texts}.length") > 20
     assert browser.value(f"Math.min(...{texts}.map(t => t.getBoundingClientRect().height))") >= 9
@@ -241,7 +116,7 @@ def test_text_is_readable_on_a_phone(browser: Browser, report: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_charts_have_the_colours_of_the_page(browser: Browser, report: Path, scheme: str) -> None:
-    browser.open(report, DESKTOP, scheme)
+    browser.open(report.as_uri(), DESKTOP, scheme)
     ink = "getComputedStyle(document.body).color"
     drawn = "getComputedStyle(document.querySelector('figure svg [style*=\"--ink\"]')).fill"
     light = browser.value(ink) == "rgb(27, 28, 31)"
@@ -252,11 +127,10 @@ def test_charts_have_the_colours_of_the_page(browser: Browser, report: Path, sch
 def test_scrollable_elements_can_be_reached_with_the_keyboard(
     browser: Browser, report: Path
 ) -> None:
-    browser.open(report, PHONE)
+    browser.open(report.as_uri(), PHONE)
     scrolls = (
         "[...document.querySelectorAll('.scroll, pre')].every(element => element.tabIndex === 0)"
     )
     assert browser.value(scrolls) is True
-    key = {"key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9}
-    browser.call("Input.dispatchKeyEvent", type="keyDown", **key)
+    browser.press("Tab")
     assert browser.value("document.activeElement.className") == "skip"

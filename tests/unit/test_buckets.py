@@ -125,6 +125,51 @@ def test_selected_texts_are_batched_as_if_there_were_no_others(
     assert record_indices(batches) == ordered[record_indices(alone)].tolist()
 
 
+@given(buckets=exported_buckets(), data=st.data())
+def test_the_length_of_a_record_is_the_one_of_its_batch(
+    buckets: tuple[Bucket, ...], data: st.DataObject
+) -> None:
+    num_tokens = data.draw(st.integers(0, buckets[-1].length))
+    declared = Buckets(buckets, needs_row_padding=False)
+    [batch] = declared.make_batches(np.array([num_tokens]))
+    assert declared.find_length(num_tokens) == batch.length
+
+
+def test_a_record_that_is_too_long_has_no_length() -> None:
+    buckets = Buckets((Bucket(length=8, batch_sizes=(2, 1)),), needs_row_padding=False)
+    with pytest.raises(ValueError, match="a row of 9 tokens is longer than 8"):
+        buckets.find_length(9)
+
+
+@given(buckets=exported_buckets(), halvings=st.integers(0, 7), data=st.data())
+def test_chosen_records_stay_in_order_in_batches_of_one_bucket(
+    buckets: tuple[Bucket, ...], halvings: int, data: st.DataObject
+) -> None:
+    bucket = data.draw(st.sampled_from(buckets))
+    count = data.draw(st.integers(0, 90))
+    indices = np.random.default_rng(count).permutation(100)[:count]
+    allowed = bucket.batch_sizes[halvings:] or bucket.batch_sizes[-1:]
+    largest = max(1, bucket.batch_sizes[0] >> halvings)
+    padded, exact = (
+        list(declared.make_bucket_batches(bucket.length, indices, halvings))
+        for declared in (Buckets(buckets, needs_row_padding=pad) for pad in (True, False))
+    )
+    assert record_indices(padded) == record_indices(exact) == indices.tolist()
+    assert {batch.length for batch in (*padded, *exact)} <= {bucket.length}
+    for batch in padded:
+        fitting = [size for size in allowed if size >= len(batch.record_indices)]
+        assert batch.num_rows == min(fitting)
+    assert all(len(batch.record_indices) == allowed[0] for batch in padded[:-1])
+    assert all(batch.num_rows == len(batch.record_indices) for batch in exact)
+    assert all(batch.num_rows == largest for batch in exact[:-1])
+
+
+def test_another_length_than_those_of_the_buckets_has_no_batches() -> None:
+    buckets = Buckets((Bucket(length=8, batch_sizes=(2, 1)),), needs_row_padding=True)
+    with pytest.raises(ValueError, match="no bucket has a length of 7 tokens"):
+        list(buckets.make_bucket_batches(7, np.arange(2)))
+
+
 @pytest.mark.parametrize("pad", [True, False])
 def test_equal_lengths_are_sorted_by_index(*, pad: bool) -> None:
     buckets = Buckets((Bucket(length=8, batch_sizes=(4, 2, 1)),), needs_row_padding=pad)

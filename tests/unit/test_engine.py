@@ -198,6 +198,53 @@ def test_other_errors_are_not_caught(error: Exception) -> None:
     assert engine.halvings == 0
 
 
+@pytest.mark.parametrize(
+    ("count", "pad", "shapes"),
+    [
+        (0, True, []),
+        (5, True, [(8, 8)]),
+        (5, False, [(5, 8)]),
+        (16, True, [(16, 8)]),
+        (19, True, [(16, 8), (4, 8)]),
+        (19, False, [(16, 8), (3, 8)]),
+    ],
+)
+def test_chosen_records_are_one_batch_of_the_chosen_length(
+    count: int, shapes: list[tuple[int, int]], *, pad: bool
+) -> None:
+    ids = random_ids(count, 4)
+    runner = CountingRunner()
+    outputs = build_engine(runner, width=5, pad=pad).compute_bucket(TextRecords.from_lists(ids), 8)
+    assert runner.shapes == shapes
+    assert (outputs.dtype, outputs.shape) == (np.float32, (count, 5))
+    assert np.array_equal(outputs[:, :3], expected_outputs(ids))
+    assert not outputs[:, 3:].any()
+
+
+@pytest.mark.parametrize(("pad", "sizes"), [(True, [4, 4, 4, 4]), (False, [4, 4, 4, 3])])
+def test_a_chosen_batch_is_computed_in_parts_after_running_out_of_memory(
+    sizes: list[int], *, pad: bool
+) -> None:
+    ids = random_ids(15, 8)
+    runner = LimitedRunner(4 * 20, OUT_OF_MEMORY_ERRORS[0])
+    engine = build_engine(runner, pad=pad)
+    assert np.array_equal(
+        engine.compute_bucket(TextRecords.from_lists(ids), 20), expected_outputs(ids)
+    )
+    assert runner.shapes == [(rows, 20) for rows in sizes]
+    assert engine.halvings == 2
+    assert len(runner.failed) == 2
+
+
+def test_a_chosen_length_must_be_a_bucket_that_holds_the_records() -> None:
+    engine = build_engine(CountingRunner())
+    records = TextRecords.from_lists(random_ids(3, 8, min_length=8))
+    with pytest.raises(ValueError, match="a record of 8 tokens is longer than 4"):
+        engine.compute_bucket(records, 4)
+    with pytest.raises(ValueError, match="no bucket has a length of 9 tokens"):
+        engine.compute_bucket(records, 9)
+
+
 @dataclass
 class DeviceTensor:
     """An output on a device; records when it is copied to the host."""

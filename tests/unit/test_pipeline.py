@@ -84,7 +84,7 @@ def test_a_finished_stage_is_not_run_again(run_file: Path) -> None:
     pipeline.main(run_file)
     second = pipeline.main(run_file)
     assert times_run("out/words/1-first") == 1
-    assert second["stages"][0]["result"] == {"characters": 5}
+    assert second["stages"][0]["result"]["characters"] == 5
 
 
 def test_a_failed_stage_is_run_again_and_earlier_stages_are_kept(run_file: Path) -> None:
@@ -358,7 +358,11 @@ def test_json_is_one_document(
     assert printed == json.loads(json.dumps(answer))
 
 
-def test_the_last_line_names_the_report(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pipeline.main(run_file)
+def test_the_last_lines_name_the_report_and_the_next_command(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = pipeline.main(run_file)
     lines = capsys.readouterr().out.splitlines()
-    assert lines == ["length: 11", "folder: out/words", "report: out/words/3-join/joined.txt"]
+    report, command = "report: out/words/3-join/joined.txt", "next: read out/words/2-second"
+    assert lines == ["length: 11", "folder: out/words", report, command]
+    assert answer["next"] == "read out/words/2-second", "the last stage with a command names it"

@@ -64,9 +64,9 @@ def test_only_encoders_are_checked_on_random_words(
     settings = build(ExportSettings, {"parity": {"num_texts": 16}, "export": target})
     source = ModelFolder(folder, settings, None)
     source.spec = replace(source.spec, output_kind=output_kind)
-    records, origin = source.build_parity_records(settings)
+    records, probe = source.build_parity_records(settings)
     assert len(records) == 16
-    assert ("random words of the vocabulary" in origin) is has_random_words
+    assert ("random words of the vocabulary" in probe.origin) is has_random_words
 
 
 @pytest.mark.parametrize(

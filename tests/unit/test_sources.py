@@ -264,6 +264,24 @@ def test_python_docs_finds_installed_packages(
         PythonDocs(roots=("package/elsewhere/outside",)).list_pieces()
 
 
+def test_python_docs_can_have_qualified_names(tmp_path: Path) -> None:
+    for name in ("pack/__init__.py", "pack/sub/__init__.py", "pack/sub/mod.py", "alone/mod.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'"""Module {name}."""\ndef function():\n    """Function {name}."""\n')
+    write_python_files(tmp_path)
+    source = PythonDocs(roots=(str(tmp_path),), qualified_names=True)
+    assert source.field_names() == ("text", "summary", "body", "name")
+    records = [item.fields for item in read_items(source) if isinstance(item, Record)]
+    names = {str(record["text"]).partition("\n")[0]: record["name"] for record in records}
+    assert names["Module pack/__init__.py."] == "pack"
+    assert names["Function pack/__init__.py."] == "pack.function"
+    assert names["Function pack/sub/__init__.py."] == "pack.sub.function"
+    assert names["Module pack/sub/mod.py."] == "pack.sub.mod"
+    assert names["Function alone/mod.py."] == "mod.function"
+    assert "topic assert" in names.values()
+
+
 def test_python_docs_restores_the_garbage_collector(tmp_path: Path) -> None:
     write_python_files(tmp_path)
     source = PythonDocs(roots=(str(tmp_path),))

@@ -5,7 +5,9 @@ The length of a text alone decides its bucket, so its padding never depends on t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ from regauge.artifacts.manifest import Bucket
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from regauge.artifacts.artifact import Artifact
     from regauge.artifacts.export_settings import BucketSettings
 
 LENGTH_STEPS = ((32, 2), (64, 4), (128, 8), (256, 16), (512, 32), (1 << 30, 64))
@@ -25,6 +28,8 @@ HOST_BATCH_TOKENS, DEVICE_BATCH_TOKENS = 2048, 4096
 """Default limits of the tokens of a batch on CPUs and on other devices."""
 NUM_STATIC_BUCKETS = 6
 """Buckets if each is a graph of its own: lengths halve from the longest down."""
+SAMPLED_ROWS = 8
+"""Rows of a batch of drawn texts."""
 MIN_LENGTH = 4
 """Length of the first bucket of a dynamic graph."""
 ROWS_MULTIPLE = 8
@@ -60,6 +65,19 @@ class Buckets:
         """The length of the longest bucket, in tokens."""
         return self.shapes[-1].length
 
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths of all buckets in tokens, in ascending order."""
+        return tuple(bucket.length for bucket in self.shapes)
+
+    def find_length(self, num_tokens: int) -> int:
+        """Return the length of the smallest bucket that holds a record of `num_tokens` tokens.
+
+        Raises ValueError if the record is longer than every bucket.
+        """
+        self._check_longest(num_tokens)
+        return self.lengths[bisect_left(self.lengths, num_tokens)]
+
     def make_batches(
         self, lengths: np.ndarray, halvings: int = 0, record_indices: np.ndarray | None = None
     ) -> Iterator[BucketBatch]:
@@ -71,14 +89,31 @@ class Buckets:
         every bucket.
         """
         indices = np.arange(len(lengths)) if record_indices is None else np.sort(record_indices)
-        longest = lengths[indices].max(initial=0)
-        if longest > self.max_length:
-            raise ValueError(f"a row of {longest} tokens is longer than {self.max_length}")
-        bucket_of = np.searchsorted([bucket.length for bucket in self.shapes], lengths[indices])
+        self._check_longest(lengths[indices].max(initial=0))
+        bucket_of = np.searchsorted(self.lengths, lengths[indices])
         for index in range(len(self.shapes) - 1, -1, -1):
             members = indices[bucket_of == index]
             members = members[np.argsort(-lengths[members], kind="stable")]
-            yield from self._make_bucket_batches(self.shapes[index], members, halvings)
+            yield from self._split_members(self.shapes[index], members, halvings)
+
+    def make_bucket_batches(
+        self, length: int, record_indices: np.ndarray, halvings: int = 0
+    ) -> Iterator[BucketBatch]:
+        """Yield batches of one bucket that together hold the records once, in this order.
+
+        Each batch is as large as possible, and has as few empty rows as possible. The largest
+        batch size is halved `halvings` times. `length` is the one of a bucket; raises ValueError
+        if there is no such bucket.
+        """
+        if length not in self.lengths:
+            raise ValueError(f"no bucket has a length of {length} tokens")
+        sizes = self._list_sizes(self.shapes[self.lengths.index(length)], halvings)
+        for offset in range(0, len(record_indices), sizes[0]):
+            members = record_indices[offset : offset + sizes[0]]
+            fitting = (size for size in reversed(sizes) if size >= len(members))
+            yield BucketBatch(
+                length, next(fitting) if self.needs_row_padding else len(members), members
+            )
 
     def make_empty_batches(self) -> list[BucketBatch]:
         """Return a batch without records for each declared shape."""
@@ -89,22 +124,48 @@ class Buckets:
             for rows in bucket.batch_sizes
         ]
 
-    def _make_bucket_batches(
+    def _split_members(
         self, bucket: Bucket, members: np.ndarray, halvings: int
     ) -> Iterator[BucketBatch]:
-        allowed = bucket.batch_sizes[min(halvings, len(bucket.batch_sizes) - 1) :]
-        if self.has_fixed_rows:
-            allowed = allowed[:1]
-        max_rows = max(1, bucket.batch_sizes[0] >> halvings)
+        sizes = self._list_sizes(bucket, halvings)
         offset = 0
         while offset < len(members):
             remaining = len(members) - offset
             if self.needs_row_padding:
-                rows = _next_batch_size(allowed, remaining)
+                rows = _next_batch_size(sizes, remaining)
             else:
-                rows = min(max_rows, remaining)
+                rows = min(sizes[0], remaining)
             yield BucketBatch(bucket.length, rows, members[offset : offset + rows])
             offset += rows
+
+    def _list_sizes(self, bucket: Bucket, halvings: int) -> tuple[int, ...]:
+        """Return the batch sizes of a bucket after some halvings, in descending order.
+
+        Without row padding this is the largest batch size only.
+        """
+        if not self.needs_row_padding:
+            return (max(1, bucket.batch_sizes[0] >> halvings),)
+        allowed = bucket.batch_sizes[min(halvings, len(bucket.batch_sizes) - 1) :]
+        return allowed[:1] if self.has_fixed_rows else allowed
+
+    def _check_longest(self, num_tokens: int) -> None:
+        """Raise ValueError if a record of `num_tokens` tokens is longer than every bucket."""
+        if num_tokens > self.max_length:
+            raise ValueError(f"a row of {num_tokens} tokens is longer than {self.max_length}")
+
+
+def select_buckets(artifact: Artifact, *, batch_invariant: bool) -> Buckets:
+    """Return the buckets of an artifact.
+
+    Batch-invariant batches of drawn texts have one number of rows, because another number may
+    change the last bits of logits, and so a drawn token.
+    """
+    manifest = artifact.manifest
+    if artifact.generation.is_sampled and batch_invariant:
+        return fix_rows(manifest.buckets, SAMPLED_ROWS)
+    has_sizes = batch_invariant and manifest.batch_invariance is not None
+    needs_padding = has_sizes or not manifest.compiled.backend.has_dynamic_shapes
+    return Buckets(manifest.buckets, needs_row_padding=needs_padding)
 
 
 def fix_rows(shapes: Iterable[Bucket], num_rows: int) -> Buckets:

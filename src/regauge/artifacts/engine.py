@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regauge import stop_signals
 from regauge.accelerators import claim_device
-from regauge.artifacts.buckets import Buckets, fix_rows
+from regauge.artifacts.buckets import select_buckets
 from regauge.artifacts.records import TextRecords, TokenizedTexts
 from regauge.backends import ExecutionContext, Payload, Shape
 from regauge.errors import PreflightError, TransientError, first_line
@@ -24,10 +24,10 @@ from regauge.log import logger
 from regauge.models.inference_modules import example_inputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from regauge.artifacts.artifact import Artifact
-    from regauge.artifacts.buckets import BucketBatch
+    from regauge.artifacts.buckets import BucketBatch, Buckets
     from regauge.artifacts.records import Records
     from regauge.backends import Runner
     from regauge.models.io_spec import InputSpec, OutputKind
@@ -41,8 +41,6 @@ OUT_OF_MEMORY_MESSAGES = (
     "failed to allocate",
 )
 """Parts of the error messages of libraries when an allocation fails."""
-SAMPLED_ROWS = 8
-"""Rows of a batch of drawn texts."""
 
 
 @dataclass
@@ -69,16 +67,44 @@ class Engine:
         back. If memory runs out, this batch and all later ones are halved. Raises TransientError if
         memory does not suffice for the smallest batch.
         """
-        outputs = np.zeros((len(records), self.output_size), np.float32)
         lengths = records.lengths
-        pending = deque(self.buckets.make_batches(lengths, self.halvings))
+        return self._compute_batches(
+            records, lambda indices: self.buckets.make_batches(lengths, self.halvings, indices)
+        )
+
+    def compute_bucket(self, records: Records, length: int) -> np.ndarray:
+        """Return the outputs of records that are all padded to `length`, [records, width] fp32.
+
+        `length` is the length of a bucket in tokens. The records are one batch of the smallest
+        declared size that holds them, or of exactly their number if the program takes any.
+        They are computed in parts if they are too many, or if memory runs out as in `compute`.
+
+        Raises ValueError if there is no such bucket or a record is longer, and TransientError as
+        `compute` does.
+        """
+        longest = records.lengths.max(initial=0)
+        if longest > length:
+            raise ValueError(f"a record of {longest} tokens is longer than {length}")
+        return self._compute_batches(
+            records,
+            lambda indices: self.buckets.make_bucket_batches(length, indices, self.halvings),
+        )
+
+    def _compute_batches(
+        self, records: Records, split: Callable[[np.ndarray], Iterable[BucketBatch]]
+    ) -> np.ndarray:
+        """Return the outputs of records, [records, width] fp32.
+
+        `split` returns the batches of the records with these indices, for the current halvings.
+        """
+        outputs = np.zeros((len(records), self.output_size), np.float32)
+        pending = deque(split(np.arange(len(records))))
         submitted: tuple[BucketBatch, Tensor] | None = None
         while pending:
             stop_signals.check_stop()
             output = self._run_batch(pending[0], records)
             if output is None:
-                remaining = np.concatenate([batch.record_indices for batch in pending])
-                pending = deque(self.buckets.make_batches(lengths, self.halvings, remaining))
+                pending = deque(split(np.concatenate([batch.record_indices for batch in pending])))
                 continue
             _copy_outputs(submitted, outputs)
             submitted = pending.popleft(), output
@@ -90,7 +116,7 @@ class Engine:
         try:
             output = self.runner(*records.build_inputs(batch))
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             if batch.num_rows == self._min_rows(batch.length):
                 problem = (
@@ -135,20 +161,6 @@ def load_engine(
     runner = backend.load(build_payload(artifact), context)
     buckets = select_buckets(artifact, batch_invariant=batch_invariant)
     return Engine(runner, buckets, artifact.program.output_size)
-
-
-def select_buckets(artifact: Artifact, *, batch_invariant: bool) -> Buckets:
-    """Return the buckets of an artifact.
-
-    Batch-invariant batches of drawn texts have one number of rows, because another number may
-    change the last bits of logits, and so a drawn token.
-    """
-    manifest = artifact.manifest
-    if artifact.generation.is_sampled and batch_invariant:
-        return fix_rows(manifest.buckets, SAMPLED_ROWS)
-    has_sizes = batch_invariant and manifest.batch_invariance is not None
-    needs_padding = has_sizes or not manifest.compiled.backend.has_dynamic_shapes
-    return Buckets(manifest.buckets, needs_row_padding=needs_padding)
 
 
 def warm_up(engine: Engine, artifact: Artifact) -> None:
@@ -207,7 +219,8 @@ def _copy_outputs(submitted: tuple[BucketBatch, Tensor] | None, outputs: np.ndar
         outputs[batch.record_indices, : values.shape[1]] = values
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an allocation failed, by the message of the library."""
     message = str(error).lower()
     return isinstance(error, MemoryError) or any(part in message for part in OUT_OF_MEMORY_MESSAGES)
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from regauge import accelerators, safetensors_io, stop_signals
 from regauge.artifacts.artifact import hash_files
 from regauge.artifacts.batch_invariance import check_batch_invariance
+from regauge.artifacts.batch_timing import measure_bucket_times
+from regauge.artifacts.bucket_times import write_bucket_times
 from regauge.artifacts.buckets import resolve_buckets
 from regauge.artifacts.candidates import (
     Candidate,
@@ -36,6 +38,7 @@ from regauge.artifacts.manifest import (
     TargetMachine,
     WeightsOrigin,
 )
+from regauge.artifacts.parity_rows import build_parity_rows, write_parity_rows
 from regauge.artifacts.phase_log import log_phase
 from regauge.config import FORMAT, dump
 from regauge.errors import DataError, RegaugeError
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from regauge.accelerators import Accelerator
     from regauge.artifacts.candidates import ComputeMetrics
     from regauge.artifacts.export_settings import ExportSettings, Goal
+    from regauge.artifacts.probe_texts import ProbeTexts
     from regauge.artifacts.sources import ExportSource
 
 Row = dict[str, Any]
@@ -95,7 +99,7 @@ def export_artifact(
     ):
         folder.mkdir()
         source.copy_files(folder)
-        context, origin = _compute_reference(settings, source, accelerator, compute_metrics)
+        context, probe = _compute_reference(settings, source, accelerator, compute_metrics)
         trials = _try_candidates(context, candidates, Path(scratch))
         selected, loaded = _select_best(context, trials)
         stop_signals.check_stop()
@@ -105,13 +109,16 @@ def export_artifact(
             safetensors_io.write_tensors(folder / WEIGHTS, best.weights)
             parity = {
                 "num_records": len(context.records),
-                "records_origin": origin,
+                "records_origin": probe.origin,
                 "max_loss": settings.parity.max_loss,
             }
             rows = [trial.row for trial in trials]
             write_json(folder / PARITY, {"format": FORMAT, **parity, **selected.row})
             write_json(folder / BENCHMARK, {"format": FORMAT, "candidates": rows})
-        manifest = _build_manifest(context, best, source, folder)
+        best, proof = _check_invariance(context, best, source)
+        _write_parity_rows(context, best, probe, folder)
+        _write_bucket_times(context, best, folder)
+        manifest = _build_manifest(context, best, source, folder, proof)
         stop_signals.check_stop()
         write_sealed(folder / MANIFEST, dump(manifest))
     return {
@@ -140,17 +147,17 @@ def _compute_reference(
     source: ExportSource,
     accelerator: Accelerator,
     compute_metrics: ComputeMetrics | None,
-) -> tuple[ExportContext, str]:
-    """Return the context of all candidates with the fp32 outputs, and the origin of the records."""
-    records, origin = source.build_parity_records(settings)
+) -> tuple[ExportContext, ProbeTexts]:
+    """Return the context of all candidates with the fp32 outputs, and the texts of the records."""
+    records, probe = source.build_parity_records(settings)
     engine = build_reference_engine(source.spec, settings)
     with log_phase("reference: fp32, not compiled", len(records), "records") as phase:
         outputs = replace(engine, on_batch=phase.advance).compute(records)
     context = ExportContext(settings, source.spec, accelerator, records, outputs, compute_metrics)
     if compute_metrics is None:
-        return context, origin
+        return context, probe
     with log_phase("reference: held-out metrics in fp32"):
-        return replace(context, reference_metrics=context.measure_metrics(engine)), origin
+        return replace(context, reference_metrics=context.measure_metrics(engine)), probe
 
 
 def _try_candidates(
@@ -241,20 +248,69 @@ def _is_close(figure: float, best: float) -> bool:
     return FINALIST_RATIO < figure / best < 1 / FINALIST_RATIO
 
 
+def _check_invariance(
+    context: ExportContext, best: LoadedCandidate, source: ExportSource
+) -> tuple[LoadedCandidate, BatchInvariance | None]:
+    """Return a candidate with its batch-invariant buckets and the proof, or unchanged with None."""
+    if not context.settings.parity.batch_invariance:
+        return best, None
+    with log_phase("verify: batch invariance", len(best.buckets), "lengths") as phase:
+        invariant = check_batch_invariance(
+            best.runner, best.buckets, source.synthetic_records, phase.advance
+        )
+    if invariant is None:
+        return best, None
+    proof = BatchInvariance(chip=_chip_name(best), num_texts=invariant.num_texts)
+    return replace(best, buckets=invariant.buckets), proof
+
+
+def _write_parity_rows(
+    context: ExportContext, best: LoadedCandidate, probe: ProbeTexts, folder: Path
+) -> None:
+    """Store a few records with the outputs of a candidate, if the settings ask for it."""
+    count = context.settings.parity.stored_rows
+    if not count:
+        return
+    rows = build_parity_rows(
+        context.records,
+        probe,
+        best.build_engine(context),
+        output_kind=context.spec.output_kind,
+        precision=best.candidate.precision,
+        count=count,
+    )
+    write_parity_rows(folder, rows)
+
+
+def _write_bucket_times(context: ExportContext, best: LoadedCandidate, folder: Path) -> None:
+    """Store the times of the batches of a candidate.
+
+    A model that generates text has none: the time of its batches depends on the answers.
+    """
+    if context.spec.output_kind == "text":
+        return
+    with log_phase("measure: times of the batches"):
+        times = measure_bucket_times(
+            best.runner,
+            best.buckets,
+            context.spec.inputs,
+            seconds=context.settings.candidates.timing_seconds,
+            has_dynamic_shapes=best.candidate.backend.has_dynamic_shapes,
+            threads=best.candidate.threads,
+            chip=_chip_name(best),
+        )
+    write_bucket_times(folder, times)
+
+
 def _build_manifest(
-    context: ExportContext, best: LoadedCandidate, source: ExportSource, folder: Path
+    context: ExportContext,
+    best: LoadedCandidate,
+    source: ExportSource,
+    folder: Path,
+    proof: BatchInvariance | None,
 ) -> ArtifactManifest:
-    """Return the manifest; check batch invariance first if the settings ask for it."""
+    """Return the manifest of the files in a folder."""
     settings, candidate = context.settings, best.candidate
-    buckets, proof = best.buckets, None
-    if settings.parity.batch_invariance:
-        with log_phase("verify: batch invariance", len(buckets), "lengths") as phase:
-            invariant = check_batch_invariance(
-                best.runner, buckets, source.synthetic_records, phase.advance
-            )
-        if invariant is not None:
-            buckets = invariant.buckets
-            proof = BatchInvariance(chip=_chip_name(best), num_texts=invariant.num_texts)
     backend, level = candidate.backend, settings.candidates.portable
     target = settings.export
     origin = target.run or target.model or target.module or ""
@@ -275,7 +331,7 @@ def _build_manifest(
             chip=_chip_name(best),
             threads=candidate.threads,
         ),
-        buckets=buckets,
+        buckets=best.buckets,
         batch_invariance=proof,
         origin=WeightsOrigin(
             path=origin, step=str(settings.export.step), sha256=source.weights_sha256

@@ -126,6 +126,9 @@ class ParitySettings(Settings):
     """Whether held-out metrics of the run are compared, too; never for language models."""
     batch_invariance: bool = True
     """Whether batch invariance is checked: bitwise equal outputs in every batch."""
+    stored_rows: int = Field(default=8, ge=0)
+    """Number of compared records that the artifact stores with their outputs, so that a server can
+    compute them again; 0 stores no records."""
 
 
 class ExportSettings(Settings):

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regauge.artifacts.engine import Engine, select_buckets
+from regauge.artifacts.buckets import select_buckets
+from regauge.artifacts.engine import Engine
 from regauge.artifacts.records import TextRecords
 from regauge.data.chat_templates import TemplateError
 from regauge.data.conversations import ASSISTANT, ConversationError

@@ -140,6 +140,22 @@ def convert_vectors(vectors: np.ndarray, dtype: Dtype) -> Columns:
     return {"embedding": vectors.astype(dtype)}
 
 
+def restore_vectors(
+    stored: np.ndarray, dtype: Dtype, width: int, scale: np.ndarray | None = None
+) -> np.ndarray:
+    """Return vectors, [records, width] fp32, from the column `embedding` of `convert_vectors`.
+
+    `scale` is the column of int8 vectors, [records]. A binary vector has numbers of one magnitude,
+    so that its length is 1.
+    """
+    if dtype == "binary":
+        signs = np.unpackbits(stored, axis=1, count=width).astype(np.float32)
+        unit: np.ndarray = (2 * signs - 1) / np.float32(np.sqrt(width))
+        return unit
+    vectors = stored.astype(np.float32, copy=False)
+    return vectors if scale is None else vectors * scale[:, None]
+
+
 def build_table(
     columns: Columns, kept: Mapping[str, Sequence[Any]], kinds: dict[str, FieldKind]
 ) -> pa.Table:

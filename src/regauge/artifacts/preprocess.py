@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 MAX_CHECKED_CONVERSATIONS = 100
 """Conversations whose parts are searched in the rendered text."""
 Ids = list[np.ndarray]
+Flags = list[bool]
 NO_VALUES: Mapping[str, Sequence[Value | None]] = MappingProxyType({})
 
 
@@ -49,6 +50,8 @@ class EncodedRecords(NamedTuple):
     records: TextRecords
     num_truncated: int
     """Number of texts that were longer than the model reads."""
+    is_truncated: np.ndarray
+    """Whether a text of a record was longer than the model reads, [records] bool."""
 
 
 class Preprocessor:
@@ -83,6 +86,11 @@ class Preprocessor:
         """Whether a text is a message of a conversation, in a chat template."""
         return self._tokenization.input_format == "chat"
 
+    @property
+    def is_stable(self) -> bool:
+        """Whether a text always gives the same tokens; a chat template may write the date."""
+        return not self.is_chat or not self._template.unstable_names
+
     def with_tokenization(self, tokenization: Tokenization | None) -> Preprocessor:
         """Return a preprocessor with the same tokenizer and other limits."""
         changed = copy.copy(self)
@@ -111,28 +119,108 @@ class Preprocessor:
             self._encode_texts(texts, limit, prefix)
             for texts, limit in zip(columns, limits, strict=True)
         ]
-        truncated = sum(count for _, count in encoded)
+        truncated = np.array([flags for _, flags in encoded], bool)
         lists = [ids for ids, _ in encoded]
         if not self._input_spec.is_pair:
             features = self._build_features(values, len(lists[0]))
             records = TextRecords(list(map(TokenizedTexts.from_lists, lists)), features)
-            return EncodedRecords(records, truncated)
+            return _summarize_truncation(records, truncated)
         first_texts = lists[0]
         joined = [self._join(first, second) for first, second in zip(*lists, strict=True)]
-        truncated += sum(len(ids) > max_tokens for ids in joined)
+        is_joined_truncated = np.array([len(ids) > max_tokens for ids in joined], bool)
         pairs = list(map(self._truncate, joined, map(len, first_texts)))
         joined = [ids for ids, _ in pairs]
         starts = np.fromiter((start for _, start in pairs), np.int32, len(pairs))
         records = TextRecords([TokenizedTexts.from_lists(joined)], [starts])
-        return EncodedRecords(records, truncated)
+        return _summarize_truncation(records, np.vstack([truncated, is_joined_truncated]))
+
+    def encode_windows(
+        self, texts: Sequence[str], prompt: str | None = None
+    ) -> tuple[TextRecords, np.ndarray]:
+        """Return texts as windows that the model can read, and the text of each window.
+
+        A text is split into consecutive windows of as many tokens as the model reads, each with
+        the special tokens. The prompt begins the first window. The second value is [windows] int64.
+        """
+        prefix = self._tokenization.prompt_text(prompt)
+        encoded = self._tokenizer.encode(
+            [prefix + text for text in texts], parse_special_tokens=self._parses_special_tokens
+        )
+        room = self._max_text_length - self._tokenizer.num_special_tokens
+        windows = [
+            (index, ids[start : start + room])
+            for index, ids in enumerate(encoded)
+            for start in range(0, max(1, len(ids)), room)
+        ]
+        lists = [self._tokenizer.add_special_tokens(ids) for _, ids in windows]
+        owners = np.array([index for index, _ in windows], np.int64)
+        return TextRecords.from_lists(lists), owners
+
+    def encode_ids(self, lists: Sequence[np.ndarray]) -> EncodedRecords:
+        """Return texts that were tokenized elsewhere, with special tokens if they have none."""
+        prefix, suffix = self._tokenizer.prefix, self._tokenizer.suffix
+        limit = self._max_text_length
+        room = limit - self._tokenizer.num_special_tokens
+        side = self._tokenization.truncation_side
+        completed, flags = [], []
+        for ids in lists:
+            content = ids
+            has_prefix = len(prefix) and np.array_equal(ids[: len(prefix)], prefix)
+            has_suffix = len(suffix) and np.array_equal(ids[-len(suffix) :], suffix)
+            if has_prefix or (has_suffix and not len(prefix)):
+                content = ids[len(prefix) : len(ids) - len(suffix) if has_suffix else None]
+            flags.append(len(content) > room)
+            content = truncate_ids(content, room, side)
+            completed.append(self._tokenizer.add_special_tokens(content).astype(np.int32))
+        return _summarize_truncation(TextRecords.from_lists(completed), np.array([flags], bool))
+
+    @property
+    def _max_text_length(self) -> int:
+        """The most tokens of a text in a record of one text."""
+        return min((self._tokenization.max_length, *self._input_spec.max_lengths))
+
+    def describe_tokens(
+        self, texts: Sequence[str], prompt: str | None = None, *, add_special_tokens: bool = True
+    ) -> list[list[dict[str, Any]]]:
+        """Return the tokens of whole texts: `id`, `text`, `special`, `start` and `stop`.
+
+        `start` and `stop` are characters of the text with its prompt; special tokens have none.
+        """
+        prefix = self._tokenization.prompt_text(prompt)
+        encoded = self._tokenizer.encode_with_offsets(
+            [prefix + text for text in texts], parse_special_tokens=self._parses_special_tokens
+        )
+        rows = []
+        for text, tokens in zip(texts, encoded, strict=True):
+            row = [
+                {
+                    "id": int(token_id),
+                    "text": (prefix + text)[start:stop],
+                    "special": False,
+                    "start": int(start),
+                    "stop": int(stop),
+                }
+                for token_id, (start, stop) in zip(tokens.ids, tokens.offsets, strict=True)
+            ]
+            if add_special_tokens:
+                before, after = (
+                    [self._describe_special_token(int(token_id)) for token_id in ids]
+                    for ids in (self._tokenizer.prefix, self._tokenizer.suffix)
+                )
+                row = [*before, *row, *after]
+            rows.append(row)
+        return rows
+
+    def _describe_special_token(self, token_id: int) -> dict[str, Any]:
+        text = self._tokenizer.token_text(token_id)
+        return {"id": token_id, "text": text, "special": True, "start": None, "stop": None}
 
     def find_words(self, texts: Sequence[str]) -> list[TextWords]:
         """Return the words of texts, as the pre-tokenizer of the model splits them.
 
         Words after the length limit of the model are left out.
         """
-        max_tokens = self._tokenization.max_length
-        room = min((max_tokens, *self._input_spec.max_lengths)) - self._tokenizer.num_special_tokens
+        room = self._max_text_length - self._tokenizer.num_special_tokens
         encoded = self._tokenizer.encode_with_offsets(
             texts, parse_special_tokens=self._parses_special_tokens
         )
@@ -174,19 +262,19 @@ class Preprocessor:
             hashes[:, index] = [encode_value(value, "category") for value in values[name]]
         return [numbers, find_embedding_rows(hashes, ranking.interactions.buckets)]
 
-    def _encode_texts(self, texts: Sequence[str], limit: int, prefix: str) -> tuple[Ids, int]:
-        """Return the ids of texts with special tokens, and how many texts were truncated."""
+    def _encode_texts(self, texts: Sequence[str], limit: int, prefix: str) -> tuple[Ids, Flags]:
+        """Return the ids of texts with special tokens, and whether they were truncated."""
         prompted = [prefix + text for text in texts] if prefix else list(texts)
         if self._tokenization.input_format != "text":
             return self._encode_prompts(prompted, limit)
         encoded = self._tokenizer.encode(prompted, parse_special_tokens=self._parses_special_tokens)
         room = limit - self._tokenizer.num_special_tokens
-        truncated = sum(len(ids) > room for ids in encoded)
+        truncated = [len(ids) > room for ids in encoded]
         side = self._tokenization.truncation_side
         encoded = [truncate_ids(ids, room, side) for ids in encoded]
         return [self._tokenizer.add_special_tokens(ids) for ids in encoded], truncated
 
-    def _encode_prompts(self, texts: Sequence[str], limit: int) -> tuple[Ids, int]:
+    def _encode_prompts(self, texts: Sequence[str], limit: int) -> tuple[Ids, Flags]:
         """Return the ids of generation prompts; a long prompt is truncated at its start."""
         if self.is_chat:
             try:
@@ -203,12 +291,12 @@ class Preprocessor:
         )
         room = limit - num_special_tokens
         prompts = [add_special_tokens(ids[-room:]) for ids in encoded]
-        return prompts, sum(len(ids) > room for ids in encoded)
+        return prompts, [len(ids) > room for ids in encoded]
 
-    def _encode_requests(self, requests: Sequence[str], limit: int) -> tuple[Ids, int]:
+    def _encode_requests(self, requests: Sequence[str], limit: int) -> tuple[Ids, Flags]:
         """Return the ids of rendered conversations; a long one is truncated at its start."""
         encoded = self._tokenizer.encode(list(requests), parse_special_tokens=True)
-        return [ids[-limit:] for ids in encoded], sum(len(ids) > limit for ids in encoded)
+        return [ids[-limit:] for ids in encoded], [len(ids) > limit for ids in encoded]
 
     def render_request(self, record: Mapping[str, Value]) -> str:
         """Return the conversation of a record up to its answer, as the text that a model reads.
@@ -235,7 +323,7 @@ class Preprocessor:
     def encode_requests(self, requests: Sequence[str]) -> EncodedRecords:
         """Return the tokens of conversations that `render_request` has rendered."""
         ids, truncated = self._encode_requests(requests, self._tokenization.max_length)
-        return EncodedRecords(TextRecords.from_lists(ids), truncated)
+        return _summarize_truncation(TextRecords.from_lists(ids), np.array([truncated], bool))
 
     @cached_property
     def _template(self) -> chat_templates.ChatTemplate:
@@ -257,7 +345,7 @@ class Preprocessor:
         )
         starts = np.fromiter((pair.second_start for pair in pairs), np.int32, len(pairs))
         records = TextRecords([TokenizedTexts.from_lists([pair.ids for pair in pairs])], [starts])
-        return EncodedRecords(records, sum(pair.is_truncated for pair in pairs))
+        return _summarize_truncation(records, np.array([[pair.is_truncated for pair in pairs]]))
 
     def _truncate(self, ids: np.ndarray, start: int) -> tuple[np.ndarray, int]:
         """Return as many ids of a pair as the model reads, and the start of the second text.
@@ -280,6 +368,12 @@ class Preprocessor:
     def _join(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Return two texts as one, without the special tokens at the start of the second."""
         return np.concatenate([first, second[len(self._tokenizer.prefix) :]])
+
+
+def _summarize_truncation(records: TextRecords, flags: np.ndarray) -> EncodedRecords:
+    """Return encoded records; `flags`, [texts, records] bool, are those of each text field."""
+    is_truncated: np.ndarray = np.any(flags, axis=0)
+    return EncodedRecords(records, int(flags.sum()), is_truncated)
 
 
 def _strip_span(text: str, start: int, end: int) -> tuple[int, int]:

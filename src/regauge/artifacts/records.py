@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,6 +81,15 @@ class TextRecords:
             [values[indices] for values in self.features],
         )
 
+    def slice_arrays(self, index: int) -> list[np.ndarray]:
+        """Return the arrays of one record: ids and length of each text, then the features."""
+        arrays = []
+        for column, starts in zip(self.texts, self._starts, strict=True):
+            start = starts[index]
+            arrays.append(column.ids[start : start + column.lengths[index]])
+            arrays.append(column.lengths[index : index + 1])
+        return [*arrays, *(values[index : index + 1] for values in self.features)]
+
     @property
     def lengths(self) -> np.ndarray:
         """The tokens of the longest text of each record, [records]."""
@@ -114,7 +122,7 @@ class TextRecords:
             np.stack(lengths, 1) if has_several_texts else lengths[0],
             *(_pad_rows(values, batch) for values in self.features),
         ]
-        return tuple(map(torch.from_numpy, arrays))
+        return _to_tensors(arrays)
 
 
 class TensorRecords:
@@ -124,10 +132,14 @@ class TensorRecords:
 
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
         """Take one array [records, …] for each input tensor."""
-        self._arrays = tuple(arrays)
+        self.arrays = tuple(arrays)
 
     def __len__(self) -> int:
-        return len(self._arrays[0])
+        return len(self.arrays[0])
+
+    def slice_arrays(self, index: int) -> list[np.ndarray]:
+        """Return the row of each input tensor of one record."""
+        return [values[index : index + 1] for values in self.arrays]
 
     @property
     def lengths(self) -> np.ndarray:
@@ -141,14 +153,21 @@ class TensorRecords:
 
     def select(self, indices: np.ndarray) -> TensorRecords:
         """Return the records with these indices."""
-        return TensorRecords([values[indices] for values in self._arrays])
+        return TensorRecords([values[indices] for values in self.arrays])
 
     def build_inputs(self, batch: BucketBatch) -> tuple[Tensor, ...]:
         """Return the inputs of a module for a batch, with zeros in empty rows."""
-        return tuple(torch.from_numpy(_pad_rows(values, batch)) for values in self._arrays)
+        return _to_tensors([_pad_rows(values, batch) for values in self.arrays])
 
 
 Records = TextRecords | TensorRecords
+
+
+def _to_tensors(arrays: Sequence[np.ndarray]) -> tuple[Tensor, ...]:
+    """Return arrays as tensors; torch is imported late, because a server tokenizes without it."""
+    import torch
+
+    return tuple(map(torch.from_numpy, arrays))
 
 
 def _pad_rows(values: np.ndarray, batch: BucketBatch) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 from regauge import choices
 from regauge.artifacts.manifest import DATASET_FILE, MODEL, TOKENIZER
 from regauge.artifacts.preprocess import Preprocessor
-from regauge.artifacts.probe_texts import select_probe_texts
+from regauge.artifacts.probe_texts import ProbeTexts, select_probe_texts
 from regauge.artifacts.programs import (
     build_folder_spec,
     build_module_spec,
@@ -90,8 +90,8 @@ class ExportSource(Protocol):
         """Copy the files that restore the program into the folder of an artifact."""
         ...
 
-    def build_parity_records(self, settings: ExportSettings) -> tuple[Records, str]:
-        """Return the records for parity and timing, and a description of their origin."""
+    def build_parity_records(self, settings: ExportSettings) -> tuple[Records, ProbeTexts]:
+        """Return the records for parity and timing, and their texts, if they have any."""
         ...
 
     def synthetic_records(self, count: int, min_length: int, max_length: int) -> Records:
@@ -129,14 +129,14 @@ class ModelFolder:
         (folder / TOKENIZER).mkdir()
         copy_tokenizer_files(self._folder, folder / TOKENIZER)
 
-    def build_parity_records(self, settings: ExportSettings) -> tuple[Records, str]:
+    def build_parity_records(self, settings: ExportSettings) -> tuple[Records, ProbeTexts]:
         """Return records of `parity.source`, else of the run's held-out rows, else docstrings."""
         spec = self.spec
         dataset = self._trained.dataset if self._trained else None
         count = settings.parity.num_texts
         if spec.input_spec.ranking is not None and settings.parity.source is None:
             records = self.synthetic_records(count, 1, spec.max_tokens)
-            return records, "synthetic records of every length"
+            return records, ProbeTexts([], {}, "synthetic records of every length")
         if spec.output_kind == "text":
             count = min(count, MAX_GENERATION_PROMPTS)
         list_words = self._list_words if spec.output_kind == "vectors" else tuple
@@ -144,7 +144,8 @@ class ModelFolder:
             settings.parity.source, dataset, count, spec.input_spec, list_words
         )
         preprocessor = Preprocessor(self._folder, spec.required_tokenization, spec.input_spec)
-        return preprocessor.encode_records(probe.columns, values=probe.values).records, probe.origin
+        records = preprocessor.encode_records(probe.columns, values=probe.values).records
+        return records, probe if preprocessor.is_stable else ProbeTexts([], {}, probe.origin)
 
     def _read_vocab_size(self) -> int:
         if self._trained is not None and self.spec.task is not None:
@@ -205,11 +206,11 @@ class CustomModuleSource:
     def copy_files(self, folder: Path) -> None:
         """Copy nothing: the code of the module is imported when the artifact is loaded."""
 
-    def build_parity_records(self, settings: ExportSettings) -> tuple[Records, str]:
+    def build_parity_records(self, settings: ExportSettings) -> tuple[Records, ProbeTexts]:
         """Return the rows of the examples, repeated up to the number of parity texts."""
         arrays = [value.numpy() for value in self._examples.values()]
         rows = np.arange(settings.parity.num_texts) % len(arrays[0])
-        return TensorRecords(arrays).select(rows), f"examples of {self._path}"
+        return TensorRecords(arrays).select(rows), ProbeTexts([], {}, f"examples of {self._path}")
 
     def synthetic_records(self, count: int, min_length: int, max_length: int) -> Records:
         """Return rows that all differ: the examples with deterministic noise of 0.001."""

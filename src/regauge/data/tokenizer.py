@@ -192,6 +192,10 @@ class LoadedTokenizer:
         """Return the text of token ids, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def token_text(self, token_id: int) -> str:
+        """Return a token as the vocabulary writes it; empty for an unknown id."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
     def drop_partial_word(self, ids: np.ndarray) -> np.ndarray:
         """Return a chunk of a text without a word that the previous chunk has begun.
 

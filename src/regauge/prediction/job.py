@@ -163,7 +163,7 @@ class PredictJob:
 
         A shard with a missing or truncated file is not finished.
         """
-        return {_get_shard(line): line for line in self._read_ledgers() if self._has_files(line)}
+        return read_finished_shards(self.folder)
 
     def find_finished_shards(self) -> dict[ShardId, dict[str, Any]]:
         """Return the ledger lines of all finished shards; hash their files if settings ask so."""
@@ -175,7 +175,7 @@ class PredictJob:
 
         The files of the pieces of this job are hashed. A shard with a changed file is not finished.
         """
-        lines = [line for line in self._read_ledgers() if self._has_files(line)]
+        lines = [line for line in _read_ledgers(self.folder) if _has_files(self.folder, line)]
         if lines:
             logger.info("Verifying finished shards: %d", len(lines))
         with ThreadPoolExecutor() as pool:
@@ -188,26 +188,11 @@ class PredictJob:
             logger.warning("%d changed, computing again: %s", len(damaged), names)
         return whole
 
-    def _read_ledgers(self) -> Iterator[dict[str, Any]]:
-        """Yield the ledger lines of all jobs."""
-        for path in sorted((self.folder / JOBS).glob(f"*/{LEDGER}")):
-            yield from jsonl.read_lines(path, ShardLine)
-
     def commit_shard(self, line: Mapping[str, Any]) -> None:
         """Append the line of a shard to the ledger; its files must be in the output folder."""
         with jsonl.open_for_append(self.job_folder / LEDGER) as file:
             jsonl.write_line(file, line)
             os.fsync(file.fileno())
-
-    def _has_files(self, line: dict[str, Any]) -> bool:
-        """Return whether the files of a ledger line are of its shard and have their sizes."""
-        sizes = line["bytes"]
-        names = {f"{_get_shard(line).name}.{suffix}" for suffix in SHARD_SUFFIXES}
-        paths = {name: self.folder / SHARDS / name for name in sizes}
-        return bool(sizes) and all(
-            name in names and path.is_file() and path.stat().st_size == sizes[name]
-            for name, path in paths.items()
-        )
 
     def _has_hashes(self, line: dict[str, Any]) -> bool:
         """Return whether the files of a ledger line have their hashes, if this job wrote them."""
@@ -218,6 +203,31 @@ class PredictJob:
             name = f"{_get_shard(line).name}.jsonl"
             hashes[self.folder / QUARANTINE / name] = line["quarantine_sha256"].get(name)
         return all(path.is_file() and sha256(path) == value for path, value in hashes.items())
+
+
+def read_finished_shards(folder: Path) -> dict[ShardId, dict[str, Any]]:
+    """Return the ledger lines of all finished shards in an output folder.
+
+    A shard with a missing or truncated file is not finished.
+    """
+    return {_get_shard(line): line for line in _read_ledgers(folder) if _has_files(folder, line)}
+
+
+def _read_ledgers(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the ledger lines of all jobs."""
+    for path in sorted((folder / JOBS).glob(f"*/{LEDGER}")):
+        yield from jsonl.read_lines(path, ShardLine)
+
+
+def _has_files(folder: Path, line: dict[str, Any]) -> bool:
+    """Return whether the files of a ledger line are of its shard and have their sizes."""
+    sizes = line["bytes"]
+    names = {f"{_get_shard(line).name}.{suffix}" for suffix in SHARD_SUFFIXES}
+    paths = {name: folder / SHARDS / name for name in sizes}
+    return bool(sizes) and all(
+        name in names and path.is_file() and path.stat().st_size == sizes[name]
+        for name, path in paths.items()
+    )
 
 
 def _describe_difference(document: dict[str, Any], stored: dict[str, Any]) -> str:

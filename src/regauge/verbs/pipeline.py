@@ -20,6 +20,9 @@ from regauge.verbs._stages import plan as stage_plan
 from regauge.verbs._stages import status as stage_status
 
 RECORD = "pipeline.json"
+LAST_RESULTS = ("report", "next")
+"""Keys of a stage's result that the result of the pipeline repeats, from the last stage with one:
+the path of a report, and the command that uses the output."""
 OUTPUT = None
 
 
@@ -129,10 +132,12 @@ def run(job: PipelineJob) -> dict[str, Any]:
         outcome = {key: outcome[key] for key in ("seconds", "result")}
         records[index] = _build_record(stage, "finished") | outcome
     _save_records(job, records)
-    reports = [record["result"].get("report") for record in records]
-    report = next((path for path in reversed(reports) if path), None)
     answer = {"folder": str(job.folder), "stages": records}
-    return answer | ({"report": report} if report else {})
+    for key in LAST_RESULTS:
+        values = [record["result"][key] for record in records if record["result"].get(key)]
+        if values:
+            answer[key] = values[-1]
+    return answer
 
 
 def _find_folder_refusal(folder: Path) -> SettingsError | None:
@@ -219,18 +224,20 @@ def _describe_stage(
 
 
 def _show_answer(answer: dict[str, Any]) -> None:
-    """Print the tables of all stages, the answer of the last stage, and the path of the report."""
+    """Print the tables of all stages, the answer of the last stage, and what a user does next."""
     *earlier_stages, last_stage = answer["stages"]
     for stage in earlier_stages:
         tables = {key: rows for key, rows in stage["result"].items() if verbs.is_table(rows)}
         for key, rows in tables.items():
             title = stage["name"] if len(tables) == 1 else f"{stage['name']}: {key}"
             verbs.show({title: rows}, as_json=False)
-    last_answer = {key: value for key, value in last_stage["result"].items() if key != "report"}
+    last_answer = {
+        key: value for key, value in last_stage["result"].items() if key not in LAST_RESULTS
+    }
     verbs.show(last_answer, as_json=False)
-    log.stdout.print(f"folder: {answer['folder']}", markup=False)
-    if "report" in answer:
-        log.stdout.print(f"report: {answer['report']}", markup=False)
+    for key in ("folder", *LAST_RESULTS):
+        if key in answer:
+            log.stdout.print(f"{key}: {answer[key]}", markup=False)
 
 
 def _group_overrides(

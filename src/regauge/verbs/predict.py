@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -104,7 +105,20 @@ def plan(settings: PredictSettings) -> dict[str, Any]:
 
 
 def run(settings: PredictSettings) -> dict[str, Any]:
-    """Run the remaining shards of the job; return its counts and costs."""
+    """Run the remaining shards of the job; return its counts and costs, and perhaps `next`."""
     from regauge.prediction.predict import predict
 
-    return predict(settings)
+    return {**predict(settings), **_suggest_search(settings)}
+
+
+def _suggest_search(settings: PredictSettings) -> dict[str, str]:
+    """Return the command that searches the output as `next`, if it has vectors of an artifact."""
+    from regauge.artifacts.artifact import is_artifact, read_manifest
+
+    folder = Path(settings.artifact)
+    if settings.output.format != "parquet" or not is_artifact(folder):
+        return {}
+    if read_manifest(folder).program.output_kind != "vectors":
+        return {}
+    override = f"serve.search.vectors={settings.output.folder}"
+    return {"next": shlex.join(("regauge", "serve", settings.artifact, override))}

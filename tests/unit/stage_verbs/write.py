@@ -48,4 +48,4 @@ def run(settings: Write) -> dict[str, Any]:
     if settings.text.value == "fail":
         raise DataError("the text fails", "write another")
     (folder / "text.txt").write_text(settings.text.value)
-    return {"characters": len(settings.text.value)}
+    return {"characters": len(settings.text.value), "next": f"read {folder}"}

@@ -8,6 +8,7 @@ import inspect
 import os
 import sysconfig
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -113,6 +114,28 @@ def read_documentation(name: str) -> Iterator[DocumentedObject | Rejected]:
         yield Rejected(name, "the whole file", "invalid Python source", str(error))
         return
     yield from objects
+
+
+def qualify_name(file: str, location: str) -> str:
+    """Return the name of a documented object with its packages, such as `json.decoder.JSONDecoder`.
+
+    `location` is the name without them. Folders with an `__init__.py` are packages.
+    """
+    path = Path(file)
+    if path.as_posix().endswith(TOPICS):
+        return location
+    packages = _list_packages(path.parent)
+    module, _, names = location.partition(".")
+    modules = packages if module == "__init__" and packages else (*packages, module)
+    return ".".join((*modules, names) if names else modules)
+
+
+@cache
+def _list_packages(folder: Path) -> tuple[str, ...]:
+    """Return the names of the packages that a folder belongs to, the outermost first."""
+    if not (folder / "__init__.py").is_file():
+        return ()
+    return (*_list_packages(folder.parent), folder.name)
 
 
 def split_docstring(text: str) -> tuple[str, str]:

@@ -8,7 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from regauge.data.sources import Piece, Record, Rejected, _files
-from regauge.data.sources._docstrings import TEXT_SHARE, DocumentationSource, read_documentation
+from regauge.data.sources._docstrings import (
+    TEXT_SHARE,
+    DocumentationSource,
+    qualify_name,
+    read_documentation,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,12 +26,15 @@ PIECE_BYTES = 4 * 2**20
 class PythonDocs(DocumentationSource):
     """Fields: `text` (a docstring), and its `summary` and `body`, which may be empty."""
 
+    qualified_names: bool = False
+    """Whether a record also has the field `name`, such as `json.dumps`. Copies of a docstring then
+    differ, so that they are not dropped."""
     duplicates: Literal["keep", "drop"] = "drop"
     """Whether to keep or to drop repeated records, such as vendored copies; "drop" by default."""
 
     def field_names(self) -> tuple[str, ...]:
-        """Return the three fields of every record."""
-        return ("text", "summary", "body")
+        """Return the fields of every record."""
+        return ("text", "summary", "body", *(("name",) if self.qualified_names else ()))
 
     def list_pieces(self) -> tuple[Piece, ...]:
         """Group the Python files of every root into pieces of about 4 MiB."""
@@ -45,4 +53,6 @@ class PythonDocs(DocumentationSource):
                     continue
                 summary, body = self.split_pair(item.text) or ("", "")
                 fields: dict[str, Value] = {"text": item.text, "summary": summary, "body": body}
+                if self.qualified_names:
+                    fields["name"] = qualify_name(name, item.location)
                 yield Record(name, item.location, fields)

@@ -1,0 +1,59 @@
+"""The API keys that a server accepts."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from pathlib import Path
+
+from regauge.errors import SettingsError
+
+VARIABLE = "REGAUGE_API_KEYS"
+SCHEME = "bearer "
+
+
+class ApiKeys:
+    """Keys of clients; without keys, every request is accepted.
+
+    Only hashes are kept. A key is compared with all of them in constant time, so an answer does not
+    show how much of a wrong key was right.
+    """
+
+    def __init__(self, keys: list[str]) -> None:
+        self._digests = [_hash(key) for key in keys]
+
+    @classmethod
+    def read(cls, path: str | None) -> ApiKeys:
+        """Read keys from a file, or without one from `REGAUGE_API_KEYS`.
+
+        Raises SettingsError if the file cannot be read or has no key.
+        """
+        if path is None:
+            return cls([key for key in os.environ.get(VARIABLE, "").split(",") if key.strip()])
+        try:
+            lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            problem = f"the API keys in {path} cannot be read: {type(error).__name__}"
+            raise SettingsError(problem, "correct serve.http.api_keys_file") from None
+        keys = [line for line in lines if line.strip() and not line.startswith("#")]
+        if not keys:
+            raise SettingsError(f"{path} has no API key", "write one key per line")
+        return cls(keys)
+
+    @property
+    def is_required(self) -> bool:
+        """Whether a request must have a key."""
+        return bool(self._digests)
+
+    def find_client(self, authorization: str | None) -> str | None:
+        """Return an identifier of the client with this header, or None if its key is wrong."""
+        header = authorization or ""
+        key = header[len(SCHEME) :] if header[: len(SCHEME)].lower() == SCHEME else ""
+        digest = _hash(key)
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        return digest.hex()[:16] if any(matches) else None
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()

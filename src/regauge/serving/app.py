@@ -1,0 +1,57 @@
+"""The ASGI application of the server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+
+from regauge.serving.http_protocol import build_error_response
+from regauge.serving.openapi import build_document_routes
+from regauge.serving.request_errors import RequestError, UnknownModelError
+from regauge.serving.routes.health import build_health_routes
+from regauge.serving.routes.openai import build_openai_routes, format_openai_error
+from regauge.serving.routes.search import build_search_routes
+from regauge.serving.routes.tei import build_tei_routes
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from regauge.serving.search_service import SearchService
+    from regauge.serving.server_context import ServerContext
+
+
+class MethodError(RequestError):
+    """The route has another method."""
+
+    status = 405
+
+
+def build_app(context: ServerContext, search: SearchService | None) -> Starlette:
+    """Return the application with the routes of all protocols, and of the search page."""
+    routes = [
+        *build_openai_routes(context),
+        *build_tei_routes(context),
+        *build_health_routes(context),
+        *build_document_routes(context),
+        *(build_search_routes(context, search) if search else ()),
+    ]
+    app = Starlette(
+        routes=routes,
+        exception_handlers={404: _refuse_path, 405: _refuse_method},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _refuse_path(request: Request, error: Exception) -> Response:
+    del request, error
+    return build_error_response(UnknownModelError("no such path"), format_openai_error)
+
+
+def _refuse_method(request: Request, error: Exception) -> Response:
+    del error
+    return build_error_response(
+        MethodError(f"{request.method} is not the method of this path"), format_openai_error
+    )

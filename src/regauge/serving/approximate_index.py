@@ -1,0 +1,80 @@
+"""Approximate nearest neighbors with faiss: vectors in clusters, of which a query reads some.
+
+The index has a byte per number. It selects more rows than are needed; the search ranks them by
+their stored vectors, so the scores are exact.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from regauge.files import replace_atomically
+from regauge.log import logger
+from regauge.wording import format_count
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from regauge.serving.search_rows import SearchRows
+
+CLUSTERS_PER_ROOT = 4
+"""Clusters per square root of the number of rows, a rule of faiss's guidelines."""
+TRAINING_ROWS = 64
+"""Rows per cluster that the centers are computed from."""
+
+
+def is_available() -> bool:
+    """Return whether faiss is installed."""
+    return importlib.util.find_spec("faiss") is not None
+
+
+class ApproximateIndex:
+    """A faiss index in a memory-mapped file."""
+
+    def __init__(self, path: Path, probes: int) -> None:
+        """Read an index that `write_index` wrote; a query is compared with `probes` clusters."""
+        import faiss
+
+        self._index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
+        self._parameters = faiss.SearchParametersIVF()
+        self._parameters.nprobe = probes
+
+    def select_rows(self, query: np.ndarray, count: int) -> np.ndarray:
+        """Return the numbers of about `count` rows that are probably near, in ascending order."""
+        _, numbers = self._index.search(query[None], count, params=self._parameters)
+        selected: np.ndarray = np.sort(numbers[0][numbers[0] >= 0])
+        return selected
+
+
+def write_index(rows: SearchRows, width: int, path: Path) -> None:
+    """Build the index of all rows and write it, unless the file exists."""
+    import faiss
+
+    if path.is_file():
+        return
+    logger.info("Building the search index of %s", format_count(len(rows), "row"))
+    num_clusters = max(1, min(int(CLUSTERS_PER_ROOT * math.sqrt(len(rows))), len(rows) // 39))
+    index = faiss.IndexIVFScalarQuantizer(
+        faiss.IndexFlatIP(width),
+        width,
+        num_clusters,
+        faiss.ScalarQuantizer.QT_8bit,
+        faiss.METRIC_INNER_PRODUCT,
+    )
+    index.train(_sample_rows(rows, TRAINING_ROWS * num_clusters))
+    for _, block in rows.iterate_blocks():
+        index.add(np.ascontiguousarray(block))
+    with replace_atomically(path) as temporary:
+        faiss.write_index(index, str(temporary))
+
+
+def _sample_rows(rows: SearchRows, count: int) -> np.ndarray:
+    """Return about `count` vectors at equal distances, [rows, width] fp32."""
+    step = max(1, len(rows) // count)
+    samples = [block[-start % step :: step] for start, block in rows.iterate_blocks()]
+    sample: np.ndarray = np.ascontiguousarray(np.concatenate(samples))
+    return sample

@@ -1,0 +1,177 @@
+"""Selects the records of the next batch from the first ones of a queue.
+
+The cheapest packing is the one with the highest efficiency. The efficiency of a batch is the time
+that its records need in full batches of their own lengths, divided by the time of the batch. The
+first record of the queue is in every batch, so no record starves.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from regauge.artifacts.buckets import Buckets
+
+MIN_LIMITED_FACTOR = 2.0
+"""A limited batch may take this many times the time of a single record of its length."""
+
+
+class BatchTimes(Protocol):
+    """The measured time of each batch shape."""
+
+    def milliseconds(self, length: int, rows: int) -> float:
+        """Return the time of a batch, in milliseconds."""
+        ...
+
+
+class Queueable(Protocol):
+    """A record that waits to be computed."""
+
+    @property
+    def length(self) -> int:
+        """The length of its bucket, in tokens."""
+        ...
+
+
+class PlannedBatch(NamedTuple):
+    """A batch to compute."""
+
+    length: int
+    """Tokens of each row, padding included."""
+    indices: list[int]
+    """The records, by their index in the queue."""
+    milliseconds: float
+    """The expected time."""
+
+
+class _Choice(NamedTuple):
+    """A possible batch: the longest records that fit `length`, up to a number of rows."""
+
+    efficiency: float
+    length: int
+    rows: int
+    first: int
+    """Index of the first record that fits, in descending order of length."""
+    milliseconds: float
+
+
+class _Records(NamedTuple):
+    """The records of a queue after its first one, in descending order of length."""
+
+    lengths: list[int]
+    sums: list[float]
+    """The summed costs of the first 0, 1, ... records."""
+    firsts: list[int]
+    """Index of the first record of each length."""
+
+
+class BatchPlanner:
+    """Plans batches for the buckets and the times of an artifact."""
+
+    def __init__(self, buckets: Buckets, times: BatchTimes, *, mixes_lengths: bool) -> None:
+        """Take the buckets and times; with `mixes_lengths`, a record may be padded to any bucket.
+
+        Without it, the padding of a record depends on its own length alone, as batch invariance
+        requires.
+        """
+        self._mixes_lengths = mixes_lengths
+        self._needs_row_padding = buckets.needs_row_padding
+        self._sizes = {bucket.length: bucket.batch_sizes for bucket in buckets.shapes}
+        self._times = times
+        self._cache: dict[tuple[int, int], float] = {}
+        self._costs = {
+            length: self.milliseconds(length, sizes[0]) / sizes[0]
+            for length, sizes in self._sizes.items()
+        }
+
+    def cost(self, length: int) -> float:
+        """Return the milliseconds of a record in a full batch of its bucket."""
+        return self._costs[length]
+
+    def milliseconds(self, length: int, rows: int) -> float:
+        """Return the expected time of a batch, rows that are padding included."""
+        key = length, self._padded_rows(length, rows)
+        if key not in self._cache:
+            self._cache[key] = self._times.milliseconds(*key)
+        return self._cache[key]
+
+    def plan(self, queue: Sequence[Queueable], limit_ms: float) -> PlannedBatch:
+        """Return the next batch from a nonempty queue in order of service.
+
+        The batch takes at most `limit_ms` milliseconds, or `MIN_LIMITED_FACTOR` times the time of a
+        single record if that is longer.
+        """
+        leader = queue[0].length
+        if self._mixes_lengths:
+            order = sorted(range(1, len(queue)), key=lambda index: -queue[index].length)
+        else:
+            order = [index for index in range(1, len(queue)) if queue[index].length == leader]
+        others = self._summarize([queue[index].length for index in order])
+        firsts = {leader: len(order)}
+        for first in reversed(others.firsts):
+            firsts[max(leader, others.lengths[first])] = first
+        best = max(
+            self._choose_rows(leader, length, first, others, limit_ms)
+            for length, first in firsts.items()
+        )
+        indices = [0, *order[best.first : best.first + best.rows - 1]]
+        return PlannedBatch(best.length, sorted(indices), best.milliseconds)
+
+    def _summarize(self, lengths: list[int]) -> _Records:
+        """Return records with these descending lengths."""
+        sums = list(accumulate((self._costs[length] for length in lengths), initial=0.0))
+        firsts = [
+            index
+            for index, length in enumerate(lengths)
+            if not index or length != lengths[index - 1]
+        ]
+        return _Records(lengths, sums, firsts)
+
+    def _choose_rows(
+        self, leader: int, length: int, first: int, others: _Records, limit_ms: float
+    ) -> _Choice:
+        """Return the most efficient batch of a length: the leader, and others from `first` on.
+
+        Between two declared sizes time is linear in the rows. So the efficiency is highest at a
+        declared size, before a record of another length, or at the limit.
+        """
+        available = len(others.sums) - first
+        sizes = self._sizes[length]
+        limit_ms = max(limit_ms, MIN_LIMITED_FACTOR * self.milliseconds(length, 1))
+        candidates = {min(available, size) for size in sizes}
+        if not self._needs_row_padding:
+            candidates.update(
+                rows for start in others.firsts if 1 <= (rows := start - first + 1) <= sizes[0]
+            )
+            candidates.add(self._limit_rows(length, min(available, sizes[0]), limit_ms))
+        start, costs = others.sums[first], self._costs[leader]
+        choices = [
+            _Choice(
+                (costs + others.sums[first + rows - 1] - start) / milliseconds,
+                length,
+                rows,
+                first,
+                milliseconds,
+            )
+            for rows in candidates
+            if (milliseconds := self.milliseconds(length, rows)) <= limit_ms or rows == 1
+        ]
+        return max(choices)
+
+    def _limit_rows(self, length: int, max_rows: int, limit_ms: float) -> int:
+        """Return the most rows of a length, at least 1, that take at most `limit_ms`."""
+        if self.milliseconds(length, max_rows) <= limit_ms:
+            return max_rows
+        rows = range(1, max_rows + 1)
+        key = partial(self.milliseconds, length)
+        return max(1, bisect_right(rows, limit_ms, key=key))
+
+    def _padded_rows(self, length: int, rows: int) -> int:
+        if not self._needs_row_padding:
+            return rows
+        return min(size for size in self._sizes[length] if size >= rows)

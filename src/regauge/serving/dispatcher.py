@@ -1,0 +1,225 @@
+"""Computes requests: their records become batches, and the outputs of batches their answers.
+
+A record that fails, or whose batch ends a worker, is computed again as a batch of its own. So it
+harms no other record. If it fails alone, its request gets status 424.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regauge.artifacts.records import TextRecords
+from regauge.serving.request_errors import DeadlineError, OverloadedError, UnavailableError
+from regauge.serving.scheduler import QueuedRequest, QueueFullError
+from regauge.serving.worker_pool import WorkerLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from regauge.artifacts.records import Records
+    from regauge.serving.scheduler import Priority, QueuedRecord, ScheduledBatch, Scheduler
+    from regauge.serving.wire import Message
+    from regauge.serving.worker_pool import WorkerPool, WorkerProcess
+
+QUEUED_BATCHES = 2
+"""Batches that a worker is sent before the first is answered, so that it never waits."""
+MAX_FAILURES = 2
+"""How many workers a record may end."""
+NON_FINITE = "the model returned numbers that are not finite"
+
+
+@dataclass(eq=False)
+class ComputedRequest(QueuedRequest):
+    """A request that is being computed."""
+
+    records: Records = field(kw_only=True)
+    outputs: np.ndarray = field(kw_only=True)
+    """The outputs of all records, [records, width] fp32."""
+    answer: asyncio.Future[None] = field(kw_only=True)
+    num_open: int = field(kw_only=True)
+    """Number of records without outputs."""
+    failures: dict[int, str] = field(default_factory=dict, kw_only=True)
+    """The failures of records by their index."""
+
+    def finish_record(self, index: int, failure: str | None) -> None:
+        """Record that the outputs of a record are complete, or that it has failed."""
+        if failure is not None:
+            self.failures[index] = failure
+        self.num_open -= 1
+        if not self.num_open and not self.answer.done():
+            self.answer.set_result(None)
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """Who sends a request, and how it is served."""
+
+    client: Hashable
+    """The client that shares the processors with others."""
+    priority: Priority
+    timeout_seconds: float
+
+
+class Dispatcher:
+    """The scheduler of a model with its workers."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        pool: WorkerPool,
+        output_size: int,
+        on_batch: Callable[[ScheduledBatch, float], object],
+    ) -> None:
+        """Take the parts; `on_batch` is called with each batch and its milliseconds."""
+        self._scheduler = scheduler
+        self._pool = pool
+        self._output_size = output_size
+        self._on_batch = on_batch
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def check_room(self, options: RequestOptions) -> None:
+        """Raise OverloadedError or UnavailableError if no further request would be accepted."""
+        if not self._pool.ready:
+            seconds = max(1, round(self._pool.start_seconds))
+            raise UnavailableError("no worker is ready", retry_after=seconds)
+        try:
+            self._scheduler.check_room(options.priority, options.timeout_seconds)
+        except QueueFullError as error:
+            raise OverloadedError(str(error), retry_after=error.retry_after) from None
+
+    async def compute(
+        self, records: Records, lengths: Sequence[int], options: RequestOptions
+    ) -> ComputedRequest:
+        """Return a request with the outputs or the failure of every record.
+
+        `lengths` are the bucket lengths of the records. Raises OverloadedError, UnavailableError or
+        DeadlineError. The records leave the queue if the caller is cancelled.
+        """
+        self.check_room(options)
+        loop = asyncio.get_running_loop()
+        now = time.monotonic()
+        request = ComputedRequest(
+            options.client,
+            options.priority,
+            now + options.timeout_seconds,
+            records=records,
+            outputs=np.zeros((len(records), self._output_size), np.float32),
+            answer=loop.create_future(),
+            num_open=len(records),
+        )
+        try:
+            self._scheduler.add(request, lengths, now)
+        except QueueFullError as error:
+            raise OverloadedError(str(error), retry_after=error.retry_after) from None
+        self.fill_workers()
+        timer = loop.call_later(options.timeout_seconds, _end_late, request)
+        try:
+            await request.answer
+        finally:
+            timer.cancel()
+            if request.num_open:
+                self._scheduler.cancel(request)
+        return request
+
+    def fill_workers(self) -> None:
+        """Send waiting batches to the workers that have room."""
+        self._scheduler.num_workers = len(self._pool.ready)
+        # Without a second batch the worker idles shortly; with it, an interactive request waits.
+        limit = 1 if self._scheduler.is_guarded else QUEUED_BATCHES
+        for worker in sorted(self._pool.ready, key=lambda item: item.num_batches):
+            while worker.num_batches < limit:
+                batch = self._scheduler.take_batch(time.monotonic())
+                if batch is None:
+                    return
+                # Sent now, because the next turn of the loop must see that the worker has it.
+                answer = self._send_batch(worker, batch)
+                task = asyncio.get_running_loop().create_task(self._finish_batch(batch, answer))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    def _send_batch(self, worker: WorkerProcess, batch: ScheduledBatch) -> asyncio.Future[Message]:
+        """Send a batch to a worker; return its answer."""
+        first = _request_of(batch.records[0]).records
+        num_texts = first.texts_per_record if isinstance(first, TextRecords) else 0
+        header = {"length": batch.length, "texts": num_texts}
+        return worker.compute(header, gather_arrays(batch.records))
+
+    async def _finish_batch(self, batch: ScheduledBatch, answer: asyncio.Future[Message]) -> None:
+        """Await the answer of a batch and pass its outputs to the requests."""
+        milliseconds: float | None = None
+        try:
+            message = await answer
+        except WorkerLostError as error:
+            self._retry(batch.records, error)
+        else:
+            milliseconds = message.header.get("milliseconds")
+            self._finish_records(batch.records, message)
+        finally:
+            self._scheduler.finish(batch, milliseconds)
+        if milliseconds is not None:
+            self._on_batch(batch, milliseconds)
+        self.fill_workers()
+
+    def _finish_records(self, records: Sequence[QueuedRecord], message: Message) -> None:
+        """Complete the records of a batch, or compute them one by one if it failed."""
+        if message.header["type"] == "failure":
+            for record in records:
+                if len(records) == 1:
+                    _finish(record, message.header["problem"])
+                else:
+                    self._isolate(record)
+            return
+        [outputs] = message.arrays
+        is_finite = np.isfinite(outputs).all(1)
+        for row, record in enumerate(records):
+            request = _request_of(record)
+            request.outputs[record.index] = outputs[row]
+            request.finish_record(record.index, None if is_finite[row] else NON_FINITE)
+
+    def _retry(self, records: Sequence[QueuedRecord], error: WorkerLostError) -> None:
+        """Compute records again whose worker ended; one that ended several workers fails."""
+        for record in records:
+            record.num_failures += error.is_running
+            if record.num_failures >= MAX_FAILURES and len(records) == 1:
+                _finish(record, "workers ended while they computed it")
+            elif error.is_running:
+                self._isolate(record)
+            elif not record.request.is_cancelled:
+                self._scheduler.requeue(record)
+
+    def _isolate(self, record: QueuedRecord) -> None:
+        if not record.request.is_cancelled:
+            self._scheduler.isolate(record)
+
+
+def gather_arrays(records: Sequence[QueuedRecord]) -> list[np.ndarray]:
+    """Return the arrays of a batch: ids and lengths of each text field, then the features.
+
+    The records may belong to several requests.
+    """
+    parts: list[list[np.ndarray]] = []
+    for record in records:
+        arrays = _request_of(record).records.slice_arrays(record.index)
+        parts.append(arrays)
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
+def _request_of(record: QueuedRecord) -> ComputedRequest:
+    request: Any = record.request
+    computed: ComputedRequest = request
+    return computed
+
+
+def _finish(record: QueuedRecord, failure: str) -> None:
+    _request_of(record).finish_record(record.index, failure)
+
+
+def _end_late(request: ComputedRequest) -> None:
+    """End a request at its deadline."""
+    if not request.answer.done():
+        request.answer.set_exception(DeadlineError("the request was not answered in time"))

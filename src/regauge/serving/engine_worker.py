@@ -1,0 +1,177 @@
+"""A worker process of the server: loads an artifact and computes the batches that it receives.
+
+    python -m regauge.serving.engine_worker FD
+
+FD is a socket to the server. The first message is a `WorkerRequest`. The worker answers with
+`ready`, or with `error` and ends. Then it answers every batch, in order, until the server closes
+the socket. The messages are those of `wire`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from regauge import choices, log
+from regauge.errors import describe_error, first_line
+from regauge.serving.wire import encode_message, receive_message
+from regauge.stop_signals import STOP_SIGNALS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from regauge.artifacts.artifact import Artifact
+    from regauge.artifacts.bucket_times import BucketTimes
+    from regauge.artifacts.engine import Engine
+    from regauge.artifacts.records import Records
+
+MEASUREMENT_SECONDS = 0.5
+"""Time to measure the batch shapes of a model that has no measured times."""
+
+
+@dataclass(frozen=True)
+class WorkerRequest:
+    """What a worker loads."""
+
+    path: str
+    """Folder of an artifact, a run or a model."""
+    batch_invariant: bool
+    threads: int | None = None
+    device: int = 0
+    cores: list[int] = field(default_factory=list)
+    """The cores that the worker is bound to; empty if it may use all of them."""
+    custom_paths: list[str] = field(default_factory=list)
+    """Import paths of custom code that the command allows."""
+
+    def to_header(self) -> dict[str, Any]:
+        """Return the request as the header of a message."""
+        return asdict(self)
+
+
+def main(descriptor: int) -> int:
+    """Serve the socket with this file descriptor; return the exit code."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # the server decides when its workers end
+    log.configure(quiet=True)
+    with socket.socket(fileno=descriptor) as connection:
+        message = receive_message(connection)
+        if message is None:
+            return 0
+        try:
+            worker = EngineWorker.start(WorkerRequest(**message.header))
+        except Exception as error:  # noqa: BLE001 - the server reports it
+            report = describe_error(error)
+            connection.sendall(encode_message({"type": "error", **report.to_document()}))
+            return report.code
+        connection.sendall(encode_message(worker.ready_header()))
+        while (message := receive_message(connection)) is not None:
+            connection.sendall(worker.answer(message.header, message.arrays))
+    return 0
+
+
+class EngineWorker:
+    """A loaded artifact."""
+
+    def __init__(self, artifact: Artifact, engine: Engine, times: BucketTimes) -> None:
+        self._artifact = artifact
+        self._engine = engine
+        self._times = times
+
+    @classmethod
+    def start(cls, request: WorkerRequest) -> EngineWorker:
+        """Load, warm up and verify an artifact.
+
+        Raises the errors of `open_model` and `load_engine`, and DataError if the stored parity rows
+        do not come out again.
+        """
+        if request.cores:
+            os.sched_setaffinity(0, request.cores)
+        choices.allow_imports(request.custom_paths)
+        from regauge.artifacts.batch_timing import measure_bucket_times
+        from regauge.artifacts.bucket_times import read_bucket_times
+        from regauge.artifacts.engine import load_engine, warm_up
+        from regauge.artifacts.uncompiled import open_model
+
+        artifact = open_model(request.path, threads=request.threads)
+        engine = load_engine(
+            artifact,
+            batch_invariant=request.batch_invariant,
+            threads=request.threads,
+            device=request.device,
+        )
+        warm_up(engine, artifact)
+        _check_parity_rows(artifact, engine)
+        times = read_bucket_times(artifact)
+        if times is None:
+            manifest = artifact.manifest
+            times = measure_bucket_times(
+                engine.runner,
+                engine.buckets.shapes,
+                artifact.program.inputs,
+                seconds=MEASUREMENT_SECONDS,
+                has_dynamic_shapes=manifest.compiled.backend.has_dynamic_shapes,
+                threads=request.threads or manifest.target.threads,
+                chip=artifact.accelerator.model_name(),
+            )
+        return cls(artifact, engine, times)
+
+    def ready_header(self) -> dict[str, Any]:
+        """Return the message that the worker is ready."""
+        from regauge.artifacts.bucket_times import build_document
+
+        return {
+            "type": "ready",
+            "pid": os.getpid(),
+            "content_sha256": self._artifact.content_sha256,
+            "times": build_document(self._times),
+        }
+
+    def answer(self, header: dict[str, Any], arrays: Sequence[np.ndarray]) -> bytes:
+        """Compute a batch; return the message with its outputs, or with its error."""
+        start = time.perf_counter()
+        try:
+            records = _build_records(header["texts"], arrays)
+            outputs = self._engine.compute_bucket(records, header["length"])
+        except Exception as error:  # noqa: BLE001 - the batch fails, and the worker continues
+            problem = f"{type(error).__name__}: {first_line(error)}"
+            return encode_message({"type": "failure", "id": header["id"], "problem": problem})
+        milliseconds = 1e3 * (time.perf_counter() - start)
+        answer = {"type": "outputs", "id": header["id"], "milliseconds": milliseconds}
+        return encode_message(answer, [outputs])
+
+
+def _check_parity_rows(artifact: Artifact, engine: Engine) -> None:
+    """Raise DataError if the stored parity rows of an artifact do not come out again."""
+    from regauge.artifacts.parity_rows import check_parity_rows, compute_rows, read_parity_rows
+    from regauge.artifacts.preprocess import Preprocessor
+
+    rows = read_parity_rows(artifact)
+    if rows is None:
+        return
+    tokenization, fields = artifact.program.tokenization, artifact.program.fields
+    preprocessor = None
+    if tokenization is not None:
+        preprocessor = Preprocessor(artifact.tokenizer_folder, tokenization, fields)
+    check_parity_rows(rows, lambda records: compute_rows(engine, records), preprocessor)
+
+
+def _build_records(num_texts: int, arrays: Sequence[np.ndarray]) -> Records:
+    """Return the records of a batch: ids and lengths of each text field, then the features."""
+    from regauge.artifacts.records import TensorRecords, TextRecords, TokenizedTexts
+
+    if not num_texts:
+        return TensorRecords(arrays)
+    count = 2 * num_texts
+    texts = [TokenizedTexts(*arrays[index : index + 2]) for index in range(0, count, 2)]
+    return TextRecords(texts, arrays[count:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

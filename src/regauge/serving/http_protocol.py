@@ -1,0 +1,295 @@
+"""From HTTP requests to calls of the routes, and from failures to answers.
+
+Each protocol formats its errors in its own way. Everything else is the same for all routes: API
+keys, limits of bodies, JSON, deadlines, priorities, and the metrics of the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from regauge.log import logger
+from regauge.serving.dispatcher import RequestOptions
+from regauge.serving.request_errors import (
+    InvalidRequestError,
+    OverloadedError,
+    RequestError,
+    TooLargeError,
+    UnauthorizedError,
+    UnavailableError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
+
+    from regauge.serving.model_version import ModelVersion, Outputs
+    from regauge.serving.scheduler import Priority
+    from regauge.serving.server_context import ServerContext
+
+    FormatError = Callable[[RequestError], dict[str, Any]]
+
+TIMEOUT_HEADER, PRIORITY_HEADER = "regauge-timeout-ms", "regauge-priority"
+TRUNCATED_HEADER = "regauge-truncated-records"
+"""Header of an answer with the number of records that were truncated."""
+PRIORITIES: tuple[Priority, ...] = ("interactive", "bulk")
+DISCONNECTED = 499
+"""Status in the metrics of a request whose client has left."""
+
+
+MAX_ERROR_TEXT = 300
+"""Characters of a message about a body."""
+
+
+class RequestBody(BaseModel):
+    """The JSON body of a request; unknown keys are ignored, as clients send more of them."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+B = TypeVar("B", bound=RequestBody)
+
+
+class EmptyBody(RequestBody):
+    """A request without a JSON body."""
+
+
+class SlowBodyError(RequestError):
+    """The body of a request did not arrive in time."""
+
+    status = 408
+
+
+@dataclass(frozen=True)
+class Call(Generic[B]):
+    """A request to a route, with its parsed body."""
+
+    context: ServerContext
+    """The state of the server."""
+    request: Request
+    """The request, whose body is already read."""
+    body: B
+    """The parsed body."""
+    raw_body: bytes
+    """The bytes of the body."""
+    client: Any
+    """The client that shares the processors with others."""
+
+    def use_model(self, name: str | None = None) -> AbstractAsyncContextManager[ModelVersion]:
+        """Keep a model loaded for a block; by default the one that the body names, if it does."""
+        return self.context.models.use(name)
+
+    def build_options(self, num_records: int) -> RequestOptions:
+        """Return how a request of this many records is served.
+
+        Raises InvalidRequestError for a wrong header or no record, and TooLargeError for too many.
+        """
+        queue, headers = self.context.settings.queue, self.request.headers
+        if not num_records:
+            raise InvalidRequestError("the request has no input")
+        if num_records > queue.max_request_records:
+            problem = f"{num_records} records are over the limit of {queue.max_request_records}"
+            raise TooLargeError(problem)
+        automatic = "interactive" if num_records <= queue.interactive_records else "bulk"
+        priority = headers.get(PRIORITY_HEADER, automatic)
+        if priority not in PRIORITIES:
+            raise InvalidRequestError(f"{PRIORITY_HEADER} is not one of {', '.join(PRIORITIES)}")
+        timeout = _read_timeout(headers, queue.timeout_seconds)
+        return RequestOptions(self.client, "bulk" if priority == "bulk" else "interactive", timeout)
+
+
+@dataclass(frozen=True)
+class RouteSpec(Generic[B]):
+    """A route: its method and path, and the function that answers its requests."""
+
+    method: str
+    """GET or POST."""
+    path: str
+    """Path, with parameters as starlette writes them."""
+    handle: Callable[[Call[B]], Awaitable[Response]]
+    """The function that answers a request; raises RequestError."""
+    body: type[B]
+    """The schema of the body; `EmptyBody` for a route that parses no JSON."""
+    summary: str
+    """What it does, for the OpenAPI page."""
+
+
+def build_route(context: ServerContext, spec: RouteSpec[Any], format_error: FormatError) -> Route:
+    """Return a route that answers failed requests in the format of a protocol."""
+
+    async def answer(request: Request, client: Any) -> Response:
+        start = time.perf_counter()
+        raw_body = b""
+        try:
+            if spec.method == "POST":
+                raw_body = await _read_body(context, request)
+            body = _parse_body(raw_body, spec.body)
+            context.metrics.add_phase("read", time.perf_counter() - start)
+            return await spec.handle(Call(context, request, body, raw_body, client))
+        finally:
+            context.body_bytes -= len(raw_body)
+
+    endpoint = guard_endpoint(context, spec.path, answer, format_error)
+    return Route(spec.path, endpoint, methods=[spec.method], name=spec.path)
+
+
+def guard_endpoint(
+    context: ServerContext,
+    path: str,
+    answer: Callable[[Request, Any], Awaitable[Response]],
+    format_error: FormatError,
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that checks the API key, formats failures, and counts the answers.
+
+    `answer` gets the request and its client.
+    """
+    is_open = path in OPEN_PATHS
+
+    async def endpoint(request: Request) -> Response:
+        start = time.perf_counter()
+        status = DISCONNECTED
+        try:
+            response = await answer(request, _authenticate(context, request, is_open=is_open))
+            status = response.status_code
+        except RequestError as error:
+            response, status = build_error_response(error, format_error), error.status
+        except (ClientDisconnect, HTTPException):
+            raise
+        except Exception:  # noqa: BLE001 - one request fails, and the server continues
+            logger.exception("%s %s failed", request.method, path)
+            failure = RequestError("an error of the server; see its log")
+            response, status = build_error_response(failure, format_error), failure.status
+        finally:
+            context.metrics.count_request(path, status, time.perf_counter() - start)
+        return response
+
+    return endpoint
+
+
+OPEN_PATHS = frozenset({"/health", "/ping", "/v2/health/live", "/v2/health/ready"})
+"""Paths that need no API key, for load balancers."""
+
+
+def build_error_response(error: RequestError, format_error: FormatError) -> Response:
+    """Return the answer to a failed request."""
+    headers = {}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(error.retry_after)
+    if isinstance(error, UnauthorizedError):
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, SlowBodyError):
+        headers["Connection"] = "close"
+    return build_json_response(format_error(error), status=error.status, headers=headers)
+
+
+def build_json_response(
+    document: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return an answer with a JSON document, which may contain numpy arrays."""
+    body = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(body, status, headers, "application/json")
+
+
+def build_output_response(context: ServerContext, document: Any, outputs: Outputs) -> Response:
+    """Return an answer with outputs; a header counts the truncated records."""
+    start = time.perf_counter()
+    count = int(outputs.is_truncated.sum())
+    headers = {TRUNCATED_HEADER: str(count)} if count else None
+    response = build_json_response(document, headers=headers)
+    context.metrics.add_phase("serialize", time.perf_counter() - start)
+    return response
+
+
+def _authenticate(context: ServerContext, request: Request, *, is_open: bool) -> Any:
+    """Return the client of a request; raises UnauthorizedError."""
+    address = request.client
+    if not context.api_keys.is_required:
+        return address
+    client = context.api_keys.find_client(request.headers.get("authorization"))
+    if client is None and not is_open:
+        raise UnauthorizedError("a valid API key is required")
+    return client, address
+
+
+async def _read_body(context: ServerContext, request: Request) -> bytes:
+    """Return the body of a request, whose bytes are counted until the request ends."""
+    limits = context.settings.http
+    if context.state == "starting":
+        raise UnavailableError("the server is starting", retry_after=1)
+    if context.is_overloaded:
+        raise OverloadedError("the queue is full", retry_after=1)
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal():
+        _check_size(int(declared), limits.max_body_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_timeout_seconds):
+            async for chunk in request.stream():
+                _count_bytes(context, len(chunk))
+                body += chunk
+                _check_size(len(body), limits.max_body_bytes)
+    except TimeoutError:
+        context.body_bytes -= len(body)
+        problem = f"the body did not arrive within {limits.body_timeout_seconds:g} s"
+        raise SlowBodyError(problem) from None
+    except BaseException:
+        context.body_bytes -= len(body)
+        raise
+    return bytes(body)
+
+
+def _check_size(size: int, limit: int) -> None:
+    """Raise TooLargeError if a body is too large."""
+    if size > limit:
+        raise TooLargeError(f"the body is over the limit of {limit} bytes")
+
+
+def _count_bytes(context: ServerContext, count: int) -> None:
+    """Count received bytes; raises OverloadedError if all bodies together are too large."""
+    if context.body_bytes + count > context.settings.http.max_total_body_bytes:
+        raise OverloadedError("too many bytes are being received", retry_after=1)
+    context.body_bytes += count
+
+
+def _parse_body(raw_body: bytes, schema: type[B]) -> B:
+    """Return the body of a request; raises InvalidRequestError."""
+    if schema is EmptyBody:
+        return schema()
+    try:
+        return schema.model_validate_json(raw_body or b"{}")
+    except ValidationError as error:
+        raise InvalidRequestError(_describe_validation_error(error)) from None
+
+
+def _describe_validation_error(error: ValidationError) -> str:
+    """Return one line about the first error that is not of an alternative type."""
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    first = details[-1]
+    names = [str(part) for part in first["loc"] if not str(part).startswith(("list[", "function"))]
+    location = ".".join(name for name in names if name.isidentifier() or name.isdecimal())
+    message = first["msg"][:1].lower() + first["msg"][1:]
+    return (f"{location}: {message}" if location else message)[:MAX_ERROR_TEXT]
+
+
+def _read_timeout(headers: Mapping[str, str], limit: float) -> float:
+    """Return the seconds in which a request must be answered."""
+    text = headers.get(TIMEOUT_HEADER)
+    if text is None:
+        return limit
+    try:
+        seconds = float(text) / 1e3
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise InvalidRequestError(f"{TIMEOUT_HEADER} is not a positive number")
+    return min(seconds, limit)

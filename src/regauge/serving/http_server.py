@@ -1,0 +1,183 @@
+"""The HTTP server: limits of connections on uvicorn, cancellation, and the end without losses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from regauge.log import logger
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from regauge.serving.server_context import ServerContext
+
+MAX_HEADER_BYTES = 64 << 10
+"""Most bytes of the headers of a request, its path included."""
+IDLE_SECONDS = 1.0
+"""How long an idle connection stays open after SIGTERM, for a request that is on its way."""
+POLL_SECONDS = 0.05
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """A connection that must send its headers in time, and whose end cancels its requests."""
+
+    context: ServerContext
+    """Set by `build_protocol`."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._header_bytes = 0
+        self._header_timer: asyncio.TimerHandle | None = None
+        if len(self.connections) > self.context.settings.http.max_connections:
+            self._refuse(503, "too many connections")
+            return
+        self._start_header_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_header_timer()
+        for task in self.context.tasks.pop(self.client, ()) if self.client else ():
+            task.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._header_timer is not None or self._is_between_requests():
+            self._header_bytes += len(data)
+            if self._header_timer is None:
+                self._start_header_timer()
+        super().data_received(data)
+        if self._header_timer is not None and self._header_bytes > MAX_HEADER_BYTES:
+            self._refuse(431, "the headers are too large")
+
+    def on_headers_complete(self) -> None:
+        self._stop_header_timer()
+        super().on_headers_complete()
+
+    def _is_between_requests(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _start_header_timer(self) -> None:
+        seconds = self.context.settings.http.header_timeout_seconds
+        self._header_timer = self.loop.call_later(
+            seconds, self._refuse, 408, "the headers did not arrive in time"
+        )
+
+    def _stop_header_timer(self) -> None:
+        self._header_bytes = 0
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer with an error and close the connection."""
+        self._stop_header_timer()
+        if self.transport.is_closing():
+            return
+        body = message.encode()
+        head = (
+            f"HTTP/1.1 {status} {message}\r\ncontent-type: text/plain\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+def build_protocol(context: ServerContext) -> type[LimitedProtocol]:
+    """Return the class of the connections of a server."""
+    return type("ServerProtocol", (LimitedProtocol,), {"context": context})
+
+
+def track_tasks(context: ServerContext, app: ASGIApp) -> ASGIApp:
+    """Return an application whose tasks are cancelled when their connection ends."""
+
+    async def run_tracked(scope: Scope, receive: Receive, send: Send) -> None:
+        client, task = scope.get("client"), asyncio.current_task()
+        if client is None or task is None:
+            await app(scope, receive, send)
+            return
+        tasks = context.tasks.setdefault(client, set())
+        tasks.add(task)
+        try:
+            await app(scope, receive, _close_if_draining(context, send))
+        except asyncio.CancelledError:
+            if client in context.tasks:  # not by the end of the connection
+                raise
+        finally:
+            tasks.discard(task)
+            if not tasks and context.tasks.get(client) is tasks:
+                del context.tasks[client]
+
+    return run_tracked
+
+
+def _close_if_draining(context: ServerContext, send: Send) -> Send:
+    """Return a function that asks clients to close their connections while the server drains."""
+
+    async def send_message(message: Any) -> None:
+        if context.state == "draining" and message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
+
+    return send_message
+
+
+class HttpServer(uvicorn.Server):
+    """A uvicorn server that completes the requests of open connections before it ends."""
+
+    def __init__(self, context: ServerContext, app: ASGIApp) -> None:
+        http = context.settings.http
+        config = uvicorn.Config(
+            track_tasks(context, app),
+            http=build_protocol(context),
+            loop="uvloop",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=1024,
+            timeout_keep_alive=http.keep_alive_seconds,
+            timeout_graceful_shutdown=int(http.drain_seconds) + 1,
+        )
+        super().__init__(config)
+        self._context = context
+        for name in ("uvicorn", "uvicorn.error"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to the caller, which sets `should_exit`."""
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse new connections, answer the requests of open ones, and close idle ones."""
+        for listener in sockets or []:
+            listener.close()
+        for server in self.servers:
+            server.close()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._context.settings.http.drain_seconds
+        idle_since: dict[Any, float] = {}
+        while self.server_state.connections and loop.time() < deadline:
+            connections: Any = list(self.server_state.connections)
+            for connection in connections:
+                cycle = connection.cycle
+                if cycle is not None and not cycle.response_complete:
+                    idle_since.pop(connection, None)
+                elif loop.time() - idle_since.setdefault(connection, loop.time()) > IDLE_SECONDS:
+                    connection.shutdown()
+            await asyncio.sleep(POLL_SECONDS)
+        if count := len(self.server_state.tasks):
+            logger.warning("%d requests were not completed in time", count)
+        await super().shutdown(sockets)

@@ -1,0 +1,112 @@
+"""All models of a server, and the limits of the models in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regauge.serving.model_slot import ModelSlot
+from regauge.serving.request_errors import UnknownModelError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from concurrent.futures import Executor
+
+    from regauge.serving.model_version import ModelVersion
+    from regauge.serving.server_metrics import ServerMetrics
+    from regauge.serving.settings import Serve
+
+STATUS_FILE = "/proc/{}/statm"
+PAGE_BYTES = 4096
+
+
+class ModelSet:
+    """The models of a server by name."""
+
+    def __init__(self, settings: Serve, metrics: ServerMetrics, executor: Executor) -> None:
+        self._settings = settings
+        self.slots = {
+            name: ModelSlot(name, settings, metrics, executor) for name in settings.artifacts
+        }
+        """The models; the first one is the default."""
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether models are loaded at their first request."""
+        limits = self._settings.models
+        return limits.max_loaded is not None or limits.max_memory_gb is not None
+
+    @property
+    def loaded_slots(self) -> list[ModelSlot]:
+        """The models in memory, the one that was unused for the longest time first."""
+        slots = [slot for slot in self.slots.values() if slot.current is not None]
+        return sorted(slots, key=lambda slot: slot.last_used)
+
+    async def start(self) -> None:
+        """Load the models that are needed at the start; raises their errors."""
+        names = list(self.slots)[:1] if self.is_lazy else list(self.slots)
+        for name in names:
+            await self.slots[name].load()
+
+    async def stop(self) -> None:
+        """Stop all models."""
+        await asyncio.gather(*(slot.stop() for slot in self.slots.values()))
+
+    def find(self, name: str | None) -> ModelSlot:
+        """Return the model with a name, or the default one; raises UnknownModelError."""
+        if name is None:
+            return next(iter(self.slots.values()))
+        if name not in self.slots:
+            names = ", ".join(self.slots)
+            raise UnknownModelError(f"no model is called '{name[:80]}'; the server has: {names}")
+        return self.slots[name]
+
+    @asynccontextmanager
+    async def use(self, name: str | None) -> AsyncIterator[ModelVersion]:
+        """Keep a version of a model loaded for a block; raises UnknownModelError."""
+        slot = self.find(name)
+        if slot.current is None and self.is_lazy:
+            async with self._lock:
+                await self._make_room(slot)
+        async with slot.use() as version:
+            yield version
+
+    async def watch(self) -> None:
+        """Check for new versions of the loaded models until it is cancelled."""
+        while True:
+            await asyncio.sleep(self._settings.models.poll_seconds)
+            for slot in self.loaded_slots:
+                await slot.check_for_new_version()
+
+    async def _make_room(self, slot: ModelSlot) -> None:
+        """Unload models until a further one fits the limits, and load it."""
+        if slot.current is not None:
+            return
+        limits = self._settings.models
+        max_loaded = limits.max_loaded or len(self.slots)
+        max_bytes = (limits.max_memory_gb or float("inf")) * 1e9
+        while loaded := self.loaded_slots:
+            if len(loaded) < max_loaded and self._memory_bytes() < max_bytes:
+                break
+            await loaded[0].unload()
+
+    def _memory_bytes(self) -> int:
+        """Return the resident memory of all workers, in bytes."""
+        pids = [
+            worker.pid
+            for slot in self.loaded_slots
+            if slot.current is not None
+            for worker in slot.current.pool.ready
+        ]
+        return sum(map(_read_resident_bytes, pids))
+
+
+def _read_resident_bytes(pid: int) -> int:
+    try:
+        text = Path(STATUS_FILE.format(pid)).read_text(encoding="utf-8")
+        return int(text.split()[1]) * PAGE_BYTES
+    except OSError:
+        return 0

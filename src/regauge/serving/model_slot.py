@@ -1,0 +1,174 @@
+"""A named model of the server: its current version, and the replacement of that version.
+
+A new version is loaded beside the current one. It may first answer a share of the requests, as a
+canary. The old version is stopped after its last request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regauge.artifacts.manifest import MANIFEST
+from regauge.errors import RegaugeError
+from regauge.log import logger
+from regauge.serving.model_version import ModelVersion, open_served_artifact
+from regauge.serving.request_errors import RequestError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from concurrent.futures import Executor
+
+    from regauge.serving.server_metrics import ServerMetrics
+    from regauge.serving.settings import Serve
+
+Fingerprint = tuple[str, int, int, int]
+"""Path of a manifest behind all links, with its inode, its size and its time in nanoseconds."""
+
+
+class ModelSlot:
+    """A model with the versions that answer its requests."""
+
+    def __init__(
+        self, name: str, settings: Serve, metrics: ServerMetrics, executor: Executor
+    ) -> None:
+        self.name = name
+        """The name that clients use."""
+        self.folder = Path(settings.artifacts[name]).expanduser()
+        """The folder of the artifact; it may be a link to the folder of a version."""
+        self.current: ModelVersion | None = None
+        """The version that answers requests; None if the model is not loaded."""
+        self.canary: ModelVersion | None = None
+        """The version that gets a share of the requests."""
+        self.last_used = 0.0
+        """Time of the last request."""
+        self._settings = settings
+        self._metrics = metrics
+        self._executor = executor
+        self._lock = asyncio.Lock()
+        self._fingerprint: Fingerprint | None = None
+        self._num_requests = 0
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    async def load(self) -> ModelVersion:
+        """Load the model if it is not loaded; raises its error."""
+        async with self._lock:
+            if self.current is None:
+                fingerprint = _read_fingerprint(self.folder)
+                self.current = await self._start_version()
+                self._fingerprint = fingerprint
+            return self.current
+
+    async def unload(self) -> None:
+        """Stop the versions after their last requests."""
+        async with self._lock:
+            for version in (self.current, self.canary):
+                if version is not None:
+                    self._stop_later(version)
+            self.current = self.canary = None
+
+    async def stop(self) -> None:
+        """Stop all versions."""
+        await self.unload()
+        await asyncio.gather(*self._stopping, return_exceptions=True)
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[ModelVersion]:
+        """Keep a version loaded for a block that answers a request.
+
+        Raises UnavailableError if the model cannot be loaded.
+        """
+        self.last_used = time.monotonic()
+        if self.current is None:
+            try:
+                await self.load()
+            except RegaugeError as error:
+                raise UnavailableError(f"model '{self.name}' cannot be loaded: {error}") from None
+        version = self._select_version()
+        try:
+            with version.keep_open():
+                yield version
+        except RequestError as error:
+            if version is self.canary and error.status in {424, 500, 504}:
+                self._discard_canary(error)
+            raise
+
+    async def check_for_new_version(self) -> None:
+        """Replace the current version if the folder has another manifest."""
+        fingerprint = _read_fingerprint(self.folder)
+        if self.current is None or fingerprint is None or fingerprint == self._fingerprint:
+            return
+        self._fingerprint = fingerprint  # a version that does not load is tried once
+        try:
+            version = await self._start_version()
+        except RegaugeError as error:
+            logger.error("%s keeps its version: the new one does not load: %s", self.name, error)
+            return
+        if version.content_sha256 == self.current.content_sha256:
+            await version.stop()
+            return
+        share = self._settings.models.canary_share
+        if share:
+            await self._run_canary(version, share)
+        else:
+            await self._promote(version)
+
+    async def _run_canary(self, version: ModelVersion, share: float) -> None:
+        """Give a version a share of the requests, and promote it if none of them fails."""
+        seconds = self._settings.models.canary_seconds
+        logger.info("%s: a new version gets %g %% of the requests", self.name, 100 * share)
+        self.canary = version
+        await asyncio.sleep(seconds)
+        if self.canary is version:
+            await self._promote(version)
+
+    async def _promote(self, version: ModelVersion) -> None:
+        async with self._lock:
+            previous, self.current, self.canary = self.current, version, None
+            if previous is not None:
+                self._stop_later(previous)
+        logger.info("%s: replaced by version %s", self.name, version.content_sha256[:12])
+
+    def _discard_canary(self, error: RequestError) -> None:
+        """Stop the canary because it failed to answer a request."""
+        if self.canary is not None:
+            logger.error("%s keeps its version: the new one failed: %s", self.name, error.message)
+            self._stop_later(self.canary)
+            self.canary = None
+
+    def _select_version(self) -> ModelVersion:
+        """Return the version for the next request: every 1 / share-th goes to the canary."""
+        if self.current is None:
+            raise UnavailableError(f"model '{self.name}' was unloaded", retry_after=1)
+        if self.canary is None:
+            return self.current
+        share = self._settings.models.canary_share
+        self._num_requests += 1
+        is_canary = int(self._num_requests * share) > int((self._num_requests - 1) * share)
+        return self.canary if is_canary else self.current
+
+    async def _start_version(self) -> ModelVersion:
+        loop = asyncio.get_running_loop()
+        artifact = await loop.run_in_executor(self._executor, open_served_artifact, self.folder)
+        version = ModelVersion(artifact, self._settings, self._metrics, self._executor)
+        await version.start()
+        return version
+
+    def _stop_later(self, version: ModelVersion) -> None:
+        """Stop a version after its last request."""
+        task = asyncio.get_running_loop().create_task(version.drain())
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+
+
+def _read_fingerprint(folder: Path) -> Fingerprint | None:
+    """Return what distinguishes the manifest of a folder from others; None if it has none."""
+    try:
+        path = (folder / MANIFEST).resolve()
+        status = path.stat()
+    except OSError:
+        return None
+    return str(path), status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,375 @@
+"""A loaded version of an artifact: tokenizer, scheduler and workers.
+
+The server process tokenizes and never imports torch for an artifact. The workers compute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from regauge.artifacts.artifact import is_artifact, open_unchecked
+from regauge.artifacts.bucket_times import parse_document
+from regauge.artifacts.buckets import select_buckets
+from regauge.artifacts.manifest import PARITY
+from regauge.artifacts.preprocess import NO_VALUES, Preprocessor
+from regauge.errors import DataError, SettingsError
+from regauge.json_files import find_json
+from regauge.processes import available_cores
+from regauge.serving.batch_planner import BatchPlanner
+from regauge.serving.dispatcher import Dispatcher
+from regauge.serving.engine_worker import WorkerRequest
+from regauge.serving.request_errors import InferenceError, InvalidRequestError, TooLargeError
+from regauge.serving.scheduler import Scheduler
+from regauge.serving.worker_pool import WorkerPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+    from regauge.artifacts.artifact import Artifact
+    from regauge.artifacts.manifest import ProgramEntry
+    from regauge.artifacts.preprocess import EncodedRecords
+    from regauge.artifacts.records import Records
+    from regauge.data.values import Value
+    from regauge.serving.dispatcher import ComputedRequest, RequestOptions
+    from regauge.serving.scheduler import ScheduledBatch
+    from regauge.serving.server_metrics import ServerMetrics
+    from regauge.serving.settings import Overflow, Serve, WorkerSettings
+
+T = TypeVar("T")
+INLINE_CHARACTERS = 4000
+"""Texts of at most this many characters are tokenized at once, and longer ones in a thread."""
+
+
+class Inputs(NamedTuple):
+    """The records of a request, before they are tokenized."""
+
+    columns: Sequence[Sequence[str]] = ()
+    """One sequence for each text field."""
+    token_ids: Sequence[Sequence[int]] = ()
+    """Instead of texts: the token ids of each record."""
+    prompt: str | None = None
+    """Name of a prompt of the artifact."""
+    values: Mapping[str, Sequence[Value | None]] = NO_VALUES
+    """Features of ranking candidates by field."""
+    truncate: bool = False
+    """Whether texts may be truncated, whatever the settings are."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The outputs of a request."""
+
+    values: np.ndarray
+    """[records, width] fp32; zeros for a failed record."""
+    num_tokens: np.ndarray
+    """Tokens of each record, special tokens included, [records] int64."""
+    is_truncated: np.ndarray
+    """Whether a text of a record was truncated, [records] bool."""
+    failures: Mapping[int, str]
+    """The failures of records by their index."""
+
+    def check_failures(self) -> None:
+        """Raise InferenceError if a record has failed."""
+        if self.failures:
+            index = min(self.failures)
+            raise InferenceError(f"record {index} failed: {self.failures[index]}")
+
+
+class ModelVersion:
+    """A version of an artifact that answers requests."""
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        settings: Serve,
+        metrics: ServerMetrics,
+        executor: Executor,
+    ) -> None:
+        """Take the artifact; `executor` has the threads that tokenize long texts."""
+        self.artifact = artifact
+        self.program: ProgramEntry = artifact.program
+        """The `program` table of the manifest."""
+        self._num_open = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
+        self.loaded_at = time.time()
+        self.content_sha256 = ""
+        """Hash of the manifest that the workers have verified."""
+        self._settings = settings
+        self._metrics = metrics
+        self._executor = executor
+        self._preprocessor: Preprocessor | None = None
+        self.is_batch_invariant = _resolve_batch_invariance(
+            artifact, requested=settings.batch_invariant
+        )
+        """Whether an output has the same bits in every batch."""
+        requests = build_worker_requests(
+            artifact, settings.workers, batch_invariant=self.is_batch_invariant
+        )
+        self.pool = WorkerPool(requests, settings.workers, self._fill_workers)
+        """The worker processes."""
+        self.scheduler: Scheduler | None = None
+        """The queue; None until the workers are ready."""
+        self._dispatcher: Dispatcher | None = None
+
+    async def start(self) -> None:
+        """Start the workers and load the tokenizer; raises their errors."""
+        loop = asyncio.get_running_loop()
+        tokenization = self.program.tokenization
+        if tokenization is not None:
+            folder, fields = self.artifact.tokenizer_folder, self.program.fields
+            loading = loop.run_in_executor(
+                self._executor, Preprocessor, folder, tokenization, fields
+            )
+        ready = await self.pool.start()
+        if tokenization is not None:
+            self._preprocessor = await loading
+        self.content_sha256 = ready["content_sha256"]
+        times = parse_document(ready["times"])
+        buckets = select_buckets(self.artifact, batch_invariant=self.is_batch_invariant)
+        self._lengths = np.array([bucket.length for bucket in buckets.shapes])
+        mixes_lengths = not self.is_batch_invariant
+        planner = BatchPlanner(buckets, times, mixes_lengths=mixes_lengths)
+        self.scheduler = Scheduler(planner, self._settings.queue.max_wait_seconds)
+        self._dispatcher = Dispatcher(
+            self.scheduler, self.pool, self.program.output_size, self._count_batch
+        )
+        self._fill_workers()
+
+    @contextmanager
+    def keep_open(self) -> Iterator[None]:
+        """Keep the workers for a block that answers a request."""
+        self._num_open += 1
+        self._unused.clear()
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+            if not self._num_open:
+                self._unused.set()
+
+    async def drain(self) -> None:
+        """Stop the workers after the last request."""
+        await self._unused.wait()
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Stop the workers."""
+        await self.pool.stop()
+
+    @property
+    def preprocessor(self) -> Preprocessor:
+        """The tokenizer with its limits; raises InvalidRequestError if the model reads no texts."""
+        if self._preprocessor is None:
+            raise InvalidRequestError("this model reads tensors, not texts")
+        return self._preprocessor
+
+    @property
+    def is_normalized(self) -> bool:
+        """Whether the vectors of the model have length 1."""
+        pooling = self.program.pooling
+        return pooling is not None and pooling.normalize and pooling.truncate_dim is None
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """The dispatcher of a version that has started."""
+        if self._dispatcher is None:
+            raise RuntimeError("the version has not started")
+        return self._dispatcher
+
+    async def compute(self, inputs: Inputs, options: RequestOptions) -> Outputs:
+        """Return the outputs of texts; raises the errors of `request_errors`."""
+        self.dispatcher.check_room(options)
+        if not inputs.truncate and self._settings.overflow == "split":
+            outputs = await self._compute_windows(inputs, options)
+            if outputs is not None:
+                return outputs
+        encoded = await self._encode(inputs)
+        overflow: Overflow = "truncate" if inputs.truncate else self._settings.overflow
+        failures = self._find_long_records(encoded) if overflow != "truncate" else {}
+        records, indices = encoded.records, np.arange(len(encoded.records))
+        if failures:
+            if not self._settings.item_errors:
+                raise TooLargeError(failures[min(failures)])
+            indices = np.flatnonzero(~encoded.is_truncated)
+            records = records.select(indices) if len(indices) else records
+        values = np.zeros((len(encoded.records), self.program.output_size), np.float32)
+        if len(indices):
+            request = await self._compute_records(records, options)
+            values[indices] = request.outputs
+            failures |= {int(indices[key]): value for key, value in request.failures.items()}
+        num_tokens = sum(column.lengths for column in encoded.records.texts)
+        is_truncated = encoded.is_truncated & (overflow == "truncate")
+        self._metrics.count_truncated(int(is_truncated.sum()))
+        return Outputs(values, np.asarray(num_tokens), is_truncated, failures)
+
+    async def describe_tokens(
+        self, texts: Sequence[str], prompt: str | None, *, add_special_tokens: bool
+    ) -> list[list[dict[str, Any]]]:
+        """Return the tokens of texts: id, text, whether it is special, and its characters."""
+        preprocessor = self.preprocessor
+        return await self._run(
+            sum(map(len, texts)),
+            lambda: preprocessor.describe_tokens(
+                texts, prompt, add_special_tokens=add_special_tokens
+            ),
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return the model, its limits, and the evidence of its quality."""
+        artifact, manifest = self.artifact, self.artifact.manifest
+        program = self.program
+        limits: dict[str, Any] = {}
+        if self._preprocessor is not None:
+            limits = {"max_input_length": self._preprocessor.max_length}
+        modes = program.pooling.modes if program.pooling else ()
+        return {
+            "model_sha": self.content_sha256,
+            "model_dtype": manifest.compiled.precision,
+            "model_type": {program.output_kind: {"pooling": list(modes)}},
+            "output_size": program.output_size,
+            "labels": list(program.labels),
+            **limits,
+            "backend": manifest.compiled.backend.kind,
+            "quantization": manifest.compiled.quantization,
+            "batch_invariant": self.is_batch_invariant,
+            "parity": find_json(artifact.folder / PARITY, "export the artifact again"),
+        }
+
+    async def compute_tensors(self, records: Records, options: RequestOptions) -> Outputs:
+        """Return the outputs of a custom module for rows of its input tensors."""
+        request = await self._compute_records(records, options)
+        count = len(records)
+        no_flags = np.zeros(count, bool)
+        return Outputs(request.outputs, np.ones(count, np.int64), no_flags, request.failures)
+
+    async def _compute_windows(self, inputs: Inputs, options: RequestOptions) -> Outputs | None:
+        """Return the mean vectors of the windows of texts; None if no text needs several."""
+        if self.program.output_kind != "vectors" or len(inputs.columns) != 1:
+            return None
+        [texts] = inputs.columns
+        records, owners = await self._run(
+            sum(map(len, texts)), lambda: self.preprocessor.encode_windows(texts, inputs.prompt)
+        )
+        if len(owners) == len(texts):
+            return None
+        request = await self._compute_records(records, options)
+        lengths = records.texts[0].lengths
+        values = np.zeros((len(texts), self.program.output_size), np.float32)
+        np.add.at(values, owners, request.outputs * lengths[:, None])
+        num_tokens = np.bincount(owners, lengths, len(texts)).astype(np.int64)
+        values /= np.maximum(num_tokens, 1)[:, None]
+        if self.is_normalized:
+            norms = np.linalg.norm(values, axis=1, keepdims=True)
+            values /= np.where(norms > 0, norms, 1)
+        failures = {int(owners[key]): value for key, value in request.failures.items()}
+        return Outputs(values, num_tokens, np.zeros(len(texts), bool), failures)
+
+    async def _compute_records(self, records: Records, options: RequestOptions) -> ComputedRequest:
+        lengths = self._lengths[np.searchsorted(self._lengths, records.lengths)].tolist()
+        return await self.dispatcher.compute(records, lengths, options)
+
+    async def _encode(self, inputs: Inputs) -> EncodedRecords:
+        """Return the tokens of records; raises InvalidRequestError for a wrong one."""
+        if inputs.token_ids:
+            lists = [np.array(ids, np.int32) for ids in inputs.token_ids]
+            return self.preprocessor.encode_ids(lists)
+        num_texts = max(1, len(self.program.fields.text_fields))
+        if len(inputs.columns) != num_texts:
+            problem = f"the model reads {num_texts} texts per record, not {len(inputs.columns)}"
+            raise InvalidRequestError(problem)
+        size = sum(len(text) for column in inputs.columns for text in column)
+        columns = [list(column) for column in inputs.columns]
+        return await self._run(
+            size,
+            lambda: self.preprocessor.encode_records(columns, inputs.prompt, inputs.values),
+        )
+
+    async def _run(self, num_characters: int, encode: Callable[[], T]) -> T:
+        """Tokenize texts, in a thread if they are long."""
+        start = time.perf_counter()
+        try:
+            if num_characters <= INLINE_CHARACTERS:
+                return encode()
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._executor, encode)
+        except (DataError, SettingsError) as error:
+            raise InvalidRequestError(str(error)) from None
+        finally:
+            self._metrics.add_phase("tokenize", time.perf_counter() - start)
+
+    def _find_long_records(self, encoded: EncodedRecords) -> dict[int, str]:
+        """Return the failures of records that are longer than the model reads."""
+        limit = self.preprocessor.max_length
+        problem = "record {} is longer than the {} tokens that the model reads; shorten it"
+        return {
+            int(index): problem.format(index, limit)
+            for index in np.flatnonzero(encoded.is_truncated)
+        }
+
+    def _fill_workers(self) -> None:
+        if self._dispatcher is not None:
+            self._dispatcher.fill_workers()
+
+    def _count_batch(self, batch: ScheduledBatch, milliseconds: float) -> None:
+        self._metrics.count_batch(batch, milliseconds)
+
+
+def build_worker_requests(
+    artifact: Artifact, settings: WorkerSettings, *, batch_invariant: bool
+) -> list[WorkerRequest]:
+    """Return a request for each worker of a model: one per device, or per group of cores."""
+    accelerator, manifest = artifact.accelerator, artifact.manifest
+    num_groups = 1
+    if not accelerator.on_host:
+        num_groups = max(1, accelerator.num_devices() // manifest.compiled.backend.num_devices)
+    count = num_groups if settings.count == "auto" else settings.count
+    path = str(getattr(artifact, "path", "") or artifact.folder)
+    request = WorkerRequest(path, batch_invariant, settings.threads)
+    if not accelerator.on_host:
+        return [replace(request, device=index % num_groups) for index in range(count)]
+    if count == 1:
+        return [request]
+    cores = available_cores()
+    threads = settings.threads or max(1, cores // count)
+    groups = split_cores(count) if settings.pin_cores else [[]] * count
+    return [replace(request, threads=threads, cores=group) for group in groups]
+
+
+def split_cores(count: int) -> list[list[int]]:
+    """Return the cores of this process in `count` groups; a core is shared if there are fewer."""
+    cores = sorted(os.sched_getaffinity(0))
+    if count >= len(cores):
+        return [[cores[index % len(cores)]] for index in range(count)]
+    return [[int(core) for core in group] for group in np.array_split(cores, count)]
+
+
+def open_served_artifact(folder: Path) -> Artifact:
+    """Return an artifact whose files its workers will verify, or a model that is not exported.
+
+    Raises the errors of `open_model`.
+    """
+    if is_artifact(folder):
+        artifact = open_unchecked(folder)
+        artifact.check_target()
+        return artifact
+    from regauge.artifacts.uncompiled import open_model
+
+    return open_model(str(folder), keep_weights=False)
+
+
+def _resolve_batch_invariance(artifact: Artifact, *, requested: bool | None) -> bool:
+    """Return whether outputs are batch-invariant: as requested, or if there is a proof."""
+    if requested is not None:
+        return requested
+    proof = artifact.manifest.batch_invariance
+    return proof is not None and proof.chip == artifact.accelerator.model_name()

@@ -1,0 +1,63 @@
+"""Failures of a request, each with its HTTP status."""
+
+from __future__ import annotations
+
+
+class RequestError(Exception):
+    """A request that is not answered with outputs."""
+
+    status = 500
+
+    def __init__(self, message: str, *, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after = retry_after
+        """Seconds after which the client should try again, or None."""
+
+
+class UnauthorizedError(RequestError):
+    """The request has no valid API key."""
+
+    status = 401
+
+
+class UnknownModelError(RequestError):
+    """The server has no model of this name."""
+
+    status = 404
+
+
+class TooLargeError(RequestError):
+    """The body, a text or the number of records is over a limit."""
+
+    status = 413
+
+
+class InvalidRequestError(RequestError):
+    """The request has a wrong form, or asks for something that the model cannot do."""
+
+    status = 422
+
+
+class InferenceError(RequestError):
+    """The model failed to compute a record."""
+
+    status = 424
+
+
+class OverloadedError(RequestError):
+    """The request would wait too long."""
+
+    status = 429
+
+
+class UnavailableError(RequestError):
+    """The server is starting, draining, or without a worker."""
+
+    status = 503
+
+
+class DeadlineError(RequestError):
+    """The request was not answered in time."""
+
+    status = 504

@@ -1,0 +1,66 @@
+"""Health, metrics, and the contract of SageMaker's health check."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from regauge.serving.http_protocol import (
+    Call,
+    EmptyBody,
+    RouteSpec,
+    build_json_response,
+    build_route,
+)
+from regauge.serving.routes.openai import format_openai_error
+
+if TYPE_CHECKING:
+    from starlette.routing import Route
+
+    from regauge.serving.server_context import ServerContext
+
+
+def build_health_routes(context: ServerContext) -> list[Route]:
+    """Return the routes."""
+    return [build_route(context, spec, format_openai_error) for spec in list_health_routes()]
+
+
+def list_health_routes() -> list[RouteSpec[Any]]:
+    """Return the specifications of the routes."""
+    return [
+        RouteSpec("GET", "/health", _show_health, EmptyBody, "Return the state of the server."),
+        RouteSpec("GET", "/ping", _show_health, EmptyBody, "Return the state, for SageMaker."),
+        RouteSpec("GET", "/metrics", _show_metrics, EmptyBody, "Return the Prometheus metrics."),
+    ]
+
+
+def find_status(context: ServerContext) -> tuple[str, int]:
+    """Return the state of the server and its HTTP status: 200 if it accepts requests."""
+    if context.state != "ready":
+        return context.state, 503
+    loaded = [slot.current for slot in context.models.loaded_slots if slot.current is not None]
+    if any(not version.pool.ready for version in loaded):
+        return "no worker is ready", 503
+    return ("overloaded", 200) if context.is_overloaded else ("ready", 200)
+
+
+async def _show_health(call: Call[EmptyBody]) -> Response:
+    state, status = find_status(call.context)
+    models = {}
+    for name, slot in call.context.models.slots.items():
+        version = slot.current
+        models[name] = {
+            "loaded": version is not None,
+            "workers": len(version.pool.ready) if version else 0,
+            "replaced_workers": version.pool.num_replaced if version else 0,
+            "waiting_records": version.scheduler.num_waiting
+            if version and version.scheduler
+            else 0,
+        }
+    return build_json_response({"status": state, "models": models}, status=status)
+
+
+async def _show_metrics(call: Call[EmptyBody]) -> Response:
+    return Response(call.context.metrics.render(), media_type=CONTENT_TYPE_LATEST)

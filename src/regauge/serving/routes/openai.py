@@ -1,0 +1,177 @@
+"""The embeddings API of OpenAI: `/v1/embeddings` and `/v1/models`.
+
+Source of the schemas: https://platform.openai.com/docs/api-reference/embeddings.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from regauge.serving.http_protocol import (
+    Call,
+    EmptyBody,
+    RequestBody,
+    RouteSpec,
+    build_json_response,
+    build_output_response,
+    build_route,
+)
+from regauge.serving.model_version import Inputs
+from regauge.serving.request_errors import InvalidRequestError, RequestError
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    from regauge.serving.model_version import ModelVersion, Outputs
+    from regauge.serving.server_context import ServerContext
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+ERROR_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+"""OpenAI's type of an error by status; others are `invalid_request_error` or `server_error`."""
+
+
+class EmbeddingsBody(RequestBody):
+    """The body of `/v1/embeddings`."""
+
+    input: (
+        str
+        | Annotated[list[str], Field(fail_fast=True)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(fail_fast=True)]
+    ) = Field(union_mode="left_to_right")
+    """A text, several texts, the tokens of a text, or the tokens of several texts."""
+    model: str | None = None
+    """Name of a model of the server; by default its first model."""
+    encoding_format: Literal["float", "base64"] = "float"
+    """Numbers, or the bytes of fp32 numbers in base64."""
+    dimensions: int | None = Field(default=None, ge=1)
+    """Width of the vectors: the first numbers, normalized again."""
+    prompt_name: str | None = None
+    """Name of a prompt of the model to prepend."""
+
+
+def build_openai_routes(context: ServerContext) -> list[Route]:
+    """Return the routes."""
+    specs = list_openai_routes()
+    return [build_route(context, spec, format_openai_error) for spec in specs]
+
+
+def list_openai_routes() -> list[RouteSpec[Any]]:
+    """Return the specifications of the routes."""
+    return [
+        RouteSpec("POST", "/v1/embeddings", _embed, EmbeddingsBody, "Return vectors of texts."),
+        RouteSpec("GET", "/v1/models", _list_models, EmptyBody, "Return the models."),
+        RouteSpec("GET", "/v1/models/{model:path}", _show_model, EmptyBody, "Return a model."),
+    ]
+
+
+def format_openai_error(error: RequestError) -> dict[str, Any]:
+    """Return the document of an error."""
+    default = "server_error" if error.status >= 500 else "invalid_request_error"  # noqa: PLR2004
+    kind = ERROR_TYPES.get(error.status, default)
+    return {"error": {"message": error.message, "type": kind, "param": None, "code": error.status}}
+
+
+async def _embed(call: Call[EmbeddingsBody]) -> Response:
+    body = call.body
+    inputs = _read_inputs(body)
+    options = call.build_options(len(inputs.token_ids) or len(inputs.columns[0]))
+    async with call.use_model(body.model) as model:
+        check_output_kind(model, "vectors")
+        outputs = await model.compute(inputs, options)
+    if not call.context.settings.item_errors:
+        outputs.check_failures()
+    vectors = shorten_vectors(outputs.values, body.dimensions)
+    num_tokens = int(outputs.num_tokens.sum())
+    document = {
+        "object": "list",
+        "data": _format_items(vectors, outputs, body.encoding_format),
+        "model": call.context.models.find(body.model).name,
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+    }
+    return build_output_response(call.context, document, outputs)
+
+
+def _read_inputs(body: EmbeddingsBody) -> Inputs:
+    """Return the records of a body: texts or tokens."""
+    if isinstance(body.input, str):
+        return Inputs([[body.input]], prompt=body.prompt_name)
+    if not body.input:
+        raise InvalidRequestError("input is empty")
+    first: Any = body.input[0]
+    items: Any = body.input
+    if isinstance(first, str):
+        return Inputs([items], prompt=body.prompt_name)
+    lists = [items] if isinstance(first, int) else items
+    if not all(lists):
+        raise InvalidRequestError("input has an empty list of tokens")
+    return Inputs(token_ids=lists)
+
+
+def _format_items(
+    vectors: np.ndarray, outputs: Outputs, encoding: Literal["float", "base64"]
+) -> list[dict[str, Any]]:
+    """Return an item for each record: its vector, or its error."""
+    if encoding == "base64":
+        rows: Any = [base64.b64encode(row).decode() for row in vectors.astype("<f4", copy=False)]
+    else:
+        rows = list(np.ascontiguousarray(vectors))
+    items = [
+        {"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)
+    ]
+    for index, problem in outputs.failures.items():
+        error = {"message": problem, "type": "invalid_request_error"}
+        items[index] = {"object": "error", "index": index, "embedding": [], "error": error}
+    return items
+
+
+def shorten_vectors(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
+    """Return the first numbers of vectors, [records, dimensions], normalized again.
+
+    Raises InvalidRequestError if the vectors have fewer numbers.
+    """
+    if dimensions is None or dimensions == vectors.shape[1]:
+        return vectors
+    if dimensions > vectors.shape[1]:
+        problem = f"dimensions is over the {vectors.shape[1]} numbers of a vector"
+        raise InvalidRequestError(problem)
+    shortened = vectors[:, :dimensions]
+    norms = np.linalg.norm(shortened, axis=1, keepdims=True)
+    normalized: np.ndarray = shortened / np.where(norms > 0, norms, 1)
+    return normalized
+
+
+def check_output_kind(model: ModelVersion, *kinds: str) -> None:
+    """Raise InvalidRequestError if a model returns outputs of another kind."""
+    kind = model.program.output_kind
+    if kind not in kinds:
+        raise InvalidRequestError(f"the model returns {kind}, not {' or '.join(kinds)}")
+
+
+async def _list_models(call: Call[EmptyBody]) -> Response:
+    slots = call.context.models.slots
+    document = {"object": "list", "data": [_describe_model(call.context, name) for name in slots]}
+    return build_json_response(document)
+
+
+async def _show_model(call: Call[EmptyBody]) -> Response:
+    slot = call.context.models.find(call.request.path_params["model"])
+    return build_json_response(_describe_model(call.context, slot.name))
+
+
+def _describe_model(context: ServerContext, name: str) -> dict[str, Any]:
+    version = context.models.find(name).current
+    created = int(version.loaded_at if version else time.time())
+    return {"id": name, "object": "model", "created": created, "owned_by": "regauge"}

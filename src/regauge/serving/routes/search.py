@@ -1,0 +1,188 @@
+"""The search page: `GET /` is the page, `GET /search?q=…&k=10` returns its results as JSON.
+
+A result without an address of the web links to `GET /documents/{id}`, a page with its kept fields.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import orjson
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Route
+
+from regauge.errors import DataError
+from regauge.serving.http_protocol import guard_endpoint
+from regauge.serving.routes.tei import format_tei_error
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    import numpy as np
+    from starlette.requests import Request
+
+    from regauge.serving.search_index import SearchIndex
+    from regauge.serving.search_settings import SearchSettings
+    from regauge.serving.server_context import ServerContext
+
+    Endpoint = Callable[[Request], Awaitable[Response]]
+
+PAGE_FOLDER = Path(__file__).parent.parent / "search_page"
+DEFAULT_RESULTS = 10
+CACHED_QUERIES = 256
+"""Results of the last queries that are kept; a user who deletes letters repeats queries."""
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+"""Headers of the page: it loads its own files only, and text of a document cannot run as code."""
+MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+INVALID = 422
+
+
+class SearchContext(Protocol):
+    """What the search needs of the server."""
+
+    @property
+    def search_index(self) -> SearchIndex:
+        """The rows to search in."""
+
+    @property
+    def search_settings(self) -> SearchSettings:
+        """The limits of a query."""
+
+    async def embed_query(self, text: str) -> np.ndarray:
+        """Return the vector of a query, [width] fp32; raises the errors of an overloaded server."""
+
+
+def build_search_routes(context: ServerContext, search: SearchContext) -> list[Route]:
+    """Return the routes of the search and of its page, behind the checks of the server."""
+    return [
+        Route(path, guard_endpoint(context, path, _ignore_client(endpoint), format_tei_error))
+        for path, endpoint in list_endpoints(search).items()
+    ]
+
+
+def list_endpoints(context: SearchContext) -> dict[str, Endpoint]:
+    """Return the endpoints of the search and of its page by path."""
+    searcher = _Searcher(context)
+    return {
+        "/": _serve_file("search.html"),
+        "/search.css": _serve_file("search.css"),
+        "/search.js": _serve_file("search.js"),
+        "/search": searcher.search,
+        "/documents/{number:int}": searcher.show_document,
+    }
+
+
+def _ignore_client(endpoint: Endpoint) -> Callable[[Request, Any], Awaitable[Response]]:
+    """Return an endpoint that takes the client of a request, too."""
+
+    async def answer(request: Request, _: Any) -> Response:
+        return await endpoint(request)
+
+    return answer
+
+
+class _Searcher:
+    """The endpoints of a context."""
+
+    def __init__(self, context: SearchContext) -> None:
+        self._context = context
+        self._results: OrderedDict[tuple[str, int], list[dict[str, Any]]] = OrderedDict()
+        """Results of the last queries, the most recent one at the end."""
+
+    async def search(self, request: Request) -> Response:
+        """Return the results of a query as JSON, or the reason why the query is invalid."""
+        start = time.perf_counter()
+        try:
+            query, count = parse_query(request.query_params, self._context.search_settings)
+        except DataError as error:
+            return _build_json({"error": str(error), "error_type": "Validation"}, INVALID)
+        results = await self._find_results(query, count)
+        milliseconds = round(1000 * (time.perf_counter() - start), 3)
+        document = {
+            "query": query,
+            "results": results,
+            "milliseconds": milliseconds,
+            "documents": len(self._context.search_index),
+            "exact": self._context.search_index.is_exact,
+        }
+        return _build_json(document)
+
+    async def _find_results(self, query: str, count: int) -> list[dict[str, Any]]:
+        key = query, count
+        if key not in self._results:
+            vector = await self._context.embed_query(query)
+            results = await asyncio.to_thread(self._context.search_index.search, vector, count)
+            self._results[key] = results
+        self._results.move_to_end(key)
+        results = self._results[key]
+        while len(self._results) > CACHED_QUERIES:
+            self._results.popitem(last=False)
+        return results
+
+    async def show_document(self, request: Request) -> Response:
+        """Return a page with all kept fields of a row."""
+        number = request.path_params["number"]
+        try:
+            row = await asyncio.to_thread(self._context.search_index.read_row, number)
+        except IndexError:
+            raise HTTPException(404, f"there is no document {number}") from None
+        page = _load_templates().get_template("document.html.j2").render(row)
+        return Response(page, headers=PAGE_HEADERS, media_type="text/html")
+
+
+def parse_query(parameters: Mapping[str, str], settings: SearchSettings) -> tuple[str, int]:
+    """Return the query and the number of results; raises DataError."""
+    query = " ".join(parameters.get("q", "").split())
+    if not query:
+        raise DataError("q is missing or empty", "set it to the text to search for")
+    if len(query) > settings.max_query_characters:
+        problem = f"q has {len(query)} characters"
+        raise DataError(problem, f"send at most {settings.max_query_characters}")
+    text = parameters.get("k", str(min(DEFAULT_RESULTS, settings.max_results)))
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(settings.max_results))
+    if not is_number or not 1 <= int(text) <= settings.max_results:
+        problem = f"k is '{text[:20]}'"
+        raise DataError(problem, f"set a whole number from 1 to {settings.max_results}")
+    return query, int(text)
+
+
+def _build_json(document: dict[str, Any], status: int = 200) -> Response:
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    return Response(orjson.dumps(document), status, headers, "application/json")
+
+
+def _serve_file(name: str) -> Endpoint:
+    """Return an endpoint with a file of the page."""
+    content = (PAGE_FOLDER / name).read_bytes()
+    media_type = MEDIA_TYPES[Path(name).suffix]
+
+    async def respond(_: Request) -> Response:
+        return Response(content, headers=PAGE_HEADERS, media_type=media_type)
+
+    return respond
+
+
+@cache
+def _load_templates() -> Environment:
+    """Return the templates of the pages; every value is escaped."""
+    return Environment(
+        loader=FileSystemLoader(PAGE_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

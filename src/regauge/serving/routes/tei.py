@@ -1,0 +1,375 @@
+"""The API of text-embeddings-inference: vectors, scores and classes of texts.
+
+Source of the schemas: https://huggingface.github.io/text-embeddings-inference/.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from regauge import __version__
+from regauge.artifacts.postprocess import build_columns
+from regauge.serving.http_protocol import (
+    Call,
+    EmptyBody,
+    RequestBody,
+    RouteSpec,
+    build_json_response,
+    build_output_response,
+    build_route,
+)
+from regauge.serving.model_version import Inputs
+from regauge.serving.request_errors import InferenceError, InvalidRequestError, RequestError
+from regauge.serving.routes.openai import TokenIds, check_output_kind, shorten_vectors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    from regauge.serving.model_version import ModelVersion, Outputs
+    from regauge.serving.server_context import ServerContext
+
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Pair = Annotated[list[str], Field(min_length=1, max_length=2)]
+ERROR_KINDS = {
+    404: "Validation",
+    408: "Validation",
+    413: "Validation",
+    422: "Validation",
+    424: "Backend",
+    429: "Overloaded",
+    503: "Unhealthy",
+}
+"""The type of an error by status; others are `Backend`."""
+PAIR_TEXTS = 2
+
+
+class TextsBody(RequestBody):
+    """Fields of every body."""
+
+    model: str | None = None
+    """Name of a model of the server; by default its first model."""
+    truncate: bool = False
+    """Whether texts may be truncated; by default the setting `serve.overflow` decides."""
+    prompt_name: str | None = None
+    """Name of a prompt of the model to prepend."""
+
+
+class EmbedBody(TextsBody):
+    """The body of `/embed`."""
+
+    inputs: str | Texts | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
+        union_mode="left_to_right"
+    )
+    """A text, several texts, the tokens of a text, or the tokens of several texts."""
+    normalize: bool | None = None
+    """Whether vectors have length 1; by default as the model was evaluated."""
+    dimensions: int | None = Field(default=None, ge=1)
+    """Width of the vectors: the first numbers, normalized again."""
+
+
+class RerankBody(TextsBody):
+    """The body of `/rerank`."""
+
+    query: str
+    """The text that the others are ranked for."""
+    texts: Texts
+    """The texts to rank."""
+    raw_scores: bool = False
+    """Whether scores are the numbers of the model, without its activation."""
+    return_text: bool = False
+    """Whether the answer contains the texts."""
+
+
+class PredictBody(TextsBody):
+    """The body of `/predict`."""
+
+    inputs: str | Texts | list[Pair] = Field(union_mode="left_to_right")
+    """A text, a pair of texts, or a list of texts and pairs, each in a list of its own."""
+    raw_scores: bool = False
+    """Whether scores are the numbers of the model, without softmax or sigmoid."""
+
+
+class SimilarityInputs(RequestBody):
+    """The texts of `/similarity`."""
+
+    source_sentence: str
+    """The text that the others are compared with."""
+    sentences: Texts = Field(min_length=1)
+    """The texts to compare."""
+
+
+class SimilarityParameters(RequestBody):
+    """The options of `/similarity`."""
+
+    truncate: bool = False
+    """Whether texts may be truncated."""
+    prompt_name: str | None = None
+    """Name of a prompt of the model to prepend."""
+
+
+class SimilarityBody(RequestBody):
+    """The body of `/similarity`."""
+
+    inputs: SimilarityInputs
+    """The texts."""
+    parameters: SimilarityParameters | None = None
+    """The options."""
+    model: str | None = None
+    """Name of a model of the server; by default its first model."""
+
+
+class TokenizeBody(TextsBody):
+    """The body of `/tokenize`."""
+
+    inputs: str | Texts = Field(union_mode="left_to_right")
+    """A text, or several texts."""
+    add_special_tokens: bool = True
+    """Whether the tokens around a text are included."""
+
+
+class DecodeBody(RequestBody):
+    """The body of `/decode`."""
+
+    ids: TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
+        union_mode="left_to_right"
+    )
+    """The tokens of a text, or of several texts."""
+    model: str | None = None
+    """Name of a model of the server; by default its first model."""
+
+
+def build_tei_routes(context: ServerContext) -> list[Route]:
+    """Return the routes."""
+    return [build_route(context, spec, format_tei_error) for spec in list_tei_routes()]
+
+
+def list_tei_routes() -> list[RouteSpec[Any]]:
+    """Return the specifications of the routes."""
+    return [
+        RouteSpec("POST", "/embed", embed, EmbedBody, "Return vectors of texts."),
+        RouteSpec("POST", "/rerank", rerank, RerankBody, "Rank texts for a query."),
+        RouteSpec("POST", "/predict", predict, PredictBody, "Return classes of texts."),
+        RouteSpec("POST", "/similarity", compare, SimilarityBody, "Compare a text with others."),
+        RouteSpec("POST", "/tokenize", _tokenize, TokenizeBody, "Return the tokens of texts."),
+        RouteSpec("POST", "/decode", _decode, DecodeBody, "Return the texts of tokens."),
+        RouteSpec("GET", "/info", _show_info, EmptyBody, "Describe the model and its limits."),
+    ]
+
+
+def format_tei_error(error: RequestError) -> dict[str, Any]:
+    """Return the document of an error."""
+    kind = ERROR_KINDS.get(error.status, "Backend")
+    return {"error": error.message, "error_type": kind}
+
+
+async def embed(call: Call[EmbedBody]) -> Response:
+    """Answer `/embed`: a vector for each text, or null for a failed one."""
+    body = call.body
+    inputs = _read_embed_inputs(body)
+    options = call.build_options(len(inputs.token_ids) or len(inputs.columns[0]))
+    async with call.use_model(body.model) as model:
+        check_output_kind(model, "vectors")
+        outputs = await model.compute(inputs, options)
+        vectors = _normalize(model, outputs.values, requested=body.normalize)
+    vectors = shorten_vectors(vectors, body.dimensions)
+    return build_output_response(call.context, _list_rows(call, vectors, outputs), outputs)
+
+
+async def rerank(call: Call[RerankBody]) -> Response:
+    """Answer `/rerank`: the index and score of each text, the best first."""
+    body = call.body
+    options = call.build_options(len(body.texts))
+    columns = [[body.query] * len(body.texts), body.texts]
+    async with call.use_model(body.model) as model:
+        _check_ranker(model)
+        outputs = await model.compute(_build_inputs(body, columns), options)
+        scores = _read_scores(model, outputs.values, is_raw=body.raw_scores)
+    _check_records(call, outputs)
+    items: list[dict[str, Any]] = [
+        {"index": int(index), "score": scores[index], **_show_text(body, index)}
+        for index in np.argsort(-scores, kind="stable")
+        if int(index) not in outputs.failures
+    ]
+    for index, problem in outputs.failures.items():
+        items.append({"index": index, "score": None, "error": problem})
+    return build_output_response(call.context, items, outputs)
+
+
+async def predict(call: Call[PredictBody]) -> Response:
+    """Answer `/predict`: the classes of each text with their scores, the best first."""
+    body = call.body
+    async with call.use_model(body.model) as model:
+        columns, is_single = _read_predict_inputs(body, model)
+        options = call.build_options(len(columns[0]))
+        check_output_kind(model, "classes", "values", "scores", "entities")
+        outputs = await model.compute(_build_inputs(body, columns), options)
+        rows = _build_predictions(model, outputs.values, columns, is_raw=body.raw_scores)
+    _check_records(call, outputs)
+    answers = [None if index in outputs.failures else row for index, row in enumerate(rows)]
+    return build_output_response(call.context, answers[0] if is_single else answers, outputs)
+
+
+async def compare(call: Call[SimilarityBody]) -> Response:
+    """Answer `/similarity`: the cosine of each text with the first one."""
+    body = call.body
+    parameters = body.parameters or SimilarityParameters()
+    texts = [body.inputs.source_sentence, *body.inputs.sentences]
+    options = call.build_options(len(texts))
+    inputs = Inputs([texts], prompt=parameters.prompt_name, truncate=parameters.truncate)
+    async with call.use_model(body.model) as model:
+        check_output_kind(model, "vectors")
+        outputs = await model.compute(inputs, options)
+    outputs.check_failures()
+    vectors = _scale_to_length_1(outputs.values)
+    return build_output_response(call.context, vectors[1:] @ vectors[0], outputs)
+
+
+async def _tokenize(call: Call[TokenizeBody]) -> Response:
+    body = call.body
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    call.build_options(len(texts))
+    async with call.use_model(body.model) as model:
+        tokens = await model.describe_tokens(
+            texts, body.prompt_name, add_special_tokens=body.add_special_tokens
+        )
+    return build_json_response(tokens)
+
+
+async def _decode(call: Call[DecodeBody]) -> Response:
+    ids: Any = call.body.ids
+    lists = [ids] if ids and isinstance(ids[0], int) else ids
+    call.build_options(len(lists))
+    async with call.use_model(call.body.model) as model:
+        preprocessor = model.preprocessor
+        texts = [preprocessor.decode(np.array([row], np.int64))[0] for row in lists]
+    return build_json_response(texts)
+
+
+async def _show_info(call: Call[EmptyBody]) -> Response:
+    slot = call.context.models.find(call.request.query_params.get("model"))
+    async with slot.use() as model:
+        document = model.describe()
+    queue = call.context.settings.queue
+    return build_json_response(
+        {
+            "model_id": slot.name,
+            **document,
+            "max_client_batch_size": queue.max_request_records,
+            "auto_truncate": call.context.settings.overflow == "truncate",
+            "version": __version__,
+        }
+    )
+
+
+def _read_embed_inputs(body: EmbedBody) -> Inputs:
+    """Return the records of a body: texts or tokens."""
+    values: Any = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    if not values:
+        raise InvalidRequestError("inputs is empty")
+    if isinstance(values[0], str):
+        return _build_inputs(body, [values])
+    lists = [values] if isinstance(values[0], int) else values
+    if not all(lists):
+        raise InvalidRequestError("inputs has an empty list of tokens")
+    return Inputs(token_ids=lists, truncate=body.truncate)
+
+
+def _build_inputs(body: TextsBody, columns: Sequence[Sequence[str]]) -> Inputs:
+    return Inputs(columns, prompt=body.prompt_name, truncate=body.truncate)
+
+
+def _read_predict_inputs(body: PredictBody, model: ModelVersion) -> tuple[list[list[str]], bool]:
+    """Return a column for each text field, and whether the answer is for a single record.
+
+    A flat list of two texts is a pair if the model reads pairs, and otherwise two records.
+    """
+    num_texts = max(1, len(model.program.fields.text_fields))
+    values: Any = body.inputs
+    is_single = isinstance(values, str)
+    if is_single:
+        values = [[values]]
+    elif values and isinstance(values[0], str):
+        is_single = num_texts == PAIR_TEXTS or len(values) == 1
+        values = [values] if is_single else [[text] for text in values]
+    if any(len(record) != num_texts for record in values):
+        raise InvalidRequestError(f"the model reads {num_texts} texts per record")
+    return [list(column) for column in zip(*values, strict=True)] or [[]], is_single
+
+
+def _build_predictions(
+    model: ModelVersion, values: np.ndarray, columns: list[list[str]], *, is_raw: bool
+) -> list[Any]:
+    """Return the classes, the value or the entities of each record."""
+    program = model.program
+    if program.output_kind == "entities":
+        words = model.preprocessor.find_words(columns[0])
+        entities: Any = build_columns(program, "float32", values, words=words)["entities"]
+        return list(entities.to_pylist())
+    if program.output_kind == "classes":
+        scores = values
+        if not is_raw:
+            scores = np.asarray(build_columns(program, "float32", values)["probabilities"])
+        labels = program.labels or tuple(f"LABEL_{index}" for index in range(scores.shape[1]))
+        return [
+            [{"score": row[index], "label": labels[index]} for index in np.argsort(-row)]
+            for row in scores
+        ]
+    name = program.output_kind.removesuffix("s")
+    return [
+        [{"score": score, "label": name}] for score in _read_scores(model, values, is_raw=is_raw)
+    ]
+
+
+def _read_scores(model: ModelVersion, values: np.ndarray, *, is_raw: bool) -> np.ndarray:
+    """Return the scores of records, [records] fp32."""
+    if is_raw:
+        return values[:, 0]
+    [scores] = build_columns(model.program, "float32", values).values()
+    return np.asarray(scores)
+
+
+def _check_ranker(model: ModelVersion) -> None:
+    """Raise InferenceError unless a model scores pairs of texts."""
+    program = model.program
+    is_scorer = program.output_kind in {"values", "scores"}
+    if not is_scorer or len(program.fields.text_fields) != PAIR_TEXTS:
+        raise InferenceError("the model does not score pairs of texts, so it cannot rank")
+
+
+def _check_records(call: Call[Any], outputs: Outputs) -> None:
+    """Raise InferenceError for a failed record, unless the server reports it in its place."""
+    if not call.context.settings.item_errors:
+        outputs.check_failures()
+
+
+def _list_rows(call: Call[Any], vectors: np.ndarray, outputs: Outputs) -> Any:
+    """Return vectors, with null for failed records."""
+    _check_records(call, outputs)
+    if not outputs.failures:
+        return np.ascontiguousarray(vectors)
+    return [None if index in outputs.failures else row for index, row in enumerate(vectors)]
+
+
+def _show_text(body: RerankBody, index: int) -> dict[str, str]:
+    return {"text": body.texts[index]} if body.return_text else {}
+
+
+def _normalize(model: ModelVersion, vectors: np.ndarray, *, requested: bool | None) -> np.ndarray:
+    """Return vectors with length 1, or as the model was evaluated."""
+    if requested is None or requested == model.is_normalized:
+        return vectors
+    if model.is_normalized:
+        raise InvalidRequestError("the vectors of this model have length 1; omit normalize")
+    return _scale_to_length_1(vectors)
+
+
+def _scale_to_length_1(vectors: np.ndarray) -> np.ndarray:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    scaled: np.ndarray = vectors / np.where(norms > 0, norms, 1)
+    return scaled

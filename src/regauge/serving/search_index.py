@@ -1,0 +1,235 @@
+"""Nearest-neighbor search over the vectors that `predict` wrote.
+
+A score is the dot product of the vectors of the query and of a row. The exact search compares the
+query with every row. With many rows a faiss index selects the rows to compare.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from regauge.choices import did_you_mean
+from regauge.errors import SettingsError
+from regauge.serving import approximate_index
+from regauge.serving.approximate_index import ApproximateIndex
+from regauge.serving.search_rows import SearchRows, VectorFolder, open_vectors, write_rows
+
+if TYPE_CHECKING:
+    from regauge.artifacts.artifact import Artifact
+    from regauge.serving.search_settings import SearchSettings
+
+TITLE_FIELDS, LINK_FIELDS = ("title", "name", "summary"), ("url", "link")
+"""Names of the fields of titles and links, the first one that was kept is used."""
+MAX_TITLE_CHARACTERS = 120
+CANDIDATES_PER_RESULT, MIN_CANDIDATES = 4, 100
+"""Rows that the approximate index selects for each result, and at least for a query."""
+DERIVED = "search"
+"""Subfolder of the vectors with the derived files."""
+
+
+class RankedRows(NamedTuple):
+    """The nearest rows of a query in descending order of their scores."""
+
+    numbers: np.ndarray
+    """Numbers of the rows, [results] int64."""
+    scores: np.ndarray
+    """Dot products, [results] fp32."""
+
+
+class ResultFields(NamedTuple):
+    """The kept fields that a result shows."""
+
+    title: str | None
+    link: str | None
+    texts: tuple[str, ...]
+
+
+class SearchIndex:
+    """The rows of a prediction job, searched by the vectors of queries."""
+
+    def __init__(
+        self,
+        rows: SearchRows,
+        fields: ResultFields,
+        settings: SearchSettings,
+        approximate: ApproximateIndex | None = None,
+    ) -> None:
+        """Search in these rows; `approximate` selects candidates if it is given."""
+        self._rows = rows
+        self._fields = fields
+        self._max_characters = settings.max_text_characters
+        self._approximate = approximate
+
+    @classmethod
+    def open(cls, settings: SearchSettings, artifact: Artifact) -> Self:
+        """Return the index of the vectors of the settings, for queries of an artifact.
+
+        The first call writes derived files, which later ones map. Raises SettingsError if the
+        artifact returns no vectors, if the vectors are those of another artifact, or if a field was
+        not kept. Raises DataError if files are damaged.
+        """
+        vectors = open_vectors(Path(settings.vectors))
+        _check_artifact(vectors, artifact, settings)
+        fields = _select_fields(settings, vectors)
+        folder = Path(settings.index_folder or vectors.folder / DERIVED)
+        if settings.index_folder is None:
+            _remove_old_files(folder, vectors.key)
+        width = artifact.program.output_size
+        path = folder / f"{vectors.key}.arrow"
+        write_rows(vectors, path)
+        rows = SearchRows(path, vectors.dtype, width)
+        if not _needs_approximation(settings, len(rows)):
+            return cls(rows, fields, settings)
+        path = folder / f"{vectors.key}.faiss"
+        approximate_index.write_index(rows, width, path)
+        return cls(rows, fields, settings, ApproximateIndex(path, settings.probes))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unmap the files."""
+        self._rows.close()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a query is compared with every row."""
+        return self._approximate is None
+
+    def search(self, query: np.ndarray, count: int) -> list[dict[str, Any]]:
+        """Return the nearest rows of a query as JSON-ready results, the best first.
+
+        `query` is [width] fp32. A result has `rank`, `score`, `id`, `title`, `link` and `texts`.
+        """
+        numbers, scores = self.rank_rows(np.ascontiguousarray(query, np.float32), count)
+        pairs = zip(numbers.tolist(), scores.tolist(), strict=True)
+        return [
+            {"rank": rank, "score": round(score, 6), **self._describe_row(number)}
+            for rank, (number, score) in enumerate(pairs, start=1)
+        ]
+
+    def rank_rows(self, query: np.ndarray, count: int) -> RankedRows:
+        """Return the nearest rows of a query; equal scores are in the order of the rows."""
+        if self._approximate is None:
+            return _rank_all(self._rows, query, count)
+        num_candidates = max(MIN_CANDIDATES, CANDIDATES_PER_RESULT * count)
+        numbers = self._approximate.select_rows(query, num_candidates)
+        return _select_best(numbers, self._rows.read_vectors(numbers) @ query, count)
+
+    def read_row(self, number: int) -> dict[str, Any]:
+        """Return the title, the link and all kept fields of a row; raises IndexError."""
+        return {**self._describe_row(number), "fields": self._rows.read_fields(number)}
+
+    def _describe_row(self, number: int) -> dict[str, Any]:
+        values = self._rows.read_fields(number)
+        values = {name: value for name, value in values.items() if value is not None}
+        shown = (name for name in self._fields.texts if name in values)
+        texts = {name: text for name in shown if (text := str(values[name]).strip())}
+        title = " ".join(str(values.get(self._fields.title or "") or "").split())
+        title = title or next(map(_first_line, texts.values()), "") or f"Row {number}"
+        return {
+            "id": number,
+            "title": _shorten(title, MAX_TITLE_CHARACTERS),
+            "link": find_address(values.get(self._fields.link or "")),
+            "texts": {name: _shorten(text, self._max_characters) for name, text in texts.items()},
+        }
+
+
+def find_address(value: object) -> str | None:
+    """Return a value if it is an address of the web; a browser would run `javascript:` as code."""
+    if not isinstance(value, str):
+        return None
+    try:
+        parts = urlsplit(value.strip())
+    except ValueError:
+        return None
+    return value.strip() if parts.scheme in {"http", "https"} and parts.netloc else None
+
+
+def _rank_all(rows: SearchRows, query: np.ndarray, count: int) -> RankedRows:
+    best = RankedRows(np.empty(0, np.int64), np.empty(0, np.float32))
+    for start, vectors in rows.iterate_blocks():
+        numbers = np.arange(start, start + len(vectors))
+        block = _select_best(numbers, vectors @ query, count)
+        numbers = np.concatenate([best.numbers, block.numbers])
+        best = _select_best(numbers, np.concatenate([best.scores, block.scores]), count)
+    return best
+
+
+def _select_best(numbers: np.ndarray, scores: np.ndarray, count: int) -> RankedRows:
+    """Return the rows with the highest finite scores; `numbers` must be sorted among equal ones."""
+    is_finite = np.isfinite(scores)
+    numbers, scores = numbers[is_finite], scores[is_finite]
+    if len(scores) > count:
+        # All rows with the lowest selected score stay, so that the order of the rows decides.
+        threshold = scores[np.argpartition(scores, -count)[-count]]
+        is_candidate = scores >= threshold
+        numbers, scores = numbers[is_candidate], scores[is_candidate]
+    order = np.argsort(-scores, kind="stable")[:count]
+    return RankedRows(numbers[order], scores[order])
+
+
+def _needs_approximation(settings: SearchSettings, num_rows: int) -> bool:
+    is_large = num_rows >= settings.min_approximate_rows
+    return settings.approximate == "auto" and is_large and approximate_index.is_available()
+
+
+def _remove_old_files(folder: Path, key: str) -> None:
+    """Remove the derived files of vectors that have been replaced."""
+    for path in folder.glob("*"):
+        if path.stem != key and path.suffix in {".arrow", ".faiss"}:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _check_artifact(vectors: VectorFolder, artifact: Artifact, settings: SearchSettings) -> None:
+    """Raise SettingsError if queries of an artifact cannot be compared with the vectors."""
+    if artifact.program.output_kind != "vectors":
+        problem = f"{artifact.folder} returns {artifact.program.output_kind}, not vectors"
+        raise SettingsError(problem, "search needs an artifact that embeds texts")
+    if settings.allow_other_artifact or vectors.artifact_sha256 == artifact.content_sha256:
+        return
+    problem = f"{vectors.folder} has the vectors of another artifact than {artifact.folder}"
+    remedy = "serve that artifact, or run 'regauge predict' with this one"
+    raise SettingsError(problem, remedy)
+
+
+def _select_fields(settings: SearchSettings, vectors: VectorFolder) -> ResultFields:
+    """Return the fields of a result; raises SettingsError if one of the settings was not kept."""
+    kinds = vectors.kept_fields
+    named = (settings.title_field, settings.link_field, *settings.text_fields)
+    for name in filter(None, named):
+        if name not in kinds:
+            problem = f"the vectors have no field '{name}'"
+            remedy = did_you_mean(name, tuple(kinds)) if kinds else "predict with keep_fields"
+            raise SettingsError(problem, remedy)
+    title = settings.title_field or _find_first(TITLE_FIELDS, kinds)
+    link = settings.link_field or _find_first(LINK_FIELDS, kinds)
+    texts = tuple(
+        name for name, kind in kinds.items() if kind == "text" and name not in {title, link}
+    )
+    return ResultFields(title, link, settings.text_fields or texts)
+
+
+def _find_first(names: tuple[str, ...], kinds: dict[str, str]) -> str | None:
+    return next((name for name in names if name in kinds), None)
+
+
+def _first_line(text: str) -> str:
+    return " ".join(text.partition("\n")[0].split())
+
+
+def _shorten(text: str, count: int) -> str:
+    """Return the start of a text that is longer than `count` characters, with an ellipsis."""
+    return text if len(text) <= count else text[:count].rstrip() + "…"

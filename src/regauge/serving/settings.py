@@ -1,0 +1,129 @@
+"""The table `serve` of a run file; this module imports no torch."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from regauge.config import Settings
+from regauge.serving.search_settings import SearchSettings
+
+MODEL_NAME = re.compile(r"[\w][\w.+-]*(/[\w][\w.+-]*)?")
+"""Pattern of a model's name: words, and at most one slash as on the hub."""
+Overflow = Literal["refuse", "truncate", "split"]
+
+
+class HttpSettings(Settings):
+    """Limits of connections and requests."""
+
+    api_keys_file: str | None = None
+    """File with one API key per line. A request must then have one of them as `Authorization:
+    Bearer KEY`. Without a file, the variable `REGAUGE_API_KEYS` may hold keys between commas."""
+    max_body_bytes: int = Field(default=16 << 20, ge=1)
+    """Largest body of a request, in bytes."""
+    max_total_body_bytes: int = Field(default=256 << 20, ge=1)
+    """Largest sum of the bodies that are being received or processed, in bytes."""
+    max_connections: int = Field(default=4096, ge=1)
+    """Most open connections; a further one is answered with status 503."""
+    header_timeout_seconds: float = Field(default=10.0, gt=0)
+    """Time in which a connection must send the headers of a request."""
+    body_timeout_seconds: float = Field(default=60.0, gt=0)
+    """Time in which a connection must send the body of a request."""
+    keep_alive_seconds: int = Field(default=75, ge=1)
+    """Time that an idle connection stays open."""
+    drain_seconds: float = Field(default=30.0, gt=0)
+    """Time in which accepted requests are completed after SIGTERM."""
+
+
+class QueueSettings(Settings):
+    """Admission of requests."""
+
+    timeout_seconds: float = Field(default=30.0, gt=0)
+    """Time in which an accepted request is answered; the header `Regauge-Timeout-Ms` lowers it."""
+    max_wait_seconds: float = Field(default=2.0, gt=0)
+    """Longest expected wait; a request that would wait longer is answered with status 429."""
+    interactive_records: int = Field(default=4, ge=0)
+    """A request of at most this many records is interactive, and a larger one is bulk. The header
+    `Regauge-Priority` sets the priority of a request."""
+    max_request_records: int = Field(default=2048, ge=1)
+    """Most records of a request."""
+
+
+class WorkerSettings(Settings):
+    """The processes that compute batches."""
+
+    count: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto", union_mode="left_to_right"
+    )
+    """Number of worker processes of a model; `auto` starts one per device, or one on a CPU."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads of a worker; by default those of the artifact."""
+    pin_cores: bool = True
+    """Whether several workers on a CPU are each bound to their own cores."""
+    start_timeout_seconds: float = Field(default=300.0, gt=0)
+    """Time in which a worker must load the artifact, warm up and verify its parity rows."""
+    hang_timeout_seconds: float = Field(default=60.0, gt=0)
+    """Time in which a batch must be computed; a worker that takes longer is replaced."""
+
+
+class ModelSettings(Settings):
+    """Loading and replacing the artifacts of a server."""
+
+    max_loaded: int | None = Field(default=None, ge=1)
+    """Most models in memory. Models are then loaded at their first request, and the model that was
+    unused for the longest time is unloaded. By default all models are loaded at the start."""
+    max_memory_gb: float | None = Field(default=None, gt=0)
+    """Most memory of all worker processes, in gigabytes; a further model replaces unused ones."""
+    poll_seconds: float = Field(default=2.0, gt=0)
+    """How often the folder of an artifact is checked for a new version."""
+    canary_share: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the requests that a new version gets before it replaces the old one."""
+    canary_seconds: float = Field(default=60.0, gt=0)
+    """How long a new version must answer its share without an error."""
+
+
+class Serve(Settings):
+    """A server of artifacts."""
+
+    artifacts: dict[str, str] = Field(min_length=1)
+    """Folders of artifacts by the name that clients use; the first one is the default."""
+    host: str = "127.0.0.1"
+    """Address to listen on; the default accepts only clients of this machine."""
+    port: int = Field(default=8080, ge=0, le=65535)
+    """Port to listen on; 0 selects a free port."""
+    overflow: Overflow = "refuse"
+    """For a text that is longer than the model reads: answer with status 413, truncate it, or split
+    it and return the mean of the vectors of its parts."""
+    item_errors: bool = False
+    """Whether a record that fails is reported in its place, in an answer with status 200. Otherwise
+    the whole request fails."""
+    batch_invariant: bool | None = None
+    """Whether an output has the same bits in every batch; by default if the artifact has a proof of
+    it for this chip."""
+    http: HttpSettings = HttpSettings()
+    """Limits of connections and requests."""
+    queue: QueueSettings = QueueSettings()
+    """Admission of requests."""
+    workers: WorkerSettings = WorkerSettings()
+    """The processes that compute batches."""
+    models: ModelSettings = ModelSettings()
+    """Loading and replacing the artifacts of a server."""
+    search: SearchSettings | None = None
+    """The search page at `/`: the nearest of the vectors that `predict` wrote."""
+
+    @field_validator("artifacts")
+    @classmethod
+    def _check_names(cls, artifacts: dict[str, str]) -> dict[str, str]:
+        for name in artifacts:
+            if not MODEL_NAME.fullmatch(name):
+                raise ValueError(f"invalid model name '{name}'; use letters, digits and . + - _")
+        return artifacts
+
+
+class ServeSettings(Settings):
+    """All settings of a server."""
+
+    serve: Serve
+    """A server of artifacts."""

@@ -5,8 +5,8 @@ alternately by the same client (`regauge.benchmarking.load_processes`). FastAPI 
 sentence-transformers has two styles, see `peer_fastapi.py`. Infinity is installed in a separate
 environment in the cache folder. A server that cannot run is recorded with the reason.
 
-    python benchmarks/serve.py [--model FOLDER] [--texts FILE] [--programs NAME …] [--quick]
-                               [--infinity FOLDER] [--json OUT]
+    python benchmarks/serve.py [--model FOLDER] [--artifact FOLDER] [--texts FILE] [--quick]
+                               [--programs NAME …] [--infinity FOLDER] [--json OUT]
 
 The client needs processor time of the same machine; its share is part of the result.
 """
@@ -124,31 +124,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", type=Path, help="default: the packaged all-MiniLM-L6-v2")
     parser.add_argument("--texts", type=Path, help="default: docs of this Python")
+    parser.add_argument("--artifact", type=Path, help="exported before; default: export the model")
     parser.add_argument("--programs", nargs="+", default=list(PROGRAMS), choices=PROGRAMS)
     parser.add_argument("--infinity", type=Path, default=CACHE / "infinity", help="environment")
     parser.add_argument("--quick", action="store_true", help="shorter measurements, one repeat")
     parser.add_argument("--json", type=Path, default=RESULTS / "serve.json")
     options = parser.parse_args()
-    model = options.model or find_packaged_model()
+    name = options.model.name if options.model else PACKAGED_MODEL
+    options.model = options.model or find_packaged_model()
     durations = QUICK if options.quick else FULL
     texts = read_sentences(options.texts, NUM_SENTENCES)
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
-        figures: dict[str, Any] = {"model": model.name if options.model else PACKAGED_MODEL}
-        figures["load_average_before"] = os.getloadavg()[0]
+        figures: dict[str, Any] = {"model": name, "load_average_before": os.getloadavg()[0]}
         failures: dict[str, str] = {}
         programs = []
         for key in options.programs:
-            name = PROGRAMS[key]
+            title = PROGRAMS[key]
             try:
                 port = processes.find_free_port()
-                command = _build_command(key, model, folder, port, options.infinity)
-                programs.append(_start(name, command, port, Scratch(folder, texts, stack)))
+                command = _build_command(key, options, folder, port)
+                programs.append(_start(title, command, port, Scratch(folder, texts, stack)))
             except (RegaugeError, SystemExit, OSError) as error:
-                failures[name] = " ".join(str(error).split())
-                sys.stderr.write(f"{name} cannot run: {failures[name]}\n")
-        if (folder / "artifact").exists():
-            figures["artifact"] = _describe_artifact(folder / "artifact", texts)
+                failures[title] = " ".join(str(error).split())
+                sys.stderr.write(f"{title} cannot run: {failures[title]}\n")
+        artifact = options.artifact or folder / "artifact"
+        if artifact.exists():
+            figures["artifact"] = _describe_artifact(artifact, texts)
         _measure_all(programs, durations)
         figures |= _summarize(programs, durations) | {"failures": failures}
         figures["load_average_after"] = os.getloadavg()[0]
@@ -157,14 +159,16 @@ def main() -> None:
     write_result(options.json, "serving", Cpu().chip_peak("fp32"), figures, *packages)
 
 
-def _build_command(key: str, model: Path, folder: Path, port: int, infinity: Path) -> list[str]:
-    """Return the command of a server; exports the artifact or installs infinity if needed."""
+def _build_command(key: str, options: argparse.Namespace, folder: Path, port: int) -> list[str]:
+    """Return the command of a server; export the artifact or install infinity if needed."""
+    model = options.model
     if key == "regauge":
-        artifact = folder / "artifact"
-        run_regauge("export", "--model", str(model), "--to", str(artifact), *EXPORT_OPTIONS)
+        artifact = options.artifact or folder / "artifact"
+        if not artifact.exists():
+            run_regauge("export", "--model", str(model), "--to", str(artifact), *EXPORT_OPTIONS)
         return build_serve_command(str(artifact), port)
     if key == "infinity":
-        program = str(_install_infinity(infinity))
+        program = str(_install_infinity(options.infinity))
         address = ["--host", "127.0.0.1", "--port", str(port), "--url-prefix", "/v1"]
         engine = ["--engine", "torch", "--device", "cpu", "--no-bettertransformer"]
         return [program, "v2", "--model-id", str(model), *engine, *address]

@@ -105,7 +105,7 @@ def test_the_tables_and_the_chart_are_files(result_folder: Path) -> None:
 def test_a_report_has_the_loads_and_charts(result_folder: Path) -> None:
     report = build_report((read_run_folder(result_folder),))
     for text in (render_html(report), render_markdown(report)):
-        assert "Closed loop: connections x texts of a request" in text
+        assert "Closed loop: each connection has one request at a time" in text
         assert "The server meets p99" in text
     [section] = report.serving_benchmarks
     titles = [chart.title for chart in build_charts(section, ChartContext("a", "b"))]

@@ -46,6 +46,8 @@ SERVER_LOG = "server.log"
 POISSON = "poisson"
 MIN_PERCENTILE_REQUESTS = 110
 """Expected requests of a trial, so that the 99th percentile is known."""
+MIN_REQUESTS = 20
+"""Expected requests of an open loop at a low rate, if its duration permits it."""
 START_FRACTION = 0.5
 """First rate of the search, as a fraction of the largest request rate of the closed loops."""
 
@@ -176,8 +178,8 @@ class ServerMeasurement:
             return None
 
         def meets(rate: float) -> bool:
-            seconds = max(saturation.trial_seconds, MIN_PERCENTILE_REQUESTS / rate)
-            seconds = min(seconds, saturation.max_trial_seconds)
+            seconds = self._limit_trial(MIN_PERCENTILE_REQUESTS / rate)
+            seconds = max(saturation.trial_seconds, seconds)
             arrivals = draw_arrivals(rate, seconds, self.settings.seed, len(trials))
             figures = self._measure_arrivals(arrivals, seconds)
             is_met = serving_summary.meets_objective(figures, saturation)
@@ -216,21 +218,25 @@ class ServerMeasurement:
         for (fraction, rate), arrivals in product(rates, open_loop.arrivals):
             if rate <= 0:
                 continue
+            seconds = max(open_loop.duration_seconds, self._limit_trial(MIN_REQUESTS / rate))
             figures = self._measure_arrivals(
-                self._draw(arrivals, rate, len(rows)), open_loop.duration_seconds
+                self._draw(arrivals, rate, seconds, len(rows)), seconds
             )
             row = {"arrivals": arrivals, "load_fraction": fraction, "rate": rate, **figures}
             rows.append(row)
             self._log(f"{serving_summary.name_open_load(row)}, {rate:.4g} requests/s", figures)
         return rows
 
-    def _draw(self, kind: str, rate: float, index: int) -> np.ndarray:
+    def _limit_trial(self, seconds: float) -> float:
+        return min(seconds, self.settings.saturation.max_trial_seconds)
+
+    def _draw(self, kind: str, rate: float, seconds: float, index: int) -> np.ndarray:
         """Return the arrivals of an open loop, [requests] in seconds."""
         open_loop, seed = self.settings.open_loop, self.settings.seed
         key = (seed, 1 + index)
         if kind == POISSON:
-            return draw_arrivals(rate, open_loop.duration_seconds, *key)
-        return draw_bursts(rate, open_loop.burst_size, open_loop.duration_seconds, *key)
+            return draw_arrivals(rate, seconds, *key)
+        return draw_bursts(rate, open_loop.burst_size, seconds, *key)
 
     def _measure_arrivals(self, arrivals: np.ndarray, seconds: float) -> Document:
         texts = self.settings.open_loop.texts_per_request

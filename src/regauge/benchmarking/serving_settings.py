@@ -87,7 +87,7 @@ class ArrivalSettings(Settings):
     texts_per_request: int = Field(default=1, ge=1)
     """Texts of a request, also in the search of the saturation rate."""
     duration_seconds: float = Field(default=5.0, gt=0)
-    """Duration of the arrivals of each rate."""
+    """Duration of the arrivals of each rate; low rates need more for enough requests."""
 
 
 class SaturationSettings(Settings):
@@ -102,7 +102,7 @@ class SaturationSettings(Settings):
     trial_seconds: float = Field(default=3.0, gt=0)
     """Shortest duration of a trial; slow servers need more for enough requests."""
     max_trial_seconds: float = Field(default=20.0, gt=0)
-    """Longest duration of a trial."""
+    """Longest duration that a trial or an open loop at a low rate is extended to."""
     precision: float = Field(default=0.1, gt=0, lt=1)
     """Difference between the last two rates of the search, as a fraction."""
     max_trials: int = Field(default=14, ge=0)

@@ -61,14 +61,13 @@ def build_serving_section(document: Document, name: str = "") -> ServingSection 
 def _build_closed_table(rows: Sequence[Document]) -> ReportTable:
     cells = tuple(
         {
-            "connections": f"{row['concurrency']:,}",
-            "texts": f"{row['texts_per_request']:,}",
+            "connections x texts": f"{row['concurrency']} x {row['texts_per_request']}",
             "texts/s": f"{row['texts_per_second']:,.4g}",
             **_format_load(row),
         }
         for row in rows
     )
-    title = "Closed loop: connections x texts of a request"
+    title = "Closed loop: each connection has one request at a time"
     return ReportTable(title, cells, WIDE_COLUMNS)
 
 

@@ -33,6 +33,7 @@ FILES = {
     "tokenizer/tokenizer_config.json",
     "parity.json",
     "benchmark.json",
+    "bucket_times.json",
     "parity_rows.json",
     "parity_rows.safetensors",
     "payload/program.py",

@@ -116,7 +116,7 @@ class Engine:
         try:
             output = self.runner(*records.build_inputs(batch))
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             if batch.num_rows == self._min_rows(batch.length):
                 problem = (
@@ -219,7 +219,8 @@ def _copy_outputs(submitted: tuple[BucketBatch, Tensor] | None, outputs: np.ndar
         outputs[batch.record_indices, : values.shape[1]] = values
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an allocation failed, by the message of the library."""
     message = str(error).lower()
     return isinstance(error, MemoryError) or any(part in message for part in OUT_OF_MEMORY_MESSAGES)
 

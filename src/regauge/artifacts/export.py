@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from regauge import accelerators, safetensors_io, stop_signals
 from regauge.artifacts.artifact import hash_files
 from regauge.artifacts.batch_invariance import check_batch_invariance
+from regauge.artifacts.bucket_times import measure_bucket_times, write_bucket_times
 from regauge.artifacts.buckets import resolve_buckets
 from regauge.artifacts.candidates import (
     Candidate,
@@ -115,6 +116,7 @@ def export_artifact(
             write_json(folder / BENCHMARK, {"format": FORMAT, "candidates": rows})
         best, proof = _check_invariance(context, best, source)
         _write_parity_rows(context, best, probe, folder)
+        _write_bucket_times(context, best, folder)
         manifest = _build_manifest(context, best, source, folder, proof)
         stop_signals.check_stop()
         write_sealed(folder / MANIFEST, dump(manifest))
@@ -277,6 +279,26 @@ def _write_parity_rows(
         count=count,
     )
     write_parity_rows(folder, rows)
+
+
+def _write_bucket_times(context: ExportContext, best: LoadedCandidate, folder: Path) -> None:
+    """Store the times of the batches of a candidate.
+
+    A model that generates text has none: the time of its batches depends on the answers.
+    """
+    if context.spec.output_kind == "text":
+        return
+    with log_phase("measure: times of the batches"):
+        times = measure_bucket_times(
+            best.runner,
+            best.buckets,
+            context.spec.inputs,
+            seconds=context.settings.candidates.timing_seconds,
+            has_dynamic_shapes=best.candidate.backend.has_dynamic_shapes,
+            threads=best.candidate.threads,
+            chip=_chip_name(best),
+        )
+    write_bucket_times(folder, times)
 
 
 def _build_manifest(

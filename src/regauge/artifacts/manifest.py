@@ -9,6 +9,7 @@
     parity.json          the row of the best candidate: its quality loss and its speed
     benchmark.json       the rows of all candidates
     parity_rows.*        a few records with the outputs of the compiled program
+    bucket_times.json    the milliseconds of batches by their shapes
 
 The manifest lists every other file with its size and hash.
 """
@@ -31,6 +32,7 @@ from regauge.models.tokenizer_convention import MIN_TOKENS
 MANIFEST, WEIGHTS, MODEL, TOKENIZER = "manifest.json", "weights.safetensors", "model", "tokenizer"
 DATASET_FILE = "dataset.json"
 PAYLOAD, PARITY, BENCHMARK = "payload", "parity.json", "benchmark.json"
+BUCKET_TIMES = "bucket_times.json"
 PARITY_ROWS, PARITY_TENSORS = "parity_rows.json", "parity_rows.safetensors"
 ARTIFACT = "artifact"
 """Subfolder of an artifact in the output folder of a run."""

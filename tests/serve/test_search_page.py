@@ -16,9 +16,10 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from browser import DESKTOP, Browser, open_browser
-from regauge.serving.routes.search import CACHED_QUERIES, build_routes
+from regauge.serving.routes.search import CACHED_QUERIES, list_endpoints
 from regauge.serving.search_index import SearchIndex
 from regauge.serving.search_settings import SearchSettings
 from serve.vectors import build_artifact, embed_words, write_vectors
@@ -71,7 +72,8 @@ class Site:
 @contextlib.contextmanager
 def run_server(context: Context, port: int = 0) -> Iterator[str]:
     """Serve the routes on the loopback interface; yield the address."""
-    application = Starlette(routes=build_routes(context))
+    routes = [Route(path, endpoint) for path, endpoint in list_endpoints(context).items()]
+    application = Starlette(routes=routes)
     options = uvicorn.Config(application, lifespan="off", ws="none", log_level="critical")
     server = uvicorn.Server(options)
     with socket.create_server(("127.0.0.1", port)) as listener:

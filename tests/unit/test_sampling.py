@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation import logits_process
 
-from regauge.artifacts.buckets import fix_rows
-from regauge.artifacts.buckets import SAMPLED_ROWS, select_buckets
+from regauge.artifacts.buckets import SAMPLED_ROWS, fix_rows, select_buckets
 from regauge.artifacts.engine import Engine
 from regauge.artifacts.generator import add_draws
 from regauge.artifacts.manifest import Bucket, ProgramEntry

@@ -11,12 +11,14 @@ from regauge.serving.openapi import build_document_routes
 from regauge.serving.request_errors import RequestError, UnknownModelError
 from regauge.serving.routes.health import build_health_routes
 from regauge.serving.routes.openai import build_openai_routes, format_openai_error
+from regauge.serving.routes.search import build_search_routes
 from regauge.serving.routes.tei import build_tei_routes
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from regauge.serving.search_service import SearchService
     from regauge.serving.server_context import ServerContext
 
 
@@ -26,13 +28,14 @@ class MethodError(RequestError):
     status = 405
 
 
-def build_app(context: ServerContext) -> Starlette:
-    """Return the application with the routes of all protocols."""
+def build_app(context: ServerContext, search: SearchService | None) -> Starlette:
+    """Return the application with the routes of all protocols, and of the search page."""
     routes = [
         *build_openai_routes(context),
         *build_tei_routes(context),
         *build_health_routes(context),
         *build_document_routes(context),
+        *(build_search_routes(context, search) if search else ()),
     ]
     app = Starlette(
         routes=routes,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -118,37 +119,54 @@ class RouteSpec(Generic[B]):
 
 def build_route(context: ServerContext, spec: RouteSpec[Any], format_error: FormatError) -> Route:
     """Return a route that answers failed requests in the format of a protocol."""
-    method, path = spec.method, spec.path
+
+    async def answer(request: Request, client: Any) -> Response:
+        start = time.perf_counter()
+        raw_body = b""
+        try:
+            if spec.method == "POST":
+                raw_body = await _read_body(context, request)
+            body = _parse_body(raw_body, spec.body)
+            context.metrics.add_phase("read", time.perf_counter() - start)
+            return await spec.handle(Call(context, request, body, raw_body, client))
+        finally:
+            context.body_bytes -= len(raw_body)
+
+    endpoint = guard_endpoint(context, spec.path, answer, format_error)
+    return Route(spec.path, endpoint, methods=[spec.method], name=spec.path)
+
+
+def guard_endpoint(
+    context: ServerContext,
+    path: str,
+    answer: Callable[[Request, Any], Awaitable[Response]],
+    format_error: FormatError,
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that checks the API key, formats failures, and counts the answers.
+
+    `answer` gets the request and its client.
+    """
     is_open = path in OPEN_PATHS
 
     async def endpoint(request: Request) -> Response:
         start = time.perf_counter()
-        size = 0
+        status = DISCONNECTED
         try:
-            client = _authenticate(context, request, is_open=is_open)
-            raw_body = b""
-            if method == "POST":
-                raw_body = await _read_body(context, request)
-                size = len(raw_body)
-            body = _parse_body(raw_body, spec.body)
-            context.metrics.add_phase("read", time.perf_counter() - start)
-            response = await spec.handle(Call(context, request, body, raw_body, client))
+            response = await answer(request, _authenticate(context, request, is_open=is_open))
             status = response.status_code
         except RequestError as error:
             response, status = build_error_response(error, format_error), error.status
-        except (ClientDisconnect, asyncio.CancelledError):
-            context.metrics.count_request(path, DISCONNECTED, time.perf_counter() - start)
+        except (ClientDisconnect, HTTPException):
             raise
         except Exception:  # noqa: BLE001 - one request fails, and the server continues
-            logger.exception("%s %s failed", method, path)
+            logger.exception("%s %s failed", request.method, path)
             failure = RequestError("an error of the server; see its log")
             response, status = build_error_response(failure, format_error), failure.status
         finally:
-            context.body_bytes -= size
-        context.metrics.count_request(path, status, time.perf_counter() - start)
+            context.metrics.count_request(path, status, time.perf_counter() - start)
         return response
 
-    return Route(path, endpoint, methods=[method], name=path)
+    return endpoint
 
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/v2/health/live", "/v2/health/ready"})

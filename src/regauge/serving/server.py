@@ -18,6 +18,7 @@ from regauge.serving.api_keys import ApiKeys
 from regauge.serving.app import build_app
 from regauge.serving.http_server import HttpServer
 from regauge.serving.model_set import ModelSet
+from regauge.serving.search_service import SearchService
 from regauge.serving.server_context import ServerContext
 from regauge.serving.server_metrics import ServerMetrics
 
@@ -54,11 +55,13 @@ async def _serve(
     start = time.monotonic()
     metrics = ServerMetrics()
     models = ModelSet(settings, metrics, executor)
-    context = ServerContext(settings, models, metrics, ApiKeys.read(settings.http.api_keys_file))
-    server = HttpServer(context, build_app(context))
+    keys = ApiKeys.read(settings.http.api_keys_file)
+    context = ServerContext(settings, models, metrics, keys, executor)
+    search = SearchService(context, settings.search) if settings.search else None
+    server = HttpServer(context, build_app(context, search))
     running = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        if await _run_until_stopped(models.start()):
+        if await _run_until_stopped(_load(models, search)):
             context.state = "ready"
             _log_ready(settings, listener, time.monotonic() - start)
             await _run_until_stopped(models.watch())
@@ -68,7 +71,16 @@ async def _serve(
         server.should_exit = True
         await running
         await models.stop()
+        if search is not None:
+            search.close()
     return {"requests": server.server_state.total_requests, "state": "stopped"}
+
+
+async def _load(models: ModelSet, search: SearchService | None) -> None:
+    """Load the models, then the rows to search in."""
+    await models.start()
+    if search is not None:
+        await search.open()
 
 
 async def _run_until_stopped(work: Coroutine[Any, Any, None]) -> bool:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+
     from regauge.serving.api_keys import ApiKeys
     from regauge.serving.model_set import ModelSet
     from regauge.serving.server_metrics import ServerMetrics
     from regauge.serving.settings import Serve
 
+T = TypeVar("T")
 State = Literal["starting", "ready", "draining"]
 
 
@@ -23,11 +27,18 @@ class ServerContext:
     models: ModelSet
     metrics: ServerMetrics
     api_keys: ApiKeys
+    executor: Executor
+    """Threads for long work, such as the tokens of long texts."""
     state: State = "starting"
     body_bytes: int = 0
     """Bytes of the bodies that are being received or processed."""
     tasks: dict[tuple[str, int], set[asyncio.Task[object]]] = field(default_factory=dict)
     """The tasks that answer the requests of each connection, by its address."""
+
+    async def run_in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of a function that runs in a thread."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.executor, function, *arguments)
 
     @property
     def is_overloaded(self) -> bool:

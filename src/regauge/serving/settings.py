@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from regauge.config import Settings
+from regauge.serving.search_settings import SearchSettings
 
 MODEL_NAME = re.compile(r"[\w][\w.+-]*(/[\w][\w.+-]*)?")
 """Pattern of a model's name: words, and at most one slash as on the hub."""
@@ -109,6 +110,8 @@ class Serve(Settings):
     """The processes that compute batches."""
     models: ModelSettings = ModelSettings()
     """Loading and replacing the artifacts of a server."""
+    search: SearchSettings | None = None
+    """The search page at `/`: the nearest of the vectors that `predict` wrote."""
 
     @field_validator("artifacts")
     @classmethod

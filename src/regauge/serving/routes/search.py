@@ -19,6 +19,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from regauge.errors import DataError
+from regauge.serving.http_protocol import guard_endpoint
+from regauge.serving.routes.tei import format_tei_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from regauge.serving.search_index import SearchIndex
     from regauge.serving.search_settings import SearchSettings
+    from regauge.serving.server_context import ServerContext
 
     Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -63,16 +66,33 @@ class SearchContext(Protocol):
         """Return the vector of a query, [width] fp32; raises the errors of an overloaded server."""
 
 
-def build_routes(context: SearchContext) -> list[Route]:
-    """Return the routes of the search and of its page."""
-    searcher = _Searcher(context)
+def build_search_routes(context: ServerContext, search: SearchContext) -> list[Route]:
+    """Return the routes of the search and of its page, behind the checks of the server."""
     return [
-        Route("/", _serve_file("search.html")),
-        Route("/search.css", _serve_file("search.css")),
-        Route("/search.js", _serve_file("search.js")),
-        Route("/search", searcher.search),
-        Route("/documents/{number:int}", searcher.show_document),
+        Route(path, guard_endpoint(context, path, _ignore_client(endpoint), format_tei_error))
+        for path, endpoint in list_endpoints(search).items()
     ]
+
+
+def list_endpoints(context: SearchContext) -> dict[str, Endpoint]:
+    """Return the endpoints of the search and of its page by path."""
+    searcher = _Searcher(context)
+    return {
+        "/": _serve_file("search.html"),
+        "/search.css": _serve_file("search.css"),
+        "/search.js": _serve_file("search.js"),
+        "/search": searcher.search,
+        "/documents/{number:int}": searcher.show_document,
+    }
+
+
+def _ignore_client(endpoint: Endpoint) -> Callable[[Request, Any], Awaitable[Response]]:
+    """Return an endpoint that takes the client of a request, too."""
+
+    async def answer(request: Request, _: Any) -> Response:
+        return await endpoint(request)
+
+    return answer
 
 
 class _Searcher:

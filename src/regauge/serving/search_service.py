@@ -1,0 +1,61 @@
+"""Connects the search page with the default model of the server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from regauge.serving.dispatcher import RequestOptions
+from regauge.serving.model_version import Inputs
+from regauge.serving.search_index import SearchIndex
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from regauge.serving.search_settings import SearchSettings
+    from regauge.serving.server_context import ServerContext
+
+CLIENT = "search"
+"""All visitors of the page share the processors as one client."""
+
+
+class SearchService:
+    """The rows to search in, and the model that embeds queries."""
+
+    def __init__(self, context: ServerContext, settings: SearchSettings) -> None:
+        self.search_settings = settings
+        """The limits of a query."""
+        self._context = context
+        self._index: SearchIndex | None = None
+
+    async def open(self) -> None:
+        """Open the index for the default model; raises the errors of `SearchIndex.open`."""
+        async with self._context.models.use(None) as model:
+            artifact = model.artifact
+        self._index = await self._context.run_in_thread(
+            SearchIndex.open, self.search_settings, artifact
+        )
+
+    def close(self) -> None:
+        """Close the index."""
+        if self._index is not None:
+            self._index.close()
+
+    @property
+    def search_index(self) -> SearchIndex:
+        """The rows to search in."""
+        if self._index is None:
+            raise RuntimeError("the index is not open")
+        return self._index
+
+    async def embed_query(self, text: str) -> np.ndarray:
+        """Return the vector of a query, [width] fp32; raises the errors of an overloaded server.
+
+        A query that is longer than the model reads is truncated.
+        """
+        timeout = self._context.settings.queue.timeout_seconds
+        options = RequestOptions(CLIENT, "interactive", timeout)
+        async with self._context.models.use(None) as model:
+            outputs = await model.compute(Inputs([[text]], truncate=True), options)
+        outputs.check_failures()
+        vector: np.ndarray = outputs.values[0]
+        return vector

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import Field
@@ -79,57 +79,85 @@ class BucketTimes:
         the length. Beyond the largest shape, a time is proportional to the tokens. A longer batch,
         or one with more rows, never takes less time.
         """
-        lengths = [curve.length for curve in self._curves]
-        after = bisect_left(lengths, length)
-        if after == len(lengths):
-            return self._milliseconds_at(after - 1, rows) * (length / lengths[-1])
-        upper = self._milliseconds_at(after, rows)
-        if after == 0 or lengths[after] == length:
-            return upper
-        lower = self._milliseconds_at(after - 1, rows)
-        fraction = (length - lengths[after - 1]) / (lengths[after] - lengths[after - 1])
-        return lower + (upper - lower) * fraction
+        grid = self._grid
+        scale = max(1.0, rows / grid.rows[-1]) * max(1.0, length / grid.lengths[-1])
+        left, right, fraction = _locate(grid.rows, rows)
+        lower, upper, share = _locate(grid.lengths, length)
+        short, long = (
+            _interpolate(grid.times[index][left], grid.times[index][right], fraction)
+            for index in (lower, upper)
+        )
+        return _interpolate(short, long, share) * scale
 
     @cached_property
-    def _curves(self) -> list[_LengthCurve]:
-        return _build_curves(self.times)
-
-    def _milliseconds_at(self, index: int, rows: int) -> float:
-        """Return the time of rows of a measured length, at least the time of each shorter one."""
-        return max(curve.milliseconds(rows) for curve in self._curves[: index + 1])
+    def _grid(self) -> _TimeGrid:
+        return _build_grid(self.times)
 
 
 @dataclass(frozen=True)
-class _LengthCurve:
-    """The times of one length by rows."""
+class _TimeGrid:
+    """A time for each combination of a measured length and a measured number of rows."""
 
-    length: int
+    lengths: list[int]
     rows: list[int]
-    """Measured numbers of rows, in ascending order."""
-    times: list[float]
-    """Milliseconds of each, in ascending order."""
-
-    def milliseconds(self, rows: int) -> float:
-        """Return the time of a number of rows; proportional beyond the largest measured one."""
-        after = bisect_right(self.rows, rows)
-        if after == 0:
-            return self.times[0]
-        if after == len(self.rows):
-            return self.times[-1] * (rows / self.rows[-1])
-        start, end = self.rows[after - 1], self.rows[after]
-        fraction = (rows - start) / (end - start)
-        return self.times[after - 1] + (self.times[after] - self.times[after - 1]) * fraction
+    times: list[list[float]]
+    """Milliseconds, [lengths, rows]; they never fall in either direction."""
 
 
-def _build_curves(times: Iterable[BucketTime]) -> list[_LengthCurve]:
-    """Return the curves of all lengths, in ascending order of length."""
-    by_length: dict[int, list[BucketTime]] = {}
-    for item in sorted(times, key=lambda item: (item.length, item.rows)):
-        by_length.setdefault(item.length, []).append(item)
-    return [
-        _LengthCurve(length, [item.rows for item in items], [item.milliseconds for item in items])
-        for length, items in by_length.items()
-    ]
+def _locate(knots: list[int], value: int) -> tuple[int, int, float]:
+    """Return the indices of the knots around a value, and its position between them, 0 to 1."""
+    right = min(bisect_left(knots, value), len(knots) - 1)
+    if right == 0 or value >= knots[right]:
+        return right, right, 0.0
+    start, end = knots[right - 1], knots[right]
+    return right - 1, right, (value - start) / (end - start)
+
+
+def _interpolate(start: float, end: float, fraction: float) -> float:
+    return start + (end - start) * fraction
+
+
+def _build_grid(times: Sequence[BucketTime]) -> _TimeGrid:
+    """Return the grid of measured times that do not fall; other combinations are estimated.
+
+    An estimate lies between the measured times of smaller and of larger batches.
+    """
+    measured = {(item.length, item.rows): item.milliseconds for item in times}
+    lengths = sorted({item.length for item in times})
+    counts = sorted({item.rows for item in times})
+    grid = [[0.0] * len(counts) for _ in lengths]
+    for row, length in enumerate(lengths):
+        for column, rows in enumerate(counts):
+            least = max(
+                grid[row - 1][column] if row else 0.0, grid[row][column - 1] if column else 0.0
+            )
+            estimate = measured.get((length, rows)) or _estimate(times, length, rows)
+            larger = [
+                item.milliseconds for item in times if item.length >= length and item.rows >= rows
+            ]
+            grid[row][column] = max(least, min([estimate, *larger]))
+    smallest = min(item.milliseconds for item in times)
+    return _TimeGrid(lengths, counts, [[max(value, smallest) for value in row] for row in grid])
+
+
+def _estimate(times: Sequence[BucketTime], length: int, rows: int) -> float:
+    """Return a time for a shape that was not measured.
+
+    It is between the times of fewer and more rows, else between those of shorter and longer
+    texts, else proportional to the tokens of the closest smaller batch.
+    """
+    by_rows = {item.rows: item.milliseconds for item in times if item.length == length}
+    by_length = {item.length: item.milliseconds for item in times if item.rows == rows}
+    for knots, value in ((by_rows, rows), (by_length, length)):
+        if min(knots) < value < max(knots):
+            ordered = sorted(knots)
+            left, right, fraction = _locate(ordered, value)
+            return _interpolate(knots[ordered[left]], knots[ordered[right]], fraction)
+    smaller = [item for item in times if item.length <= length and item.rows <= rows]
+    if not smaller:
+        return min(item.milliseconds for item in times)
+    closest = max(smaller, key=lambda item: item.length * item.rows)
+    return closest.milliseconds * (length * rows) / (closest.length * closest.rows)
 
 
 def build_bucket_times(times: Iterable[BucketTime], *, threads: int, chip: str) -> BucketTimes:
@@ -138,17 +166,19 @@ def build_bucket_times(times: Iterable[BucketTime], *, threads: int, chip: str) 
     Noise may make a larger batch faster than a smaller one. A scheduler needs times that do not
     fall. Each shape may occur once.
     """
-    raised: list[BucketTime] = []
-    curves: list[_LengthCurve] = []
-    for curve in _build_curves(times):
-        least = 0.0
-        knots: list[float] = []
-        for rows, milliseconds in zip(curve.rows, curve.times, strict=True):
-            shorter = max((other.milliseconds(rows) for other in curves), default=0.0)
-            least = max(least, milliseconds, shorter)
-            knots.append(least)
-            raised.append(BucketTime(length=curve.length, rows=rows, milliseconds=least))
-        curves.append(_LengthCurve(curve.length, curve.rows, knots))
+    measured = list(times)
+    raised = [
+        item.model_copy(
+            update={
+                "milliseconds": max(
+                    other.milliseconds
+                    for other in measured
+                    if other.length <= item.length and other.rows <= item.rows
+                )
+            }
+        )
+        for item in sorted(measured, key=lambda item: (item.length, item.rows))
+    ]
     return BucketTimes(tuple(raised), threads, chip)
 
 
@@ -233,15 +263,25 @@ def _run(runner: Runner, inputs: Sequence[TensorSpec], length: int, rows: int) -
     return time.perf_counter() - start
 
 
-def write_bucket_times(folder: Path, times: BucketTimes) -> None:
-    """Write the times into the folder of an artifact."""
-    document = {
+def build_document(times: BucketTimes) -> dict[str, Any]:
+    """Return the times as a JSON document."""
+    return {
         "format": FORMAT,
         "threads": times.threads,
         "chip": times.chip,
         "times": [item.model_dump() for item in times.times],
     }
-    write_json(folder / BUCKET_TIMES, document)
+
+
+def parse_document(document: dict[str, Any]) -> BucketTimes:
+    """Return the times of a document that `build_document` returned."""
+    shape = BucketTimesShape.model_validate(document)
+    return build_bucket_times(shape.times, threads=shape.threads, chip=shape.chip)
+
+
+def write_bucket_times(folder: Path, times: BucketTimes) -> None:
+    """Write the times into the folder of an artifact."""
+    write_json(folder / BUCKET_TIMES, build_document(times))
 
 
 def read_bucket_times(artifact: Artifact) -> BucketTimes | None:
@@ -251,6 +291,4 @@ def read_bucket_times(artifact: Artifact) -> BucketTimes | None:
     """
     if BUCKET_TIMES not in artifact.manifest.files:
         return None
-    document = read_json(artifact.folder / BUCKET_TIMES, REMEDY, BucketTimesShape)
-    shape = BucketTimesShape.model_validate(document)
-    return build_bucket_times(shape.times, threads=shape.threads, chip=shape.chip)
+    return parse_document(read_json(artifact.folder / BUCKET_TIMES, REMEDY, BucketTimesShape))

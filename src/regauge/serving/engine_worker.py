@@ -83,7 +83,6 @@ class EngineWorker:
         self._artifact = artifact
         self._engine = engine
         self._times = times
-        self._start = time.perf_counter()
 
     @classmethod
     def start(cls, request: WorkerRequest) -> EngineWorker:
@@ -110,16 +109,27 @@ class EngineWorker:
         _check_parity_rows(artifact, engine)
         times = read_bucket_times(artifact)
         if times is None:
-            times = measure_bucket_times(engine, artifact.program.inputs, MEASUREMENT_SECONDS)
+            manifest = artifact.manifest
+            times = measure_bucket_times(
+                engine.runner,
+                engine.buckets.shapes,
+                artifact.program.inputs,
+                seconds=MEASUREMENT_SECONDS,
+                has_dynamic_shapes=manifest.compiled.backend.has_dynamic_shapes,
+                threads=request.threads or manifest.target.threads,
+                chip=artifact.accelerator.model_name(),
+            )
         return cls(artifact, engine, times)
 
     def ready_header(self) -> dict[str, Any]:
         """Return the message that the worker is ready."""
+        from regauge.artifacts.bucket_times import build_document
+
         return {
             "type": "ready",
             "pid": os.getpid(),
             "content_sha256": self._artifact.content_sha256,
-            "times": self._times.to_document(),
+            "times": build_document(self._times),
         }
 
     def answer(self, header: dict[str, Any], arrays: Sequence[np.ndarray]) -> bytes:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from regauge.artifacts.artifact import is_artifact, open_unchecked
-from regauge.artifacts.bucket_times import BucketTimes
+from regauge.artifacts.bucket_times import parse_document
 from regauge.artifacts.buckets import select_buckets
 from regauge.artifacts.manifest import PARITY
 from regauge.artifacts.preprocess import NO_VALUES, Preprocessor
@@ -134,7 +134,7 @@ class ModelVersion:
         if tokenization is not None:
             self._preprocessor = await loading
         self.content_sha256 = ready["content_sha256"]
-        times = BucketTimes.from_document(ready["times"])
+        times = parse_document(ready["times"])
         buckets = select_buckets(self.artifact, batch_invariant=self.is_batch_invariant)
         self._lengths = np.array([bucket.length for bucket in buckets.shapes])
         mixes_lengths = not self.is_batch_invariant

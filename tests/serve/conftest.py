@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import httpx
 import pytest
 
+import regauge
+from regauge.artifacts.model import LoadedModel
 from serve.live_server import LiveServer, export_tiny_artifacts, start_server
 
 
@@ -32,3 +35,14 @@ def http(server: LiveServer) -> Iterator[httpx.Client]:
     """Return a client of the server."""
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def load_model(tiny_artifacts: Mapping[str, Path]) -> Callable[[str], LoadedModel]:
+    """Return a function that loads a tiny artifact in this process, by its name."""
+
+    @cache
+    def load(name: str) -> LoadedModel:
+        return regauge.load(tiny_artifacts[name], batch_invariant=False, threads=1)
+
+    return load

@@ -17,7 +17,7 @@ import pytest
 from transformers import AutoModelForTokenClassification
 
 from distributed import datasets
-from end_to_end.predicting import EAGER, QUICK, export_run, train_model
+from end_to_end.predicting import QUICK, export_run, train_model
 from end_to_end.test_custom_module import CODE
 from peers.folders import save_classifier, save_encoder, save_model
 from regauge import choices
@@ -29,6 +29,8 @@ BUCKETS = (16, 32, LIMIT)
 MODULE = "served_module"
 LABELS = {0: "joy", 1: "anger", 2: "fear"}
 TAGS = {0: "O", 1: "B-PER", 2: "I-PER"}
+OPENVINO = (*QUICK, 'candidates.backends=["openvino"]', 'candidates.precisions=["fp32"]')
+UNCHECKED = ("parity.metrics=false", "parity.batch_invariance=false")
 ADDRESS = re.compile(r"Serving .* at (http://\S+) ")
 START_SECONDS, STOP_SECONDS = 240, 40
 POLL_SECONDS = 0.05
@@ -59,16 +61,14 @@ def export_tiny_artifacts(folder: Path) -> dict[str, Path]:
         "reranker": (save_classifier(folder / "reranker_model", "bert", num_labels=1), (pair,)),
         "tagger": (save_model(tagger, "bert", AutoModelForTokenClassification, LIMIT, **tags), ()),
     }
-    fp32 = 'candidates.precisions=["fp32"]'
-    shared = (*EAGER, fp32, f"buckets.lengths={list(BUCKETS)}", "parity.metrics=false")
+    shared = (*OPENVINO, f"buckets.lengths={list(BUCKETS)}", "parity.metrics=false")
     artifacts: dict[str, Path] = {}
     for name, (source, options) in sources.items():
         artifacts[name] = folder / name
         command = ["export", "--model", str(source), "--to", str(folder / name)]
         assert main([*command, *shared, *options]) == 0
     run = train_model(folder / "ranker_model", "rank", datasets.write_groups)
-    short = (*EAGER, fp32, "parity.metrics=false", "parity.batch_invariance=false")
-    artifacts["ranker"] = export_run(run, folder / "ranker", *short)
+    artifacts["ranker"] = export_run(run, folder / "ranker", *OPENVINO, *UNCHECKED)
     artifacts["module"] = _export_module(folder)
     return artifacts
 
@@ -81,9 +81,7 @@ def _export_module(folder: Path) -> Path:
         patch.setattr(choices, "_allowed_paths", set())
         patch.setattr(choices, "_module_folders", [])
         command = ["export", "--module", f"{MODULE}:tensor", "--to", str(folder / "module")]
-        backend = 'candidates.backends=["onnx"]'
-        options = [*QUICK, backend, 'candidates.precisions=["fp32"]']
-        assert main([*command, *options, "parity.batch_invariance=false"]) == 0
+        assert main([*command, *OPENVINO, *UNCHECKED]) == 0
     sys.modules.pop(MODULE, None)
     return folder / "module"
 

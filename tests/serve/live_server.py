@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from peers.folders import save_classifier, save_encoder, save_model
 from transformers import AutoModelForTokenClassification
 
 from distributed import datasets
 from end_to_end.predicting import QUICK, export_run, train_model
 from end_to_end.test_custom_module import CODE
-from peers.folders import save_classifier, save_encoder, save_model
 from regauge import choices
 from regauge.cli import main
 
@@ -54,11 +54,13 @@ def export_tiny_artifacts(folder: Path) -> dict[str, Path]:
     classes = {"id2label": LABELS, "label2id": {name: key for key, name in LABELS.items()}}
     tags = {"id2label": TAGS, "label2id": {name: key for key, name in TAGS.items()}}
     pair = 'text.pair_fields=["query","document"]'
+    sigmoid = {"activation_fn": "torch.nn.modules.activation.Sigmoid"}
+    scorer = {"num_labels": 1, "sentence_transformers": sigmoid}
     tagger = folder / "tagger_model"
     sources = {
         "encoder": (save_encoder(folder / "encoder_model", "bert"), ()),
         "classifier": (save_classifier(folder / "classifier_model", "bert", **classes), ()),
-        "reranker": (save_classifier(folder / "reranker_model", "bert", num_labels=1), (pair,)),
+        "reranker": (save_classifier(folder / "reranker_model", "bert", **scorer), (pair,)),
         "tagger": (save_model(tagger, "bert", AutoModelForTokenClassification, LIMIT, **tags), ()),
     }
     shared = (*OPENVINO, f"buckets.lengths={list(BUCKETS)}", "parity.metrics=false")

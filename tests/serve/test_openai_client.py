@@ -57,7 +57,7 @@ def test_dimensions_shorten_and_normalize(client: OpenAI) -> None:
 
 @pytest.mark.parametrize("adds_special_tokens", [True, False])
 def test_tokens_have_the_vectors_of_their_texts(
-    client: OpenAI, http: httpx.Client, adds_special_tokens: bool
+    client: OpenAI, http: httpx.Client, *, adds_special_tokens: bool
 ) -> None:
     options = {"inputs": TEXTS, "add_special_tokens": adds_special_tokens}
     rows = http.post("/tokenize", json=options).json()

@@ -49,8 +49,8 @@ def decode(body: bytes, length: int | None) -> np.ndarray:
     return read_tensors([InputTensor.model_validate(item)], binary)["x"]
 
 
-@given(draw_tensors(), st.booleans())
-def test_a_tensor_survives_a_round_trip(tensor: OutputTensor, is_binary: bool) -> None:
+@given(tensor=draw_tensors(), is_binary=st.booleans())
+def test_a_tensor_survives_a_round_trip(*, tensor: OutputTensor, is_binary: bool) -> None:
     if tensor.datatype == "FP16" and not is_binary:  # JSON has no numbers of half precision
         return
     decoded = decode(*encode_outputs({}, [(tensor, is_binary)]))

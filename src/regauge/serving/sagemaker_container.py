@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from regauge.artifacts.manifest import MANIFEST
 from regauge.errors import SettingsError
-from regauge.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,7 +62,7 @@ def main() -> int:
     try:
         command = build_command(os.environ)
     except SettingsError as error:
-        logger.error("%s; %s", error.problem, error.remedy)
+        sys.stderr.write(f"regauge: {error.problem}; {error.remedy}\n")
         return error.exit_code
     os.execv(sys.executable, [sys.executable, "-m", "regauge", *command])  # noqa: S606 - no shell
 

@@ -15,7 +15,7 @@ from schemathesis.specs.openapi.checks import status_code_conformance
 from regauge.serving.openapi import build_document
 from serve.live_server import LiveServer
 
-MAX_EXAMPLES = 12
+MAX_EXAMPLES = 10
 CHECKS = [not_a_server_error, status_code_conformance]
 SCHEMA = schemathesis.openapi.from_dict(build_document())
 OPERATIONS: list[APIOperation] = [result.ok() for result in SCHEMA.get_all_operations()]

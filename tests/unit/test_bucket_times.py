@@ -16,13 +16,11 @@ from torch import Tensor
 from end_to_end.predicting import EAGER, export_run, train_model
 from regauge.artifacts import bucket_times
 from regauge.artifacts.artifact import hash_files, open_artifact
+from regauge.artifacts.batch_timing import MAX_GRID_LENGTHS, MIN_RUNS, measure_bucket_times
 from regauge.artifacts.bucket_times import (
-    MAX_GRID_LENGTHS,
-    MIN_RUNS,
     BucketTime,
     BucketTimes,
     build_bucket_times,
-    measure_bucket_times,
     read_bucket_times,
     write_bucket_times,
 )

@@ -101,6 +101,8 @@ class Accelerator(Choice):
     """Vendors of its chips, as in the catalog of chips; empty if they are unknown."""
     onnx_provider: ClassVar[str | None] = None
     """The execution provider of ONNX Runtime; None if there is none."""
+    generation_engines: ClassVar[tuple[str, ...]] = ()
+    """Libraries that generate text on it in place of transformers, such as vllm."""
 
     @property
     def is_lazy(self) -> bool:

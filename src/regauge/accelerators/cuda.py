@@ -51,6 +51,7 @@ class Cuda(Accelerator):
     has_dynamic_shapes: ClassVar[bool] = True
     supports_aot: ClassVar[bool] = True
     onnx_provider: ClassVar[str | None] = "CUDAExecutionProvider"
+    generation_engines: ClassVar[tuple[str, ...]] = ("vllm",)
     env_prefixes: ClassVar[tuple[str, ...]] = ("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVIDIA_")
 
     cuda_graphs: bool = False

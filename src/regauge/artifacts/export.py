@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from regauge import accelerators, safetensors_io, stop_signals
 from regauge.artifacts.artifact import hash_files
 from regauge.artifacts.batch_invariance import check_batch_invariance
-from regauge.artifacts.bucket_times import measure_bucket_times, write_bucket_times
+from regauge.artifacts.batch_timing import measure_bucket_times
+from regauge.artifacts.bucket_times import write_bucket_times
 from regauge.artifacts.buckets import resolve_buckets
 from regauge.artifacts.candidates import (
     Candidate,

@@ -12,6 +12,7 @@ import numpy as np
 from regauge.artifacts.buckets import select_buckets
 from regauge.artifacts.engine import Engine
 from regauge.artifacts.records import TextRecords
+from regauge.artifacts.text_stream import AnswerText
 from regauge.data.chat_templates import TemplateError
 from regauge.data.conversations import ASSISTANT, ConversationError
 from regauge.data.randomness import draw_uniform
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from regauge.artifacts.records import Records
     from regauge.backends import Runner
     from regauge.models.settings import Generation
-
-UNFINISHED_CHARACTER = "\ufffd"
-"""What a tokenizer decodes the first bytes of a character to."""
 
 
 def is_single_prompt(prompts: Any) -> bool:
@@ -135,35 +133,25 @@ class TextStream:
     def __init__(
         self, preprocessor: Preprocessor, generation: Generation, on_text: Callable[[str], None]
     ) -> None:
-        self._preprocessor = preprocessor
-        self._generation = generation
+        self._answer = AnswerText(
+            lambda tokens: preprocessor.decode(np.array([tokens]))[0], generation
+        )
         self._on_text = on_text
         self._sent = ""
 
     def add(self, tokens: list[int]) -> None:
         """Report the new part of an answer, given all of its tokens so far."""
-        [text] = decode_answers(self._preprocessor, self._generation, np.array([tokens]))
-        self._send(text[: self._count_stable(text)])
+        self._send(self._answer.add(tokens[self._answer.num_tokens :]))
 
     def finish(self, text: str) -> None:
         """Report the rest of the whole answer."""
-        self._send(text)
+        if text.startswith(self._sent):
+            self._send(text[len(self._sent) :])
 
-    def _send(self, text: str) -> None:
-        if len(text) > len(self._sent) and text.startswith(self._sent):
-            self._on_text(text[len(self._sent) :])
-            self._sent = text
-
-    def _count_stable(self, text: str) -> int:
-        """Return the characters before an unfinished character or the start of a stop text."""
-        text = text.rstrip(UNFINISHED_CHARACTER)
-        sizes = (
-            size
-            for stop in self._generation.stop
-            for size in range(1, len(stop))
-            if text.endswith(stop[:size])
-        )
-        return len(text) - max(sizes, default=0)
+    def _send(self, part: str) -> None:
+        if part:
+            self._on_text(part)
+            self._sent += part
 
 
 def _encode_prompt(preprocessor: Preprocessor, prompt: Any) -> EncodedRecords:

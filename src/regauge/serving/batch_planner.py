@@ -7,6 +7,8 @@ first record of the queue is in every batch, so no record starves.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -58,6 +60,16 @@ class _Choice(NamedTuple):
     milliseconds: float
 
 
+class _Records(NamedTuple):
+    """The records of a queue after its first one, in descending order of length."""
+
+    lengths: list[int]
+    sums: list[float]
+    """The summed costs of the first 0, 1, ... records."""
+    firsts: list[int]
+    """Index of the first record of each length."""
+
+
 class BatchPlanner:
     """Plans batches for the buckets and the times of an artifact."""
 
@@ -76,6 +88,10 @@ class BatchPlanner:
             length: self.milliseconds(length, sizes[0]) / sizes[0]
             for length, sizes in self._sizes.items()
         }
+        self.max_milliseconds = max(
+            self.milliseconds(length, sizes[0]) for length, sizes in self._sizes.items()
+        )
+        """The expected time of the largest batch."""
 
     def cost(self, length: int) -> float:
         """Return the milliseconds of a record in a full batch of its bucket."""
@@ -99,30 +115,48 @@ class BatchPlanner:
             order = sorted(range(1, len(queue)), key=lambda index: -queue[index].length)
         else:
             order = [index for index in range(1, len(queue)) if queue[index].length == leader]
-        sums = list(accumulate((self._costs[queue[index].length] for index in order), initial=0.0))
-        choices = []
-        first, last_length = 0, None
-        for position, index in enumerate([*order, 0]):
-            length = queue[index].length
-            if length < leader or length == last_length:
-                continue
-            last_length, first = length, min(position, len(order))
-            choices.append(self._choose_rows(leader, length, first, sums, limit_ms))
-        best = max(choices)
+        others = self._summarize([queue[index].length for index in order])
+        firsts = {leader: len(order)}
+        for first in reversed(others.firsts):
+            firsts[max(leader, others.lengths[first])] = first
+        best = max(
+            self._choose_rows(leader, length, first, others, limit_ms)
+            for length, first in firsts.items()
+        )
         indices = [0, *order[best.first : best.first + best.rows - 1]]
         return PlannedBatch(best.length, sorted(indices), best.milliseconds)
 
+    def _summarize(self, lengths: list[int]) -> _Records:
+        """Return records with these descending lengths."""
+        sums = list(accumulate((self._costs[length] for length in lengths), initial=0.0))
+        firsts = [
+            index
+            for index, length in enumerate(lengths)
+            if not index or length != lengths[index - 1]
+        ]
+        return _Records(lengths, sums, firsts)
+
     def _choose_rows(
-        self, leader: int, length: int, first: int, sums: Sequence[float], limit_ms: float
+        self, leader: int, length: int, first: int, others: _Records, limit_ms: float
     ) -> _Choice:
-        """Return the most efficient batch of a length; `sums` are the summed costs of records."""
-        available = len(sums) - first  # the leader, and the records from `first` on
+        """Return the most efficient batch of a length: the leader, and others from `first` on.
+
+        Between two declared sizes time is linear in the rows. So the efficiency is highest at a
+        declared size, before a record of another length, or at the limit.
+        """
+        available = len(others.sums) - first
         sizes = self._sizes[length]
         limit_ms = max(limit_ms, MIN_LIMITED_FACTOR * self.milliseconds(length, 1))
         candidates = {min(available, size) for size in sizes}
+        if not self._needs_row_padding:
+            candidates.update(
+                rows for start in others.firsts if 1 <= (rows := start - first + 1) <= sizes[0]
+            )
+            candidates.add(self._limit_rows(length, min(available, sizes[0]), limit_ms))
+        start, costs = others.sums[first], self._costs[leader]
         choices = [
             _Choice(
-                (self._costs[leader] + sums[first + rows - 1] - sums[first]) / milliseconds,
+                (costs + others.sums[first + rows - 1] - start) / milliseconds,
                 length,
                 rows,
                 first,
@@ -132,6 +166,14 @@ class BatchPlanner:
             if (milliseconds := self.milliseconds(length, rows)) <= limit_ms or rows == 1
         ]
         return max(choices)
+
+    def _limit_rows(self, length: int, max_rows: int, limit_ms: float) -> int:
+        """Return the most rows of a length, at least 1, that take at most `limit_ms`."""
+        if self.milliseconds(length, max_rows) <= limit_ms:
+            return max_rows
+        rows = range(1, max_rows + 1)
+        key = partial(self.milliseconds, length)
+        return max(1, bisect_right(rows, limit_ms, key=key))
 
     def _padded_rows(self, length: int, rows: int) -> int:
         if not self._needs_row_padding:

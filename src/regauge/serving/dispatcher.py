@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from regauge.artifacts.records import Records
-    from regauge.serving.scheduler import Batch, Priority, QueuedRecord, Scheduler
+    from regauge.serving.scheduler import Priority, QueuedRecord, ScheduledBatch, Scheduler
     from regauge.serving.wire import Message
     from regauge.serving.worker_pool import WorkerPool, WorkerProcess
 
@@ -73,7 +73,7 @@ class Dispatcher:
         scheduler: Scheduler,
         pool: WorkerPool,
         output_size: int,
-        on_batch: Callable[[Batch, float], object],
+        on_batch: Callable[[ScheduledBatch, float], object],
     ) -> None:
         """Take the parts; `on_batch` is called with each batch and its milliseconds."""
         self._scheduler = scheduler
@@ -136,19 +136,24 @@ class Dispatcher:
                 batch = self._scheduler.take_batch(time.monotonic())
                 if batch is None:
                     return
-                task = asyncio.get_running_loop().create_task(self._compute_batch(worker, batch))
+                # Sent now, because the next turn of the loop must see that the worker has it.
+                answer = self._send_batch(worker, batch)
+                task = asyncio.get_running_loop().create_task(self._finish_batch(batch, answer))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    async def _compute_batch(self, worker: WorkerProcess, batch: Batch) -> None:
-        """Compute a batch on a worker and pass its outputs to the requests."""
-        arrays = gather_arrays(batch.records)
+    def _send_batch(self, worker: WorkerProcess, batch: ScheduledBatch) -> asyncio.Future[Message]:
+        """Send a batch to a worker; return its answer."""
         first = _request_of(batch.records[0]).records
         num_texts = first.texts_per_record if isinstance(first, TextRecords) else 0
+        header = {"length": batch.length, "texts": num_texts}
+        return worker.compute(header, gather_arrays(batch.records))
+
+    async def _finish_batch(self, batch: ScheduledBatch, answer: asyncio.Future[Message]) -> None:
+        """Await the answer of a batch and pass its outputs to the requests."""
         milliseconds: float | None = None
         try:
-            header = {"length": batch.length, "texts": num_texts}
-            message = await worker.compute(header, arrays)
+            message = await answer
         except WorkerLostError as error:
             self._retry(batch.records, error)
         else:

@@ -96,7 +96,8 @@ class EngineWorker:
         if request.cores:
             os.sched_setaffinity(0, request.cores)
         choices.allow_imports(request.custom_paths)
-        from regauge.artifacts.bucket_times import measure_bucket_times, read_bucket_times
+        from regauge.artifacts.batch_timing import measure_bucket_times
+        from regauge.artifacts.bucket_times import read_bucket_times
         from regauge.artifacts.engine import load_engine, warm_up
         from regauge.artifacts.uncompiled import open_model
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -30,7 +31,7 @@ from regauge.serving.request_errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from regauge.serving.model_version import ModelVersion, Outputs
@@ -76,15 +77,19 @@ class Call(Generic[B]):
     """A request to a route, with its parsed body."""
 
     context: ServerContext
+    """The state of the server."""
     request: Request
+    """The request, whose body is already read."""
     body: B
+    """The parsed body."""
     raw_body: bytes
+    """The bytes of the body."""
     client: Any
     """The client that shares the processors with others."""
 
     def use_model(self, name: str | None = None) -> AbstractAsyncContextManager[ModelVersion]:
         """Keep a model loaded for a block; by default the one that the body names, if it does."""
-        return self.context.models.use(name)
+        return self.context.models.use_for_records(name)
 
     def with_body(self, schema: type[C], raw_body: bytes) -> Call[C]:
         """Return a call of another route; raises InvalidRequestError for an invalid body."""
@@ -113,7 +118,7 @@ class Call(Generic[B]):
         name = priority or headers.get(PRIORITY_HEADER, automatic)
         if name not in PRIORITIES:
             raise InvalidRequestError(f"{PRIORITY_HEADER} is not one of {', '.join(PRIORITIES)}")
-        timeout = _read_timeout(headers, queue.timeout_seconds)
+        timeout = read_timeout(headers, queue.timeout_seconds)
         if timeout_seconds is not None:
             timeout = min(timeout, timeout_seconds)
         return RequestOptions(self.client, "bulk" if name == "bulk" else "interactive", timeout)
@@ -124,8 +129,11 @@ class RouteSpec(Generic[B]):
     """A route: its method and path, and the function that answers its requests."""
 
     method: str
+    """GET or POST."""
     path: str
+    """Path, with parameters as starlette writes them."""
     handle: Callable[[Call[B]], Awaitable[Response]]
+    """The function that answers a request; raises RequestError."""
     body: type[B]
     """The schema of the body; `EmptyBody` for a route that parses no JSON."""
     summary: str
@@ -139,15 +147,10 @@ def build_route(context: ServerContext, spec: RouteSpec[Any], format_error: Form
 
     async def answer(request: Request, client: Any) -> Response:
         start = time.perf_counter()
-        raw_body = b""
-        try:
-            if spec.method == "POST":
-                raw_body = await _read_body(context, request)
+        async with receive_body(context, request) as raw_body:
             body = spec.parse(request, raw_body) if spec.parse else parse_body(raw_body, spec.body)
             context.metrics.add_phase("read", time.perf_counter() - start)
             return await spec.handle(Call(context, request, body, raw_body, client))
-        finally:
-            context.body_bytes -= len(raw_body)
 
     endpoint = guard_endpoint(context, spec.path, answer, format_error)
     return Route(spec.path, endpoint, methods=[spec.method], name=spec.path)
@@ -231,8 +234,15 @@ def _authenticate(context: ServerContext, request: Request, *, is_open: bool) ->
     return client, address
 
 
-async def _read_body(context: ServerContext, request: Request) -> bytes:
-    """Return the body of a request, whose bytes are counted until the request ends."""
+@asynccontextmanager
+async def receive_body(context: ServerContext, request: Request) -> AsyncIterator[bytes]:
+    """Receive the body of a request, whose bytes are counted until the end of the block.
+
+    Raises UnavailableError, OverloadedError, TooLargeError or SlowBodyError.
+    """
+    if request.method == "GET":
+        yield b""
+        return
     limits = context.settings.http
     if context.state == "starting":
         raise UnavailableError("the server is starting", retry_after=1)
@@ -245,9 +255,9 @@ async def _read_body(context: ServerContext, request: Request) -> bytes:
     try:
         async with asyncio.timeout(limits.body_timeout_seconds):
             async for chunk in request.stream():
+                _check_size(len(body) + len(chunk), limits.max_body_bytes)
                 _count_bytes(context, len(chunk))
                 body += chunk
-                _check_size(len(body), limits.max_body_bytes)
     except TimeoutError:
         context.body_bytes -= len(body)
         problem = f"the body did not arrive within {limits.body_timeout_seconds:g} s"
@@ -255,7 +265,10 @@ async def _read_body(context: ServerContext, request: Request) -> bytes:
     except BaseException:
         context.body_bytes -= len(body)
         raise
-    return bytes(body)
+    try:
+        yield bytes(body)
+    finally:
+        context.body_bytes -= len(body)
 
 
 def _check_size(size: int, limit: int) -> None:
@@ -291,7 +304,7 @@ def _describe_validation_error(error: ValidationError) -> str:
     return (f"{location}: {message}" if location else message)[:MAX_ERROR_TEXT]
 
 
-def _read_timeout(headers: Mapping[str, str], limit: float) -> float:
+def read_timeout(headers: Mapping[str, str], limit: float) -> float:
     """Return the seconds in which a request must be answered."""
     text = headers.get(TIMEOUT_HEADER)
     if text is None:

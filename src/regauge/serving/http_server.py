@@ -100,7 +100,7 @@ def build_protocol(context: ServerContext) -> type[LimitedProtocol]:
 def track_tasks(context: ServerContext, app: ASGIApp) -> ASGIApp:
     """Return an application whose tasks are cancelled when their connection ends."""
 
-    async def tracked(scope: Scope, receive: Receive, send: Send) -> None:
+    async def run_tracked(scope: Scope, receive: Receive, send: Send) -> None:
         client, task = scope.get("client"), asyncio.current_task()
         if client is None or task is None:
             await app(scope, receive, send)
@@ -117,7 +117,7 @@ def track_tasks(context: ServerContext, app: ASGIApp) -> ASGIApp:
             if not tasks and context.tasks.get(client) is tasks:
                 del context.tasks[client]
 
-    return tracked
+    return run_tracked
 
 
 def _close_if_draining(context: ServerContext, send: Send) -> Send:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from regauge.serving.model_slot import ModelSlot
-from regauge.serving.request_errors import UnknownModelError
+from regauge.serving.model_version import ModelVersion
+from regauge.serving.request_errors import InvalidRequestError, UnknownModelError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from concurrent.futures import Executor
 
-    from regauge.serving.model_version import ModelVersion
+    from regauge.serving.loaded_version import LoadedVersion
     from regauge.serving.server_metrics import ServerMetrics
     from regauge.serving.settings import Serve
+    from regauge.serving.text_generation.text_version import TextVersion
 
 STATUS_FILE = "/proc/{}/statm"
 PAGE_BYTES = 4096
@@ -40,10 +42,15 @@ class ModelSet:
         return limits.max_loaded is not None or limits.max_memory_gb is not None
 
     @property
-    def loaded(self) -> list[ModelSlot]:
+    def loaded_slots(self) -> list[ModelSlot]:
         """The models in memory, the one that was unused for the longest time first."""
         slots = [slot for slot in self.slots.values() if slot.current is not None]
         return sorted(slots, key=lambda slot: slot.last_used)
+
+    @property
+    def loaded_versions(self) -> list[LoadedVersion]:
+        """The current versions of the models in memory."""
+        return [slot.current for slot in self.loaded_slots if slot.current is not None]
 
     async def start(self) -> None:
         """Load the models that are needed at the start; raises their errors."""
@@ -65,7 +72,7 @@ class ModelSet:
         return self.slots[name]
 
     @asynccontextmanager
-    async def use(self, name: str | None) -> AsyncIterator[ModelVersion]:
+    async def use(self, name: str | None) -> AsyncIterator[LoadedVersion]:
         """Keep a version of a model loaded for a block; raises UnknownModelError."""
         slot = self.find(name)
         if slot.current is None and self.is_lazy:
@@ -74,11 +81,34 @@ class ModelSet:
         async with slot.use() as version:
             yield version
 
+    @asynccontextmanager
+    async def use_for_records(self, name: str | None) -> AsyncIterator[ModelVersion]:
+        """Keep a model that computes records loaded for a block.
+
+        Raises UnknownModelError, and InvalidRequestError if the model generates text.
+        """
+        async with self.use(name) as version:
+            if not isinstance(version, ModelVersion):
+                raise InvalidRequestError("the model generates text; send it to /v1/completions")
+            yield version
+
+    @asynccontextmanager
+    async def use_for_text(self, name: str | None) -> AsyncIterator[TextVersion]:
+        """Keep a model that generates text loaded for a block.
+
+        Raises UnknownModelError, and InvalidRequestError if the model generates none.
+        """
+        async with self.use(name) as version:
+            if isinstance(version, ModelVersion):
+                kind = version.program.output_kind
+                raise InvalidRequestError(f"the model returns {kind}, not generated text")
+            yield cast("TextVersion", version)
+
     async def watch(self) -> None:
         """Check for new versions of the loaded models until it is cancelled."""
         while True:
             await asyncio.sleep(self._settings.models.poll_seconds)
-            for slot in self.loaded:
+            for slot in self.loaded_slots:
                 await slot.check_for_new_version()
 
     async def _make_room(self, slot: ModelSlot) -> None:
@@ -88,19 +118,14 @@ class ModelSet:
         limits = self._settings.models
         max_loaded = limits.max_loaded or len(self.slots)
         max_bytes = (limits.max_memory_gb or float("inf")) * 1e9
-        while loaded := self.loaded:
+        while loaded := self.loaded_slots:
             if len(loaded) < max_loaded and self._memory_bytes() < max_bytes:
                 break
             await loaded[0].unload()
 
     def _memory_bytes(self) -> int:
         """Return the resident memory of all workers, in bytes."""
-        pids = [
-            worker.pid
-            for slot in self.loaded
-            if slot.current is not None
-            for worker in slot.current.pool.ready
-        ]
+        pids = [pid for version in self.loaded_versions for pid in version.worker_pids]
         return sum(map(_read_resident_bytes, pids))
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from concurrent.futures import Executor
 
+    from regauge.serving.loaded_version import LoadedVersion
     from regauge.serving.server_metrics import ServerMetrics
     from regauge.serving.settings import Serve
 
@@ -39,9 +40,9 @@ class ModelSlot:
         """The name that clients use."""
         self.folder = Path(settings.artifacts[name]).expanduser()
         """The folder of the artifact; it may be a link to the folder of a version."""
-        self.current: ModelVersion | None = None
+        self.current: LoadedVersion | None = None
         """The version that answers requests; None if the model is not loaded."""
-        self.canary: ModelVersion | None = None
+        self.canary: LoadedVersion | None = None
         """The version that gets a share of the requests."""
         self.last_used = 0.0
         """Time of the last request."""
@@ -53,7 +54,7 @@ class ModelSlot:
         self._num_requests = 0
         self._stopping: set[asyncio.Task[None]] = set()
 
-    async def load(self) -> ModelVersion:
+    async def load(self) -> LoadedVersion:
         """Load the model if it is not loaded; raises its error."""
         async with self._lock:
             if self.current is None:
@@ -76,7 +77,7 @@ class ModelSlot:
         await asyncio.gather(*self._stopping, return_exceptions=True)
 
     @asynccontextmanager
-    async def use(self) -> AsyncIterator[ModelVersion]:
+    async def use(self) -> AsyncIterator[LoadedVersion]:
         """Keep a version loaded for a block that answers a request.
 
         Raises UnavailableError if the model cannot be loaded.
@@ -116,7 +117,7 @@ class ModelSlot:
         else:
             await self._promote(version)
 
-    async def _run_canary(self, version: ModelVersion, share: float) -> None:
+    async def _run_canary(self, version: LoadedVersion, share: float) -> None:
         """Give a version a share of the requests, and promote it if none of them fails."""
         seconds = self._settings.models.canary_seconds
         logger.info("%s: a new version gets %g %% of the requests", self.name, 100 * share)
@@ -125,7 +126,7 @@ class ModelSlot:
         if self.canary is version:
             await self._promote(version)
 
-    async def _promote(self, version: ModelVersion) -> None:
+    async def _promote(self, version: LoadedVersion) -> None:
         async with self._lock:
             previous, self.current, self.canary = self.current, version, None
             if previous is not None:
@@ -139,7 +140,7 @@ class ModelSlot:
             self._stop_later(self.canary)
             self.canary = None
 
-    def _select_version(self) -> ModelVersion:
+    def _select_version(self) -> LoadedVersion:
         """Return the version for the next request: every 1 / share-th goes to the canary."""
         if self.current is None:
             raise UnavailableError(f"model '{self.name}' was unloaded", retry_after=1)
@@ -150,14 +151,20 @@ class ModelSlot:
         is_canary = int(self._num_requests * share) > int((self._num_requests - 1) * share)
         return self.canary if is_canary else self.current
 
-    async def _start_version(self) -> ModelVersion:
+    async def _start_version(self) -> LoadedVersion:
         loop = asyncio.get_running_loop()
         artifact = await loop.run_in_executor(self._executor, open_served_artifact, self.folder)
-        version = ModelVersion(artifact, self._settings, self._metrics, self._executor)
+        version: LoadedVersion
+        if artifact.program.output_kind == "text":
+            from regauge.serving.text_generation.text_version import TextVersion
+
+            version = TextVersion(self.name, artifact, self._settings)
+        else:
+            version = ModelVersion(artifact, self._settings, self._metrics, self._executor)
         await version.start()
         return version
 
-    def _stop_later(self, version: ModelVersion) -> None:
+    def _stop_later(self, version: LoadedVersion) -> None:
         """Stop a version after its last request."""
         task = asyncio.get_running_loop().create_task(version.drain())
         self._stopping.add(task)

@@ -65,10 +65,8 @@ def describe_inputs(program: ProgramEntry) -> list[TensorEntry]:
 
 
 def describe_outputs(program: ProgramEntry) -> list[TensorEntry]:
-    """Return the outputs of a model; none if it generates text."""
+    """Return the outputs of a model that computes records."""
     size = program.output_size
-    if program.output_kind == "text":
-        return []
     if program.output_kind == "vectors":
         return [TensorEntry("embedding", "FP32", (-1, size))]
     if program.output_kind == "classes":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -17,31 +16,29 @@ import numpy as np
 from regauge.artifacts.artifact import is_artifact, open_unchecked
 from regauge.artifacts.bucket_times import parse_document
 from regauge.artifacts.buckets import select_buckets
-from regauge.artifacts.manifest import PARITY
 from regauge.artifacts.preprocess import NO_VALUES, Preprocessor
 from regauge.errors import DataError, SettingsError
-from regauge.json_files import find_json
 from regauge.processes import available_cores
 from regauge.serving.batch_planner import BatchPlanner
 from regauge.serving.dispatcher import Dispatcher
 from regauge.serving.engine_worker import WorkerRequest
+from regauge.serving.loaded_version import LoadedVersion
 from regauge.serving.request_errors import InferenceError, InvalidRequestError, TooLargeError
 from regauge.serving.scheduler import Scheduler
 from regauge.serving.token_vectors import TokenVectorQueue
 from regauge.serving.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
 
     from regauge.artifacts.artifact import Artifact
-    from regauge.artifacts.manifest import ProgramEntry
     from regauge.artifacts.preprocess import EncodedRecords
     from regauge.artifacts.records import Records
     from regauge.data.values import Value
     from regauge.serving.dispatcher import ComputedRequest, RequestOptions
-    from regauge.serving.scheduler import Batch
+    from regauge.serving.scheduler import ScheduledBatch
     from regauge.serving.server_metrics import ServerMetrics
     from regauge.serving.settings import Overflow, Serve, WorkerSettings
 
@@ -88,8 +85,8 @@ class Outputs:
             raise InferenceError(f"record {index} failed: {self.failures[index]}")
 
 
-class ModelVersion:
-    """A version of an artifact that answers requests."""
+class ModelVersion(LoadedVersion):
+    """A version of an artifact whose requests are computed in batches."""
 
     def __init__(
         self,
@@ -99,15 +96,7 @@ class ModelVersion:
         executor: Executor,
     ) -> None:
         """Take the artifact; `executor` has the threads that tokenize long texts."""
-        self.artifact = artifact
-        self.program: ProgramEntry = artifact.program
-        """The `program` table of the manifest."""
-        self._num_open = 0
-        self._unused = asyncio.Event()
-        self._unused.set()
-        self.loaded_at = time.time()
-        self.content_sha256 = ""
-        """Hash of the manifest that the workers have verified."""
+        super().__init__(artifact)
         self._settings = settings
         self._metrics = metrics
         self._executor = executor
@@ -127,7 +116,6 @@ class ModelVersion:
         self._token_vectors = TokenVectorQueue(self.pool, settings.queue.max_wait_seconds)
 
     async def start(self) -> None:
-        """Start the workers and load the tokenizer; raises their errors."""
         loop = asyncio.get_running_loop()
         tokenization = self.program.tokenization
         if tokenization is not None:
@@ -150,26 +138,25 @@ class ModelVersion:
         )
         self._fill_workers()
 
-    @contextmanager
-    def keep_open(self) -> Iterator[None]:
-        """Keep the workers for a block that answers a request."""
-        self._num_open += 1
-        self._unused.clear()
-        try:
-            yield
-        finally:
-            self._num_open -= 1
-            if not self._num_open:
-                self._unused.set()
-
-    async def drain(self) -> None:
-        """Stop the workers after the last request."""
-        await self._unused.wait()
-        await self.stop()
-
     async def stop(self) -> None:
-        """Stop the workers."""
         await self.pool.stop()
+
+    @property
+    def worker_pids(self) -> list[int]:
+        return [worker.pid for worker in self.pool.ready]
+
+    @property
+    def num_replaced(self) -> int:
+        return self.pool.num_replaced
+
+    @property
+    def num_waiting(self) -> int:
+        return self.scheduler.num_waiting if self.scheduler else 0
+
+    def is_overloaded(self, max_wait_seconds: float) -> bool:
+        """Return whether the expected wait of an interactive request is over a limit."""
+        wait = self.scheduler.estimate_wait("interactive") if self.scheduler else 0.0
+        return wait > max_wait_seconds
 
     @property
     def preprocessor(self) -> Preprocessor:
@@ -231,24 +218,10 @@ class ModelVersion:
 
     def describe(self) -> dict[str, Any]:
         """Return the model, its limits, and the evidence of its quality."""
-        artifact, manifest = self.artifact, self.artifact.manifest
-        program = self.program
         limits: dict[str, Any] = {}
         if self._preprocessor is not None:
             limits = {"max_input_length": self._preprocessor.max_length}
-        modes = program.pooling.modes if program.pooling else ()
-        return {
-            "model_sha": self.content_sha256,
-            "model_dtype": manifest.compiled.precision,
-            "model_type": {program.output_kind: {"pooling": list(modes)}},
-            "output_size": program.output_size,
-            "labels": list(program.labels),
-            **limits,
-            "backend": manifest.compiled.backend.kind,
-            "quantization": manifest.compiled.quantization,
-            "batch_invariant": self.is_batch_invariant,
-            "parity": find_json(artifact.folder / PARITY, "export the artifact again"),
-        }
+        return {**super().describe(), **limits, "batch_invariant": self.is_batch_invariant}
 
     async def compute_tensors(self, records: Records, options: RequestOptions) -> Outputs:
         """Return the outputs of a custom module for rows of its input tensors."""
@@ -347,7 +320,7 @@ class ModelVersion:
         if self._dispatcher is not None:
             self._dispatcher.fill_workers()
 
-    def _count_batch(self, batch: Batch, milliseconds: float) -> None:
+    def _count_batch(self, batch: ScheduledBatch, milliseconds: float) -> None:
         self._metrics.count_batch(batch, milliseconds)
 
 

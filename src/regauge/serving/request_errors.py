@@ -13,6 +13,8 @@ class RequestError(Exception):
         self.message = message
         self.retry_after = retry_after
         """Seconds after which the client should try again, or None."""
+        self.field: str | None = None
+        """The field of the body that is wrong, if it is one."""
 
 
 class UnauthorizedError(RequestError):

@@ -3,7 +3,7 @@
 It does no I/O and reads no clock. A request is admitted if its expected wait fits its deadline.
 Clients share the processors equally, by start-time fair queueing: the records of a client are
 tagged with the milliseconds that it has used. Interactive requests come first, and bulk requests
-keep a small share.
+keep a small share. If a request would be late in this order, the earliest deadline comes first.
 
 Source of the fair queueing: P. Goyal, H. M. Vin, H. Cheng, "Start-time Fair Queuing", SIGCOMM 1996.
 """
@@ -14,8 +14,12 @@ import math
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
+from heapq import nsmallest
 from itertools import count
 from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from regauge.serving.deadlines import DeadlineDemand
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -32,8 +36,12 @@ GUARD_SECONDS = 2.0
 GUARD_MS = 4.0
 """Time of such a batch, in milliseconds."""
 SMOOTHING = 0.1
-"""Weight of a new measurement in the ratio of measured to expected times."""
+"""Weight of a new measurement in the ratio of measured to expected times, after the first ones."""
 MIN_RETRY_SECONDS = 1
+MARGIN = 1.2
+"""Factor of the expected times when they are compared with deadlines."""
+SLACK_BATCHES = 3
+"""The earliest deadline comes first if a record can wait less than the time of so many batches."""
 
 
 class QueueFullError(Exception):
@@ -84,7 +92,7 @@ class QueuedRecord:
         return self.tag, self.number
 
 
-class Batch(NamedTuple):
+class ScheduledBatch(NamedTuple):
     """Records to compute together."""
 
     length: int
@@ -105,6 +113,8 @@ class _PriorityQueue:
     """Tag of the next record of each client with waiting records."""
     used: float = 0.0
     """Milliseconds that it has used, divided by its share."""
+    packing: float = 1.0
+    """Time of recent batches divided by that of their records in full batches."""
 
     def add(self, record: QueuedRecord) -> None:
         """Insert a record behind the records that its client has used the processors for."""
@@ -119,18 +129,25 @@ class _PriorityQueue:
         taken = [self.records[index] for index in indices]
         for index in reversed(indices):
             del self.records[index]
-        self.virtual_time = max(self.virtual_time, taken[0].tag)
+        if indices[0] == 0:
+            self.virtual_time = max(self.virtual_time, taken[0].tag)
         self.waiting_ms -= sum(record.cost for record in taken)
         if not self.records:
             self._reset()
         return taken
 
-    def remove(self, request: QueuedRequest) -> None:
-        """Remove the records of a request."""
+    def remove(self, request: QueuedRequest) -> list[QueuedRecord]:
+        """Remove the records of a request and return them."""
+        removed = [record for record in self.records if record.request is request]
         self.records = [record for record in self.records if record.request is not request]
         self.waiting_ms = sum(record.cost for record in self.records)
         if not self.records:
             self._reset()
+        return removed
+
+    def count_packing(self, planned_ms: float, cost: float) -> None:
+        """Count the time of a batch that was selected from more records than it holds."""
+        self.packing += SMOOTHING * (planned_ms / cost - self.packing)
 
     def _reset(self) -> None:
         """Forget the clients: an empty queue owes nothing to any of them."""
@@ -151,6 +168,8 @@ class Scheduler:
         self._numbers = count()
         self._running_ms = 0.0
         self._interactive_until = -math.inf
+        self._demand = DeadlineDemand()
+        self._num_measured = 1  # the expected time counts as a measurement
         self._isolated: deque[QueuedRecord] = deque()
         self.num_workers = 0
         """Number of workers that compute batches."""
@@ -167,13 +186,19 @@ class Scheduler:
 
     def estimate_wait(self, priority: Priority, cost_ms: float = 0.0) -> float:
         """Return the expected seconds until a new request of this cost is answered."""
-        waiting_ms = self._queues["interactive"].waiting_ms
+        interactive, bulk = self._queues["interactive"], self._queues["bulk"]
+        waiting_ms = interactive.waiting_ms * interactive.packing
         if priority == "bulk":
-            waiting_ms += self._queues["bulk"].waiting_ms
+            waiting_ms += bulk.waiting_ms * bulk.packing
         else:
             waiting_ms /= SHARES["interactive"]
-        total_ms = waiting_ms + self._running_ms + cost_ms
-        return total_ms * self.time_ratio / max(1, self.num_workers) / 1e3
+        cost_ms *= self._queues[priority].packing
+        return (waiting_ms + self._running_ms + cost_ms) * self._seconds_per_ms
+
+    @property
+    def _seconds_per_ms(self) -> float:
+        """The expected seconds of all workers together for a millisecond of work."""
+        return self.time_ratio / max(1, self.num_workers) / 1e3
 
     def check_room(self, priority: Priority, seconds: float, cost_ms: float = 0.0) -> None:
         """Raise QueueFullError if a new request would wait too long.
@@ -189,15 +214,17 @@ class Scheduler:
         """Add the records of a request, given their bucket lengths; raises QueueFullError."""
         costs = [self._planner.cost(length) for length in lengths]
         self.check_room(request.priority, request.deadline - now, sum(costs))
-        queue = self._queues[request.priority]
+        self._demand.add(request.deadline, sum(costs))
+        try:
+            self._check_deadlines(request, now)
+        finally:
+            self._demand.remove(request.deadline, sum(costs))
         for index, (length, cost) in enumerate(zip(lengths, costs, strict=True)):
-            queue.add(self._number(QueuedRecord(request, index, length, cost)))
-        request.num_waiting = len(lengths)
+            self._enqueue(QueuedRecord(request, index, length, cost))
 
     def requeue(self, record: QueuedRecord) -> None:
         """Add a record again whose batch was not started."""
-        record.request.num_waiting += 1
-        self._queues[record.request.priority].add(self._number(record))
+        self._enqueue(record)
 
     def isolate(self, record: QueuedRecord) -> None:
         """Add a record again as a batch of its own, because its batch failed."""
@@ -209,40 +236,73 @@ class Scheduler:
         request.is_cancelled = True
         self._isolated = deque(item for item in self._isolated if item.request is not request)
         if request.num_waiting:
-            self._queues[request.priority].remove(request)
+            for record in self._queues[request.priority].remove(request):
+                self._demand.remove(request.deadline, record.cost)
             request.num_waiting = 0
 
-    def take_batch(self, now: float) -> Batch | None:
+    def take_batch(self, now: float) -> ScheduledBatch | None:
         """Remove the next batch from the queue and return it; None if no record waits."""
         if self._isolated:
             record = self._isolated.popleft()
             record.request.num_waiting -= 1
             milliseconds = self._planner.milliseconds(record.length, 1)
             self._running_ms += milliseconds
-            return Batch(record.length, [record], milliseconds)
-        active = [queue for queue in self._queues.values() if queue.records]
-        if not active:
+            return ScheduledBatch(record.length, [record], milliseconds)
+        if not any(queue.records for queue in self._queues.values()):
             return None
         if self._queues["interactive"].records:
             self._interactive_until = now + GUARD_SECONDS
         self.is_guarded = now < self._interactive_until
+        slack = self._demand.find_slack(now, *self._busy_and_pace())
+        if slack.seconds < SLACK_BATCHES * self._batch_seconds:
+            return self._take_urgent(slack.deadline)
         priority = self._select_priority()
-        queue = self._queues[priority]
         limit_ms = GUARD_MS if priority == "bulk" and self.is_guarded else math.inf
-        planned = self._planner.plan(queue.records[:WINDOW], limit_ms)
-        records = queue.take(planned.indices)
+        window = range(min(WINDOW, len(self._queues[priority].records)))
+        return self._take_from(priority, window, limit_ms)
+
+    def _take_urgent(self, deadline: float) -> ScheduledBatch:
+        """Return a batch of records with an earlier deadline than this, the earliest first."""
+        earliest: dict[Priority, list[int]] = {}
+        for priority, queue in self._queues.items():
+            by_deadline = partial(_by_deadline, queue.records)
+            urgent = [
+                index
+                for index, record in enumerate(queue.records)
+                if record.request.deadline < deadline
+            ]
+            if urgent:
+                earliest[priority] = nsmallest(WINDOW, urgent, key=by_deadline)
+        priority = min(
+            earliest,
+            key=lambda item: self._queues[item].records[earliest[item][0]].request.deadline,
+        )
+        return self._take_from(priority, earliest[priority], math.inf)
+
+    def _take_from(
+        self, priority: Priority, window: Sequence[int], limit_ms: float
+    ) -> ScheduledBatch:
+        """Return a batch with the first of some records of a queue, given by their indices."""
+        queue = self._queues[priority]
+        planned = self._planner.plan([queue.records[index] for index in window], limit_ms)
+        records = queue.take(sorted(window[index] for index in planned.indices))
         queue.used += planned.milliseconds / SHARES[priority]
+        if queue.records:
+            queue.count_packing(planned.milliseconds, sum(record.cost for record in records))
         for record in records:
             record.request.num_waiting -= 1
+            self._demand.remove(record.request.deadline, record.cost)
         self._running_ms += planned.milliseconds
-        return Batch(planned.length, records, planned.milliseconds)
+        return ScheduledBatch(planned.length, records, planned.milliseconds)
 
-    def finish(self, batch: Batch, milliseconds: float | None) -> None:
+    def finish(self, batch: ScheduledBatch, milliseconds: float | None) -> None:
         """Record that a batch has ended, with its measured time or None if it failed."""
         self._running_ms = max(0.0, self._running_ms - batch.milliseconds)
         if milliseconds is not None and batch.milliseconds > 0:
             ratio = milliseconds / batch.milliseconds
-            self.time_ratio += SMOOTHING * (ratio - self.time_ratio)
+            self._num_measured += 1
+            weight = max(SMOOTHING, 1 / self._num_measured)
+            self.time_ratio += weight * (ratio - self.time_ratio)
 
     def _select_priority(self) -> Priority:
         """Return the priority that has used the least of its share."""
@@ -255,6 +315,33 @@ class Scheduler:
             return "bulk"
         return "interactive" if interactive.used <= bulk.used else "bulk"
 
-    def _number(self, record: QueuedRecord) -> QueuedRecord:
+    def _enqueue(self, record: QueuedRecord) -> None:
         record.number = next(self._numbers)
-        return record
+        record.request.num_waiting += 1
+        self._demand.add(record.request.deadline, record.cost)
+        self._queues[record.request.priority].add(record)
+
+    @property
+    def _batch_seconds(self) -> float:
+        """The expected time of the largest batch."""
+        return self._planner.max_milliseconds * self.time_ratio / 1e3
+
+    def _check_deadlines(self, request: QueuedRequest, now: float) -> None:
+        """Raise QueueFullError if a record would be late because of a new request."""
+        if not self.num_waiting:
+            return
+        slack = self._demand.find_slack(now, *self._busy_and_pace(), request.deadline)
+        if slack.seconds < self._batch_seconds:
+            wait = self.estimate_wait("bulk")
+            raise QueueFullError(wait, min(wait, request.deadline - now))
+
+    def _busy_and_pace(self) -> tuple[float, float]:
+        """Return the seconds until the workers are free, and the seconds per millisecond."""
+        packing = max(queue.packing for queue in self._queues.values())
+        pace = MARGIN * self._seconds_per_ms
+        return self._running_ms * pace, packing * pace
+
+
+def _by_deadline(records: Sequence[QueuedRecord], index: int) -> tuple[float, int]:
+    """Return the order of a record by deadline."""
+    return records[index].request.deadline, index

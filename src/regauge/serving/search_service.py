@@ -29,7 +29,7 @@ class SearchService:
 
     async def open(self) -> None:
         """Open the index for the default model; raises the errors of `SearchIndex.open`."""
-        async with self._context.models.use(None) as model:
+        async with self._context.models.use_for_records(None) as model:
             artifact = model.artifact
         self._index = await self._context.run_in_thread(
             SearchIndex.open, self.search_settings, artifact
@@ -54,7 +54,7 @@ class SearchService:
         """
         timeout = self._context.settings.queue.timeout_seconds
         options = RequestOptions(CLIENT, "interactive", timeout)
-        async with self._context.models.use(None) as model:
+        async with self._context.models.use_for_records(None) as model:
             outputs = await model.compute(Inputs([[text]], truncate=True), options)
         outputs.check_failures()
         vector: np.ndarray = outputs.values[0]

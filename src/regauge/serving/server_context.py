@@ -43,11 +43,6 @@ class ServerContext:
     @property
     def is_overloaded(self) -> bool:
         """Whether every model would refuse a further request."""
-        schedulers = [
-            slot.current.scheduler for slot in self.models.loaded if slot.current is not None
-        ]
         limit = self.settings.queue.max_wait_seconds
-        return bool(schedulers) and all(
-            scheduler is not None and scheduler.estimate_wait("interactive") > limit
-            for scheduler in schedulers
-        )
+        versions = self.models.loaded_versions
+        return bool(versions) and all(version.is_overloaded(limit) for version in versions)

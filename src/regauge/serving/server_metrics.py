@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from regauge.serving.scheduler import Batch
+    from regauge.serving.scheduler import ScheduledBatch
 
 LATENCY_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
@@ -60,7 +60,7 @@ class ServerMetrics:
         """Add time to a phase."""
         self._phases.labels(phase).inc(seconds)
 
-    def count_batch(self, batch: Batch, milliseconds: float) -> None:
+    def count_batch(self, batch: ScheduledBatch, milliseconds: float) -> None:
         """Count a computed batch."""
         count = len(batch.records)
         self._phases.labels("compute").inc(milliseconds / 1e3)

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from regauge.config import Settings
 from regauge.serving.search_settings import SearchSettings
+from regauge.serving.text_generation.settings import TextServing
 
 MODEL_NAME = re.compile(r"[\w][\w.+-]*(/[\w][\w.+-]*)?")
 """Pattern of a model's name: words, and at most one slash as on the hub."""
@@ -112,6 +113,8 @@ class Serve(Settings):
     """Loading and replacing the artifacts of a server."""
     search: SearchSettings | None = None
     """The search page at `/`: the nearest of the vectors that `predict` wrote."""
+    generation: TextServing = TextServing()
+    """How causal models generate text."""
 
     @field_validator("artifacts")
     @classmethod

@@ -8,20 +8,22 @@ started.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from regauge import choices
 from regauge.errors import ChildError, PreflightError
 from regauge.log import logger
-from regauge.processes import die_with_parent
 from regauge.serving.wire import encode_message, read_message
+from regauge.serving.worker_process import (
+    HEALTHY_SECONDS,
+    MAX_PAUSE_SECONDS,
+    MIN_PAUSE_SECONDS,
+    Process,
+    spawn_worker,
+    wait_for_exit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,15 +35,9 @@ if TYPE_CHECKING:
     from regauge.serving.wire import Message
 
 MODULE = "regauge.serving.engine_worker"
-SOCKET_BYTES = 4 << 20
-"""Buffers of the socket to a worker, so that a batch is sent before the last one is computed."""
 MAX_MESSAGE_BYTES = 1 << 30
 EXIT_SECONDS = 2.0
 """Time in which a worker ends after its socket is closed."""
-MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 30.0
-"""Pause before a worker is replaced, which doubles while replacements fail to start."""
-HEALTHY_SECONDS = 60.0
-"""A worker that ran this long is replaced after the shortest pause."""
 
 
 class WorkerLostError(Exception):
@@ -59,7 +55,7 @@ class WorkerProcess:
     def __init__(self, request: WorkerRequest, settings: WorkerSettings) -> None:
         self._request = request
         self._settings = settings
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._answers: deque[asyncio.Future[Message]] = deque()
         self._hang_timer: asyncio.TimerHandle | None = None
         self._numbers = 0
@@ -81,24 +77,11 @@ class WorkerProcess:
         Raises ChildError with the error of the worker, and PreflightError if it ends without one or
         takes too long.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            ours.setblocking(False)  # noqa: FBT003 - the only parameter
-            for end in (ours, theirs):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
-            descriptor = theirs.fileno()
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - it takes milliseconds
-                [sys.executable, "-m", MODULE, str(descriptor)],
-                env={**os.environ, **choices.module_folders_environment()},
-                stdin=subprocess.DEVNULL,
-                pass_fds=(descriptor,),
-                # Only the child can request this. It takes no lock that a parent thread may hold.
-                preexec_fn=die_with_parent,  # noqa: PLW1509
-            )
+        process, connection = spawn_worker(MODULE, self._request.to_header())
+        self._process = process
         self._reader, self._writer = await asyncio.open_connection(
-            sock=ours, limit=MAX_MESSAGE_BYTES
+            sock=connection, limit=MAX_MESSAGE_BYTES
         )
-        self._writer.write(encode_message(self._request.to_header()))
         try:
             seconds = self._settings.start_timeout_seconds
             message = await asyncio.wait_for(read_message(self._reader), seconds)
@@ -145,9 +128,7 @@ class WorkerProcess:
             self._writer.close()
         process = self._process
         if process is not None:
-            timer = asyncio.get_running_loop().call_later(EXIT_SECONDS, process.kill)
-            await asyncio.to_thread(process.wait)
-            timer.cancel()
+            await wait_for_exit(process, EXIT_SECONDS)
         is_running = True
         while self._answers:
             answer = self._answers.popleft()

@@ -21,7 +21,7 @@ Answer = dict[str, Any]
 
 
 def main(
-    model: Annotated[Path, Parameter(help="Artifact, run or model; or run file with [serve].")],
+    run_file: Annotated[Path, Parameter(help="Artifact, run or model; or run file with [serve].")],
     *overrides: Annotated[
         str, Parameter(help="More artifacts, as FOLDER or NAME=FOLDER, and overrides.")
     ],
@@ -33,7 +33,7 @@ def main(
     """Serve models over HTTP until a stop signal; accepted requests are then completed."""
     flags = [("serve.port", port), ("serve.host", host)]
     assignments = tuple(f"{key}={value}" for key, value in flags if value is not None)
-    settings = load((str(model), *overrides, *assignments))
+    settings = load((str(run_file), *overrides, *assignments))
     if dry_run:
         return verbs.show(plan(settings), as_json=json)
     return verbs.show(run(settings), as_json=json)

@@ -103,6 +103,40 @@ class GenerationProgram(nn.Module):
         return generated
 
     @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text."""
+        return self._end_ids
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of token ids that the model reads."""
+        table: Any = self.model.get_input_embeddings()
+        return int(table.weight.shape[0])
+
+    @property
+    def batching_obstacle(self) -> str | None:
+        """The reason why rows cannot join and leave a batch at any step, or None."""
+        if self._has_beams:
+            return "the generation configuration has beams"
+        return "the model reads token types" if self._has_token_types else None
+
+    def build_processors(self, prompt: Tensor) -> Any | None:
+        """Return the logits processors that `generate` applies to a prompt, [1, length] int64.
+
+        They are those of the generation configuration, without sampling; None if there are none.
+        """
+        model: Any = self.model  # `generate` has no public part that does this
+        config, _ = model._prepare_generation_config(self._build_config())  # noqa: SLF001
+        model._prepare_special_tokens(config, device=prompt.device)  # noqa: SLF001
+        processors = model._get_logits_processor(  # noqa: SLF001
+            config,
+            input_ids_seq_length=prompt.shape[1],
+            encoder_input_ids=prompt,
+            device=prompt.device,
+        )
+        return processors or None
+
+    @property
     def _max_new_tokens(self) -> int:
         return self.options.max_new_tokens or 1
 

@@ -39,8 +39,7 @@ def find_status(context: ServerContext) -> tuple[str, int]:
     """Return the state of the server and its HTTP status: 200 if it accepts requests."""
     if context.state != "ready":
         return context.state, 503
-    loaded = [slot.current for slot in context.models.loaded if slot.current is not None]
-    if any(not version.pool.ready for version in loaded):
+    if any(not version.worker_pids for version in context.models.loaded_versions):
         return "no worker is ready", 503
     return ("overloaded", 200) if context.is_overloaded else ("ready", 200)
 
@@ -53,11 +52,9 @@ async def show_health(call: Call[EmptyBody]) -> Response:
         version = slot.current
         models[name] = {
             "loaded": version is not None,
-            "workers": len(version.pool.ready) if version else 0,
-            "replaced_workers": version.pool.num_replaced if version else 0,
-            "waiting_records": version.scheduler.num_waiting
-            if version and version.scheduler
-            else 0,
+            "workers": len(version.worker_pids) if version else 0,
+            "replaced_workers": version.num_replaced if version else 0,
+            "waiting_records": version.num_waiting if version else 0,
         }
     return build_json_response({"status": state, "models": models}, status=status)
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.routing import Route
 
+    from regauge.serving.loaded_version import LoadedVersion
     from regauge.serving.model_version import ModelVersion, Outputs
     from regauge.serving.scheduler import Priority
     from regauge.serving.server_context import ServerContext
@@ -170,7 +171,7 @@ async def _show_model_ready(call: Call[EmptyBody]) -> Response:
         raise UnavailableError(f"model '{name}' is not loaded")
     if version is not None:
         _check_version(call, version)
-        if not version.pool.ready:
+        if not version.worker_pids:
             raise UnavailableError(f"model '{name}' has no worker that is ready")
     return build_json_response({"name": name, "ready": True})
 
@@ -218,8 +219,6 @@ async def _infer(call: Call[InferBody]) -> Response:
     async with call.use_model(name) as model:
         _check_version(call, model)
         names = [spec.name for spec in describe_outputs(model.program)]
-        if not names:
-            raise InvalidRequestError("the model generates text; use /v1/completions")
         for output in body.outputs or ():
             if output.name not in names:
                 problem = f"the model has no output '{output.name[:80]}'; it has {', '.join(names)}"
@@ -300,7 +299,7 @@ def _check_options(body: InferBody) -> None:
         raise InvalidRequestError("classification is not supported; request 'probabilities'")
 
 
-def _check_version(call: Call[Any], model: ModelVersion) -> None:
+def _check_version(call: Call[Any], model: LoadedVersion) -> None:
     """Raise UnknownModelError if a request is for another version."""
     version = call.request.path_params.get("version")
     if version is not None and version != _name_version(model):
@@ -308,7 +307,7 @@ def _check_version(call: Call[Any], model: ModelVersion) -> None:
         raise UnknownModelError(problem)
 
 
-def _name_version(model: ModelVersion) -> str:
+def _name_version(model: LoadedVersion) -> str:
     return model.content_sha256[:VERSION_CHARACTERS]
 
 

@@ -83,7 +83,14 @@ def format_openai_error(error: RequestError) -> dict[str, Any]:
     """Return the document of an error."""
     default = "server_error" if error.status >= 500 else "invalid_request_error"  # noqa: PLR2004
     kind = ERROR_TYPES.get(error.status, default)
-    return {"error": {"message": error.message, "type": kind, "param": None, "code": error.status}}
+    return {
+        "error": {
+            "message": error.message,
+            "type": kind,
+            "param": error.field,
+            "code": error.status,
+        }
+    }
 
 
 async def create_embeddings(call: Call[EmbeddingsBody]) -> Response:

@@ -1,0 +1,108 @@
+"""Measures the milliseconds of the batches of a program by their shapes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from regauge import stop_signals
+from regauge.artifacts.bucket_times import BucketTime, BucketTimes, build_bucket_times
+from regauge.artifacts.engine import is_out_of_memory
+from regauge.models.inference_modules import example_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from regauge.artifacts.manifest import Bucket
+    from regauge.backends import Runner
+    from regauge.models.io_spec import TensorSpec
+
+MAX_GRID_LENGTHS = 8
+"""Most lengths of the grid of a program that takes any shape."""
+MIN_RUNS = 3
+"""How often a shape is timed; the median counts, so a first run that compiles a graph does not."""
+
+
+def measure_bucket_times(
+    runner: Runner,
+    buckets: Sequence[Bucket],
+    inputs: Sequence[TensorSpec],
+    *,
+    seconds: float,
+    has_dynamic_shapes: bool,
+    threads: int,
+    chip: str,
+) -> BucketTimes:
+    """Return the times of the batches of a runner, each the median of several runs.
+
+    `inputs` are the tensors of the program. With `has_dynamic_shapes` a grid of shapes is measured
+    for about `seconds`: its corners always, then the smallest batches first. Otherwise every
+    declared shape is measured. A shape for which memory runs out is left out.
+    """
+    required, optional = _list_shapes(buckets, has_dynamic_shapes=has_dynamic_shapes)
+    deadline = time.perf_counter() + seconds
+    times: list[BucketTime] = []
+    _run(runner, inputs, *min(required))  # the first call prepares the weights
+    for index, (length, rows) in enumerate([*required, *optional]):
+        stop_signals.check_stop()
+        if index >= len(required) and time.perf_counter() >= deadline:
+            break
+        with _skip_without_memory():
+            milliseconds = _measure(runner, inputs, length, rows)
+            times.append(BucketTime(length=length, rows=rows, milliseconds=milliseconds))
+    return build_bucket_times(times, threads=threads, chip=chip)
+
+
+def _list_shapes(
+    buckets: Sequence[Bucket], *, has_dynamic_shapes: bool
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return the (length, rows) that are always measured, and the others by their tokens."""
+    if not has_dynamic_shapes:
+        return [(item.length, rows) for item in buckets for rows in item.batch_sizes], []
+    ends = (buckets[0], buckets[-1])
+    corners = [
+        (item.length, rows) for item in ends for rows in (item.batch_sizes[-1], item.batch_sizes[0])
+    ]
+    required = list(dict.fromkeys(corners))
+    grid = [(item.length, rows) for item in _spread_buckets(buckets) for rows in item.batch_sizes]
+    optional = [shape for shape in grid if shape not in required]
+    return required, sorted(optional, key=lambda shape: (shape[0] * shape[1], shape))
+
+
+def _spread_buckets(buckets: Sequence[Bucket]) -> list[Bucket]:
+    """Return buckets whose lengths are spread evenly by ratio, with the first and the last one."""
+    lengths = np.log([bucket.length for bucket in buckets])
+    targets = np.linspace(lengths[0], lengths[-1], MAX_GRID_LENGTHS)
+    nearest = {int(np.abs(lengths - target).argmin()) for target in targets}
+    return [buckets[index] for index in sorted(nearest)]
+
+
+def _measure(runner: Runner, inputs: Sequence[TensorSpec], length: int, rows: int) -> float:
+    """Return the median milliseconds of a shape; one slow first run does not change a median."""
+    durations = [_run(runner, inputs, length, rows) for _ in range(MIN_RUNS)]
+    return 1e3 * statistics.median(durations)
+
+
+@contextmanager
+def _skip_without_memory() -> Iterator[None]:
+    """End a block early if memory runs out in it."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+
+
+def _run(runner: Runner, inputs: Sequence[TensorSpec], length: int, rows: int) -> float:
+    """Return the seconds of a batch, with the copy of its outputs to the host."""
+    tensors = example_inputs(inputs, rows, length)
+    for spec, tensor in zip(inputs, tensors, strict=True):
+        if spec.name == "lengths":
+            tensor.fill_(length)
+    start = time.perf_counter()
+    runner(*tensors).cpu()
+    return time.perf_counter() - start

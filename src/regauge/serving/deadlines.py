@@ -1,0 +1,70 @@
+"""The work that must be done by each deadline: whether it fits, if the earliest comes first.
+
+Deadlines are rounded down to slots, so that their number stays small.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+SLOT_SECONDS = 0.1
+"""Distance of two slots of deadlines."""
+MAX_SLOT = 1 << 53
+"""Slot of records without a deadline."""
+
+
+class Slack(NamedTuple):
+    """How long records may still wait."""
+
+    seconds: float
+    deadline: float
+    """The records with an earlier deadline than this must be computed first to keep it."""
+
+
+@dataclass
+class DeadlineDemand:
+    """The waiting milliseconds by deadline."""
+
+    _slots: list[int] = field(default_factory=list)
+    """The slots with waiting records, in ascending order."""
+    _milliseconds: dict[int, float] = field(default_factory=dict)
+    _counts: dict[int, int] = field(default_factory=dict)
+
+    def add(self, deadline: float, milliseconds: float) -> None:
+        """Add a record."""
+        slot = _find_slot(deadline)
+        if slot not in self._counts:
+            insort(self._slots, slot)
+        self._counts[slot] = self._counts.get(slot, 0) + 1
+        self._milliseconds[slot] = self._milliseconds.get(slot, 0.0) + milliseconds
+
+    def remove(self, deadline: float, milliseconds: float) -> None:
+        """Remove a record that was added."""
+        slot = _find_slot(deadline)
+        self._counts[slot] -= 1
+        self._milliseconds[slot] -= milliseconds
+        if not self._counts[slot]:
+            del self._slots[bisect_left(self._slots, slot)]
+            del self._counts[slot], self._milliseconds[slot]
+
+    def find_slack(self, now: float, busy_seconds: float, pace: float, since: float = 0.0) -> Slack:
+        """Return the seconds that all records may still wait, the earliest deadline first.
+
+        They are negative if a record will be late, and infinite without records. `busy_seconds` is
+        the time until the workers are free, and `pace` the seconds of the workers per millisecond.
+        Records with a deadline before `since` take time, but may be late.
+        """
+        first, total = _find_slot(since), busy_seconds
+        slack, tightest = math.inf, MAX_SLOT
+        for slot in self._slots:
+            total += self._milliseconds[slot] * pace
+            if slot >= first and slot * SLOT_SECONDS - now - total < slack:
+                slack, tightest = slot * SLOT_SECONDS - now - total, slot
+        return Slack(slack, (tightest + 1) * SLOT_SECONDS)
+
+
+def _find_slot(deadline: float) -> int:
+    return int(min(deadline / SLOT_SECONDS, MAX_SLOT))

@@ -1,0 +1,94 @@
+"""A version of a model that answers requests: what batch and text generation have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from regauge.artifacts.manifest import PARITY
+from regauge.json_files import find_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from regauge.artifacts.artifact import Artifact
+    from regauge.artifacts.manifest import ProgramEntry
+
+
+class LoadedVersion(ABC):
+    """A version of an artifact with its workers."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.artifact = artifact
+        """The artifact or model."""
+        self.program: ProgramEntry = artifact.program
+        """The `program` table of the manifest."""
+        self.loaded_at = time.time()
+        """When the version was loaded, in seconds since 1970."""
+        self.content_sha256 = ""
+        """Hash of the manifest; empty until the version has started."""
+        self._num_open = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start the workers and load the tokenizer; raises their errors."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Stop the workers."""
+
+    @property
+    @abstractmethod
+    def worker_pids(self) -> list[int]:
+        """The ids of the processes that are ready."""
+
+    @property
+    @abstractmethod
+    def num_replaced(self) -> int:
+        """Number of workers that were lost."""
+
+    @property
+    @abstractmethod
+    def num_waiting(self) -> int:
+        """Number of records or requests that wait for a worker."""
+
+    @abstractmethod
+    def is_overloaded(self, max_wait_seconds: float) -> bool:
+        """Return whether a further request would be refused."""
+
+    @contextmanager
+    def keep_open(self) -> Iterator[None]:
+        """Keep the workers for a block that answers a request."""
+        self._num_open += 1
+        self._unused.clear()
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+            if not self._num_open:
+                self._unused.set()
+
+    async def drain(self) -> None:
+        """Stop the workers after the last request."""
+        await self._unused.wait()
+        await self.stop()
+
+    def describe(self) -> dict[str, Any]:
+        """Return the model, its limits, and the evidence of its quality."""
+        artifact, manifest, program = self.artifact, self.artifact.manifest, self.program
+        modes = program.pooling.modes if program.pooling else ()
+        return {
+            "model_sha": self.content_sha256,
+            "model_dtype": manifest.compiled.precision,
+            "model_type": {program.output_kind: {"pooling": list(modes)}},
+            "output_size": program.output_size,
+            "labels": list(program.labels),
+            "backend": manifest.compiled.backend.kind,
+            "quantization": manifest.compiled.quantization,
+            "parity": find_json(artifact.folder / PARITY, "export the artifact again"),
+        }

@@ -1,0 +1,234 @@
+"""OpenAI's routes for text: `/v1/completions` and `/v1/chat/completions`.
+
+An answer is one JSON document, or a stream of server-sent events. A client that disconnects ends
+the generation of its answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+
+from regauge.errors import DataError
+from regauge.serving.http_protocol import (
+    build_json_response,
+    guard_endpoint,
+    read_timeout,
+    receive_body,
+)
+from regauge.serving.request_errors import InvalidRequestError, RequestError, TooLargeError
+from regauge.serving.routes.openai import format_openai_error
+from regauge.serving.text_generation.answers import Answer, merge_parts
+from regauge.serving.text_generation.openai_requests import ChatRequest, CompletionRequest
+from regauge.serving.text_generation.text_requests import RequestTooLongError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    import numpy as np
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import Receive, Scope, Send
+
+    from regauge.serving.server_context import ServerContext
+    from regauge.serving.text_generation.openai_requests import AnswerOptions
+    from regauge.serving.text_generation.served_text_model import ServedTextModel
+
+KEEP_ALIVE_SECONDS = 15.0
+"""Time without a token after which a comment keeps the connection of a stream open."""
+KEEP_ALIVE = b": keep-alive\n\n"
+LAST_EVENT = b"data: [DONE]\n\n"
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def build_text_routes(context: ServerContext) -> list[Route]:
+    """Return the routes of text generation."""
+    kinds: dict[str, tuple[type[CompletionRequest | ChatRequest], type[CompletionFormat]]] = {
+        "/v1/completions": (CompletionRequest, CompletionFormat),
+        "/v1/chat/completions": (ChatRequest, ChatFormat),
+    }
+    routes = []
+    for path, (schema, formatter) in kinds.items():
+        answer = partial(_answer, context, schema, formatter)
+        endpoint = guard_endpoint(context, path, answer, format_openai_error)
+        routes.append(Route(path, endpoint, methods=["POST"], name=path))
+    return routes
+
+
+class CompletionFormat:
+    """The documents of `/v1/completions`."""
+
+    prefix = "cmpl"
+    kind = "text_completion"
+    chunk_kind = "text_completion"
+
+    def __init__(self, model: ServedTextModel) -> None:
+        self._head = {
+            "id": f"{self.prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model.name,
+        }
+
+    def format_answer(self, answers: Sequence[Answer], texts: list[str], usage: Any) -> Any:
+        """Return the document of complete answers."""
+        choices = [
+            self._format_choice(answer, self._format_text(text))
+            for answer, text in zip(answers, texts, strict=True)
+        ]
+        return {**self._head, "object": self.kind, "choices": choices, "usage": usage}
+
+    def format_chunk(self, choices: list[Any], **usage: Any) -> bytes:
+        """Return an event of a stream."""
+        chunk = {**self._head, "object": self.chunk_kind, "choices": choices, **usage}
+        return format_event(chunk)
+
+    def format_start(self, answer: Answer) -> list[Any]:
+        """Return the choices of the first chunk of an answer; empty if there is none."""
+        del answer
+        return []
+
+    def format_part(self, answer: Answer, part: str) -> Any:
+        """Return the choice of a part of an answer; an empty part is its end."""
+        content = self._format_delta(part)
+        return self._format_choice(answer, content, is_last=not part)
+
+    def _format_choice(self, answer: Answer, content: Any, *, is_last: bool = True) -> Any:
+        reason = answer.finish_reason if is_last else None
+        return {"index": answer.index, **content, "logprobs": None, "finish_reason": reason}
+
+    def _format_text(self, text: str) -> Any:
+        return {"text": text}
+
+    def _format_delta(self, part: str) -> Any:
+        return {"text": part}
+
+
+class ChatFormat(CompletionFormat):
+    """The documents of `/v1/chat/completions`."""
+
+    prefix = "chatcmpl"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def format_start(self, answer: Answer) -> list[Any]:
+        """Return the choice that names the role of the answer."""
+        delta = {"delta": {"role": "assistant", "content": ""}}
+        return [self._format_choice(answer, delta, is_last=False)]
+
+    def _format_text(self, text: str) -> Any:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def _format_delta(self, part: str) -> Any:
+        return {"delta": {"content": part} if part else {}}
+
+
+class AnswerStreamResponse(StreamingResponse):
+    """A stream of events that ends the generation when it is over, read or not."""
+
+    def __init__(self, events: AsyncIterator[bytes], stack: AsyncExitStack) -> None:
+        super().__init__(events, headers=STREAM_HEADERS, media_type="text/event-stream")
+        self._stack = stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        async with self._stack:
+            await super().__call__(scope, receive, send)
+
+
+async def _answer(
+    context: ServerContext,
+    schema: type[CompletionRequest | ChatRequest],
+    formatter: type[CompletionFormat],
+    request: Request,
+    _: Any,
+) -> Response:
+    """Generate the answers of a request; raises RequestError."""
+    try:
+        async with AsyncExitStack() as stack:
+            raw_body = await stack.enter_async_context(receive_body(context, request))
+            options = schema.parse(raw_body)
+            version = await stack.enter_async_context(context.models.use_for_text(options.model))
+            timeout = read_timeout(request.headers, context.settings.queue.timeout_seconds)
+            prompts = options.encode_prompts(version.model)
+            answers = _start_answers(stack, version.model, options, prompts, timeout)
+            output = formatter(version.model)
+            num_prompt_tokens = sum(map(len, prompts))
+            if options.stream:
+                shown_tokens = num_prompt_tokens if options.includes_usage else None
+                events = _stream_events(answers, output, shown_tokens)
+                return AnswerStreamResponse(events, stack.pop_all())
+            texts = await _read_texts(answers)
+            usage = _count_usage(answers, num_prompt_tokens)
+            return build_json_response(output.format_answer(answers, texts, usage))
+    except RequestTooLongError as error:
+        raise TooLargeError(str(error)) from None
+    except DataError as error:
+        raise InvalidRequestError(str(error)) from None
+
+
+def _start_answers(
+    stack: AsyncExitStack,
+    model: ServedTextModel,
+    options: AnswerOptions,
+    prompts: Sequence[np.ndarray],
+    timeout_seconds: float,
+) -> list[Answer]:
+    """Start the answers of all prompts; the stack ends them."""
+    answers: list[Answer] = []
+    for prompt in prompts:
+        generation = options.build_generation(model, prompt)
+        for _ in range(options.num_answers):
+            answer = Answer(model, len(answers), prompt, generation, timeout_seconds)
+            answers.append(answer)
+            stack.callback(answer.close)
+    return answers
+
+
+async def _stream_events(
+    answers: Sequence[Answer], output: CompletionFormat, num_prompt_tokens: int | None
+) -> AsyncIterator[bytes]:
+    """Yield the events of answers; the number of prompt tokens asks for usage at the end."""
+    empty: dict[str, Any] = {} if num_prompt_tokens is None else {"usage": None}
+    for answer in answers:
+        if choices := output.format_start(answer):
+            yield output.format_chunk(choices, **empty)
+    try:
+        async for item in merge_parts(answers, KEEP_ALIVE_SECONDS):
+            if item is None:
+                yield KEEP_ALIVE
+            else:
+                yield output.format_chunk([output.format_part(*item)], **empty)
+    except RequestError as error:
+        yield format_event(format_openai_error(error))
+        return
+    if num_prompt_tokens is not None:
+        yield output.format_chunk([], usage=_count_usage(answers, num_prompt_tokens))
+    yield LAST_EVENT
+
+
+async def _read_texts(answers: Sequence[Answer]) -> list[str]:
+    """Return the texts of answers; the first failure is raised."""
+    return list(await asyncio.gather(*(answer.read_text() for answer in answers)))
+
+
+def _count_usage(answers: Sequence[Answer], num_prompt_tokens: int) -> dict[str, int]:
+    """Return the numbers of tokens of a request."""
+    num_new_tokens = sum(answer.num_tokens for answer in answers)
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_new_tokens,
+        "total_tokens": num_prompt_tokens + num_new_tokens,
+    }
+
+
+def format_event(document: Any) -> bytes:
+    """Return a server-sent event with a JSON document."""
+    return b"data: " + orjson.dumps(document) + b"\n\n"

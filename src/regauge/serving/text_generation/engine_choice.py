@@ -1,0 +1,143 @@
+"""Selects the text engine of an artifact and loads it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from regauge.artifacts.engine import load_engine
+from regauge.errors import RegaugeError, SettingsError, first_line
+from regauge.log import logger
+from regauge.models.generation.text_generation import GenerationProgram
+from regauge.models.init_weights import META
+from regauge.models.settings import Generation
+from regauge.serving.text_generation import vllm_engine
+from regauge.serving.text_generation.static_engine import StaticTextEngine
+from regauge.serving.text_generation.text_requests import TextRequest
+
+if TYPE_CHECKING:
+    from regauge.artifacts.artifact import Artifact
+    from regauge.serving.text_generation.paged_engine import PagedTextEngine
+    from regauge.serving.text_generation.settings import TextServing
+    from regauge.serving.text_generation.text_requests import TextEngine
+
+PROBE_LENGTHS = (7, 3)
+"""Tokens of the prompts that are computed to compare logits."""
+PROBE_TOKENS = 3
+"""New tokens of these prompts."""
+MIN_TOLERANCE = 1e-3
+"""Largest difference of logits, relative to the largest logit, in fp32."""
+ROUNDING_STEPS = 8
+"""The same for other dtypes, in units of their rounding step."""
+START_ERRORS = (
+    ImportError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    KeyError,
+    MemoryError,
+)
+"""Errors of transformers if it, or the architecture, has no continuous batching."""
+
+
+class UnsupportedModelError(RegaugeError):
+    """Continuous batching computes other logits than the model."""
+
+
+def load_text_engine(
+    artifact: Artifact, settings: TextServing, *, threads: int | None = None, device: int = 0
+) -> TextEngine:
+    """Load the artifact of a causal model and return its text engine.
+
+    If transformers' continuous batching does not support the model, answers are generated in static
+    batches, and a warning says so. Raises SettingsError if the artifact generates no text, or if
+    the engine that is set cannot run.
+    """
+    kind = artifact.manifest.program.output_kind
+    if kind != "text":
+        raise SettingsError(f"the model returns {kind}, not generated text", "serve a causal model")
+    if settings.engine == "vllm":
+        vllm_engine.check_usable(artifact.accelerator)
+    engine = load_engine(artifact, batch_invariant=False, threads=threads, device=device)
+    program: Any = getattr(engine.runner, "program", None)
+    if not isinstance(program, GenerationProgram):
+        problem = "a model on several devices cannot be served"
+        raise SettingsError(problem, "export it for one device")
+    if settings.engine != "transformers" and not vllm_engine.find_obstacle(artifact.accelerator):
+        return _load_vllm(program, settings)
+    try:
+        return _load_paged(program, settings)
+    except (UnsupportedModelError, *START_ERRORS) as error:
+        logger.warning(
+            "Continuous batching is off, answers are generated in static batches: %s",
+            first_line(error),
+        )
+        return StaticTextEngine(artifact, engine.runner, program, settings)
+
+
+def _load_vllm(program: GenerationProgram, settings: TextServing) -> TextEngine:
+    """Save the model for vLLM in a temporary folder, which vLLM reads when it starts."""
+    with tempfile.TemporaryDirectory() as name:
+        model: Any = program.model
+        model.save_pretrained(name)
+        model.to(META)  # vLLM loads the weights into its own model
+        return vllm_engine.VllmTextEngine(program, Path(name), settings)
+
+
+def _load_paged(program: GenerationProgram, settings: TextServing) -> PagedTextEngine:
+    """Return an engine with continuous batching, after its logits were compared.
+
+    Raises UnsupportedModelError, or an error of transformers.
+    """
+    if obstacle := program.batching_obstacle:
+        raise UnsupportedModelError(obstacle, "nothing is to be done")
+    from regauge.serving.text_generation.paged_engine import PagedTextEngine
+
+    attention = program.model.config._attn_implementation  # noqa: SLF001 - no public name
+    try:
+        engine = PagedTextEngine(program, settings)
+        _compare_logits(engine, program)
+    except BaseException:
+        program.model.set_attn_implementation(attention)
+        raise
+    return engine
+
+
+def _compare_logits(engine: PagedTextEngine, program: GenerationProgram) -> None:
+    """Raise UnsupportedModelError if a batch of two prompts has other logits than the model."""
+    generator = np.random.default_rng(0)
+    options = Generation(max_new_tokens=PROBE_TOKENS)
+    prompts: dict[str, list[int]] = {}
+    for number, length in enumerate(PROBE_LENGTHS):
+        tokens = generator.integers(0, engine.limits.vocabulary, length, dtype=np.int32)
+        prompts[str(number)] = tokens.tolist()
+        engine.add(TextRequest(str(number), tokens, options))
+    engine.sampler.records = True
+    tolerance = max(MIN_TOLERANCE, ROUNDING_STEPS * torch.finfo(program.model.dtype).eps)
+    while engine.has_work:
+        events = engine.step()
+        for state, logits in zip(engine.sampler.states, _recorded(engine), strict=False):
+            expected = engine.compute_logits(prompts[state.request_id])[-1]
+            difference = float((logits - expected).abs().max() / expected.abs().max())
+            if not difference <= tolerance:
+                problem = f"the logits differ by {difference:.2g} from those of the model"
+                raise UnsupportedModelError(problem, "nothing is to be done")
+        for event in events:
+            if event.finish_reason == "error":
+                raise UnsupportedModelError(event.message, "nothing is to be done")
+            if event.token is not None:
+                prompts[event.request_id].append(event.token)
+    engine.sampler.records = False
+    engine.sampler.recorded = None
+
+
+def _recorded(engine: PagedTextEngine) -> torch.Tensor:
+    """Return the logits of the last step, [rows, vocabulary]."""
+    if engine.sampler.recorded is None:
+        raise TypeError("no step was computed")
+    return engine.sampler.recorded

@@ -1,0 +1,222 @@
+"""The requests of OpenAI's API for text: their schema, and the options that they stand for.
+
+A field that would change the answer and is not supported is refused, so that no option is ignored
+in silence. Fields without an effect on the answer are accepted.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import numpy as np
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from regauge.models.settings import Generation
+from regauge.serving.request_errors import InvalidRequestError, TooLargeError
+
+if TYPE_CHECKING:
+    from regauge.serving.text_generation.served_text_model import ServedTextModel
+
+MAX_STOP_TEXTS = 4
+MAX_ANSWERS = 128
+"""Most answers of a request: prompts times `n`."""
+SEED_BITS = 32
+"""Bits of a seed that is drawn for a request without one."""
+MAX_TOKEN_ID = 2**31
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "presence_penalty": (0,),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("auto", "none"),
+    "top_logprobs": (0,),
+    "function_call": ("auto", "none"),
+    "modalities": (["text"],),
+}
+"""Fields that are not supported, and their values without an effect; null is one as well."""
+IGNORED_FIELDS = frozenset(
+    {
+        "metadata",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+"""Fields without an effect on the answer."""
+
+
+class StreamOptions(BaseModel):
+    """Options of a streamed answer."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool = False
+    """Whether the last chunk has the numbers of tokens."""
+
+
+class AnswerOptions(BaseModel):
+    """Fields that both routes have."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    model: str | None = None
+    """Name of the model; by default the first one."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of an answer."""
+    temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
+    """0 generates the most likely tokens."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """Draws from the smallest set of tokens whose probabilities sum to this number."""
+    top_k: int | None = Field(default=None, ge=-1)
+    """Draws from this many most likely tokens; 0 or -1 for no limit."""
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    """Random seed; without one, answers differ from call to call."""
+    stop: (
+        Annotated[str, Field(min_length=1)]
+        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP_TEXTS)]
+        | None
+    ) = None
+    """Texts that end an answer."""
+    n: int | None = Field(default=None, ge=1, le=MAX_ANSWERS)
+    """Answers of each prompt."""
+    stream: bool | None = None
+    """Whether the answer is sent as it is generated."""
+    stream_options: StreamOptions | None = None
+    """Options of a streamed answer."""
+
+    @classmethod
+    def parse(cls, body: bytes) -> Self:
+        """Return the request of a JSON body; raises InvalidRequestError."""
+        try:
+            document = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
+        if not isinstance(document, dict):
+            raise InvalidRequestError("the body is not a JSON object")
+        for name, values in NEUTRAL_VALUES.items():
+            value = document.pop(name, None)
+            if value is not None and not any(value == neutral for neutral in values):
+                raise FieldError(f"{name} is not supported; remove it", name)
+        fields = {key: value for key, value in document.items() if key not in IGNORED_FIELDS}
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            field = str(first["loc"][0]) if first["loc"] else None
+            raise FieldError(f"{field}: {first['msg']}", field) from None
+
+    @property
+    def num_answers(self) -> int:
+        """Answers of each prompt."""
+        return self.n or 1
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether the last chunk of a stream has the numbers of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """Most tokens of an answer, if the request limits them."""
+        return self.max_tokens
+
+    def build_generation(self, model: ServedTextModel, prompt: np.ndarray) -> Generation:
+        """Return the options for a prompt; without a limit the answer fills the room that is left.
+
+        Options that the request leaves out are those of the model.
+        """
+        defaults = model.generation
+        temperature = defaults.temperature if self.temperature is None else self.temperature
+        count = self.max_new_tokens or model.limit_answer(len(prompt))
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or defaults.stop)
+        options: dict[str, Any] = {"max_new_tokens": count, "stop": stop}
+        if temperature > 0:
+            top_k = defaults.top_k if self.top_k is None else max(self.top_k, 0)
+            top_p = defaults.top_p if self.top_p is None else self.top_p
+            seed = secrets.randbits(SEED_BITS) if self.seed is None else self.seed % 2**63
+            options |= {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+        return Generation(**options)
+
+
+class FieldError(InvalidRequestError):
+    """A field of a request is invalid."""
+
+    def __init__(self, message: str, field: str | None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class CompletionRequest(AnswerOptions):
+    """The body of `/v1/completions`."""
+
+    prompt: str | list[Any]
+    """A text, a list of texts, a list of token ids, or a list of these."""
+
+    def encode_prompts(self, model: ServedTextModel) -> list[np.ndarray]:
+        """Return the tokens of the prompts, each [tokens] int32.
+
+        Raises InvalidRequestError, TooLargeError, or DataError.
+        """
+        items = [self.prompt] if _is_single(self.prompt) else self.prompt
+        if not items:
+            raise FieldError("prompt is an empty list", "prompt")
+        if len(items) * self.num_answers > MAX_ANSWERS:
+            raise TooLargeError(f"a request has at most {MAX_ANSWERS} answers")
+        return [_encode_item(item, model) for item in items]
+
+
+class ChatRequest(AnswerOptions):
+    """The body of `/v1/chat/completions`."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    """The messages of the conversation."""
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of an answer; it takes precedence over `max_tokens`."""
+    tools: list[dict[str, Any]] | None = None
+    """Tools that the template of the model describes."""
+    functions: list[dict[str, Any]] | None = None
+    """The older form of `tools`."""
+    documents: list[dict[str, Any]] | None = None
+    """Documents that the template of the model reads."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the template."""
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """Most tokens of an answer, if the request limits them."""
+        return self.max_completion_tokens or self.max_tokens
+
+    def encode_prompts(self, model: ServedTextModel) -> list[np.ndarray]:
+        """Return the tokens of the conversation, [tokens] int32; raises DataError."""
+        record: dict[str, Any] = {"messages": self.messages}
+        for name in ("tools", "functions", "documents", "chat_template_kwargs"):
+            if (value := getattr(self, name)) is not None:
+                record[name] = value
+        return [model.encode_chat(record)]
+
+
+def _is_single(prompt: str | list[Any]) -> bool:
+    """Return whether a prompt is a text or a list of token ids."""
+    return isinstance(prompt, str) or bool(prompt and isinstance(prompt[0], int))
+
+
+def _encode_item(item: Any, model: ServedTextModel) -> np.ndarray:
+    """Return the tokens of a prompt, [tokens] int32."""
+    if isinstance(item, str):
+        return model.encode_prompt(item)
+    if not isinstance(item, list):
+        raise FieldError("prompt is no text and no list of token ids", "prompt")
+    for token in item:
+        is_id = isinstance(token, int) and not isinstance(token, bool)
+        if not is_id or not 0 <= token < MAX_TOKEN_ID:
+            raise FieldError("prompt has a token id that is no valid integer", "prompt")
+    return np.array(item, np.int32)

@@ -1,0 +1,265 @@
+"""Continuous batching with transformers: requests join and leave a batch at every step.
+
+transformers schedules the requests, manages the pages of the key-value cache and runs the model.
+It is driven step by step here, without its thread. Attention and sampling are those of
+`paged_attention` and `request_sampler`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching.model_runner import (
+    infer_max_single_request_tokens,
+)
+from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
+from transformers.generation.continuous_batching.utils import (
+    find_head_dim,
+    find_num_key_value_heads,
+    get_device_and_memory_breakdown,
+)
+
+from regauge.errors import first_line
+from regauge.models.generation.text_generation import find_generation_limit
+from regauge.serving.text_generation.paged_attention import NAME
+from regauge.serving.text_generation.request_sampler import RequestSampler, SampledRequest
+from regauge.serving.text_generation.text_requests import EngineLimits, TokenEvent
+
+if TYPE_CHECKING:
+    from regauge.models.generation.text_generation import GenerationProgram
+    from regauge.serving.text_generation.settings import TextServing
+    from regauge.serving.text_generation.text_requests import FinishReason, TextRequest
+
+PAGE_TOKENS = 32
+"""Tokens of a page of the key-value cache."""
+UNLIMITED_TOKENS = 4096
+"""Tokens of a request that the cache is sized for if the model has no limit."""
+MEMORY_SHARE = 0.5
+"""The most of the free memory that a cache of the default size takes."""
+MAX_FAILURES = 3
+"""Requests that fail one after the other before the engine itself counts as broken."""
+STEP_ERRORS = (RuntimeError, MemoryError, ValueError, IndexError)
+"""Errors of a step for which a single request may be the cause."""
+LIBRARY_LOGGER = "ContinuousBatchingLogger"
+"""Name of a logger of transformers with its own handler, which reports each start."""
+NAN_MESSAGE = "the model computed a value that is not a number"
+
+
+class NoOutputs:
+    """Takes the results that transformers reports; tokens are read from the batch instead."""
+
+    def deliver_batch(self, outputs: list[Any]) -> None:
+        """Do nothing."""
+
+
+class PagedTextEngine:
+    """A text engine on transformers' continuous batching."""
+
+    def __init__(self, program: GenerationProgram, settings: TextServing) -> None:
+        """Take the program of an artifact on its device, and build the cache.
+
+        Raises ValueError or RuntimeError if transformers does not support the architecture.
+        """
+        self._program = program
+        self._model: Any = program.model
+        self._end_ids = frozenset(program.end_ids)
+        self._max_running = settings.max_running_requests
+        self.sampler = RequestSampler(self._model.device)
+        """Selects the tokens; it holds the running requests."""
+        self._waiting: dict[str, TextRequest] = {}
+        self._events: list[TokenEvent] = []
+        self._suspects: deque[Any] = deque()
+        self._trial: str | None = None
+        self._num_failures = 0
+        limit = find_generation_limit(self._model)
+        self._attention = self._model.config._attn_implementation  # noqa: SLF001 - no public name
+        self._processor: Any = self._build_processor(settings, limit)
+        capacity = infer_max_single_request_tokens(self._processor.cache)
+        self.limits = EngineLimits(
+            min(capacity, limit or capacity),
+            program.vocabulary,
+            self._max_running,
+        )
+
+    def _build_processor(self, settings: TextServing, limit: int | None) -> Any:
+        """Return the batch processor of transformers with Regauge's attention and sampler."""
+        logging.getLogger(LIBRARY_LOGGER).setLevel(logging.WARNING)
+        config = ContinuousBatchingConfig(
+            page_size=PAGE_TOKENS,
+            num_blocks=-(-self._count_cache_tokens(settings, limit) // PAGE_TOKENS),
+            max_batch_tokens=max(settings.max_batch_tokens, settings.max_running_requests),
+            max_requests_per_batch=settings.max_running_requests,
+            max_blocks_per_request=0,
+            allow_block_sharing=settings.share_prefixes,
+            use_async_batching=False,
+            use_cuda_graph=False,
+            auto_switch_to_flash=False,
+        )
+        options = GenerationConfig(do_sample=False, eos_token_id=list(self._end_ids) or -1)
+        manager = self._model.init_continuous_batching(options, config)
+        manager.logit_processor = self.sampler
+        manager.output_router = NoOutputs()
+        self._model.set_attn_implementation(NAME)
+        return manager._create_batch_processor()  # noqa: SLF001 - the loop without its thread
+
+    def _count_cache_tokens(self, settings: TextServing, limit: int | None) -> int:
+        """Return the tokens of the cache: as set, or for all requests within half of the memory."""
+        if settings.kv_cache_tokens is not None:
+            return settings.kv_cache_tokens
+        config = self._model.config.get_text_config()
+        heads, width = find_num_key_value_heads(config), find_head_dim(config)
+        token_bytes = 2 * config.num_hidden_layers * heads * width * self._model.dtype.itemsize
+        _, total, reserved, allocated = get_device_and_memory_breakdown()
+        fitting = int((total - max(reserved, allocated)) * MEMORY_SHARE / token_bytes)
+        needed = settings.max_running_requests * ((limit or UNLIMITED_TOKENS) + PAGE_TOKENS)
+        return max(PAGE_TOKENS, min(fitting, needed))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether requests are left, or events to report."""
+        return bool(self._waiting or self.sampler.requests or self._events)
+
+    @property
+    def num_running(self) -> int:
+        """Number of requests that are computed."""
+        return len(self.sampler.requests)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests that wait for a place among the running ones."""
+        return len(self._waiting)
+
+    def add(self, request: TextRequest) -> None:
+        """Queue a request; raises DataError if it does not fit the limits."""
+        self.limits.check(request.prompt.tolist(), request.max_new_tokens)
+        self._waiting[request.request_id] = request
+
+    def cancel(self, request_id: str) -> None:
+        """End a request and free its memory; an unknown one is ignored."""
+        if self._waiting.pop(request_id, None) is not None:
+            self._events.append(TokenEvent(request_id, None, "cancelled"))
+        elif request_id in self.sampler.requests:
+            self._end(request_id, "cancelled")
+
+    def step(self) -> list[TokenEvent]:
+        """Compute the next token of the running requests, and return the events since last time.
+
+        A request whose computation fails ends with an error; the others are computed again. Raises
+        the error if several requests in a row fail.
+        """
+        self._admit()
+        if self._processor.scheduler.has_pending_requests():
+            try:
+                self._compute()
+            except STEP_ERRORS as error:
+                self._isolate(error)
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """Release the cache and restore the attention of the model."""
+        self._waiting.clear()
+        self.sampler.requests.clear()
+        self._processor = None
+        self._model.set_attn_implementation(self._attention)
+
+    @torch.no_grad()
+    def compute_logits(self, tokens: list[int]) -> torch.Tensor:
+        """Return the logits of a text without a cache, [tokens, vocabulary] fp32."""
+        self._model.set_attn_implementation(self._attention)
+        try:
+            ids = torch.tensor([tokens], device=self._model.device)
+            logits: torch.Tensor = self._model(input_ids=ids, use_cache=False).logits[0].float()
+        finally:
+            self._model.set_attn_implementation(NAME)
+        return logits
+
+    def _admit(self) -> None:
+        """Start waiting requests while there is room; suspects are computed again one by one."""
+        scheduler = self._processor.scheduler
+        if self._trial is None and self._suspects:
+            state = self._suspects.popleft()
+            self._trial = state.request_id
+            scheduler.add_waiting_request(state)
+        while self._waiting and self._trial is None and self.num_running < self._max_running:
+            request = self._waiting.pop(next(iter(self._waiting)))
+            self.sampler.requests[request.request_id] = self._prepare(request)
+            state = RequestState(
+                request_id=request.request_id,
+                initial_tokens=request.prompt.tolist(),
+                max_new_tokens=request.max_new_tokens,
+                eos_token_id=list(self._end_ids),
+            )
+            scheduler.add_waiting_request(state)
+
+    def _prepare(self, request: TextRequest) -> SampledRequest:
+        draws = request.draw() if request.generation.is_sampled else None
+        prompt = torch.from_numpy(request.prompt.astype("int64"))[None].to(self._model.device)
+        return SampledRequest(request, draws, self._program.build_processors(prompt))
+
+    def _compute(self) -> None:
+        """Compute a step and record its tokens."""
+        if not self._processor.prepare_next_batch():
+            return
+        self._processor._generation_step(self._model)  # noqa: SLF001 - the loop without its thread
+        failed = {self.sampler.states[row].request_id for row in self.sampler.failed_rows}
+        self._processor.update_batch()
+        for state in self.sampler.states:
+            self._record(state, is_failed=state.request_id in failed)
+
+    def _record(self, state: Any, *, is_failed: bool) -> None:
+        """Record the new token of a request."""
+        request_id, token = state.request_id, state.generated_tokens[-1]
+        if request_id == self._trial:
+            self._trial = None
+        if is_failed:
+            self._end(request_id, "error", NAN_MESSAGE)
+            return
+        self._num_failures = 0
+        is_end = token in self._end_ids
+        if not is_end:
+            self._events.append(TokenEvent(request_id, token))
+        if state.status == RequestStatus.FINISHED:
+            self._end(request_id, "stop" if is_end else "length")
+
+    def _end(self, request_id: str, reason: FinishReason, message: str = "") -> None:
+        """Forget a running request and free its memory."""
+        del self.sampler.requests[request_id]
+        if request_id == self._trial:
+            self._trial = None
+        self._suspects = deque(state for state in self._suspects if state.request_id != request_id)
+        self._remove([request_id])
+        self._events.append(TokenEvent(request_id, None, reason, message))
+
+    def _remove(self, request_ids: list[str]) -> list[Any]:
+        """Remove requests from the scheduler; return the states of those that it had."""
+        scheduler = self._processor.scheduler
+        for request_id in request_ids:
+            scheduler.set_request_cancellation(request_id)
+        states: list[Any] = scheduler.clear_cancelled_requests()
+        scheduler.block_new_requests = False  # it is set until a request ends by itself
+        return states
+
+    def _isolate(self, error: Exception) -> None:
+        """Find the request that made a step fail, by computing the requests again one by one.
+
+        The answers so far become parts of the prompts. A request that fails alone, or when it joins
+        others that did not fail before, ends with an error.
+        """
+        states = self._remove(list(self.sampler.requests))
+        blamed = self._trial or (states[0].request_id if len(states) == 1 else None)
+        self._suspects.extend(
+            state.create_equivalent_initial_request()
+            for state in states
+            if state.request_id != blamed
+        )
+        if blamed is None:
+            return
+        self._num_failures += 1
+        if self._num_failures >= MAX_FAILURES:
+            raise error
+        self._end(blamed, "error", first_line(error))

@@ -1,0 +1,123 @@
+"""Selects the next token of each request with the options of the request.
+
+transformers applies one set of sampling options and one random generator to a batch. This sampler
+takes the place of its logits processors and leaves a greedy choice: all other tokens get -inf.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regauge.models.generation.sampling import filter_logits, select_tokens
+from regauge.serving.text_generation.paged_attention import CURRENT, BatchLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from torch import Tensor
+
+    from regauge.serving.text_generation.text_requests import TextRequest
+
+
+@dataclass
+class SampledRequest:
+    """A running request with what its tokens are selected by."""
+
+    request: TextRequest
+    draws: np.ndarray | None
+    """The numbers that select tokens, [max_new_tokens] fp32; None for the most likely token."""
+    processors: Any | None
+    """Logits processors of the generation configuration of the model, or None."""
+
+
+class RequestSampler:
+    """The logits processors of a batch of transformers' continuous batching."""
+
+    tensors_required = 0
+    """Rows of a tensor of arguments, of which the interface reserves as many."""
+    do_processing = True
+
+    def __init__(self, device: torch.device) -> None:
+        self.requests: dict[str, SampledRequest] = {}
+        """The running requests by their ids."""
+        self.states: list[Any] = []
+        """The requests of the current batch with a new token, in the order of their rows."""
+        self.batch: list[Any] = []
+        """All requests of the current batch."""
+        self.failed_rows: list[int] = []
+        """Rows of the current batch with a logit that is not a number."""
+        self.recorded: Tensor | None = None
+        """The logits of the last batch, [rows, vocabulary], if `records` is true."""
+        self.records = False
+        self._device = device
+
+    def fill_defaults(self, arguments: Tensor) -> None:
+        """Do nothing: there are no arguments."""
+
+    def check_kwargs(self, kwargs: dict[str, Any]) -> None:
+        """Do nothing: requests have no arguments."""
+
+    def prepare_tensor_args(self, requests_in_batch: Sequence[Any], arg_storage: Tensor) -> Tensor:
+        """Store the requests of the next batch, and the layout of its attention."""
+        self.batch = [future.state for future in requests_in_batch]
+        self.states = [future.state for future in requests_in_batch if future.has_new_token]
+        lengths = [
+            (future.query_length, future.state.position_offset - future.query_length)
+            for future in requests_in_batch
+        ]
+        CURRENT.layout = BatchLayout(lengths, self._device)
+        return arg_storage
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, logits_processor_args: Tensor) -> Tensor:
+        """Return scores, [rows, vocabulary] fp32, whose largest one is the selected token."""
+        del input_ids, logits_processor_args
+        count = len(self.states)
+        if self.records:
+            self.recorded = scores[:count].clone()
+        self.failed_rows = scores[:count].amax(-1).isnan().nonzero()[:, 0].tolist()
+        sampled: dict[tuple[float, float, int], list[int]] = defaultdict(list)
+        for row, state in enumerate(self.states):
+            request = self.requests[state.request_id]
+            if request.processors is not None:
+                ids = torch.tensor([_list_tokens(state)], device=scores.device)
+                scores[row : row + 1] = request.processors(ids, scores[row : row + 1])
+            if request.draws is not None:
+                options = request.request.generation
+                sampled[options.temperature, options.top_p, options.top_k].append(row)
+        for rows in sampled.values():
+            self._select(scores, rows)
+        return scores
+
+    def _select(self, scores: Tensor, rows: list[int]) -> None:
+        """Draw the tokens of rows with the same options."""
+        requests = [self.requests[self.states[row].request_id] for row in rows]
+        numbers = [
+            float(request.draws[_count_answer(self.states[row], request)])
+            for row, request in zip(rows, requests, strict=True)
+            if request.draws is not None
+        ]
+        indices = torch.tensor(rows, device=scores.device)
+        draws = torch.tensor(numbers, dtype=torch.float32, device=scores.device)
+        filtered = filter_logits(scores[indices], requests[0].request.generation)
+        tokens = select_tokens(filtered, draws)
+        scores[indices] = -torch.inf
+        scores[indices, tokens] = 0.0
+
+
+def _list_tokens(state: Any) -> list[int]:
+    """Return the prompt and the answer of a request so far."""
+    tokens: list[int] = state.initial_tokens + state.generated_tokens
+    return tokens
+
+
+def _count_answer(state: Any, request: SampledRequest) -> int:
+    """Return the number of tokens that a request has generated.
+
+    A request whose memory was taken away computes its answer again as a part of its prompt.
+    """
+    return len(state.initial_tokens) + len(state.generated_tokens) - len(request.request.prompt)

@@ -1,0 +1,120 @@
+"""The interface of text engines: requests in, one event for each generated token out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from regauge.data.randomness import draw_uniform
+from regauge.errors import DataError
+from regauge.models.settings import Generation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+"""`stop`: an end token; `length`: max_new_tokens; `cancelled`: by the caller; `error`: failed."""
+
+
+class TokenEvent(NamedTuple):
+    """A token of a request, or the end of the request."""
+
+    request_id: str
+    token: int | None
+    """The new token; None if the event only ends the request. End tokens are left out."""
+    finish_reason: FinishReason | None = None
+    message: str = ""
+    """The problem of a request that ends with `error`."""
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """Limits of the requests of an engine."""
+
+    max_tokens: int | None
+    """Most tokens of a prompt with its answer; None if there is no limit."""
+    vocabulary: int
+    """Number of token ids."""
+    max_running: int
+    """Most requests that are computed together."""
+    max_prompt_tokens: int | None = None
+    """Most tokens of a prompt; None if only `max_tokens` limits it."""
+
+    def check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
+        """Raise DataError if a request does not fit the limits."""
+        if not len(prompt):
+            raise DataError("the prompt has no tokens", "send a text that is not empty")
+        if min(prompt) < 0 or max(prompt) >= self.vocabulary:
+            problem = f"a token id is outside of 0 … {self.vocabulary - 1}"
+            raise DataError(problem, "send ids of the tokenizer of the model")
+        if self.max_prompt_tokens is not None and len(prompt) > self.max_prompt_tokens:
+            problem = f"the prompt has {len(prompt)} tokens, more than {self.max_prompt_tokens}"
+            raise RequestTooLongError(problem, "shorten the prompt")
+        count = len(prompt) + max_new_tokens
+        if self.max_tokens is not None and count > self.max_tokens:
+            problem = (
+                f"the prompt has {len(prompt)} tokens and the answer up to {max_new_tokens};"
+                f" the model reads {self.max_tokens} in all"
+            )
+            raise RequestTooLongError(problem, "shorten the prompt, or lower max_tokens")
+
+
+class RequestTooLongError(DataError):
+    """A prompt with its answer is longer than the model reads, or than the memory holds."""
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """A prompt and how its answer is generated."""
+
+    request_id: str
+    prompt: np.ndarray
+    """Tokens of the prompt, [tokens] int32."""
+    generation: Generation
+    """The options; stop texts are left to the reader of the tokens."""
+    number: int = 0
+    """Number of the prompt in its list, which the draws of its tokens depend on."""
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Most tokens of the answer."""
+        return self.generation.max_new_tokens or 1
+
+    def draw(self) -> np.ndarray:
+        """Return the numbers that select the tokens of the answer, [max_new_tokens] fp32.
+
+        They equal those of `LoadedModel.generate` for the same seed and number.
+        """
+        return draw_uniform(self.generation.seed, 0, self.number, np.arange(self.max_new_tokens))
+
+
+class TextEngine(Protocol):
+    """Generates the answers of several requests together."""
+
+    limits: EngineLimits
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would compute or report anything."""
+
+    @property
+    def num_running(self) -> int:
+        """Number of requests that are computed."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests that wait to be computed."""
+
+    def add(self, request: TextRequest) -> None:
+        """Queue a request; raises DataError if it does not fit the limits."""
+
+    def cancel(self, request_id: str) -> None:
+        """End a request; an unknown one is ignored, because it may just have ended."""
+
+    def step(self) -> list[TokenEvent]:
+        """Compute the next token of the running requests and return what is new."""
+
+    def close(self) -> None:
+        """Release the memory of the engine."""

@@ -1,0 +1,70 @@
+"""A loaded version of a causal model: its tokenizer, and the workers that generate text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from regauge.serving.loaded_version import LoadedVersion
+from regauge.serving.text_generation.served_text_model import ServedTextModel
+from regauge.serving.text_generation.text_worker import TextWorkerRequest
+from regauge.serving.text_generation.text_workers import TextWorkers
+
+if TYPE_CHECKING:
+    from regauge.artifacts.artifact import Artifact
+    from regauge.serving.settings import Serve
+
+
+class TextVersion(LoadedVersion):
+    """A version of a causal model that answers requests."""
+
+    def __init__(self, name: str, artifact: Artifact, settings: Serve) -> None:
+        """Take the name of the model in requests, and its artifact."""
+        super().__init__(artifact)
+        self._name = name
+        limits = settings.workers
+        path = str(getattr(artifact, "path", "") or artifact.folder)
+        num_workers = 1 if limits.count == "auto" else limits.count
+        table = settings.generation.model_dump()
+        requests = [
+            TextWorkerRequest(path, table, threads=limits.threads, device=index)
+            for index in range(num_workers)
+        ]
+        self._workers = TextWorkers(
+            requests,
+            settings.generation,
+            start_timeout_seconds=limits.start_timeout_seconds,
+            hang_timeout_seconds=limits.hang_timeout_seconds,
+        )
+        self._model: ServedTextModel | None = None
+
+    async def start(self) -> None:
+        await self._workers.start()
+        self._model = ServedTextModel(self._name, self.artifact, self._workers)
+        self.content_sha256 = self.artifact.content_sha256
+
+    async def stop(self) -> None:
+        await self._workers.stop()
+
+    @property
+    def model(self) -> ServedTextModel:
+        """The model as the routes see it."""
+        if self._model is None:
+            raise RuntimeError("the version has not started")
+        return self._model
+
+    @property
+    def worker_pids(self) -> list[int]:
+        return [worker.pid for worker in self._workers.ready]
+
+    @property
+    def num_replaced(self) -> int:
+        return self._workers.num_replaced
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(worker.client.heartbeat.waiting for worker in self._workers.ready)
+
+    def is_overloaded(self, max_wait_seconds: float) -> bool:
+        """Return False: a full queue of a text model refuses each request by itself."""
+        del max_wait_seconds
+        return False

@@ -1,0 +1,555 @@
+"""The scheduler and the dispatcher on a simulated clock: fairness, priorities and overload.
+
+The workers are simulated; the admission, the queue, the batches and the deadlines are the real
+ones. Simulated times are exact, so limits of waits and shares are checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+
+import numpy as np
+import pytest
+
+from regauge.serving.dispatcher import NON_FINITE, ComputedRequest
+from regauge.serving.request_errors import (
+    DeadlineError,
+    OverloadedError,
+    RequestError,
+    UnavailableError,
+)
+from regauge.serving.scheduler import GUARD_MS, SHARES, Priority, QueuedRequest, Scheduler
+from serve.simulation import AffineTimes, ClientRecord, Simulation, run_simulated
+
+Figure = Callable[[str, float], None]
+Send = Callable[[], Awaitable[ComputedRequest]]
+BULK_LENGTHS = (128,) * 64
+
+
+async def repeat(send: Send, record: ClientRecord, until: float) -> None:
+    """Send a request whenever the last one is answered, until a time."""
+    loop = asyncio.get_running_loop()
+    while loop.time() < until:
+        await measure(send, record)
+
+
+async def measure(send: Send, record: ClientRecord) -> None:
+    """Send a request and record its answer; after a refusal, wait as it says."""
+    start = asyncio.get_running_loop().time()
+    try:
+        request = await send()
+    except OverloadedError as error:
+        record.num_refused += 1
+        await asyncio.sleep(error.retry_after or math.nan)
+    except DeadlineError:
+        record.num_late += 1
+    else:
+        record.num_computed += len(request.outputs)
+        record.latencies.append(asyncio.get_running_loop().time() - start)
+
+
+def draw_lengths(count: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(4, 128, count).tolist()
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_clients_share_the_workers_equally(
+    num_workers: int, figure: Figure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One client sends large requests, one sends many small ones, and one sends long records."""
+
+    async def run() -> list[float]:
+        simulation = Simulation(num_workers=num_workers, max_wait_seconds=math.inf)
+        until = asyncio.get_running_loop().time() + 20
+        shapes = {"large": (1, [32] * 1000), "small": (60, [32] * 16), "long": (2, [120] * 200)}
+        tasks = [
+            repeat(
+                lambda lengths=lengths, client=client: simulation.send(
+                    lengths, client, timeout_seconds=math.inf
+                ),
+                ClientRecord(),
+                until,
+            )
+            for client, (count, lengths) in shapes.items()
+            for _ in range(count)
+        ]
+        half = asyncio.get_running_loop().time() + 16
+        running = asyncio.gather(*tasks)
+        await asyncio.sleep(half - asyncio.get_running_loop().time())
+        used = [simulation.computed_ms[client] for client in shapes]
+        await running
+        return used
+
+    used = run_simulated(run(), monkeypatch)
+    figure("unfairness between clients", max(used) / min(used))
+    assert max(used) / min(used) <= 1.1
+
+
+async def send_interactive(
+    simulation: Simulation, seconds: float, num_bulk: int
+) -> tuple[ClientRecord, float]:
+    """Return what an interactive client sees next to bulk clients, and the share of the bulk."""
+    loop = asyncio.get_running_loop()
+    start, record = loop.time(), ClientRecord()
+    bulk = [
+        asyncio.create_task(
+            repeat(
+                lambda client=client: simulation.send(
+                    BULK_LENGTHS, client, timeout_seconds=math.inf
+                ),
+                ClientRecord(),
+                start + seconds,
+            )
+        )
+        for client in range(num_bulk)
+    ]
+
+    async def send() -> ComputedRequest:
+        return await simulation.send([16], "interactive", "interactive")
+
+    await asyncio.sleep(0.1)
+    while loop.time() < start + seconds:
+        await measure(send, record)
+        await asyncio.sleep(0.05)
+    used = simulation.computed_ms
+    share = sum(value for client, value in used.items() if client != "interactive") / seconds / 1e3
+    await asyncio.gather(*bulk)
+    return record, share
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_an_interactive_request_waits_for_one_guarded_batch(
+    num_workers: int, figure: Figure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(num_bulk: int) -> tuple[ClientRecord, float]:
+        simulation = Simulation(num_workers=num_workers, max_wait_seconds=math.inf)
+        return await send_interactive(simulation, 15.0, num_bulk)
+
+    alone, _ = run_simulated(run(0), monkeypatch)
+    beside, share = run_simulated(run(4), monkeypatch)
+    times = AffineTimes()
+    guarded = max(GUARD_MS, 2 * times.milliseconds(128, 1)) / 1e3
+    # The first request meets batches that were sent before any interactive request.
+    slowest, slowest_alone = max(beside.latencies[1:]), max(alone.latencies)
+    figure("seconds of an interactive request, alone", slowest_alone)
+    figure("seconds of an interactive request, beside bulk", slowest)
+    assert slowest <= 2 * slowest_alone + guarded
+    assert share > 0.4 * num_workers  # short batches are less efficient
+
+
+def test_the_first_interactive_request_waits_for_the_batches_on_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> float:
+        simulation = Simulation(max_wait_seconds=math.inf)
+        bulk = asyncio.create_task(simulation.send([128] * 1000, "bulk", timeout_seconds=math.inf))
+        await asyncio.sleep(0.5)
+        start = asyncio.get_running_loop().time()
+        await simulation.send([16], "interactive", "interactive")
+        seconds = asyncio.get_running_loop().time() - start
+        await bulk
+        return seconds
+
+    times = AffineTimes()
+    full = times.milliseconds(128, 8)
+    assert run_simulated(run(), monkeypatch) <= (2 * full + 2 * times.milliseconds(16, 1)) / 1e3
+
+
+def test_bulk_keeps_its_share_when_interactive_requests_never_end(
+    figure: Figure,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> tuple[float, float]:
+        simulation = Simulation(max_wait_seconds=math.inf)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 20
+        tasks = [
+            repeat(
+                lambda client=client: simulation.send(
+                    [32] * 16, client, "interactive", timeout_seconds=math.inf
+                ),
+                ClientRecord(),
+                until,
+            )
+            for client in range(8)
+        ]
+        tasks.append(
+            repeat(
+                lambda: simulation.send(BULK_LENGTHS, "bulk", timeout_seconds=math.inf),
+                ClientRecord(),
+                until,
+            )
+        )
+        running = asyncio.gather(*tasks)
+        await asyncio.sleep(16)
+        used = dict(simulation.computed_ms)
+        await running
+        bulk = used.pop("bulk")
+        return bulk, sum(used.values())
+
+    bulk, interactive = run_simulated(run(), monkeypatch)
+    share = bulk / (bulk + interactive)
+    figure("share of bulk requests", share)
+    # Its share is of the time of the batches, and its short batches are less efficient.
+    assert 0.3 * SHARES["bulk"] <= share <= 1.5 * SHARES["bulk"]
+
+
+def test_a_record_of_a_rare_length_is_not_overtaken_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Full batches of short records would always be more efficient than the long record."""
+
+    async def run() -> float:
+        simulation = Simulation(
+            times=AffineTimes(0.01, 0.1), max_wait_seconds=math.inf, mixes_lengths=False
+        )
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 20
+        tasks = [
+            repeat(
+                lambda client=client: simulation.send([8] * 128, client, timeout_seconds=math.inf),
+                ClientRecord(),
+                until,
+            )
+            for client in range(4)
+        ]
+        running = asyncio.gather(*tasks)
+        await asyncio.sleep(1)
+        start = loop.time()
+        await simulation.send([128], "rare", timeout_seconds=math.inf)
+        seconds = loop.time() - start
+        await running
+        return seconds
+
+    # The batches that were planned before it, and one for each record ahead of it.
+    assert run_simulated(run(), monkeypatch) <= 0.5
+
+
+OVERLOADS = {
+    "equal clients": [(40, 16, "bulk")] * 8,
+    "one heavy client": [(250, 16, "bulk"), (20, 4, "bulk"), (20, 4, "bulk")],
+    "interactive and bulk": [(200, 2, "interactive"), (30, 64, "bulk"), (10, 200, "bulk")],
+    "many clients": [(4, 16, "bulk")] * 100,
+}
+"""Of each client: its requests per second before scaling, their records, and their priority."""
+
+
+async def overload(
+    simulation: Simulation,
+    clients: Sequence[tuple[float, int, Priority]],
+    seconds: float,
+    timeouts: Sequence[float] = (1.0, 3.0, 30.0),
+) -> tuple[ClientRecord, float]:
+    """Send four times the sustainable load in an open loop; return all answers and the goodput.
+
+    The goodput is the cost of the records that were answered in time, per millisecond.
+    """
+    draw = np.random.default_rng(0)
+    loop = asyncio.get_running_loop()
+    pool = draw_lengths(5000, 1)
+    mean_cost = np.mean(
+        [simulation.planner.cost(simulation.buckets.find_length(item)) for item in pool]
+    )
+    offered = sum(rate * count for rate, count, _ in clients) * mean_cost
+    scale = 4 * simulation.capacity / offered
+    total, useful = ClientRecord(), [0.0]
+    tasks: set[asyncio.Task[None]] = set()
+    start = loop.time()
+
+    async def send(lengths: list[int], client: int, priority: Priority) -> None:
+        begin = loop.time()
+        timeout = float(draw.choice(timeouts))
+        try:
+            request = await simulation.send(lengths, client, priority, timeout)
+        except OverloadedError as error:
+            total.num_refused += 1 if error.retry_after else math.nan
+        except DeadlineError:
+            total.num_late += 1
+        else:
+            assert not request.failures
+            total.latencies.append(loop.time() - begin)
+            assert total.latencies[-1] <= timeout
+            total.num_computed += len(lengths)
+            if loop.time() <= start + seconds:
+                useful[0] += sum(
+                    simulation.planner.cost(simulation.buckets.find_length(item))
+                    for item in lengths
+                )
+
+    async def arrive(client: int, rate: float, count: int, priority: Priority) -> None:
+        while loop.time() < start + seconds:
+            await asyncio.sleep(draw.exponential(1 / (rate * scale)))
+            offset = int(draw.integers(0, len(pool) - count))
+            task = asyncio.create_task(send(pool[offset : offset + count], client, priority))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    arrivals = [arrive(index, *client) for index, client in enumerate(clients)]
+    await asyncio.gather(*arrivals)
+    goodput = useful[0] / seconds / 1e3
+    if math.isfinite(max(timeouts)):
+        await asyncio.gather(*tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return total, goodput
+
+
+@pytest.mark.parametrize("name", OVERLOADS)
+def test_at_four_times_the_load_every_accepted_request_is_answered_in_time(
+    name: str, figure: Figure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, goodput, sustainable = run_overload(OVERLOADS[name], monkeypatch, num_workers=2)
+    figure(f"simulated goodput, {name}", goodput / sustainable)
+    assert record.num_late == 0
+    assert record.num_refused > 0
+    assert goodput >= 0.9 * sustainable
+
+
+def run_overload(
+    clients: Sequence[tuple[float, int, Priority]],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    num_workers: int = 1,
+    slowness: float = 1.0,
+) -> tuple[ClientRecord, float, float]:
+    """Return the answers, the goodput, and the rate of the same load without any deadline."""
+
+    async def run(max_wait_seconds: float, *timeouts: float) -> tuple[ClientRecord, float]:
+        simulation = Simulation(
+            num_workers=num_workers,
+            slowness=slowness,
+            times=AffineTimes(10, 0.05),
+            max_wait_seconds=max_wait_seconds,
+        )
+        for _ in range(10):
+            await simulation.send([128], timeout_seconds=math.inf)
+        answers = await overload(simulation, clients, 12.0, timeouts)
+        assert simulation.scheduler.num_waiting == 0
+        return answers
+
+    _, sustainable = run_simulated(run(math.inf, math.inf), monkeypatch)
+    record, goodput = run_simulated(run(2.0, 1.0, 3.0, 30.0), monkeypatch)
+    return record, goodput, sustainable
+
+
+def test_an_overload_of_workers_that_are_slower_than_measured_is_refused_in_time(
+    figure: Figure,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The artifact was measured on a faster machine: batches take three times as long."""
+    clients = OVERLOADS["equal clients"]
+    record, goodput, sustainable = run_overload(clients, monkeypatch, slowness=3.0)
+    figure("simulated goodput, slow workers", goodput / sustainable)
+    assert record.num_late == 0
+    assert goodput >= 0.9 * sustainable
+
+
+def test_a_request_whose_wait_is_too_long_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> tuple[OverloadedError, float]:
+        simulation = Simulation(max_wait_seconds=2.0)
+        loop = asyncio.get_running_loop()
+        first = asyncio.create_task(simulation.send([128] * 1000, timeout_seconds=30))
+        await asyncio.sleep(0.01)
+        start = loop.time()
+        with pytest.raises(OverloadedError) as failure:
+            await simulation.send([128] * 1500, "other", timeout_seconds=30)
+        seconds = loop.time() - start
+        short = await simulation.send([128], "other", timeout_seconds=30)
+        assert short.num_open == 0
+        await first
+        return failure.value, seconds
+
+    error, seconds = run_simulated(run(), monkeypatch)
+    assert error.status == 429
+    assert error.retry_after is not None
+    assert error.retry_after >= 1
+    assert seconds == 0.0
+
+
+def test_a_deadline_that_the_wait_exceeds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        simulation = Simulation(max_wait_seconds=2.0)
+        first = asyncio.create_task(simulation.send([128] * 800, timeout_seconds=30))
+        await asyncio.sleep(0.01)
+        with pytest.raises(OverloadedError):
+            await simulation.send([128] * 8, "other", timeout_seconds=0.5)
+        await first
+
+    run_simulated(run(), monkeypatch)
+
+
+def test_a_late_request_gets_504_and_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> float:
+        simulation = Simulation(slowness=50.0)
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        with pytest.raises(DeadlineError):
+            await simulation.send([128] * 400, timeout_seconds=1.0)
+        seconds = loop.time() - start
+        assert simulation.scheduler.num_waiting == 0
+        return seconds
+
+    assert run_simulated(run(), monkeypatch) == pytest.approx(1.0)
+
+
+def test_a_client_that_leaves_frees_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        simulation = Simulation(max_wait_seconds=math.inf)
+        stays = asyncio.create_task(simulation.send([32] * 100, "stays"))
+        leaves = asyncio.create_task(
+            simulation.send([128] * 2000, "leaves", timeout_seconds=math.inf)
+        )
+        await asyncio.sleep(0.05)
+        assert simulation.scheduler.num_waiting > 1500
+        leaves.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaves
+        assert simulation.scheduler.num_waiting <= 100
+        assert simulation.scheduler.estimate_wait("bulk") < 0.2
+        assert (await stays).num_open == 0
+        assert simulation.scheduler.num_waiting == 0
+        assert simulation.scheduler.estimate_wait("bulk") == 0
+
+    run_simulated(run(), monkeypatch)
+
+
+def test_outputs_belong_to_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of several requests and lengths are mixed in batches."""
+
+    async def send(simulation: Simulation, seed: int) -> None:
+        lengths = draw_lengths(50, seed)
+        tokens = list(range(100 * seed, 100 * seed + 50))
+        priority: Priority = "interactive" if seed % 2 else "bulk"
+        request = await simulation.send(lengths, seed, priority, 300.0, tokens)
+        assert request.outputs[:, 0].tolist() == tokens
+
+    async def run() -> Simulation:
+        simulation = Simulation(num_workers=2, max_wait_seconds=math.inf)
+        await asyncio.gather(*(send(simulation, seed) for seed in range(1, 20)))
+        return simulation
+
+    simulation = run_simulated(run(), monkeypatch)
+    batches = [tokens for worker in simulation.workers for _, tokens in worker.batches]
+    assert sum(map(len, batches)) == 19 * 50
+    assert any(len({token // 100 for token in tokens}) > 1 for tokens in batches)
+
+
+def test_the_records_of_a_client_are_computed_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> Simulation:
+        simulation = Simulation(max_wait_seconds=math.inf)
+        sends = [
+            simulation.send([32] * 50, "client", "bulk", 300.0, [number] * 50)
+            for number in range(5)
+        ]
+        await asyncio.gather(*sends)
+        return simulation
+
+    simulation = run_simulated(run(), monkeypatch)
+    order = [token for _, tokens in simulation.workers[0].batches for token in tokens]
+    assert order == sorted(order)
+
+
+def test_a_poisoned_record_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        simulation = Simulation(num_workers=2)
+        for worker in simulation.workers:
+            worker.poison = frozenset({13})
+        good = [simulation.send([32] * 8, name, first_tokens=[5] * 8) for name in range(4)]
+        bad = simulation.send([32] * 8, "bad", first_tokens=[5] * 7 + [13])
+        *answers, poisoned = await asyncio.gather(*good, bad)
+        assert all(not request.failures for request in answers)
+        assert all((request.outputs == 5).all() for request in answers)
+        assert poisoned.failures == {7: "poison"}
+        assert (poisoned.outputs[:7] == 5).all()
+
+    run_simulated(run(), monkeypatch)
+
+
+def test_a_record_that_ends_workers_fails_after_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        simulation = Simulation(num_workers=2)
+        for worker in simulation.workers:
+            worker.lethal = frozenset({13})
+        good = [simulation.send([32] * 8, name, first_tokens=[5] * 8) for name in range(4)]
+        bad = simulation.send([32] * 8, "bad", first_tokens=[5] * 7 + [13])
+        *answers, poisoned = await asyncio.gather(*good, bad)
+        assert all(not request.failures for request in answers)
+        assert list(poisoned.failures) == [7]
+        assert simulation.pool.num_replaced == 2
+
+    run_simulated(run(), monkeypatch)
+
+
+def test_batches_behind_a_lost_worker_are_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records of a batch that was not started are computed again, in a batch."""
+
+    async def run() -> Simulation:
+        simulation = Simulation(max_wait_seconds=math.inf)
+        simulation.workers[0].lethal = frozenset({13})
+        bad = asyncio.create_task(simulation.send([128] * 8, "bad", first_tokens=[13] + [5] * 7))
+        good = asyncio.create_task(simulation.send([128] * 8, "good", first_tokens=[6] * 8))
+        assert list((await bad).failures) == [0]
+        assert not (await good).failures
+        return simulation
+
+    simulation = run_simulated(run(), monkeypatch)
+    assert (128, [6] * 8) in simulation.workers[0].batches
+
+
+def test_without_a_worker_requests_get_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> RequestError:
+        simulation = Simulation()
+        simulation.pool.ready.clear()
+        with pytest.raises(UnavailableError) as failure:
+            await simulation.send([8])
+        return failure.value
+
+    error = run_simulated(run(), monkeypatch)
+    assert (error.status, error.retry_after) == (503, 1)
+
+
+def test_outputs_that_are_not_finite_fail_their_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> ComputedRequest:
+        simulation = Simulation()
+        original = np.array
+
+        def damage(rows: list[list[float]], dtype: type) -> np.ndarray:
+            outputs = original(rows, dtype)
+            outputs[outputs == 13] = np.nan
+            return outputs
+
+        monkeypatch.setattr("serve.simulation.np.array", damage)
+        return await simulation.send([8] * 3, first_tokens=[5, 13, 6])
+
+    request = run_simulated(run(), monkeypatch)
+    assert request.failures == {1: NON_FINITE}
+    assert request.outputs[0].tolist() == [5, 5]
+
+
+def test_the_padding_of_a_record_depends_on_its_length_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> Simulation:
+        simulation = Simulation(mixes_lengths=False, max_wait_seconds=math.inf)
+        await asyncio.gather(*(simulation.send(draw_lengths(40, seed), seed) for seed in range(10)))
+        return simulation
+
+    simulation = run_simulated(run(), monkeypatch)
+    lengths = {length for length, _ in simulation.workers[0].batches}
+    assert lengths == {8, 16, 32, 64, 128}
+
+
+def test_a_scheduler_without_records_has_no_batch() -> None:
+    simulation = Simulation()
+    scheduler: Scheduler = simulation.scheduler
+    assert scheduler.take_batch(0.0) is None
+    request = QueuedRequest("client", "bulk", 10.0)
+    scheduler.add(request, [8, 8], 0.0)
+    scheduler.cancel(request)
+    assert (scheduler.num_waiting, request.num_waiting) == (0, 0)
+    assert scheduler.take_batch(0.0) is None

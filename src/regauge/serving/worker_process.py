@@ -56,7 +56,7 @@ def spawn_worker(module: str, request: Mapping[str, Any]) -> tuple[Process, sock
 async def wait_for_exit(process: Process, seconds: float) -> None:
     """Wait until a process has ended; kill it after some seconds."""
     deadline = time.monotonic() + seconds
-    while process.poll() is None and time.monotonic() < deadline:
+    while process.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110 - no event
         await asyncio.sleep(POLL_SECONDS)
     process.kill()
     process.wait()

@@ -206,7 +206,7 @@ async def _answer(
             usage = num_prompt_tokens if options.includes_usage else None
             events = _stream_events(answers, output, usage)
             return AnswerStreamResponse(events, stack.pop_all())
-        texts = await _run_while_connected(request, _read_texts(answers))
+        texts = await _run_while_connected(request, _collect_texts(answers))
         if texts is None:
             return Response(status_code=CLIENT_CLOSED)
         document = output.format_answer(answers, texts, _count_usage(answers, num_prompt_tokens))
@@ -235,9 +235,9 @@ async def _stream_events(
     yield LAST_EVENT
 
 
-async def _read_texts(answers: Sequence[Answer]) -> list[str]:
+async def _collect_texts(answers: Sequence[Answer]) -> list[str]:
     """Return the texts of answers; the first failure is raised."""
-    return list(await asyncio.gather(*(answer.read_text() for answer in answers)))
+    return list(await asyncio.gather(*(answer.collect_text() for answer in answers)))
 
 
 async def _run_while_connected(request: Request, work: Awaitable[list[str]]) -> list[str] | None:

@@ -98,7 +98,7 @@ class TextWorkerProcess:
         """End the process; it is killed if it does not end by itself."""
         deadline = time.monotonic() + EXIT_SECONDS
         self.client.request_end()
-        while self._process.poll() is None and time.monotonic() < deadline:
+        while self._process.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110 - no event
             await asyncio.sleep(POLL_SECONDS)
         self.kill()
         self._process.wait()

@@ -35,7 +35,12 @@ START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 READY = re.compile(r"Serving .* at (http://\S+) \(ready after")
 LENGTHS = (8, 16, 32)
-EXPORT = (*EAGER, 'candidates.precisions=["fp32"]', "parity.metrics=false", f"buckets.lengths={list(LENGTHS)}")
+EXPORT = (
+    *EAGER,
+    'candidates.precisions=["fp32"]',
+    "parity.metrics=false",
+    f"buckets.lengths={list(LENGTHS)}",
+)
 SOURCE = Path(regauge.__file__).parents[1]
 QUICK_HTTP = ("serve.models.poll_seconds=0.2", "serve.http.drain_seconds=20")
 

@@ -65,7 +65,7 @@ FRACTIONS = (0.1, 0.5, 0.9)
 SLO_MS = 100.0
 OPEN_KEYS = ("rate", "requests_per_second", "p50_ms", "p99_ms", "max_ms", "statuses")
 """Figures of an open loop in the result: the offered rate, the answered requests per second, ..."""
-NUM_SENTENCES = 2000
+NUM_SENTENCES, MAX_CHARACTERS = 2000, 400
 BARE_TEXTS, BARE_CALLS = 512, 30
 EXPORT_OPTIONS = ("candidates.timing_seconds=1",)
 
@@ -135,7 +135,8 @@ def main() -> None:
     name = options.model.name if options.model else PACKAGED_MODEL
     options.model = options.model or find_packaged_model()
     durations = QUICK if options.quick else FULL
-    texts = read_sentences(options.texts, NUM_SENTENCES)
+    sentences = read_sentences(options.texts, NUM_SENTENCES)
+    texts = [sentence for sentence in sentences if len(sentence) <= MAX_CHARACTERS]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
         figures: dict[str, Any] = {"model": name, "load_average_before": os.getloadavg()[0]}

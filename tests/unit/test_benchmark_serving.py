@@ -249,6 +249,7 @@ def test_texts_are_distinct_sentences_by_default() -> None:
     trace = read_trace(TraceSettings(count=100))
     assert len(set(trace.texts)) == 100
     assert min(map(len, trace.texts)) >= 20
+    assert max(map(len, trace.texts)) <= 400
     assert trace.describe()["count"] == 100
 
 

@@ -82,6 +82,11 @@ class Preprocessor:
         return self._tokenization.max_length
 
     @property
+    def vocab_size(self) -> int:
+        """The largest token id plus one."""
+        return self._tokenizer.vocab_size
+
+    @property
     def is_chat(self) -> bool:
         """Whether a text is a message of a conversation, in a chat template."""
         return self._tokenization.input_format == "chat"
@@ -332,7 +337,11 @@ class Preprocessor:
 
     def decode(self, ids: np.ndarray) -> list[str]:
         """Return the texts of generated tokens, [records, tokens]; negative ids are padding."""
-        return [self._tokenizer.decode(row[row >= 0].astype(int).tolist()) for row in ids]
+        return [self.decode_ids(row[row >= 0].astype(int).tolist()) for row in ids]
+
+    def decode_ids(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of tokens, by default without special tokens."""
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def _encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str]) -> EncodedRecords:
         """Return text pairs, encoded by the tokenizer's pair template."""

@@ -109,7 +109,7 @@ def render_image(settings: ImageSettings, run_file: Path) -> str:
     check_pinned(base, "image.base")
     is_debian = base.startswith("python:")
     packages = sorted({*PACKAGES, *(() if is_debian else UBUNTU_PACKAGES)})
-    extras = ",".join(dict.fromkeys((*variant.extras, *image.extras)))
+    extras = tuple(dict.fromkeys((*variant.extras, *image.extras)))
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
         autoescape=False,  # noqa: S701 - a Dockerfile is not HTML
@@ -125,7 +125,8 @@ def render_image(settings: ImageSettings, run_file: Path) -> str:
         has_torch=variant.has_torch,
         packages=packages,
         efa=EFA if variant.has_efa else None,
-        extras=f"[{extras}]" if extras else "",
+        extras=f"[{','.join(extras)}]" if extras else "",
+        has_server="serve" in extras,
         wheel=None if image.wheel is None else Path(image.wheel).name,
         run_file=run_file.name,
         run_file_sha256=sha256(run_file),

@@ -188,9 +188,14 @@ class LoadedTokenizer:
         tokens = (self._tokenizer.decode([token_id]).strip() for token_id in token_ids)
         return sorted({token for token in tokens if len(token) >= MIN_LETTERS and token.isalpha()})
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids, by default without special tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """The largest token id plus one."""
+        return max(self._tokenizer.get_vocab().values()) + 1
 
     def token_text(self, token_id: int) -> str:
         """Return a token as the vocabulary writes it; empty for an unknown id."""

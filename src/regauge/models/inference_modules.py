@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from regauge.models.io_spec import TensorSpec
+    from regauge.models.losses import Batch
     from regauge.models.modules import TextModule
     from regauge.models.ranker import Ranker
 
@@ -41,17 +42,27 @@ class TextProgram(nn.Module):
         `tokens` is [rows, length] int32 and `lengths` is [rows] int32. For pairs, `starts`, [rows]
         int32, is the index of the second text's first token.
         """
-        positions = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)[None]
-        real = positions < lengths[:, None]
-        batch = {
-            "tokens": tokens,
-            "segments": real.to(torch.int32),
-            "positions": positions.expand(tokens.shape[0], -1),
-        }
-        if starts is not None:
-            batch["types"] = (real & (positions >= starts[:, None])).to(torch.int32)
-        output: Tensor = self.module(batch)[self._output]
+        output: Tensor = self.module(_build_batch(tokens, lengths, starts))[self._output]
         return output
+
+    def token_vectors(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Return the last hidden states before the pooling, [rows, length, width] fp32."""
+        batch = _build_batch(tokens, lengths, None)
+        return self.module.hidden_states(batch, packed=False).float()
+
+
+def _build_batch(tokens: Tensor, lengths: Tensor, starts: Tensor | None) -> Batch:
+    """Return the batch of a text module for rows of one text or of one pair."""
+    positions = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)[None]
+    real = positions < lengths[:, None]
+    batch = {
+        "tokens": tokens,
+        "segments": real.to(torch.int32),
+        "positions": positions.expand(tokens.shape[0], -1),
+    }
+    if starts is not None:
+        batch["types"] = (real & (positions >= starts[:, None])).to(torch.int32)
+    return batch
 
 
 class TagProgram(nn.Module):

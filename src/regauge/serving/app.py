@@ -10,8 +10,10 @@ from regauge.serving.http_protocol import build_error_response
 from regauge.serving.openapi import build_document_routes
 from regauge.serving.request_errors import RequestError, UnknownModelError
 from regauge.serving.routes.health import build_health_routes
+from regauge.serving.routes.kserve import build_kserve_routes
 from regauge.serving.routes.openai import build_openai_routes, format_openai_error
 from regauge.serving.routes.openai_text import build_text_routes
+from regauge.serving.routes.sagemaker import build_sagemaker_routes
 from regauge.serving.routes.search import build_search_routes
 from regauge.serving.routes.tei import build_tei_routes
 
@@ -35,6 +37,8 @@ def build_app(context: ServerContext, search: SearchService | None) -> Starlette
         *build_openai_routes(context),
         *build_text_routes(context),
         *build_tei_routes(context),
+        *build_kserve_routes(context),
+        *build_sagemaker_routes(context),
         *build_health_routes(context),
         *build_document_routes(context),
         *(build_search_routes(context, search) if search else ()),

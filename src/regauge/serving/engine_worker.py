@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from regauge import choices, log
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from regauge.artifacts.bucket_times import BucketTimes
     from regauge.artifacts.engine import Engine
     from regauge.artifacts.records import Records
+    from regauge.artifacts.token_encoder import TokenEncoder
 
 MEASUREMENT_SECONDS = 0.5
 """Time to measure the batch shapes of a model that has no measured times."""
@@ -122,6 +124,13 @@ class EngineWorker:
             )
         return cls(artifact, engine, times)
 
+    @cached_property
+    def _token_encoder(self) -> TokenEncoder:
+        """The uncompiled encoder, which is loaded at its first use."""
+        from regauge.artifacts.token_encoder import TokenEncoder
+
+        return TokenEncoder.load(self._artifact)
+
     def ready_header(self) -> dict[str, Any]:
         """Return the message that the worker is ready."""
         from regauge.artifacts.bucket_times import build_document
@@ -134,11 +143,19 @@ class EngineWorker:
         }
 
     def answer(self, header: dict[str, Any], arrays: Sequence[np.ndarray]) -> bytes:
-        """Compute a batch; return the message with its outputs, or with its error."""
-        start = time.perf_counter()
+        """Compute a batch; return the message with its outputs, or with its error.
+
+        A batch of the type `token_vectors` has the ids of one text.
+        """
         try:
-            records = _build_records(header["texts"], arrays)
-            outputs = self._engine.compute_bucket(records, header["length"])
+            if header["type"] == "token_vectors":
+                encoder = self._token_encoder
+                start = time.perf_counter()
+                outputs = encoder.compute(*arrays)
+            else:
+                start = time.perf_counter()
+                records = _build_records(header["texts"], arrays)
+                outputs = self._engine.compute_bucket(records, header["length"])
         except Exception as error:  # noqa: BLE001 - the batch fails, and the worker continues
             problem = f"{type(error).__name__}: {first_line(error)}"
             return encode_message({"type": "failure", "id": header["id"], "problem": problem})

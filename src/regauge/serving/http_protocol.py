@@ -59,6 +59,7 @@ class RequestBody(BaseModel):
 
 
 B = TypeVar("B", bound=RequestBody)
+C = TypeVar("C", bound=RequestBody)
 
 
 class EmptyBody(RequestBody):
@@ -90,10 +91,22 @@ class Call(Generic[B]):
         """Keep a model loaded for a block; by default the one that the body names, if it does."""
         return self.context.models.use_for_records(name)
 
-    def build_options(self, num_records: int) -> RequestOptions:
+    def with_body(self, schema: type[C], raw_body: bytes) -> Call[C]:
+        """Return a call of another route; raises InvalidRequestError for an invalid body."""
+        body = parse_body(raw_body, schema)
+        return Call(self.context, self.request, body, raw_body, self.client)
+
+    def build_options(
+        self,
+        num_records: int,
+        *,
+        priority: Priority | None = None,
+        timeout_seconds: float | None = None,
+    ) -> RequestOptions:
         """Return how a request of this many records is served.
 
-        Raises InvalidRequestError for a wrong header or no record, and TooLargeError for too many.
+        `priority` and `timeout_seconds` are those of the body, which precede the headers. Raises
+        InvalidRequestError for a wrong header or no record, and TooLargeError for too many.
         """
         queue, headers = self.context.settings.queue, self.request.headers
         if not num_records:
@@ -102,11 +115,13 @@ class Call(Generic[B]):
             problem = f"{num_records} records are over the limit of {queue.max_request_records}"
             raise TooLargeError(problem)
         automatic = "interactive" if num_records <= queue.interactive_records else "bulk"
-        priority = headers.get(PRIORITY_HEADER, automatic)
-        if priority not in PRIORITIES:
+        name = priority or headers.get(PRIORITY_HEADER, automatic)
+        if name not in PRIORITIES:
             raise InvalidRequestError(f"{PRIORITY_HEADER} is not one of {', '.join(PRIORITIES)}")
         timeout = read_timeout(headers, queue.timeout_seconds)
-        return RequestOptions(self.client, "bulk" if priority == "bulk" else "interactive", timeout)
+        if timeout_seconds is not None:
+            timeout = min(timeout, timeout_seconds)
+        return RequestOptions(self.client, "bulk" if name == "bulk" else "interactive", timeout)
 
 
 @dataclass(frozen=True)
@@ -123,6 +138,8 @@ class RouteSpec(Generic[B]):
     """The schema of the body; `EmptyBody` for a route that parses no JSON."""
     summary: str
     """What it does, for the OpenAPI page."""
+    parse: Callable[[Request, bytes], B] | None = None
+    """Reads a body that is not only JSON; by default the body is parsed with its schema."""
 
 
 def build_route(context: ServerContext, spec: RouteSpec[Any], format_error: FormatError) -> Route:
@@ -131,7 +148,7 @@ def build_route(context: ServerContext, spec: RouteSpec[Any], format_error: Form
     async def answer(request: Request, client: Any) -> Response:
         start = time.perf_counter()
         async with receive_body(context, request) as raw_body:
-            body = _parse_body(raw_body, spec.body)
+            body = spec.parse(request, raw_body) if spec.parse else parse_body(raw_body, spec.body)
             context.metrics.add_phase("read", time.perf_counter() - start)
             return await spec.handle(Call(context, request, body, raw_body, client))
 
@@ -267,7 +284,7 @@ def _count_bytes(context: ServerContext, count: int) -> None:
     context.body_bytes += count
 
 
-def _parse_body(raw_body: bytes, schema: type[B]) -> B:
+def parse_body(raw_body: bytes, schema: type[B]) -> B:
     """Return the body of a request; raises InvalidRequestError."""
     if schema is EmptyBody:
         return schema()

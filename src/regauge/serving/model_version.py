@@ -25,6 +25,7 @@ from regauge.serving.engine_worker import WorkerRequest
 from regauge.serving.loaded_version import LoadedVersion
 from regauge.serving.request_errors import InferenceError, InvalidRequestError, TooLargeError
 from regauge.serving.scheduler import Scheduler
+from regauge.serving.token_vectors import TokenVectorQueue
 from regauge.serving.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 INLINE_CHARACTERS = 4000
 """Texts of at most this many characters are tokenized at once, and longer ones in a thread."""
+
+MAX_VECTOR_TOKENS = 1 << 14
+"""Most tokens of a request for the vectors of all tokens; their JSON is large."""
 
 
 class Inputs(NamedTuple):
@@ -109,6 +113,7 @@ class ModelVersion(LoadedVersion):
         self.scheduler: Scheduler | None = None
         """The queue; None until the workers are ready."""
         self._dispatcher: Dispatcher | None = None
+        self._token_vectors = TokenVectorQueue(self.pool, settings.queue.max_wait_seconds)
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -225,6 +230,25 @@ class ModelVersion(LoadedVersion):
         no_flags = np.zeros(count, bool)
         return Outputs(request.outputs, np.ones(count, np.int64), no_flags, request.failures)
 
+    async def compute_token_vectors(
+        self, inputs: Inputs, options: RequestOptions
+    ) -> list[np.ndarray]:
+        """Return the vector of each token of each text, [tokens, width] fp32.
+
+        Special tokens are included. Raises the errors of `request_errors`.
+        """
+        encoded = await self._encode(inputs)
+        if not inputs.truncate and self._settings.overflow != "truncate":
+            failures = self._find_long_records(encoded)
+            if failures:
+                raise TooLargeError(failures[min(failures)])
+        records = encoded.records
+        if records.num_tokens > MAX_VECTOR_TOKENS:
+            problem = f"{records.num_tokens} tokens are over the limit of {MAX_VECTOR_TOKENS}"
+            raise TooLargeError(problem)
+        texts = [records.slice_arrays(index)[0] for index in range(len(records))]
+        return await self._token_vectors.compute(texts, options)
+
     async def _compute_windows(self, inputs: Inputs, options: RequestOptions) -> Outputs | None:
         """Return the mean vectors of the windows of texts; None if no text needs several."""
         if self.program.output_kind != "vectors" or len(inputs.columns) != 1:
@@ -255,6 +279,9 @@ class ModelVersion(LoadedVersion):
         """Return the tokens of records; raises InvalidRequestError for a wrong one."""
         if inputs.token_ids:
             lists = [np.array(ids, np.int32) for ids in inputs.token_ids]
+            largest, limit = max(ids.max() for ids in lists), self.preprocessor.vocab_size
+            if largest >= limit:
+                raise InvalidRequestError(f"token {largest} is over the {limit} of the vocabulary")
             return self.preprocessor.encode_ids(lists)
         num_texts = max(1, len(self.program.fields.text_fields))
         if len(inputs.columns) != num_texts:

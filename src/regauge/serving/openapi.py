@@ -18,7 +18,9 @@ from regauge.serving.http_protocol import (
     build_route,
 )
 from regauge.serving.routes.health import list_health_routes
+from regauge.serving.routes.kserve import list_kserve_routes
 from regauge.serving.routes.openai import format_openai_error, list_openai_routes
+from regauge.serving.routes.sagemaker import list_sagemaker_routes
 from regauge.serving.routes.tei import list_tei_routes
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ STATUSES = {
     404: "No such model.",
     408: "The request did not arrive in time.",
     413: "A text, the body or the number of records is over a limit.",
+    415: "The content type is not supported.",
     422: "The request has a wrong form.",
     424: "The model failed to compute a record.",
     429: "The queue is full; Retry-After has the seconds to wait.",
@@ -62,7 +65,13 @@ def _list_document_routes() -> list[RouteSpec[Any]]:
 
 def list_routes() -> list[RouteSpec[Any]]:
     """Return the specifications of all documented routes."""
-    return [*list_openai_routes(), *list_tei_routes(), *list_health_routes()]
+    return [
+        *list_openai_routes(),
+        *list_tei_routes(),
+        *list_kserve_routes(),
+        *list_sagemaker_routes(),
+        *list_health_routes(),
+    ]
 
 
 def build_document() -> dict[str, Any]:

@@ -35,6 +35,12 @@ class TooLargeError(RequestError):
     status = 413
 
 
+class MediaTypeError(RequestError):
+    """The body has a content type that the route does not read."""
+
+    status = 415
+
+
 class InvalidRequestError(RequestError):
     """The request has a wrong form, or asks for something that the model cannot do."""
 

@@ -112,7 +112,7 @@ class WorkerProcess:
     ) -> asyncio.Future[Message]:
         """Send a batch; the future is its answer, or raises WorkerLostError."""
         self._numbers += 1
-        batch = {**header, "type": "batch", "id": self._numbers}
+        batch = {"type": "batch", **header, "id": self._numbers}
         self._writer.write(encode_message(batch, arrays))
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._answers.append(answer)

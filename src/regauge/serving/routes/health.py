@@ -1,4 +1,4 @@
-"""Health, metrics, and the contract of SageMaker's health check."""
+"""Health and metrics."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ def build_health_routes(context: ServerContext) -> list[Route]:
 def list_health_routes() -> list[RouteSpec[Any]]:
     """Return the specifications of the routes."""
     return [
-        RouteSpec("GET", "/health", _show_health, EmptyBody, "Return the state of the server."),
-        RouteSpec("GET", "/ping", _show_health, EmptyBody, "Return the state, for SageMaker."),
+        RouteSpec("GET", "/health", show_health, EmptyBody, "Return the state of the server."),
         RouteSpec("GET", "/metrics", _show_metrics, EmptyBody, "Return the Prometheus metrics."),
     ]
 
@@ -45,7 +44,8 @@ def find_status(context: ServerContext) -> tuple[str, int]:
     return ("overloaded", 200) if context.is_overloaded else ("ready", 200)
 
 
-async def _show_health(call: Call[EmptyBody]) -> Response:
+async def show_health(call: Call[EmptyBody]) -> Response:
+    """Answer `/health`: the state of the server and of its models."""
     state, status = find_status(call.context)
     models = {}
     for name, slot in call.context.models.slots.items():

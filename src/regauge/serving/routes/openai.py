@@ -71,7 +71,9 @@ def build_openai_routes(context: ServerContext) -> list[Route]:
 def list_openai_routes() -> list[RouteSpec[Any]]:
     """Return the specifications of the routes."""
     return [
-        RouteSpec("POST", "/v1/embeddings", _embed, EmbeddingsBody, "Return vectors of texts."),
+        RouteSpec(
+            "POST", "/v1/embeddings", create_embeddings, EmbeddingsBody, "Return vectors of texts."
+        ),
         RouteSpec("GET", "/v1/models", _list_models, EmptyBody, "Return the models."),
         RouteSpec("GET", "/v1/models/{model:path}", _show_model, EmptyBody, "Return a model."),
     ]
@@ -91,7 +93,8 @@ def format_openai_error(error: RequestError) -> dict[str, Any]:
     }
 
 
-async def _embed(call: Call[EmbeddingsBody]) -> Response:
+async def create_embeddings(call: Call[EmbeddingsBody]) -> Response:
+    """Answer `/v1/embeddings`: an item with the vector of each text."""
     body = call.body
     inputs = _read_inputs(body)
     options = call.build_options(len(inputs.token_ids) or len(inputs.columns[0]))

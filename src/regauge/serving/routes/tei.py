@@ -60,17 +60,33 @@ class TextsBody(RequestBody):
     """Name of a prompt of the model to prepend."""
 
 
-class EmbedBody(TextsBody):
-    """The body of `/embed`."""
+class EmbedAllBody(TextsBody):
+    """The body of `/embed_all`."""
 
     inputs: str | Texts | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
         union_mode="left_to_right"
     )
     """A text, several texts, the tokens of a text, or the tokens of several texts."""
+
+
+class EmbedBody(EmbedAllBody):
+    """The body of `/embed`."""
+
     normalize: bool | None = None
     """Whether vectors have length 1; by default as the model was evaluated."""
     dimensions: int | None = Field(default=None, ge=1)
     """Width of the vectors: the first numbers, normalized again."""
+
+
+class AnyBody(TextsBody):
+    """The body of `/`: that of `/embed`, `/predict`, `/similarity` or `/rerank`."""
+
+    inputs: Any = None
+    """The inputs of the model."""
+    query: Any = None
+    """The text that the others are ranked for."""
+    texts: Any = None
+    """The texts to rank."""
 
 
 class RerankBody(TextsBody):
@@ -140,6 +156,8 @@ class DecodeBody(RequestBody):
         union_mode="left_to_right"
     )
     """The tokens of a text, or of several texts."""
+    skip_special_tokens: bool = True
+    """Whether the text has no special tokens."""
     model: str | None = None
     """Name of a model of the server; by default its first model."""
 
@@ -152,7 +170,9 @@ def build_tei_routes(context: ServerContext) -> list[Route]:
 def list_tei_routes() -> list[RouteSpec[Any]]:
     """Return the specifications of the routes."""
     return [
+        RouteSpec("POST", "/", answer_by_model, AnyBody, "Return what the model computes."),
         RouteSpec("POST", "/embed", embed, EmbedBody, "Return vectors of texts."),
+        RouteSpec("POST", "/embed_all", embed_all, EmbedAllBody, "Return vectors of all tokens."),
         RouteSpec("POST", "/rerank", rerank, RerankBody, "Rank texts for a query."),
         RouteSpec("POST", "/predict", predict, PredictBody, "Return classes of texts."),
         RouteSpec("POST", "/similarity", compare, SimilarityBody, "Compare a text with others."),
@@ -168,6 +188,20 @@ def format_tei_error(error: RequestError) -> dict[str, Any]:
     return {"error": error.message, "error_type": kind}
 
 
+async def answer_by_model(call: Call[AnyBody]) -> Response:
+    """Answer `/`: the vectors, scores or classes that the model returns for this body."""
+    body = call.body
+    if body.query is not None or body.texts is not None:
+        return await rerank(call.with_body(RerankBody, call.raw_body))
+    if isinstance(body.inputs, dict):
+        return await compare(call.with_body(SimilarityBody, call.raw_body))
+    async with call.use_model(body.model) as model:
+        returns_vectors = model.program.output_kind == "vectors"
+    if returns_vectors:
+        return await embed(call.with_body(EmbedBody, call.raw_body))
+    return await predict(call.with_body(PredictBody, call.raw_body))
+
+
 async def embed(call: Call[EmbedBody]) -> Response:
     """Answer `/embed`: a vector for each text, or null for a failed one."""
     body = call.body
@@ -179,6 +213,17 @@ async def embed(call: Call[EmbedBody]) -> Response:
         vectors = _normalize(model, outputs.values, requested=body.normalize)
     vectors = shorten_vectors(vectors, body.dimensions)
     return build_output_response(call.context, _list_rows(call, vectors, outputs), outputs)
+
+
+async def embed_all(call: Call[EmbedAllBody]) -> Response:
+    """Answer `/embed_all`: a vector for each token of each text, special tokens included."""
+    body = call.body
+    inputs = _read_embed_inputs(body)
+    options = call.build_options(len(inputs.token_ids) or len(inputs.columns[0]))
+    async with call.use_model(body.model) as model:
+        check_output_kind(model, "vectors")
+        vectors = await model.compute_token_vectors(inputs, options)
+    return build_json_response(vectors)
 
 
 async def rerank(call: Call[RerankBody]) -> Response:
@@ -246,8 +291,9 @@ async def _decode(call: Call[DecodeBody]) -> Response:
     lists = [ids] if ids and isinstance(ids[0], int) else ids
     call.build_options(len(lists))
     async with call.use_model(call.body.model) as model:
-        preprocessor = model.preprocessor
-        texts = [preprocessor.decode(np.array([row], np.int64))[0] for row in lists]
+        skips = call.body.skip_special_tokens
+        decode = model.preprocessor.decode_ids
+        texts = [decode(row, skip_special_tokens=skips) for row in lists]
     return build_json_response(texts)
 
 
@@ -267,7 +313,7 @@ async def _show_info(call: Call[EmptyBody]) -> Response:
     )
 
 
-def _read_embed_inputs(body: EmbedBody) -> Inputs:
+def _read_embed_inputs(body: EmbedAllBody) -> Inputs:
     """Return the records of a body: texts or tokens."""
     values: Any = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     if not values:

@@ -1,0 +1,49 @@
+"""The vectors of the tokens of a text: the outputs of an encoder before its pooling.
+
+A compiled program returns only pooled vectors. So the program of the artifact is built again, and
+runs in fp32 without compilation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from regauge.errors import SettingsError
+from regauge.models.inference_modules import TextProgram, cast_program
+from regauge.models.modules import Encoder
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from regauge.artifacts.artifact import Artifact
+
+
+@dataclass(frozen=True)
+class TokenEncoder:
+    """An uncompiled program that returns vectors."""
+
+    program: TextProgram
+
+    @classmethod
+    def load(cls, artifact: Artifact) -> TokenEncoder:
+        """Return the encoder of an artifact, on the CPU.
+
+        Raises SettingsError if the model has no encoder of single texts.
+        """
+        program = artifact.restore_program()
+        if not isinstance(program, TextProgram) or not isinstance(program.module, Encoder):
+            problem = f"{artifact.folder} has no encoder with vectors of tokens"
+            raise SettingsError(problem, "use the model of an encoder")
+        cast_program(program, torch.float32)
+        return cls(program)
+
+    def compute(self, ids: np.ndarray) -> np.ndarray:
+        """Return the vector of each token of a text, [tokens, width] fp32; `ids` is [tokens]."""
+        tokens = torch.tensor(ids, dtype=torch.int32)[None]
+        lengths = torch.tensor([len(ids)], dtype=torch.int32)
+        with torch.inference_mode():
+            vectors: np.ndarray = self.program.token_vectors(tokens, lengths)[0].numpy()
+        return vectors

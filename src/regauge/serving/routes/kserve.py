@@ -1,0 +1,318 @@
+"""The Open Inference Protocol, version 2, of KServe and Triton.
+
+Source of the protocol: https://github.com/kserve/open-inference-protocol. A text is an input of the
+data type `BYTES`. The version of a model is the start of the hash of its artifact.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+from starlette.responses import Response
+
+from regauge import __version__
+from regauge.serving.http_protocol import (
+    Call,
+    EmptyBody,
+    RequestBody,
+    RouteSpec,
+    build_json_response,
+    build_route,
+    parse_body,
+)
+from regauge.serving.model_tensors import (
+    build_inputs,
+    build_outputs,
+    build_records,
+    describe_inputs,
+    describe_outputs,
+)
+from regauge.serving.request_errors import (
+    InvalidRequestError,
+    RequestError,
+    UnavailableError,
+    UnknownModelError,
+)
+from regauge.serving.routes.health import find_status
+from regauge.serving.tensor_protocol import InputTensor, encode_outputs, read_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    from starlette.requests import Request
+    from starlette.routing import Route
+
+    from regauge.serving.loaded_version import LoadedVersion
+    from regauge.serving.model_version import ModelVersion, Outputs
+    from regauge.serving.scheduler import Priority
+    from regauge.serving.server_context import ServerContext
+    from regauge.serving.tensor_protocol import OutputTensor
+
+HEADER_LENGTH = "inference-header-content-length"
+"""Header with the length of the JSON, if bytes follow it."""
+BINARY_TYPE = "application/octet-stream"
+VERSION_CHARACTERS = 12
+"""Characters of the hash of an artifact that are its version."""
+HIGHEST_PRIORITY = 1
+MODEL_PATHS = ("/v2/models/{model:path}/versions/{version}", "/v2/models/{model:path}")
+"""Paths of a model; the more specific one is first."""
+CONFIG_TYPES = {"BYTES": "TYPE_STRING"}
+"""Data types with another name in the configuration of a model."""
+
+
+class InferParameters(RequestBody):
+    """The parameters of a request."""
+
+    timeout: int | None = Field(default=None, ge=0)
+    """Time in which the request is answered, in microseconds; 0 is no limit of its own."""
+    priority: int | Literal["interactive", "bulk"] | None = None
+    """1 is interactive and a higher number is bulk; 0 leaves the choice to the server."""
+    binary_data_output: bool = False
+    """Whether outputs are sent as bytes, unless an output has its own choice."""
+    truncate: bool = False
+    """Whether texts may be truncated; by default the setting `serve.overflow` decides."""
+    prompt_name: str | None = None
+    """Name of a prompt of the model to prepend."""
+
+
+class OutputParameters(RequestBody):
+    """The parameters of a requested output."""
+
+    binary_data: bool | None = None
+    """Whether it is sent as bytes."""
+    classification: int | None = None
+    """The number of best classes, which is refused."""
+    shared_memory_region: str | None = None
+    """A region of shared memory, which is refused."""
+
+
+class RequestedOutput(RequestBody):
+    """A requested output."""
+
+    name: str
+    """Its name, as the metadata of the model lists it."""
+    parameters: OutputParameters = OutputParameters()
+    """How it is sent."""
+
+
+class InferBody(RequestBody):
+    """The body of a request for inference."""
+
+    id: str | None = None
+    """Identifier of the request, which the answer repeats."""
+    parameters: InferParameters = InferParameters()
+    """How the request is served."""
+    inputs: list[InputTensor] = Field(min_length=1)
+    """The inputs of the model."""
+    outputs: list[RequestedOutput] | None = None
+    """The requested outputs; by default all."""
+
+
+def build_kserve_routes(context: ServerContext) -> list[Route]:
+    """Return the routes."""
+    return [build_route(context, spec, format_kserve_error) for spec in list_kserve_routes()]
+
+
+def list_kserve_routes() -> list[RouteSpec[Any]]:
+    """Return the specifications of the routes."""
+    specs: list[RouteSpec[Any]] = [
+        RouteSpec("GET", "/v2", _show_server, EmptyBody, "Describe the server."),
+        RouteSpec("GET", "/v2/health/live", _show_live, EmptyBody, "Return 200."),
+        RouteSpec("GET", "/v2/health/ready", _show_ready, EmptyBody, "Return 200 if ready."),
+    ]
+    for path in MODEL_PATHS:
+        specs += [
+            RouteSpec("GET", f"{path}/ready", _show_model_ready, EmptyBody, "Return 200 if ready."),
+            RouteSpec("GET", f"{path}/config", _show_config, EmptyBody, "Describe for Triton."),
+            RouteSpec(
+                "POST",
+                f"{path}/infer",
+                _infer,
+                InferBody,
+                "Return the outputs of a model.",
+                parse=_parse_infer_body,
+            ),
+        ]
+    return specs + [
+        RouteSpec("GET", path, _show_model, EmptyBody, "Describe a model.") for path in MODEL_PATHS
+    ]
+
+
+def format_kserve_error(error: RequestError) -> dict[str, Any]:
+    """Return the document of an error."""
+    return {"error": error.message}
+
+
+async def _show_server(call: Call[EmptyBody]) -> Response:
+    del call
+    extensions = ["binary_tensor_data", "model_configuration"]
+    return build_json_response(
+        {"name": "regauge", "version": __version__, "extensions": extensions}
+    )
+
+
+async def _show_live(call: Call[EmptyBody]) -> Response:
+    del call
+    return build_json_response({"live": True})
+
+
+async def _show_ready(call: Call[EmptyBody]) -> Response:
+    _, status = find_status(call.context)
+    is_ready = status == 200  # noqa: PLR2004
+    return build_json_response({"ready": is_ready}, status=status)
+
+
+async def _show_model_ready(call: Call[EmptyBody]) -> Response:
+    models, name = call.context.models, call.request.path_params["model"]
+    version = models.find(name).current
+    if version is None and not models.is_lazy:
+        raise UnavailableError(f"model '{name}' is not loaded")
+    if version is not None:
+        _check_version(call, version)
+        if not version.worker_pids:
+            raise UnavailableError(f"model '{name}' has no worker that is ready")
+    return build_json_response({"name": name, "ready": True})
+
+
+async def _show_model(call: Call[EmptyBody]) -> Response:
+    name = call.request.path_params["model"]
+    async with call.use_model(name) as model:
+        _check_version(call, model)
+        document = {
+            "name": name,
+            "versions": [_name_version(model)],
+            "platform": f"regauge_{model.artifact.manifest.compiled.backend.kind}",
+            "inputs": [spec.to_document() for spec in describe_inputs(model.program)],
+            "outputs": [spec.to_document() for spec in describe_outputs(model.program)],
+        }
+    return build_json_response(document)
+
+
+async def _show_config(call: Call[EmptyBody]) -> Response:
+    """Return the configuration of a model in the form of Triton."""
+    name = call.request.path_params["model"]
+    async with call.use_model(name) as model:
+        _check_version(call, model)
+        document = {
+            "name": name,
+            "platform": "",
+            "backend": f"regauge_{model.artifact.manifest.compiled.backend.kind}",
+            "max_batch_size": 0,
+            "input": [
+                spec.to_config(CONFIG_TYPES.get(spec.datatype, f"TYPE_{spec.datatype}"))
+                for spec in describe_inputs(model.program)
+            ],
+            "output": [
+                spec.to_config(CONFIG_TYPES.get(spec.datatype, f"TYPE_{spec.datatype}"))
+                for spec in describe_outputs(model.program)
+            ],
+        }
+    return build_json_response(document)
+
+
+async def _infer(call: Call[InferBody]) -> Response:
+    body, name = call.body, call.request.path_params["model"]
+    _check_options(body)
+    tensors = read_tensors(body.inputs, call.raw_body[_json_length(call.request, call.raw_body) :])
+    async with call.use_model(name) as model:
+        _check_version(call, model)
+        names = [spec.name for spec in describe_outputs(model.program)]
+        for output in body.outputs or ():
+            if output.name not in names:
+                problem = f"the model has no output '{output.name[:80]}'; it has {', '.join(names)}"
+                raise InvalidRequestError(problem)
+        outputs, texts = await _compute(call, model, tensors)
+        outputs.check_failures()
+        document = {"model_name": name, "model_version": _name_version(model)}
+        tensors_out = build_outputs(model, outputs.values, texts)
+    if body.id is not None:
+        document["id"] = body.id
+    return _build_response(document, _select_outputs(body, tensors_out))
+
+
+async def _compute(
+    call: Call[InferBody], model: ModelVersion, tensors: Mapping[str, np.ndarray]
+) -> tuple[Outputs, Sequence[str]]:
+    """Return the outputs of the tensors of a request, and its texts of the first field."""
+    parameters = call.body.parameters
+    timeout = parameters.timeout / 1e6 if parameters.timeout else None
+    priority = _read_priority(parameters.priority)
+    if model.program.tokenization is None:
+        records = build_records(model.program, tensors)
+        options = call.build_options(len(records), priority=priority, timeout_seconds=timeout)
+        return await model.compute_tensors(records, options), ()
+    inputs = build_inputs(model.program, tensors, parameters.prompt_name, parameters.truncate)
+    texts = inputs.columns[0]
+    options = call.build_options(len(texts), priority=priority, timeout_seconds=timeout)
+    return await model.compute(inputs, options), texts
+
+
+def _select_outputs(
+    body: InferBody, outputs: Sequence[OutputTensor]
+) -> list[tuple[OutputTensor, bool]]:
+    """Return the requested outputs, and whether each is sent as bytes."""
+    default = body.parameters.binary_data_output
+    if not body.outputs:
+        return [(output, default) for output in outputs]
+    by_name = {output.name: output for output in outputs}
+    return [
+        (
+            by_name[item.name],
+            default if item.parameters.binary_data is None else item.parameters.binary_data,
+        )
+        for item in body.outputs
+    ]
+
+
+def _build_response(
+    document: dict[str, Any], outputs: Sequence[tuple[OutputTensor, bool]]
+) -> Response:
+    body, length = encode_outputs(document, outputs)
+    if length is None:
+        return Response(body, media_type="application/json")
+    return Response(body, headers={HEADER_LENGTH: str(length)}, media_type=BINARY_TYPE)
+
+
+def _parse_infer_body(request: Request, raw_body: bytes) -> InferBody:
+    return parse_body(raw_body[: _json_length(request, raw_body)], InferBody)
+
+
+def _json_length(request: Request, raw_body: bytes) -> int:
+    """Return the length of the JSON of a body; raises InvalidRequestError."""
+    text = request.headers.get(HEADER_LENGTH)
+    if text is None:
+        return len(raw_body)
+    if not (text.isascii() and text.isdecimal()) or int(text[:20]) > len(raw_body):
+        raise InvalidRequestError(f"{HEADER_LENGTH} is not a length within the body")
+    return int(text)
+
+
+def _check_options(body: InferBody) -> None:
+    """Raise InvalidRequestError for options that are not supported."""
+    parameters = [item.parameters for item in body.outputs or ()]
+    regions = [item.parameters.shared_memory_region for item in body.inputs]
+    if any([*regions, *(item.shared_memory_region for item in parameters)]):
+        raise InvalidRequestError("shared memory is not supported; send the values")
+    if any(item.classification for item in parameters):
+        raise InvalidRequestError("classification is not supported; request 'probabilities'")
+
+
+def _check_version(call: Call[Any], model: LoadedVersion) -> None:
+    """Raise UnknownModelError if a request is for another version."""
+    version = call.request.path_params.get("version")
+    if version is not None and version != _name_version(model):
+        problem = f"the model has no version '{version[:80]}'; it has {_name_version(model)}"
+        raise UnknownModelError(problem)
+
+
+def _name_version(model: LoadedVersion) -> str:
+    return model.content_sha256[:VERSION_CHARACTERS]
+
+
+def _read_priority(priority: int | str | None) -> Priority | None:
+    """Return the priority of a request; None if the server decides."""
+    if not priority:
+        return None
+    return "interactive" if priority in {HIGHEST_PRIORITY, "interactive"} else "bulk"

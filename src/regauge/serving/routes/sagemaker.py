@@ -1,0 +1,96 @@
+"""The contract of SageMaker's containers: `/ping` and `/invocations`.
+
+The form of a body decides which API answers it. Source of the contract:
+https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+
+from regauge.serving.http_protocol import Call, EmptyBody, RouteSpec, build_route
+from regauge.serving.request_errors import InvalidRequestError, MediaTypeError, TooLargeError
+from regauge.serving.routes.health import show_health
+from regauge.serving.routes.openai import EmbeddingsBody, create_embeddings
+from regauge.serving.routes.tei import AnyBody, answer_by_model, format_tei_error
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.routing import Route
+
+    from regauge.serving.server_context import ServerContext
+
+LINES_TYPES = ("application/jsonlines", "application/x-jsonlines", "application/x-ndjson")
+JSON_TYPES = (
+    "",
+    "application/json",
+    "application/octet-stream",  # clients that set no type
+    "application/x-www-form-urlencoded",  # the default of curl
+)
+
+
+class InvocationBody(AnyBody):
+    """The body of `/invocations`: that of `/v1/embeddings`, or of `/`."""
+
+    input: Any = None
+    """The input of `/v1/embeddings`."""
+
+
+def build_sagemaker_routes(context: ServerContext) -> list[Route]:
+    """Return the routes."""
+    return [build_route(context, spec, format_tei_error) for spec in list_sagemaker_routes()]
+
+
+def list_sagemaker_routes() -> list[RouteSpec[Any]]:
+    """Return the specifications of the routes."""
+    return [
+        RouteSpec("GET", "/ping", show_health, EmptyBody, "Return the state, for SageMaker."),
+        RouteSpec(
+            "POST",
+            "/invocations",
+            _invoke,
+            InvocationBody,
+            "Answer a body of another route, for SageMaker.",
+            parse=_parse_nothing,
+        ),
+    ]
+
+
+def _parse_nothing(request: Request, raw_body: bytes) -> InvocationBody:
+    """Return an empty body, because the type of the content decides how it is parsed."""
+    del request, raw_body
+    return InvocationBody()
+
+
+async def _invoke(call: Call[InvocationBody]) -> Response:
+    """Answer `/invocations`; each line of JSON lines is a body with an answer of its own."""
+    kind = call.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind in JSON_TYPES:
+        return await _answer_body(call, call.raw_body)
+    if kind not in LINES_TYPES:
+        raise MediaTypeError(f"content type '{kind[:80]}' is not application/json or jsonlines")
+    lines = [line for line in call.raw_body.splitlines() if line.strip()]
+    limit = call.context.settings.queue.max_request_records
+    if not lines:
+        raise InvalidRequestError("the request has no line")
+    if len(lines) > limit:
+        raise TooLargeError(f"{len(lines)} lines are over the limit of {limit}")
+    tasks = [asyncio.ensure_future(_answer_body(call, line)) for line in lines]
+    try:
+        responses = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    body = b"".join(bytes(response.body) + b"\n" for response in responses)
+    return Response(body, media_type=kind)
+
+
+async def _answer_body(call: Call[InvocationBody], raw_body: bytes) -> Response:
+    """Answer a body as the route whose form it has."""
+    parsed = call.with_body(InvocationBody, raw_body)
+    if parsed.body.input is not None:
+        return await create_embeddings(call.with_body(EmbeddingsBody, raw_body))
+    return await answer_by_model(call.with_body(AnyBody, raw_body))

@@ -1,0 +1,94 @@
+"""The queue of texts whose token vectors are computed.
+
+Workers compute them one text at a time, without the batches of the scheduler. At most one text of a
+model is computed at once, so other requests wait for no more than one of them per batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from regauge.serving.request_errors import (
+    DeadlineError,
+    InferenceError,
+    OverloadedError,
+    UnavailableError,
+)
+from regauge.serving.worker_pool import WorkerLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from regauge.serving.dispatcher import RequestOptions
+    from regauge.serving.worker_pool import WorkerPool
+
+MAX_ATTEMPTS = 2
+"""How many workers a text may end."""
+SMOOTHING = 0.2
+"""Weight of a new measurement in the mean time of a text."""
+
+
+class TokenVectorQueue:
+    """Computes the token vectors of the texts of a model."""
+
+    def __init__(self, pool: WorkerPool, max_wait_seconds: float) -> None:
+        self._pool = pool
+        self._max_wait_seconds = max_wait_seconds
+        self._turn = asyncio.Lock()
+        self._seconds = 0.0
+        self.num_waiting = 0
+        """Number of texts that are not computed yet."""
+
+    async def compute(
+        self, texts: Sequence[np.ndarray], options: RequestOptions
+    ) -> list[np.ndarray]:
+        """Return the vectors of the tokens of each text, [tokens, width] fp32.
+
+        A text is its ids, [tokens] int32. Raises OverloadedError, UnavailableError, DeadlineError,
+        or InferenceError if a text fails.
+        """
+        self._check_room(len(texts), options)
+        self.num_waiting += len(texts)
+        computed: list[np.ndarray] = []
+        try:
+            async with asyncio.timeout(options.timeout_seconds):
+                for index, ids in enumerate(texts):
+                    async with self._turn:  # in the order of arrival, so requests alternate
+                        computed.append(await self._compute_text(index, ids))
+                    self.num_waiting -= 1
+        except TimeoutError:
+            raise DeadlineError("the request was not answered in time") from None
+        finally:
+            self.num_waiting -= len(texts) - len(computed)
+        return computed
+
+    def _check_room(self, count: int, options: RequestOptions) -> None:
+        """Raise OverloadedError if a request of this many texts would wait too long."""
+        if self.num_waiting and self.num_waiting * self._seconds > self._max_wait_seconds:
+            raise OverloadedError("the queue of token vectors is full", retry_after=1)
+        # A text takes as long as the mean of the last ones.
+        seconds = (self.num_waiting + count) * self._seconds
+        if seconds > options.timeout_seconds:
+            problem = f"{count} texts would take {seconds:.1f} s, longer than the time limit"
+            raise OverloadedError(problem, retry_after=max(1, round(seconds)))
+
+    async def _compute_text(self, index: int, ids: np.ndarray) -> np.ndarray:
+        """Return the vectors of one text; it is computed again if the worker ends."""
+        for _ in range(MAX_ATTEMPTS):
+            if not self._pool.ready:
+                seconds = max(1, round(self._pool.start_seconds))
+                raise UnavailableError("no worker is ready", retry_after=seconds)
+            worker = min(self._pool.ready, key=lambda item: item.num_batches)
+            try:
+                message = await worker.compute({"type": "token_vectors"}, [ids])
+            except WorkerLostError:
+                continue
+            if message.header["type"] == "failure":
+                raise InferenceError(f"record {index} failed: {message.header['problem']}")
+            self._seconds += SMOOTHING * (message.header["milliseconds"] / 1e3 - self._seconds)
+            [vectors] = message.arrays
+            return vectors
+        raise InferenceError(f"record {index} failed: workers ended while they computed it")

@@ -1,0 +1,165 @@
+"""The documented examples of text-embeddings-inference, and the forms of its answers.
+
+Source: its README and quick tour, and its OpenAPI document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from regauge.artifacts.model import LoadedModel
+from serve.live_server import LABELS, LIMIT, LiveServer
+
+QUESTION = "What is Deep Learning?"
+PASSAGES = ["Deep Learning is not...", "Deep learning is..."]
+LoadModel = Callable[[str], LoadedModel]
+
+
+def post(http: httpx.Client, path: str, body: dict[str, Any], status: int = 200) -> Any:
+    """Return the JSON of an answer with a status."""
+    answer = http.post(path, json=body)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize("path", ["/embed", "/"])
+def test_embed_returns_a_list_of_vectors(
+    http: httpx.Client, load_model: LoadModel, path: str
+) -> None:
+    expected = load_model("encoder").encode([QUESTION, *PASSAGES])
+    one = post(http, path, {"inputs": QUESTION})
+    several = post(http, path, {"inputs": [QUESTION, *PASSAGES], "truncate": True})
+    np.testing.assert_allclose(one, expected[:1], atol=1e-5)
+    np.testing.assert_allclose(several, expected, atol=1e-5)
+    assert post(http, path, {"inputs": QUESTION, "normalize": True}) == one
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/"])
+def test_rerank_returns_the_best_text_first(
+    http: httpx.Client, load_model: LoadModel, path: str
+) -> None:
+    body = {"query": QUESTION, "texts": PASSAGES, "raw_scores": False, "model": "reranker"}
+    ranked = post(http, path, body)
+    expected = load_model("reranker").predict([QUESTION] * 2, PASSAGES)["value"]
+    assert [row["index"] for row in ranked] == list(np.argsort(-expected))
+    for row in ranked:
+        assert row.keys() == {"index", "score"}
+        assert row["score"] == pytest.approx(expected[row["index"]], abs=1e-5)
+    raw = post(http, path, {**body, "raw_scores": True, "return_text": True})
+    assert [row["text"] for row in raw] == [PASSAGES[row["index"]] for row in raw]
+    for row in raw:
+        assert 1 / (1 + np.exp(-row["score"])) == pytest.approx(expected[row["index"]], abs=1e-5)
+
+
+@pytest.mark.parametrize("path", ["/predict", "/"])
+def test_predict_returns_the_best_class_first(
+    http: httpx.Client, load_model: LoadModel, path: str
+) -> None:
+    texts = ["I like you.", "I hate pineapples"]
+    expected = load_model("classifier").predict(texts)["probabilities"]
+    single = post(http, path, {"inputs": texts[0], "model": "classifier"})
+    batch = post(http, path, {"inputs": [[text] for text in texts], "model": "classifier"})
+    assert [row["label"] for row in single] == [LABELS[index] for index in np.argsort(-expected[0])]
+    assert batch[0][0].keys() == {"score", "label"}
+    for row, probabilities in zip(batch, expected, strict=True):
+        scores = {item["label"]: item["score"] for item in row}
+        for index, label in LABELS.items():
+            assert scores[label] == pytest.approx(probabilities[index], abs=1e-5)
+
+
+def test_predict_reads_pairs(http: httpx.Client, load_model: LoadModel) -> None:
+    pairs = [[QUESTION, passage] for passage in PASSAGES]
+    expected = load_model("reranker").predict([QUESTION] * 2, PASSAGES)["value"]
+    single = post(http, "/predict", {"inputs": pairs[0], "model": "reranker"})
+    batch = post(http, "/predict", {"inputs": pairs, "model": "reranker"})
+    assert single[0]["score"] == pytest.approx(expected[0], abs=1e-5)
+    assert [row[0]["score"] for row in batch] == pytest.approx(list(expected), abs=1e-5)
+
+
+@pytest.mark.parametrize("path", ["/similarity", "/"])
+def test_similarity_is_a_cosine(http: httpx.Client, load_model: LoadModel, path: str) -> None:
+    inputs = {"source_sentence": QUESTION, "sentences": PASSAGES}
+    parameters = {"truncate": False}
+    cosines = post(http, path, {"inputs": inputs, "parameters": parameters})
+    vectors = load_model("encoder").encode([QUESTION, *PASSAGES])
+    assert cosines == pytest.approx(list(vectors[1:] @ vectors[0]), abs=1e-5)
+
+
+def test_tokenize_and_decode_are_inverse(http: httpx.Client) -> None:
+    [row] = post(http, "/tokenize", {"inputs": "anna lives here"})
+    assert row[0].keys() == {"id", "text", "special", "start", "stop"}
+    assert (row[0]["special"], row[0]["start"]) == (True, None)
+    assert (row[1]["text"], row[1]["start"], row[1]["stop"]) == ("a", 0, 1)
+    ids = [token["id"] for token in row]
+    assert post(http, "/decode", {"ids": ids}) == ["anna lives here"]
+    assert post(http, "/decode", {"ids": [ids, ids[1:-1]]}) == ["anna lives here"] * 2
+    [text] = post(http, "/decode", {"ids": ids, "skip_special_tokens": False})
+    assert text == "[CLS] anna lives here [SEP]"
+    plain = post(http, "/tokenize", {"inputs": ["anna lives here"], "add_special_tokens": False})
+    assert [token["id"] for token in plain[0]] == ids[1:-1]
+
+
+@pytest.mark.parametrize("texts", [["anna lives here"], ["a", "anna lives in oslo", ""]])
+def test_token_vectors_pool_to_the_vector_of_the_text(http: httpx.Client, texts: list[str]) -> None:
+    rows = post(http, "/embed_all", {"inputs": texts})
+    tokens = post(http, "/tokenize", {"inputs": texts})
+    assert [len(row) for row in rows] == [len(row) for row in tokens]
+    means = np.array([np.mean(row, axis=0) for row in rows])
+    vectors = means / np.linalg.norm(means, axis=1, keepdims=True)
+    expected = post(http, "/embed", {"inputs": texts})
+    np.testing.assert_allclose(vectors, expected, atol=1e-4)
+    ids = [[token["id"] for token in row] for row in tokens]
+    for first, second in zip(post(http, "/embed_all", {"inputs": ids}), rows, strict=True):
+        np.testing.assert_allclose(first, second, atol=1e-5)
+
+
+def test_token_vectors_have_the_limits_of_texts(http: httpx.Client) -> None:
+    long = "word " * 60
+    assert "longer" in post(http, "/embed_all", {"inputs": long}, 413)["error"]
+    [row] = post(http, "/embed_all", {"inputs": long, "truncate": True})
+    assert len(row) == LIMIT
+    many = {"inputs": ["1 " * 40] * 500}
+    assert "tokens are over the limit" in post(http, "/embed_all", many, 413)["error"]
+    post(http, "/embed_all", {"inputs": "a", "model": "classifier"}, 422)
+
+
+def test_info_has_the_limits(http: httpx.Client) -> None:
+    info = http.get("/info").json()
+    assert info["model_id"] == "encoder"
+    assert info["max_input_length"] == LIMIT
+    assert info["max_client_batch_size"] == 2048
+    assert {"model_sha", "model_dtype", "model_type", "auto_truncate", "version"} <= info.keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "problem"),
+    [
+        ("/embed", {"inputs": []}, 422, "inputs is empty"),
+        ("/embed", {}, 422, "inputs: field required"),
+        ("/embed", {"inputs": "word " * 60}, 413, "longer than the 48 tokens"),
+        ("/embed", {"inputs": ["a"] * 2049}, 413, "2049 records are over the limit"),
+        ("/embed", {"inputs": "a", "model": "missing"}, 404, "no model is called 'missing'"),
+        ("/embed", {"inputs": [4000]}, 422, "token 4000 is over"),
+        ("/rerank", {"query": "a", "texts": ["b"]}, 424, "does not score pairs"),
+        ("/predict", {"inputs": "a"}, 422, "the model returns vectors"),
+        ("/embed_sparse", {"inputs": "a"}, 404, "no such path"),
+    ],
+)
+def test_an_error_names_its_reason(
+    http: httpx.Client, path: str, body: dict[str, Any], status: int, problem: str
+) -> None:
+    document = post(http, path, body, status)
+    text = document["error"] if isinstance(document["error"], str) else document["error"]["message"]
+    assert problem in text
+
+
+def test_health_and_metrics_are_open(http: httpx.Client, server: LiveServer) -> None:
+    health = http.get("/health")
+    assert health.status_code == 200
+    assert health.json()["models"].keys() == server.artifacts.keys()
+    assert "regauge_requests_total" in http.get("/metrics").text

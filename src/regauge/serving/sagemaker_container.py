@@ -57,15 +57,15 @@ def _list_models(folder: Path) -> list[str]:
     return [f"{path.name}={path}" for path in folders]
 
 
-def main() -> int:
-    """Replace this process by the server; return the exit code of an invalid container."""
+def main() -> None:
+    """Replace this process by the server, or end it if the container has no model."""
     try:
         command = build_command(os.environ)
     except SettingsError as error:
         sys.stderr.write(f"regauge: {error.problem}; {error.remedy}\n")
-        return error.exit_code
+        sys.exit(error.exit_code)
     os.execv(sys.executable, [sys.executable, "-m", "regauge", *command])  # noqa: S606 - no shell
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

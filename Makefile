@@ -70,7 +70,7 @@ check: $(INSTALLED)
 bench bench-quick: $(COMPARED)
 bench:
 	$(BIN)/python benchmarks/overhead.py
-	for name in train_mlm train_large train_clm train_contrastive train_rank prepare_peers checkpoint startup scaling predict chart; do \
+	for name in train_mlm train_large train_clm train_contrastive train_rank prepare_peers checkpoint startup scaling predict serve chart; do \
 		$(BIN)/python benchmarks/$$name.py || exit; done
 bench-quick:
 	$(BIN)/python benchmarks/overhead.py --alternations 10 --steps 5
@@ -82,6 +82,7 @@ bench-quick:
 	for name in checkpoint startup; do $(BIN)/python benchmarks/$$name.py --repeats 3 || exit; done
 	$(BIN)/python benchmarks/scaling.py --repeats 1 --hosts 2 --cases ddp fsdp hsdp
 	$(BIN)/python benchmarks/predict.py --repeats 3 --count 1000 --styles default
+	$(BIN)/python benchmarks/serve.py --quick
 	$(BIN)/python benchmarks/chart.py
 
 $(COMPARED): $(INSTALLED)

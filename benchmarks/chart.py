@@ -25,6 +25,7 @@ WORKLOADS = {
     "train_rank": "ranker training",
     "prepare_peers": "dataset preparation",
     "predict": "batch inference, MiniLM",
+    "serve": "serving, MiniLM, 64 connections",
 }
 VARIANTS = {
     "equal records together": "exact duplicates grouped",

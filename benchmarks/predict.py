@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from peer_encode import STYLES
 from peers import REGAUGE, compare_speed
 from recording import RESULTS, summarize, write_result
-from text import SENTENCE, read_texts
+from text import read_sentences
 from turns import Program, alternate
 
 from regauge.accelerators.cpu import Cpu
@@ -51,8 +51,6 @@ LABELS = {
 }
 """Name of each style in the results."""
 MIN_MFU, MAX_READY_SECONDS = 0.6, 5.0
-MIN_CHARACTERS = 20
-"""Minimum length of a sentence."""
 EXPORT_OPTIONS = ("candidates.timing_seconds=2",)
 PACKAGED_MODEL = "all-MiniLM-L6-v2"
 PACKAGES = ("sentence-transformers", "transformers")
@@ -97,16 +95,8 @@ def find_packaged_model() -> Path:
 
 def _write_sentences(file: Path | None, count: int, path: Path) -> Path:
     """Write the first distinct sentences of a text as records."""
-    sentences: dict[str, None] = {}
-    for text in read_texts(file):
-        sentences |= dict.fromkeys(
-            sentence
-            for part in SENTENCE.split(text)
-            if len(sentence := " ".join(part.split())) >= MIN_CHARACTERS
-        )
-        if len(sentences) >= count:
-            break
-    records = ({"id": index, "text": text} for index, text in enumerate(list(sentences)[:count]))
+    sentences = read_sentences(file, count)
+    records = ({"id": index, "text": text} for index, text in enumerate(sentences))
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 

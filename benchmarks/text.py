@@ -17,6 +17,8 @@ LIBRARY = Path(json.__file__).parent.parent
 KINDS = {".jsonl": "jsonl", ".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
 WORD = re.compile(r"\w+")
+MIN_CHARACTERS = 20
+"""Minimum length of a sentence."""
 SUMMARY_WORDS, MIN_BODY_WORDS = range(3, 41), 20
 """Allowed numbers of words, as in the source `python-docs`."""
 NUM_QUERIES, NUM_CANDIDATES = 8000, 8
@@ -47,6 +49,20 @@ def read_texts(file: Path | None) -> Iterator[str]:
         for record in source.read(piece):
             if isinstance(record, Record) and "text" in record.fields:
                 yield str(record.fields["text"])
+
+
+def read_sentences(file: Path | None, count: int) -> list[str]:
+    """Return the first distinct sentences of a source."""
+    sentences: dict[str, None] = {}
+    for text in read_texts(file):
+        sentences |= dict.fromkeys(
+            sentence
+            for part in SENTENCE.split(text)
+            if len(sentence := " ".join(part.split())) >= MIN_CHARACTERS
+        )
+        if len(sentences) >= count:
+            break
+    return list(sentences)[:count]
 
 
 def build_pair_source(file: Path | None, folder: Path) -> dict[str, Any]:

@@ -20,7 +20,12 @@ _VERBS = frozenset(
     if not path.stem.startswith("_")
 )
 
-_CLASSES = {"Callback": "regauge.callbacks", "TrainingEvent": "regauge.callbacks"}
+_CLASSES = {
+    "AsyncClient": "regauge.api.client",
+    "Callback": "regauge.callbacks",
+    "Client": "regauge.api.client",
+    "TrainingEvent": "regauge.callbacks",
+}
 """Public classes by their module."""
 
 # The list follows from the files in verbs/, so a new verb needs no change here.

@@ -22,7 +22,7 @@ from regauge.artifacts.records import TextRecords
 from regauge.serving import dispatcher as dispatcher_module
 from regauge.serving.batch_planner import BatchPlanner
 from regauge.serving.dispatcher import ComputedRequest, Dispatcher, RequestOptions
-from regauge.serving.scheduler import Batch, Priority, Scheduler
+from regauge.serving.scheduler import Priority, ScheduledBatch, Scheduler
 from regauge.serving.wire import Message
 from regauge.serving.worker_pool import WorkerLostError
 
@@ -203,7 +203,7 @@ class Simulation:
         for worker in self.workers:
             worker.pool = self.pool
 
-    def _count(self, batch: Batch, milliseconds: float) -> None:
+    def _count(self, batch: ScheduledBatch, milliseconds: float) -> None:
         del milliseconds
         for record in batch.records:
             client = record.request.client

@@ -46,7 +46,7 @@ def open_index(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("block_rows", [7, 8192])
+@pytest.mark.parametrize("block_rows", [7, 1024])
 def test_the_exact_search_returns_the_highest_dot_products(
     tmp_path: Path,
     artifact: Artifact,
@@ -157,6 +157,7 @@ def test_fields_of_the_settings_replace_the_default_ones(
         (" http://example.org ", "http://example.org"),
         ("HTTPS://example.org", "HTTPS://example.org"),
         ("javascript:alert(1)", None),
+        ("javascript://example.org/%0aalert(1)", None),
         ("data:text/html,x", None),
         ("https:", None),
         ("//example.org", None),

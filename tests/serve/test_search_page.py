@@ -226,9 +226,22 @@ def test_results_appear_while_a_user_types(browser: Browser, site: Site) -> None
     score = browser.value("document.querySelector('#results .score').textContent")
     assert 0.3 < float(score) < 1
     assert site.context.queries[-1] == "delete a directory"
-    assert len(site.context.queries) < 18, "a query is sent after a pause, not for each letter"
     assert browser.value("location.search") == "?q=delete+a+directory"
     check_silence(browser, site)
+
+
+def test_a_query_is_sent_after_a_pause(browser: Browser, site: Site) -> None:
+    browser.open(site.url, DESKTOP)
+    assert browser.value("document.activeElement.id") == "query"
+    code = """
+    for (const text of ["j", "js", "jso", "json"]) {
+      document.getElementById("query").value = text;
+      document.getElementById("query").dispatchEvent(new Event("input"));
+    }
+    """
+    browser.value(code)
+    browser.wait_for(f"{STATUS}.includes('results from')")
+    assert site.context.queries == ["json"]
 
 
 def test_links_lead_to_the_address_or_to_a_page_of_the_document(
@@ -259,7 +272,8 @@ def test_the_keyboard_moves_opens_and_clears(browser: Browser, site: Site) -> No
     assert browser.value("document.activeElement.id") == "query"
     browser.press("ArrowDown")
     browser.press("Enter")
-    browser.wait_for("document.querySelector('.fields dd') !== null")
+    loaded = "document.readyState === 'complete'"
+    browser.wait_for(f"{loaded} && document.querySelector('.fields dd') !== null")
     assert browser.value("location.pathname") == "/documents/4"
     assert browser.value("document.querySelector('h1').textContent") == "statistics.mean"
     text = browser.value("document.querySelector('.fields dd').innerText")
@@ -285,7 +299,6 @@ def test_a_late_answer_of_an_earlier_query_is_dropped(browser: Browser, site: Si
     browser.wait_for(f"{STATUS}.includes('results from')")
     titles = browser.value(TITLES)
     gate.set()
-    browser.wait_for("performance.getEntriesByType('resource').length >= 3")
     aborted = [event["canceled"] for event in browser.events_of("Network.loadingFailed")]
     assert aborted == [True]
     assert browser.value(TITLES) == titles
@@ -352,6 +365,7 @@ def test_pages_fit_their_window(
     for path in ("?q=a title without a break must not widen the page", "documents/6"):
         browser.open(site.url + path, width, scheme)
         browser.wait_for(f"document.querySelector('dl') || {STATUS}.includes('results from')")
+        browser.value("document.querySelector('a').focus()")
         assert browser.value("innerWidth") == width
         assert browser.value("document.documentElement.scrollWidth") <= width
         name = path.partition("?")[0].replace("/", "-") or "search"

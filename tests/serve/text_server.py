@@ -6,58 +6,71 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import cast
 
-import uvicorn
-from starlette.applications import Starlette
-
-from regauge.artifacts.uncompiled import open_model
-from regauge.serving.request_errors import UnknownModelError
-from regauge.serving.routes.openai_text import build_routes
-from regauge.serving.text_generation.served_text_model import ServedTextModel
+from regauge.serving.api_keys import ApiKeys
+from regauge.serving.app import build_app
+from regauge.serving.http_server import HttpServer
+from regauge.serving.model_set import ModelSet
+from regauge.serving.server_context import ServerContext
+from regauge.serving.server_metrics import ServerMetrics
+from regauge.serving.settings import HttpSettings, QueueSettings, Serve, WorkerSettings
 from regauge.serving.text_generation.settings import TextServing
-from regauge.serving.text_generation.text_worker import TextWorkerRequest
+from regauge.serving.text_generation.text_version import TextVersion
 from regauge.serving.text_generation.text_workers import TextWorkers
 
 MODEL_NAME = "writer"
+MAX_BODY_BYTES = 100_000
+START_SECONDS = 120
 
 
 class OneModel:
-    """The context of the routes: a server with one model."""
+    """A server with one model, and its state."""
 
-    max_body_bytes = 100_000
-    timeout_seconds: float | None = 60.0
-
-    def __init__(self, folder: Path, serving: TextServing) -> None:
-        self.folder = folder
-        request = TextWorkerRequest(str(folder), serving.model_dump(), threads=1)
-        self.workers = TextWorkers(
-            [request], serving, start_timeout_seconds=120, hang_timeout_seconds=30
+    def __init__(self, folder: Path, generation: TextServing) -> None:
+        settings = Serve(
+            artifacts={MODEL_NAME: str(folder)},
+            generation=generation,
+            http=HttpSettings(max_body_bytes=MAX_BODY_BYTES),
+            queue=QueueSettings(timeout_seconds=60.0),
+            workers=WorkerSettings(threads=1, hang_timeout_seconds=30.0),
         )
-        self.num_open = 0
-        self.model: ServedTextModel | None = None
+        self._executor = ThreadPoolExecutor(1)
+        metrics = ServerMetrics()
+        models = ModelSet(settings, metrics, self._executor)
+        self.context = ServerContext(settings, models, metrics, ApiKeys([]), self._executor)
+        self.server = HttpServer(self.context, build_app(self.context, None))
+        self.is_ready = threading.Event()
 
-    @contextlib.asynccontextmanager
-    async def run(self, _: Starlette) -> AsyncIterator[None]:
-        await self.workers.start()
-        client: Any = self.workers
-        self.model = ServedTextModel(MODEL_NAME, open_model(str(self.folder)), client)
-        try:
-            yield
-        finally:
-            await self.workers.stop()
+    async def run(self, listener: socket.socket) -> None:
+        """Serve until the server is told to exit."""
+        models = self.context.models
+        with self._executor:
+            try:
+                await models.start()
+                self.context.state = "ready"
+                self.is_ready.set()
+                await self.server.serve(sockets=[listener])
+            finally:
+                await models.stop()
 
-    @contextlib.asynccontextmanager
-    async def use_text_model(self, name: str | None) -> AsyncIterator[ServedTextModel]:
-        if self.model is None or name not in {None, MODEL_NAME}:
-            raise UnknownModelError(f"no model '{name}'")
-        self.num_open += 1
-        try:
-            yield self.model
-        finally:
-            self.num_open -= 1
+    @property
+    def version(self) -> TextVersion:
+        """The loaded version of the model."""
+        return cast("TextVersion", self.context.models.find(None).current)
+
+    @property
+    def workers(self) -> TextWorkers:
+        """The workers of the model."""
+        return self.version.workers
+
+    @property
+    def num_open(self) -> int:
+        """Number of requests that are being answered."""
+        return sum(map(len, self.context.tasks.values()))
 
     @property
     def num_requests(self) -> int:
@@ -71,27 +84,24 @@ class OneModel:
 
 
 @contextlib.contextmanager
-def serve(folder: Path, serving: TextServing) -> Iterator[tuple[str, OneModel]]:
-    """Serve a model; yield the address and the context of the routes."""
-    context = OneModel(folder, serving)
-    app = Starlette(routes=build_routes(context), lifespan=context.run)
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=_run, args=(server, listener), name="text-server")
-    thread.start()
-    try:
-        while not server.started and thread.is_alive():
-            thread.join(0.1)
-        assert server.started
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", context
-    finally:
-        server.should_exit = True
-        thread.join(60)
-        listener.close()
+def serve(folder: Path, generation: TextServing) -> Iterator[tuple[str, OneModel]]:
+    """Serve a model; yield the address and the server."""
+    model = OneModel(folder, generation)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=_run, args=(model, listener), name="text-server")
+        thread.start()
+        try:
+            while not model.is_ready.wait(0.1) and thread.is_alive():
+                pass
+            assert model.is_ready.is_set()
+            yield f"http://127.0.0.1:{port}", model
+        finally:
+            model.server.should_exit = True
+            thread.join(60)
     assert not thread.is_alive()
 
 
-def _run(server: uvicorn.Server, listener: socket.socket) -> None:
+def _run(model: OneModel, listener: socket.socket) -> None:
     with asyncio.Runner() as runner:
-        runner.run(server.serve(sockets=[listener]))
+        runner.run(model.run(listener))

@@ -84,6 +84,14 @@ def draw_arrivals(rate: float, seconds: float, *key: int) -> np.ndarray:
         count *= 2
 
 
+def draw_bursts(rate: float, burst_size: int, seconds: float, *key: int) -> np.ndarray:
+    """Return arrival times in bursts of equal times, [requests] float64 in seconds, ascending.
+
+    The bursts are a Poisson process of rate / burst_size. Equal keys give equal arrivals.
+    """
+    return np.repeat(draw_arrivals(rate / burst_size, seconds, *key), burst_size)
+
+
 def run_open_loop(
     send_request: Callable[[], object], arrivals: Sequence[float], seconds: float, clock: Clock
 ) -> list[float]:

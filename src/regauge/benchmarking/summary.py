@@ -152,7 +152,7 @@ def _summarize_artifact(
         "chip": best["chip"],
         "machine": starts[-1]["machine"],
         "date": today().isoformat(),
-        "price": _describe_price(find_price(price), price.instance),
+        "price": describe_price(find_price(price), price.instance),
         "tdp_watts": chip.tdp_watts if chip else None,
         "tdp_source": f"{chip.name}: {chip.source}" if chip else None,
         "startup": {
@@ -165,7 +165,8 @@ def _summarize_artifact(
     }
 
 
-def _describe_price(price: MachinePrice | None, instance: str | None) -> Document | None:
+def describe_price(price: MachinePrice | None, instance: str | None) -> Document | None:
+    """Return a price with its source, its date and a warning if it is old; None if unknown."""
     if price is None:
         return None
     return {

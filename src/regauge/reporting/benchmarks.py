@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from regauge.files import open_in_place, write_atomic
 from regauge.json_files import read_json
-from regauge.reporting import inference_section, scaling_section
+from regauge.reporting import inference_section, scaling_section, serving_section
 from regauge.results import formatting
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from regauge.reporting.inference_section import Document, InferenceSection
+    from regauge.reporting.serving_section import ServingSection
 
 TABLE_FILE, CHART_FILE = "benchmark.csv", "benchmark.svg"
 ARTIFACT_KEYS = (
@@ -44,6 +45,24 @@ FIGURE_KEYS = (
     "usd_per_million_inferences",
 )
 """Keys of a load that its CSV line has."""
+SERVING_KEYS = (
+    "concurrency",
+    "texts_per_request",
+    "arrivals",
+    "load_fraction",
+    "rate",
+    "num_requests",
+    "requests_per_second",
+    "texts_per_second",
+    "p50_ms",
+    "p90_ms",
+    "p95_ms",
+    "p99_ms",
+    "max_ms",
+    "goodput_fraction",
+    "dropped_fraction",
+)
+"""Keys of a load of a server that its CSV line has."""
 WIDE_COLUMNS = ("learning rate", "range", "$ per 1M tokens")
 """Columns of a scaling table that do not fit a terminal."""
 
@@ -62,14 +81,24 @@ def write_benchmark_files(folder: Path, document: Document) -> dict[str, Any]:
             for row in scaling.rows
         ]
         return {scaling.title: rows, "method": scaling.sentence}
+    serving = serving_section.build_serving_section(document)
+    if serving is not None:
+        write_lines(folder / TABLE_FILE, list(_build_serving_lines(document)))
+        _write_serving_chart(folder / CHART_FILE, serving)
+        return _build_answer(serving)
     inference = inference_section.build_inference_section(document)
     if inference is None:
         return {}
     write_table(folder / TABLE_FILE, document)
     _write_chart(folder / CHART_FILE, inference)
-    tables = {table.title: table.terminal_rows for table in inference.tables}
-    summary = {"summary": list(inference.summary)} if inference.summary else {}
-    return {**tables, **summary, "method": list(inference.sentences)}
+    return _build_answer(inference)
+
+
+def _build_answer(section: InferenceSection | ServingSection) -> dict[str, Any]:
+    """Return the tables and texts of a section for a terminal."""
+    tables = {table.title: table.terminal_rows for table in section.tables}
+    summary = {"summary": list(section.summary)} if section.summary else {}
+    return {**tables, **summary, "method": list(section.sentences)}
 
 
 def write_table(path: Path, document: Document) -> None:
@@ -77,8 +106,12 @@ def write_table(path: Path, document: Document) -> None:
 
     An unknown value is `unknown`; a value that this kind of load does not have is empty.
     """
+    write_lines(path, list(_build_lines(document)))
+
+
+def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    """Write lines with equal columns as a CSV file."""
     with open(path, "w", newline="", encoding="utf-8", opener=open_in_place) as file:
-        lines = list(_build_lines(document))
         writer = csv.DictWriter(file, list(lines[0]))
         writer.writeheader()
         writer.writerows(lines)
@@ -117,3 +150,26 @@ def _write_chart(path: Path, inference: InferenceSection) -> None:
 
     (chart,) = build_throughput_chart(inference, ChartContext("benchmark", inference.title))
     write_atomic(path, build_standalone_svg(chart.svg))
+
+
+def _build_serving_lines(document: Document) -> Iterator[dict[str, Any]]:
+    """Yield one CSV line per load of a server."""
+    loads = [("closed_loop", row) for row in document["closed_loop"]]
+    loads += [("open_loop", row) for row in document["open_loop"]]
+    loads += [("saturation", row) for row in (document["saturation"] or {}).get("trials", ())]
+    for load, row in loads:
+        line = {"load": load, **{key: row.get(key, "") for key in SERVING_KEYS}}
+        line |= {
+            "status_429": row["statuses"].get("429", 0),
+            "client_processor_share": row["generator"]["processor_share"],
+            "client_kept_up": row["generator"]["kept_up"],
+        }
+        yield {key: formatting.UNKNOWN if value is None else value for key, value in line.items()}
+
+
+def _write_serving_chart(path: Path, serving: ServingSection) -> None:
+    from regauge.reporting.drawing import ChartContext, build_standalone_svg
+
+    context = ChartContext("benchmark", serving.title)
+    for chart in serving_section.build_latency_chart(serving, context):
+        write_atomic(path, build_standalone_svg(chart.svg))

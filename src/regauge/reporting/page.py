@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from regauge.comparison import sentences
 from regauge.comparison.compare import ComparisonResult
 from regauge.comparison.verdict import heldout_metrics
 from regauge.config import flatten
-from regauge.reporting import inference_section, scaling_section
+from regauge.reporting.benchmark_sections import build_benchmark_sections
 from regauge.reporting.comparison_section import (
     ComparisonSection,
     CostRow,
@@ -19,12 +20,15 @@ from regauge.reporting.comparison_section import (
 )
 from regauge.reporting.failures_section import FailureSection, build_failure_sections
 from regauge.reporting.figures import KeyFigure, build_reliability_figures, build_throughput_figures
-from regauge.reporting.inference_section import InferenceSection
 from regauge.reporting.profile_section import ProfileSection, build_profile_section
-from regauge.reporting.scaling_section import ScalingSection
 from regauge.results import formatting
 from regauge.results.evaluation_table import EvaluationTable, build_table
 from regauge.results.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from regauge.reporting.inference_section import InferenceSection
+    from regauge.reporting.scaling_section import ScalingSection
+    from regauge.reporting.serving_section import ServingSection
 
 ACCOUNT_DESCRIPTIONS = {
     "init": "starting processes, loading the model and the data",
@@ -96,6 +100,8 @@ class Report:
     """Benchmarks of training."""
     inference_benchmarks: tuple[InferenceSection, ...] = ()
     """Benchmarks of artifacts."""
+    serving_benchmarks: tuple[ServingSection, ...] = ()
+    """Benchmarks of servers."""
     comparison: ComparisonResult | None = None
     """Comparison with a baseline; None if no comparison was requested."""
 
@@ -139,27 +145,20 @@ def build_report(
     """Return the report on runs in the given order, and on a comparison if there is one."""
     tables = tuple(build_table(run.evaluation) for run in runs if run.evaluation)
     run_sections = tuple(_build_run_section(run) for run in runs)
-    scalings = (scaling_section.build_scaling_section(run.benchmark, run.name) for run in runs)
-    inferences = tuple(
-        section
-        for run in runs
-        if (section := inference_section.build_inference_section(run.benchmark, run.name))
-    )
-    latency_sentences = tuple(
-        sentence for inference in inferences for sentence in inference.summary
-    )
+    benchmarks = build_benchmark_sections(runs)
     return Report(
         title=title or _build_title(runs, comparison),
         summary=(
             *_describe_comparison(comparison),
             *_describe_results(tables, run_sections),
-            *latency_sentences,
+            *benchmarks.summary,
         ),
         figures=_build_key_figures(tables, run_sections),
         tables=tables,
         run_sections=run_sections,
-        training_benchmarks=tuple(filter(None, scalings)),
-        inference_benchmarks=inferences,
+        training_benchmarks=benchmarks.training,
+        inference_benchmarks=benchmarks.inference,
+        serving_benchmarks=benchmarks.serving,
         comparison=comparison,
     )
 

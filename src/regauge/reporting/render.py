@@ -20,6 +20,7 @@ from regauge.reporting import (
     inference_charts,
     run_charts,
     scaling_section,
+    serving_section,
 )
 from regauge.reporting.comparison_section import LIMIT_NOTE
 from regauge.reporting.drawing import ChartContext
@@ -88,6 +89,12 @@ def render_html(report: Report) -> str:
         )
         for index, inference in enumerate(report.inference_benchmarks)
     ]
+    serving_charts = [
+        _mark_safe(
+            serving_section.build_charts(serving, ChartContext(f"serving-{index}", serving.title))
+        )
+        for index, serving in enumerate(report.serving_benchmarks)
+    ]
     compared: tuple[Chart, ...] = ()
     if report.comparison:
         compared = comparison_charts.build_charts(report.comparison, "comparison")
@@ -100,6 +107,7 @@ def render_html(report: Report) -> str:
         class_charts=class_charts,
         scaling_charts=scaling_charts,
         inference_charts=latency_charts,
+        serving_charts=serving_charts,
         comparison_charts=_mark_safe(compared),
         limit_note=LIMIT_NOTE,
         style=Markup(css),  # noqa: S704  (a file of this package)

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
     from regauge.serving.search_rows import SearchRows
 
-CLUSTERS_PER_ROOT = 4
-"""Clusters per square root of the number of rows, a rule of faiss's guidelines."""
-TRAINING_ROWS = 64
-"""Rows per cluster that the centers are computed from."""
+CLUSTERS_PER_ROOT = 2
+"""Clusters per square root of the number of rows. More of them take longer to compute."""
+TRAINING_ROWS = 40
+"""Rows per cluster that the centers are computed from; faiss warns about less than 39."""
+TRAINING_ITERATIONS = 10
 
 
 def is_available() -> bool:
@@ -57,7 +58,8 @@ def write_index(rows: SearchRows, width: int, path: Path) -> None:
     if path.is_file():
         return
     logger.info("Building the search index of %s", format_count(len(rows), "row"))
-    num_clusters = max(1, min(int(CLUSTERS_PER_ROOT * math.sqrt(len(rows))), len(rows) // 39))
+    max_clusters = max(1, len(rows) // TRAINING_ROWS)
+    num_clusters = min(int(CLUSTERS_PER_ROOT * math.sqrt(len(rows))), max_clusters)
     index = faiss.IndexIVFScalarQuantizer(
         faiss.IndexFlatIP(width),
         width,
@@ -65,6 +67,7 @@ def write_index(rows: SearchRows, width: int, path: Path) -> None:
         faiss.ScalarQuantizer.QT_8bit,
         faiss.METRIC_INNER_PRODUCT,
     )
+    index.cp.niter = TRAINING_ITERATIONS
     index.train(_sample_rows(rows, TRAINING_ROWS * num_clusters))
     for _, block in rows.iterate_blocks():
         index.add(np.ascontiguousarray(block))

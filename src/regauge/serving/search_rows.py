@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 """Version of the derived files; another version writes files of another name."""
-BLOCK_ROWS = 8192
-"""Rows of a block, the unit that is read and compared at once."""
+BLOCK_ROWS = 1024
+"""Rows of a block, the unit that is read and compared at once. In fp32 it fits into a CPU's cache,
+and its product is too small for BLAS to start threads."""
 VECTORS, SCALE = "embedding", "scale"
 """Columns that `predict` writes next to the kept fields."""
 REMEDY = "name the output folder of 'regauge predict'"

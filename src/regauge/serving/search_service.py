@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from regauge.serving.search_settings import SearchSettings
     from regauge.serving.server_context import ServerContext
 
+QUERY_PROMPT = "query"
+"""The prompt of queries, if the model has one of this name."""
 CLIENT = "search"
 """All visitors of the page share the processors as one client."""
 
@@ -55,7 +57,10 @@ class SearchService:
         timeout = self._context.settings.queue.timeout_seconds
         options = RequestOptions(CLIENT, "interactive", timeout)
         async with self._context.models.use_for_records(None) as model:
-            outputs = await model.compute(Inputs([[text]], truncate=True), options)
+            tokenization = model.program.tokenization
+            prompts = tokenization.prompts if tokenization else {}
+            prompt = QUERY_PROMPT if QUERY_PROMPT in prompts else None
+            outputs = await model.compute(Inputs([[text]], prompt=prompt, truncate=True), options)
         outputs.check_failures()
         vector: np.ndarray = outputs.values[0]
         return vector

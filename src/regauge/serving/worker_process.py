@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from regauge import choices
@@ -22,6 +23,9 @@ MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 30.0
 """Pause before a worker is replaced, which doubles while replacements fail to start."""
 HEALTHY_SECONDS = 60.0
 """A worker that ran this long is replaced after the shortest pause."""
+
+POLL_SECONDS = 0.02
+"""Interval at which the end of a process is noticed."""
 
 Process = subprocess.Popen[bytes]
 
@@ -51,19 +55,8 @@ def spawn_worker(module: str, request: Mapping[str, Any]) -> tuple[Process, sock
 
 async def wait_for_exit(process: Process, seconds: float) -> None:
     """Wait until a process has ended; kill it after some seconds."""
-    if process.poll() is not None:
-        return
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    descriptor = os.pidfd_open(process.pid)
-    loop.add_reader(descriptor, ended.set)
-    timer = loop.call_later(seconds, process.kill)
-    try:
-        await ended.wait()
-    finally:
-        timer.cancel()
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    deadline = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110 - no event
+        await asyncio.sleep(POLL_SECONDS)
+    process.kill()
+    process.wait()

@@ -1,22 +1,29 @@
-"""Benchmark the inference of artifacts, or training on a growing number of processes."""
+"""Benchmark the inference of artifacts, a server, or training on more and more processes."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from regauge import config, verbs
+from regauge.benchmarking.serving_settings import ServingBenchmarkSettings
 from regauge.benchmarking.settings import BENCHMARK, BenchmarkSettings, TrainingBenchmarkSettings
-from regauge.errors import SettingsError
+from regauge.errors import DifferenceError, SettingsError
 from regauge.verbs import AsJson, DryRun
 
 ROOT = BenchmarkSettings
-FLAG_ROOTS = {"--training": TrainingBenchmarkSettings}
+FLAG_ROOTS = {"--training": TrainingBenchmarkSettings, "--serve": ServingBenchmarkSettings}
 OUTPUT = "output.folder"
+DEFAULT_SERVER_FOLDER = Path("out") / "benchmark-server"
+"""Output folder if a server is named on the command line."""
+ADDRESS = re.compile(r"^(https?):/+")
+"""Beginning of the address of a server; a path has one slash in place of two."""
 
 Answer = dict[str, Any]
+AnySettings = BenchmarkSettings | TrainingBenchmarkSettings | ServingBenchmarkSettings
 
 
 def main(
@@ -25,27 +32,35 @@ def main(
     training: Annotated[
         bool, Parameter(help="Benchmark the training of a run file on 1, 2, 4 ... processes.")
     ] = False,
+    serve: Annotated[
+        bool, Parameter(help="Benchmark a server: its URL, or an artifact that is served.")
+    ] = False,
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> Answer:
     """Measure the latency, throughput, energy and cost of artifacts.
 
-    With `--training`, measure the throughput of training and its scaling efficiency.
+    With `--training`, measure the throughput of training and its scaling efficiency. With
+    `--serve`, measure the latency, throughput and cost of a server over HTTP.
     """
+    settings: AnySettings
+    if training and serve:
+        raise SettingsError("--training and --serve exclude each other", "set one of them")
     if training:
-        settings: BenchmarkSettings | TrainingBenchmarkSettings = verbs.load_settings(
-            TrainingBenchmarkSettings, run_file, overrides
-        )
+        settings = verbs.load_settings(TrainingBenchmarkSettings, run_file, overrides)
+    elif serve:
+        settings = load_server(run_file, overrides)
     else:
         settings = load((str(run_file), *overrides))
     if dry_run:
         return verbs.show(plan(settings), as_json=json)
     from regauge.reporting import benchmarks
 
-    answer = run(settings)
+    answer = _measure(settings)
     document = benchmarks.read_benchmark(Path(answer["output"]) / BENCHMARK)
     full_answer = {"output": answer["output"], **document}
     verbs.show(full_answer if json else answer, as_json=json)
+    _raise_if_worse(document)
     return full_answer
 
 
@@ -71,16 +86,44 @@ def load(arguments: tuple[str, ...]) -> BenchmarkSettings:
     return config.build(BenchmarkSettings, tables, verbs.table_names(), source)
 
 
-def plan(settings: BenchmarkSettings | TrainingBenchmarkSettings) -> Answer:
+def load_server(target: Path, overrides: tuple[str, ...]) -> ServingBenchmarkSettings:
+    """Build the settings from the address of a server, an artifact or a run file."""
+    if target.suffix in verbs.RUN_FILE_SUFFIXES:
+        return verbs.load_settings(ServingBenchmarkSettings, target, overrides)
+    text = str(target)
+    server = {"url": ADDRESS.sub(r"\1://", text)} if ADDRESS.match(text) else {"artifact": text}
+    tables: config.Tables = {"output": {"folder": str(DEFAULT_SERVER_FOLDER)}, "server": server}
+    tables = config.apply_overrides(tables, overrides, ServingBenchmarkSettings)
+    names = verbs.table_names()
+    return config.build(ServingBenchmarkSettings, tables, names, "the command line")
+
+
+def plan(settings: AnySettings) -> Answer:
     """Return the planned measurements; raises SettingsError for impossible ones."""
     if isinstance(settings, TrainingBenchmarkSettings):
         return _plan_training(settings)
+    if isinstance(settings, ServingBenchmarkSettings):
+        from regauge.benchmarking import serving
+
+        return serving.plan(settings)
     from regauge.benchmarking import inference
 
     return inference.plan(settings)
 
 
-def run(settings: BenchmarkSettings | TrainingBenchmarkSettings) -> Answer:
+def run(settings: AnySettings) -> Answer:
+    """Run the benchmark and write its results; return them as tables and texts.
+
+    Raises DifferenceError if the figures of a server are worse than those of the baseline.
+    """
+    from regauge.reporting import benchmarks
+
+    answer = _measure(settings)
+    _raise_if_worse(benchmarks.read_benchmark(Path(answer["output"]) / BENCHMARK))
+    return answer
+
+
+def _measure(settings: AnySettings) -> Answer:
     """Run the benchmark and write its results; return them as tables and texts."""
     from regauge.json_files import write_sealed
     from regauge.reporting import benchmarks
@@ -88,12 +131,27 @@ def run(settings: BenchmarkSettings | TrainingBenchmarkSettings) -> Answer:
     folder = Path(settings.output.folder)
     if isinstance(settings, TrainingBenchmarkSettings):
         document = _run_training(settings)
+    elif isinstance(settings, ServingBenchmarkSettings):
+        from regauge.benchmarking import serving
+
+        document = serving.run(settings)
     else:
         from regauge.benchmarking import inference
 
         document = inference.run(settings)
     write_sealed(folder / BENCHMARK, document)
     return {"output": str(folder), **benchmarks.write_benchmark_files(folder, document)}
+
+
+def _raise_if_worse(document: Answer) -> None:
+    """Raise DifferenceError if a benchmark is worse than its baseline."""
+    rows = document.get("regression", {}).get("rows", ())
+    worse = [row for row in rows if row["is_regression"]]
+    if worse:
+        first = worse[0]
+        change = f"{first['figure']} of {first['load']} changed by {first['change']:+.0%}"
+        count = f"{len(worse)} of {len(rows)} figures are worse than the baseline"
+        raise DifferenceError(f"{count}: {change}", "repeat it, or raise regression.max_regression")
 
 
 def _plan_training(settings: TrainingBenchmarkSettings) -> Answer:

@@ -165,7 +165,7 @@ async def _answer(
                 shown_tokens = num_prompt_tokens if options.includes_usage else None
                 events = _stream_events(answers, output, shown_tokens)
                 return AnswerStreamResponse(events, stack.pop_all())
-            texts = await _read_texts(answers)
+            texts = await _collect_texts(answers)
             usage = _count_usage(answers, num_prompt_tokens)
             return build_json_response(output.format_answer(answers, texts, usage))
     except RequestTooLongError as error:
@@ -214,9 +214,9 @@ async def _stream_events(
     yield LAST_EVENT
 
 
-async def _read_texts(answers: Sequence[Answer]) -> list[str]:
+async def _collect_texts(answers: Sequence[Answer]) -> list[str]:
     """Return the texts of answers; the first failure is raised."""
-    return list(await asyncio.gather(*(answer.read_text() for answer in answers)))
+    return list(await asyncio.gather(*(answer.collect_text() for answer in answers)))
 
 
 def _count_usage(answers: Sequence[Answer], num_prompt_tokens: int) -> dict[str, int]:

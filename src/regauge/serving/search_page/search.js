@@ -37,8 +37,6 @@ function schedule(milliseconds) {
 }
 
 async function search(query) {
-  clearTimeout(timer);
-  request.abort();
   const current = new AbortController();
   request = current;
   list.setAttribute("aria-busy", "true");
@@ -113,7 +111,8 @@ function showResults(answer) {
 function buildItem(result) {
   const item = document.createElement("li");
   const link = document.createElement("a");
-  link.textContent = result.title;
+  link.append(...splitTitle(result.title));
+  link.setAttribute("aria-label", result.title); // possible line breaks are not read as spaces
   link.href = result.link ?? `documents/${result.id}`;
   link.rel = "noreferrer";
   const score = document.createElement("span");
@@ -128,6 +127,12 @@ function buildItem(result) {
   });
   item.append(link, score, ...texts);
   return item;
+}
+
+/** Return the parts of a title, with a possible line break after each dot, slash and underscore. */
+function splitTitle(title) {
+  const parts = title.match(/[^._/]+[._/]*|[._/]+/g) ?? [];
+  return parts.flatMap((part) => [part, document.createElement("wbr")]);
 }
 
 function clearResults() {
@@ -187,5 +192,6 @@ form.addEventListener("submit", (event) => {
 document.addEventListener("keydown", handleKey);
 window.addEventListener("online", () => schedule(0));
 
+input.focus();
 if (input.value === "") input.value = new URLSearchParams(location.search).get("q") ?? "";
 schedule(0);

@@ -49,7 +49,7 @@ class Answer:
             if self.finish_reason is not None:
                 return
 
-    async def read_text(self) -> str:
+    async def collect_text(self) -> str:
         """Return the whole text."""
         return "".join([part async for part in self.read_parts()])
 

@@ -121,7 +121,7 @@ def _compare_logits(engine: PagedTextEngine, program: GenerationProgram) -> None
     tolerance = max(MIN_TOLERANCE, ROUNDING_STEPS * torch.finfo(program.model.dtype).eps)
     while engine.has_work:
         events = engine.step()
-        for state, logits in zip(engine.sampler.states, _recorded(engine), strict=False):
+        for state, logits in zip(engine.sampler.states, _get_logits(engine), strict=False):
             expected = engine.compute_logits(prompts[state.request_id])[-1]
             difference = float((logits - expected).abs().max() / expected.abs().max())
             if not difference <= tolerance:
@@ -136,7 +136,7 @@ def _compare_logits(engine: PagedTextEngine, program: GenerationProgram) -> None
     engine.sampler.recorded = None
 
 
-def _recorded(engine: PagedTextEngine) -> torch.Tensor:
+def _get_logits(engine: PagedTextEngine) -> torch.Tensor:
     """Return the logits of the last step, [rows, vocabulary]."""
     if engine.sampler.recorded is None:
         raise TypeError("no step was computed")

@@ -44,6 +44,8 @@ MAX_FAILURES = 3
 """Requests that fail one after the other before the engine itself counts as broken."""
 STEP_ERRORS = (RuntimeError, MemoryError, ValueError, IndexError)
 """Errors of a step for which a single request may be the cause."""
+PLAIN_ATTENTION = "eager"
+"""Attention for which transformers captures no graphs, as the sampler runs Python at each step."""
 LIBRARY_LOGGER = "ContinuousBatchingLogger"
 """Name of a logger of transformers with its own handler, which reports each start."""
 NAN_MESSAGE = "the model computed a value that is not a number"
@@ -96,10 +98,10 @@ class PagedTextEngine:
             max_blocks_per_request=0,
             allow_block_sharing=settings.share_prefixes,
             use_async_batching=False,
-            use_cuda_graph=False,
             auto_switch_to_flash=False,
         )
         options = GenerationConfig(do_sample=False, eos_token_id=list(self._end_ids) or -1)
+        self._model.set_attn_implementation(PLAIN_ATTENTION)
         manager = self._model.init_continuous_batching(options, config)
         manager.logit_processor = self.sampler
         manager.output_router = NoOutputs()

@@ -35,7 +35,7 @@ MAX_RETRY_SECONDS = 60
 """Longest wait that a refused client is advised."""
 
 
-class Heartbeat(NamedTuple):
+class TextHeartbeat(NamedTuple):
     """The last heartbeat of a worker."""
 
     steps: int
@@ -137,7 +137,7 @@ class TextWorkerClient:
     ) -> None:
         self.limits = limits
         """The limits of the engine."""
-        self.heartbeat = Heartbeat(0, 0.0, 0, 0)
+        self.heartbeat = TextHeartbeat(0, 0.0, 0, 0)
         """The last heartbeat."""
         self.last_message = time.monotonic()
         """When the last message arrived, by `time.monotonic`."""
@@ -266,8 +266,8 @@ class TextWorkerClient:
     def _handle(self, header: dict[str, Any]) -> None:
         """Handle a message of the worker."""
         if header["type"] == "heartbeat":
-            values = {name: header[name] for name in Heartbeat._fields}
-            self.heartbeat = Heartbeat(**values)
+            values = {name: header[name] for name in TextHeartbeat._fields}
+            self.heartbeat = TextHeartbeat(**values)
         for values in header.get("events", ()):
             event = TokenEvent(*values)
             stream = self._streams.get(event.request_id)

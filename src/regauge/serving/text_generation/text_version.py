@@ -29,21 +29,22 @@ class TextVersion(LoadedVersion):
             TextWorkerRequest(path, table, threads=limits.threads, device=index)
             for index in range(num_workers)
         ]
-        self._workers = TextWorkers(
+        self.workers = TextWorkers(
             requests,
             settings.generation,
             start_timeout_seconds=limits.start_timeout_seconds,
             hang_timeout_seconds=limits.hang_timeout_seconds,
         )
+        """The worker processes."""
         self._model: ServedTextModel | None = None
 
     async def start(self) -> None:
-        await self._workers.start()
-        self._model = ServedTextModel(self._name, self.artifact, self._workers)
+        await self.workers.start()
+        self._model = ServedTextModel(self._name, self.artifact, self.workers)
         self.content_sha256 = self.artifact.content_sha256
 
     async def stop(self) -> None:
-        await self._workers.stop()
+        await self.workers.stop()
 
     @property
     def model(self) -> ServedTextModel:
@@ -54,15 +55,15 @@ class TextVersion(LoadedVersion):
 
     @property
     def worker_pids(self) -> list[int]:
-        return [worker.pid for worker in self._workers.ready]
+        return [worker.pid for worker in self.workers.ready]
 
     @property
     def num_replaced(self) -> int:
-        return self._workers.num_replaced
+        return self.workers.num_replaced
 
     @property
     def num_waiting(self) -> int:
-        return sum(worker.client.heartbeat.waiting for worker in self._workers.ready)
+        return sum(worker.client.heartbeat.waiting for worker in self.workers.ready)
 
     def is_overloaded(self, max_wait_seconds: float) -> bool:
         """Return False: a full queue of a text model refuses each request by itself."""

@@ -1,0 +1,372 @@
+"""Serving of embeddings over HTTP: `regauge serve`, compared with FastAPI and infinity.
+
+All servers have the same model and sentences, run together on this machine, and are measured
+alternately by the same client (`regauge.benchmarking.load_processes`). FastAPI with
+sentence-transformers has two styles, see `peer_fastapi.py`. Infinity is installed in a separate
+environment in the cache folder. A server that cannot run is recorded with the reason.
+
+    python benchmarks/serve.py [--model FOLDER] [--artifact FOLDER] [--texts FILE] [--quick]
+                               [--programs NAME …] [--infinity FOLDER] [--json OUT]
+
+The client needs processor time of the same machine; its share is part of the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from peers import REGAUGE
+from predict import PACKAGED_MODEL, find_packaged_model, run_regauge
+from recording import RESULTS, summarize, write_result
+from text import read_sentences
+
+import regauge
+from regauge import processes
+from regauge.accelerators.cpu import Cpu
+from regauge.benchmarking import serving_summary
+from regauge.benchmarking.http_load import HttpTarget, LoadResult, detect_target
+from regauge.benchmarking.load_generator import draw_arrivals
+from regauge.benchmarking.load_processes import LoadProcesses
+from regauge.benchmarking.saturation import search_rate
+from regauge.benchmarking.served_target import build_serve_command
+from regauge.benchmarking.server_process import RunningServer, run_server
+from regauge.benchmarking.serving_metrics import read_phase_seconds, subtract_phases
+from regauge.benchmarking.serving_settings import SaturationSettings
+from regauge.errors import RegaugeError
+from regauge.files import write_atomic
+from regauge.reporting.drawing import Bar, ChartContext, build_standalone_svg, draw_bars
+
+HERE = Path(__file__).parent
+PLAIN, BATCHED, INFINITY = "FastAPI", "FastAPI, batched", "infinity"
+PROGRAMS = {"regauge": REGAUGE, "fastapi": PLAIN, "batched": BATCHED, "infinity": INFINITY}
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "regauge-benchmarks"
+INFINITY_VERSION = "0.0.78"
+INSTALL_SECONDS, START_SECONDS = 1200.0, 120.0
+LOADS = {"single": (1, 1), "crowd": (64, 1), "bulk": (8, 32)}
+"""(connections, texts of a request) of each closed loop."""
+SATURATING = "crowd"
+"""The closed loop whose throughput is the saturation."""
+FRACTIONS = (0.1, 0.5, 0.9)
+"""Rates of the open loop, as fractions of the saturation of FastAPI."""
+SLO_MS = 100.0
+NUM_SENTENCES = 2000
+BARE_TEXTS, BARE_CALLS = 512, 30
+EXPORT_OPTIONS = ("candidates.timing_seconds=1",)
+
+
+class Durations(NamedTuple):
+    """Seconds and repetitions of the measurements."""
+
+    repeats: int
+    closed: float
+    open: float
+    trial: float
+    num_trials: int
+
+
+FULL = Durations(repeats=3, closed=2.0, open=4.0, trial=2.0, num_trials=8)
+QUICK = Durations(repeats=1, closed=1.5, open=1.5, trial=1.0, num_trials=5)
+
+
+class Scratch(NamedTuple):
+    """The temporary folder, the texts, and the servers and clients to stop at the end."""
+
+    folder: Path
+    texts: list[str]
+    stack: ExitStack
+
+
+@dataclass
+class Program:
+    """A running server, its client and its figures."""
+
+    name: str
+    server: RunningServer
+    load: LoadProcesses
+    closed: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    open: dict[str, dict[str, Any]] = field(default_factory=dict)
+    saturation: float | None = None
+    """The largest rate of requests that meets the objective."""
+
+    def measure(self, run_load: Callable[[], LoadResult], num_texts: int) -> dict[str, Any]:
+        """Return the figures of a load, with the processor time of the server per text."""
+        before, phases = self.server.read_processor_seconds(), read_phase_seconds(self.server.url)
+        result = run_load()
+        seconds = self.server.read_processor_seconds() - before
+        figures = serving_summary.summarize_load(result, num_texts, SLO_MS)
+        texts = figures["texts_per_second"] * figures["duration_seconds"]
+        spent = subtract_phases(read_phase_seconds(self.server.url), phases)
+        return {
+            **figures,
+            "processor_ms_per_text": 1e3 * seconds / texts if texts else None,
+            "phase_ms_per_text": {name: 1e3 * value / texts for name, value in spent.items()}
+            if texts
+            else {},
+        }
+
+
+def main() -> None:
+    """Measure, and write the results."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", type=Path, help="default: the packaged all-MiniLM-L6-v2")
+    parser.add_argument("--texts", type=Path, help="default: docs of this Python")
+    parser.add_argument("--artifact", type=Path, help="exported before; default: export the model")
+    parser.add_argument("--programs", nargs="+", default=list(PROGRAMS), choices=PROGRAMS)
+    parser.add_argument("--infinity", type=Path, default=CACHE / "infinity", help="environment")
+    parser.add_argument("--quick", action="store_true", help="shorter measurements, one repeat")
+    parser.add_argument("--json", type=Path, default=RESULTS / "serve.json")
+    options = parser.parse_args()
+    name = options.model.name if options.model else PACKAGED_MODEL
+    options.model = options.model or find_packaged_model()
+    durations = QUICK if options.quick else FULL
+    texts = read_sentences(options.texts, NUM_SENTENCES)
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        folder = Path(scratch)
+        figures: dict[str, Any] = {"model": name, "load_average_before": os.getloadavg()[0]}
+        failures: dict[str, str] = {}
+        programs = []
+        for key in options.programs:
+            title = PROGRAMS[key]
+            try:
+                port = processes.find_free_port()
+                command = _build_command(key, options, folder, port)
+                programs.append(_start(title, command, port, Scratch(folder, texts, stack)))
+            except (RegaugeError, SystemExit, OSError) as error:
+                failures[title] = " ".join(str(error).split())
+                sys.stderr.write(f"{title} cannot run: {failures[title]}\n")
+        artifact = options.artifact or folder / "artifact"
+        if artifact.exists():
+            figures["artifact"] = _describe_artifact(artifact, texts)
+        _measure_all(programs, durations)
+        figures |= _summarize(programs, durations) | {"failures": failures}
+        figures["load_average_after"] = os.getloadavg()[0]
+        _draw_phases(programs, options.json.with_suffix(".svg"))
+    packages = ("fastapi", "uvicorn", "sentence-transformers", "transformers", "aiohttp")
+    write_result(options.json, "serving", Cpu().chip_peak("fp32"), figures, *packages)
+
+
+def _build_command(key: str, options: argparse.Namespace, folder: Path, port: int) -> list[str]:
+    """Return the command of a server; export the artifact or install infinity if needed."""
+    model = options.model
+    if key == "regauge":
+        artifact = options.artifact or folder / "artifact"
+        if not artifact.exists():
+            run_regauge("export", "--model", str(model), "--to", str(artifact), *EXPORT_OPTIONS)
+        return build_serve_command(str(artifact), port)
+    if key == "infinity":
+        program = str(_install_infinity(options.infinity))
+        address = ["--host", "127.0.0.1", "--port", str(port), "--url-prefix", "/v1"]
+        engine = ["--engine", "torch", "--device", "cpu", "--no-bettertransformer"]
+        return [program, "v2", "--model-id", str(model), *engine, *address]
+    style = "plain" if key == "fastapi" else "batched"
+    return [sys.executable, str(HERE / "peer_fastapi.py"), str(model), str(port), "--style", style]
+
+
+def _install_infinity(folder: Path) -> Path:
+    """Return the program of infinity; install it in an environment, with this version of torch."""
+    program = folder / "bin" / "infinity_emb"
+    if not program.exists():
+        torch = version("torch").partition("+")[0]
+        packages = [f"infinity-emb[server,torch]=={INFINITY_VERSION}", f"torch=={torch}"]
+        commands = (
+            [sys.executable, "-m", "venv", str(folder)],
+            [str(folder / "bin" / "pip"), "install", "--quiet", *packages],
+        )
+        for command in commands:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=INSTALL_SECONDS
+            )
+            if done.returncode:
+                raise SystemExit(f"not installed: {done.stderr.strip()[-500:]}")
+    return program
+
+
+def _start(name: str, command: list[str], port: int, scratch: Scratch) -> Program:
+    """Start a server and its client, one after the other, so that no start slows another one."""
+    log = scratch.folder / f"{port}.log"
+    variables = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "true"}
+    url = f"http://127.0.0.1:{port}"
+    try:
+        server = scratch.stack.enter_context(
+            run_server(command, url, log, START_SECONDS, variables)
+        )
+    except RegaugeError as error:
+        lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+        raise SystemExit(f"{error}: {' '.join(lines[-3:])[-500:]}") from None
+    client_folder = scratch.folder / f"client-{port}"
+    client_folder.mkdir()
+    target = asyncio.run(detect_target(HttpTarget(url, "openai"), "openai", None))
+    load = scratch.stack.enter_context(LoadProcesses(target, scratch.texts, client_folder))
+    load.run_closed(8, 8, 1.0)
+    return Program(name, server, load)
+
+
+def _describe_artifact(folder: Path, texts: list[str]) -> dict[str, Any]:
+    """Return the candidate that the export chose, and the speed of its runner in this process."""
+    compiled = json.loads((folder / "manifest.json").read_text())["compiled"]
+    model = regauge.load(folder)
+    model.encode(texts[:BARE_TEXTS])
+    milliseconds = []
+    for text in texts[:BARE_CALLS]:
+        began = time.perf_counter()
+        model.encode([text])
+        milliseconds.append(1e3 * (time.perf_counter() - began))
+    began = time.perf_counter()
+    model.encode(texts[:BARE_TEXTS])
+    return {
+        "backend": compiled["backend"]["kind"],
+        "precision": compiled["precision"],
+        "bare_single_text_p50_ms": statistics.median(milliseconds),
+        "bare_texts_per_second": BARE_TEXTS / (time.perf_counter() - began),
+    }
+
+
+def _measure_all(programs: list[Program], durations: Durations) -> None:
+    """Measure every load of all programs, alternating between the programs."""
+    for _ in range(durations.repeats):
+        for key, (connections, texts) in LOADS.items():
+            for program in programs:
+                figures = program.measure(
+                    lambda load=program.load, size=(connections, texts): load.run_closed(
+                        *size, durations.closed
+                    ),
+                    texts,
+                )
+                program.closed.setdefault(key, []).append(figures)
+    for program in programs:
+        program.saturation = _search_saturation(program, durations)
+    reference = _find_reference(programs)
+    for index, fraction in enumerate(FRACTIONS):
+        rate = fraction * reference
+        arrivals = draw_arrivals(rate, durations.open, 7, index)
+        for program in programs:
+            program.open[f"{fraction:.0%}"] = {
+                "requests_per_second": rate,
+                **program.measure(
+                    lambda load=program.load, times=arrivals: load.run_open(
+                        times, 1, durations.open
+                    ),
+                    1,
+                ),
+            }
+
+
+def _search_saturation(program: Program, durations: Durations) -> float | None:
+    """Return the largest rate of requests with one text at which p99 is within SLO_MS."""
+    saturation, count = SaturationSettings(slo_ms=SLO_MS), iter(range(100))
+
+    def meets(rate: float) -> bool:
+        arrivals = draw_arrivals(rate, durations.trial, 11, next(count))
+        figures = program.measure(lambda: program.load.run_open(arrivals, 1, durations.trial), 1)
+        return serving_summary.meets_objective(figures, saturation)
+
+    start = 0.5 * statistics.median(_list_speeds(program, SATURATING))
+    return search_rate(meets, start, precision=0.1, max_trials=durations.num_trials)
+
+
+def _find_reference(programs: list[Program]) -> float:
+    """Return the saturation of FastAPI in requests per second, or else of the slowest program."""
+    speeds = {
+        program.name: statistics.median(_list_speeds(program, SATURATING)) for program in programs
+    }
+    return speeds.get(PLAIN) or min(speeds.values(), default=0.0)
+
+
+def _list_speeds(program: Program, load: str) -> list[float]:
+    return [figures["texts_per_second"] for figures in program.closed[load]]
+
+
+def _summarize(programs: list[Program], durations: Durations) -> dict[str, Any]:
+    """Return the figures of all programs, and the ratios of Regauge to the others."""
+    figures = {program.name: _summarize_program(program) for program in programs}
+    return {
+        "durations": durations._asdict(),
+        "loads": {name: f"{size[0]} connections x {size[1]}" for name, size in LOADS.items()},
+        "slo_ms": SLO_MS,
+        "programs": figures,
+        "peers": dict(_compare(programs)),
+    }
+
+
+def _summarize_program(program: Program) -> dict[str, Any]:
+    return {
+        "start_seconds": round(program.server.start_seconds, 2),
+        "closed_loop": {
+            load: {
+                "texts_per_second": summarize(_list_speeds(program, load)),
+                **{
+                    key: _median_known(repeats, key)
+                    for key in ("p50_ms", "p99_ms", "processor_ms_per_text")
+                },
+                "phase_ms_per_text": repeats[-1]["phase_ms_per_text"],
+                "statuses": repeats[-1]["statuses"],
+                "generator": repeats[-1]["generator"],
+            }
+            for load, repeats in program.closed.items()
+        },
+        "requests_per_second_at_slo": program.saturation,
+        "open_loop": {
+            load: {
+                key: figures[key]
+                for key in ("requests_per_second", "p50_ms", "p99_ms", "max_ms", "statuses")
+            }
+            for load, figures in program.open.items()
+        },
+    }
+
+
+def _median_known(repeats: list[dict[str, Any]], key: str) -> float | None:
+    """Return the median of a figure; None if a repeat does not have it."""
+    values = [repeat[key] for repeat in repeats]
+    return None if None in values else statistics.median(values)
+
+
+def _compare(programs: list[Program]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the ratios of the throughput of Regauge to each peer, repeat by repeat."""
+    by_name = {program.name: program for program in programs}
+    ours = by_name.pop(REGAUGE, None)
+    for name, peer in by_name.items():
+        if ours is None:
+            return
+        pairs = zip(_list_speeds(ours, SATURATING), _list_speeds(peer, SATURATING), strict=True)
+        ratios = [ours_speed / peer_speed for ours_speed, peer_speed in pairs]
+        at_slo = ours.saturation / peer.saturation if ours.saturation and peer.saturation else None
+        yield (
+            name,
+            {
+                "speedup": round(statistics.median(ratios), 2),
+                "range": [round(min(ratios), 2), round(max(ratios), 2)],
+                "ratio_at_slo": at_slo,
+            },
+        )
+
+
+def _draw_phases(programs: list[Program], path: Path) -> None:
+    """Draw the milliseconds per text of each phase of Regauge, for the loads of the closed loop."""
+    bars = [
+        Bar(f"{LOADS[load][0]} x {LOADS[load][1]}", tuple(phases.items()))
+        for program in programs
+        for load, repeats in program.closed.items()
+        if (phases := repeats[-1]["phase_ms_per_text"])
+    ]
+    title = "Milliseconds of the server per text: connections x texts of a request"
+    for chart in draw_bars(title, bars, ChartContext("serve", REGAUGE), unit=" ms"):
+        write_atomic(path, build_standalone_svg(chart.svg))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""Hostile clients: the server refuses what is wrong and stays as it was."""
+
+from __future__ import annotations
+
+import hmac
+import random
+import re
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from regauge.serving.api_keys import ApiKeys
+from regauge.serving.settings import Serve
+from serve.attack_requests import KINDS, Attack, build_post, draw_attack, run_attack
+from serve.servers import (
+    ServerProcess,
+    draw_texts,
+    encoder,
+    read_resources,
+    start_server,
+    wait_for,
+)
+
+__all__ = ["encoder"]
+
+KEYS = ("first-key", "second-key")
+TIMEOUT_SECONDS = 2.0
+"""Time in which the server of these tests expects headers and bodies."""
+MAX_BODY_BYTES = 200_000
+OPTIONS = (
+    f"serve.http.header_timeout_seconds={TIMEOUT_SECONDS}",
+    f"serve.http.body_timeout_seconds={TIMEOUT_SECONDS}",
+    f"serve.http.max_body_bytes={MAX_BODY_BYTES}",
+    "serve.http.max_total_body_bytes=400000",
+    "serve.http.keep_alive_seconds=2",
+    "serve.http.max_connections=100",
+)
+STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
+
+
+@pytest.fixture(scope="module")
+def server(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with start_server(tmp_path_factory.mktemp("server"), f"model={encoder}", *OPTIONS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def guarded(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Return a server with API keys."""
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "keys.txt").write_text("# keys of the tests\n" + "\n".join(KEYS) + "\n")
+    option = f"serve.http.api_keys_file={folder / 'keys.txt'}"
+    with start_server(folder, f"model={encoder}", option) as running:
+        yield running
+
+
+def attack(server: ServerProcess, attacks: list[Attack]) -> Counter[int]:
+    """Run attacks from 16 clients; return how often each status was answered."""
+    statuses: Counter[int] = Counter()
+    address = ("127.0.0.1", server.port)
+
+    def run(item: Attack) -> None:
+        answer = run_attack(address, item, 60)
+        codes = [int(code) for code in STATUS.findall(answer)]
+        statuses.update(codes)
+        assert not any(code >= 500 for code in codes), (item.name, item.parts, answer[:500])
+        assert b"Traceback" not in answer
+        assert b"root:" not in answer
+        if item.is_slow and item.parts:
+            assert codes in ([408], []), (item.name, answer)
+
+    with ThreadPoolExecutor(16) as executor:
+        list(executor.map(run, attacks))
+    return statuses
+
+
+@pytest.mark.parametrize("count", [2000, pytest.param(10_000, marks=pytest.mark.full)])
+def test_hostile_requests_leave_nothing_behind(server: ServerProcess, count: int) -> None:
+    expected = server.embed("w5 w6")
+    draw = random.Random(1)
+    warm = [build(draw)._replace(name=name) for name, build in KINDS for _ in range(10)]
+    attack(server, warm)
+    before = settle(server)
+    statuses = attack(server, [draw_attack(draw) for _ in range(count)])
+    assert {200, 400, 404, 408, 413, 422, 431} <= set(statuses), statuses
+    after = settle(server)
+    assert server.process.poll() is None
+    assert "Traceback" not in server.log, server.log[-3000:]
+    assert (server.embed("w5 w6") == expected).all()
+    megabytes, threads, descriptors = (new - old for new, old in zip(after, before, strict=True))
+    assert megabytes < 20
+    assert threads == 0
+    assert descriptors <= 1
+    health = server.get("/health").json()
+    assert health["models"]["model"]["waiting_records"] == 0
+
+
+def settle(server: ServerProcess) -> tuple[float, int, int]:
+    """Return the resources of a server when all connections have ended."""
+    wait_for(lambda: count_connections(server) == 0, 60)
+    return read_resources(server.process.pid)
+
+
+def count_connections(server: ServerProcess) -> int:
+    """Return the number of established connections of the port of a server."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    port = f":{server.port:04X}"
+    return sum(line.split()[1].endswith(port) and line.split()[3] in {"01", "08"} for line in lines)
+
+
+def test_slow_headers_and_bodies_end_in_time(server: ServerProcess) -> None:
+    """A byte now and then does not extend the time."""
+    whole = build_post(b'{"inputs": "w5"}')
+    for cut in (10, whole.index(b"\r\n\r\n") + 6):
+        start = time.monotonic()
+        with socket.create_connection(("127.0.0.1", server.port), timeout=0.2) as connection:
+            connection.sendall(whole[:cut])
+            position, answer = cut, b""
+            while not answer and position < len(whole) and time.monotonic() < start + 30:
+                try:
+                    answer = connection.recv(1000)
+                    break
+                except TimeoutError:
+                    connection.sendall(whole[position : position + 1])
+                    position += 1
+        assert b" 408 " in answer
+        assert time.monotonic() - start < 20
+
+
+def test_the_bodies_of_all_requests_have_a_limit(server: ServerProcess) -> None:
+    """Two bodies fill the budget, so a third is refused until they end."""
+    body = b'{"inputs": "w5"' + b" " * 150_000 + b"}"
+    request = build_post(body)
+    connections = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
+    try:
+        for connection in connections:
+            connection.sendall(request[:-1])
+        wait_for(lambda: server.post("/embed", {"inputs": "w" * 110_000}).status_code == 429, 10)
+        refused = server.post("/embed", {"inputs": "w" * 110_000})
+        assert refused.status_code == 429
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert server.post("/embed", {"inputs": "w5"}).status_code == 200
+    finally:
+        for connection in connections:
+            connection.close()
+    wait_for(lambda: server.post("/embed", {"inputs": "w" * 110_000}).status_code != 429)
+
+
+def test_connections_have_a_limit(server: ServerProcess) -> None:
+    """Refused connections get 503 at once, and the next ones are accepted again."""
+    wait_for(lambda: count_connections(server) == 0, 30)
+    connections = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+            assert b" 503 " in connection.recv(1000)
+    finally:
+        for connection in connections:
+            connection.close()
+    wait_for(lambda: count_connections(server) == 0)
+    server.embed("w5")
+
+
+def test_large_and_long_inputs_are_refused(server: ServerProcess) -> None:
+    body = {"inputs": "w5 " * (MAX_BODY_BYTES // 3)}
+    assert server.post("/embed", body).status_code == 413
+    assert server.post("/embed", {"inputs": "w5 " * 40}).status_code == 413
+    assert server.post("/embed", {"inputs": ["w5"] * 3000}).status_code == 413
+    assert server.post("/embed", {"inputs": []}).status_code == 422
+    chunks = iter([b'{"inputs": "', b"w" * MAX_BODY_BYTES, b'"}'])
+    response = httpx.post(f"{server.address}/embed", content=chunks, timeout=60)
+    assert response.status_code == 413
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "Bearer", "Bearer wrong", "Bearer first-ke", "Bearer first-key2", "Basic first-key",
+     "Bearer first-key second-key", "first-key", "Bearer \xff"],
+)  # fmt: skip
+def test_a_wrong_key_is_refused_without_detail(guarded: ServerProcess, header: str) -> None:
+    for path in ("/embed", "/v1/embeddings", "/tokenize"):
+        headers = {b"Authorization": header.encode("latin-1")} if header else {}
+        response = guarded.post(path, {"inputs": "w5"}, headers=headers)
+        assert response.status_code == 401
+        assert response.headers["WWW-Authenticate"] == "Bearer"
+        assert "a valid API key is required" in response.text
+        assert len(response.text) < 160
+    for path in ("/info", "/v1/models", "/metrics"):
+        assert guarded.get(path).status_code == 401
+
+
+def test_a_key_is_accepted(guarded: ServerProcess) -> None:
+    for key in KEYS:
+        guarded.embed("w5", headers={"Authorization": f"bearer {key}"})
+    assert guarded.get("/health").status_code == 200
+    assert not any(key in guarded.log for key in KEYS)
+
+
+def test_a_key_is_compared_with_all_keys_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+    original = hmac.compare_digest
+
+    def record(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return original(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", record)
+    keys = ApiKeys(["one", "two", "three"])
+    for header, is_valid in {"Bearer one": True, "Bearer three": True, "Bearer x": False}.items():
+        compared.clear()
+        assert (keys.find_client(header) is not None) == is_valid
+        assert len(compared) == 3
+        assert {len(item) for pair in compared for item in pair} == {32}
+
+
+def test_the_server_listens_on_the_loopback_by_default(server: ServerProcess) -> None:
+    assert Serve(artifacts={"model": "x"}).host == "127.0.0.1"
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    listening = [line.split()[1] for line in lines if line.split()[3] == "0A"]
+    assert f"0100007F:{server.port:04X}" in listening
+    assert f"00000000:{server.port:04X}" not in listening
+
+
+def test_texts_of_a_request_stay_in_one_answer(server: ServerProcess) -> None:
+    """Answers of pipelined requests come in order, each with its own vectors."""
+    texts = draw_texts(10, 5)
+    requests = b"".join(build_post(b'{"inputs": "%s"}' % text.encode()) for text in texts)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(requests)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        while data := connection.recv(65536):
+            answer += data
+    bodies = re.findall(rb"\r\n\r\n(\[\[.*?\]\])", answer)
+    expected = [server.post("/embed", {"inputs": text}).content for text in texts]
+    assert bodies == expected

@@ -91,7 +91,8 @@ def test_an_image_with_the_server_has_the_command_of_sagemaker(
         subprocess.run(["/bin/sh", "-c", command], capture_output=True, check=True).stdout
     )
     script.chmod(0o755)
-    (tmp_path / "python").symlink_to(sys.executable)
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
     process = subprocess.run(
         [script],
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SM_MODEL_DIR": "/nowhere"},

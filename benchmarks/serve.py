@@ -63,7 +63,9 @@ SATURATING = "crowd"
 FRACTIONS = (0.1, 0.5, 0.9)
 """Rates of the open loop, as fractions of the saturation of FastAPI."""
 SLO_MS = 100.0
-NUM_SENTENCES = 2000
+OPEN_KEYS = ("rate", "requests_per_second", "p50_ms", "p99_ms", "max_ms", "statuses")
+"""Figures of an open loop in the result: the offered rate, the answered requests per second, ..."""
+NUM_SENTENCES, MAX_CHARACTERS = 2000, 400
 BARE_TEXTS, BARE_CALLS = 512, 30
 EXPORT_OPTIONS = ("candidates.timing_seconds=1",)
 
@@ -133,7 +135,8 @@ def main() -> None:
     name = options.model.name if options.model else PACKAGED_MODEL
     options.model = options.model or find_packaged_model()
     durations = QUICK if options.quick else FULL
-    texts = read_sentences(options.texts, NUM_SENTENCES)
+    sentences = read_sentences(options.texts, NUM_SENTENCES)
+    texts = [sentence for sentence in sentences if len(sentence) <= MAX_CHARACTERS]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
         figures: dict[str, Any] = {"model": name, "load_average_before": os.getloadavg()[0]}
@@ -255,7 +258,7 @@ def _measure_all(programs: list[Program], durations: Durations) -> None:
         arrivals = draw_arrivals(rate, durations.open, 7, index)
         for program in programs:
             program.open[f"{fraction:.0%}"] = {
-                "requests_per_second": rate,
+                "rate": rate,
                 **program.measure(
                     lambda load=program.load, times=arrivals: load.run_open(
                         times, 1, durations.open
@@ -320,11 +323,7 @@ def _summarize_program(program: Program) -> dict[str, Any]:
         },
         "requests_per_second_at_slo": program.saturation,
         "open_loop": {
-            load: {
-                key: figures[key]
-                for key in ("requests_per_second", "p50_ms", "p99_ms", "max_ms", "statuses")
-            }
-            for load, figures in program.open.items()
+            load: {key: figures[key] for key in OPEN_KEYS} for load, figures in program.open.items()
         },
     }
 

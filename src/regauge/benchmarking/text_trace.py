@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from regauge.data.sources import Source
 
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
-MIN_CHARACTERS = 20
-"""Shortest sentence of the default texts."""
+CHARACTERS = range(20, 401)
+"""Lengths of the default texts; servers refuse texts with more tokens than the model reads."""
 
 
 @dataclass(frozen=True)
@@ -73,5 +73,5 @@ def _split_sentences(texts: Iterator[str]) -> Iterator[str]:
     for text in texts:
         for part in SENTENCE.split(text):
             sentence = " ".join(part.split())
-            if len(sentence) >= MIN_CHARACTERS:
+            if len(sentence) in CHARACTERS:
                 yield sentence

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from regauge.serving.request_errors import InvalidRequestError
-from regauge.serving.tensor_protocol import (
+from regauge.serving.open_inference.tensor_protocol import (
     DTYPES,
     TEXT,
     InputTensor,
@@ -21,6 +20,7 @@ from regauge.serving.tensor_protocol import (
     encode_outputs,
     read_tensors,
 )
+from regauge.serving.request_errors import InvalidRequestError
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
 

@@ -25,7 +25,6 @@ from regauge.serving.engine_worker import WorkerRequest
 from regauge.serving.loaded_version import LoadedVersion
 from regauge.serving.request_errors import InferenceError, InvalidRequestError, TooLargeError
 from regauge.serving.scheduler import Scheduler
-from regauge.serving.token_vectors import TokenVectorQueue
 from regauge.serving.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -115,7 +114,6 @@ class ModelVersion(LoadedVersion):
         """The queue; None until the workers are ready."""
         self._planner: BatchPlanner | None = None
         self._dispatcher: Dispatcher | None = None
-        self._token_vectors = TokenVectorQueue(self.pool, settings.queue.max_wait_seconds)
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -266,7 +264,7 @@ class ModelVersion(LoadedVersion):
             problem = f"{records.num_tokens} tokens are over the limit of {MAX_VECTOR_TOKENS}"
             raise TooLargeError(problem)
         texts = [records.slice_arrays(index)[0] for index in range(len(records))]
-        return await self._token_vectors.compute(texts, options)
+        return await self.dispatcher.compute_token_vectors(texts, options)
 
     async def _compute_windows(self, inputs: Inputs, options: RequestOptions) -> Outputs | None:
         """Return the mean vectors of the windows of texts; None if no text needs several."""

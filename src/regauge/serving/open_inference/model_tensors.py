@@ -10,8 +10,8 @@ import orjson
 from regauge.artifacts.postprocess import build_columns
 from regauge.artifacts.records import TensorRecords
 from regauge.serving.model_version import Inputs
+from regauge.serving.open_inference.tensor_protocol import TEXT, OutputTensor
 from regauge.serving.request_errors import InvalidRequestError
-from regauge.serving.tensor_protocol import TEXT, OutputTensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -216,7 +216,7 @@ def run_server(folder: Path, *arguments: str, **options: Any) -> tuple[int, str]
         return server.process.wait(START_SECONDS), server.log
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> float:
+def wait_for(condition: Callable[[], Any], seconds: float = 120.0) -> float:
     """Poll a condition until it holds; return how long that took."""
     start = time.monotonic()
     while not condition():

@@ -176,6 +176,8 @@ def guard_endpoint(
             status = response.status_code
         except RequestError as error:
             response, status = build_error_response(error, format_error), error.status
+            if isinstance(error, OverloadedError):
+                context.refused_at = time.monotonic()
         except (ClientDisconnect, HTTPException):
             raise
         except Exception:  # noqa: BLE001 - one request fails, and the server continues

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 State = Literal["starting", "ready", "draining"]
+OVERLOAD_SECONDS = 2.0
+"""How long after a refusal the server reports that it is overloaded."""
 
 
 @dataclass
@@ -32,6 +36,8 @@ class ServerContext:
     state: State = "starting"
     body_bytes: int = 0
     """Bytes of the bodies that are being received or processed."""
+    refused_at: float = -math.inf
+    """Time of the last refusal because of overload."""
     tasks: dict[tuple[str, int], set[asyncio.Task[object]]] = field(default_factory=dict)
     """The tasks that answer the requests of each connection, by its address."""
 
@@ -39,6 +45,11 @@ class ServerContext:
         """Return the result of a function that runs in a thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.executor, function, *arguments)
+
+    @property
+    def has_refused(self) -> bool:
+        """Whether a request was refused in the last seconds because of overload."""
+        return time.monotonic() - self.refused_at < OVERLOAD_SECONDS
 
     @property
     def is_overloaded(self) -> bool:

@@ -41,7 +41,7 @@ def find_status(context: ServerContext) -> tuple[str, int]:
         return context.state, 503
     if any(not version.worker_pids for version in context.models.loaded_versions):
         return "no worker is ready", 503
-    return ("overloaded", 200) if context.is_overloaded else ("ready", 200)
+    return ("overloaded", 200) if context.has_refused else ("ready", 200)
 
 
 async def show_health(call: Call[EmptyBody]) -> Response:

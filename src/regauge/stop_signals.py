@@ -54,6 +54,8 @@ class StopRecorder:
         """Number of `defer_stop` blocks that have begun, and of those without a limit."""
         self.raises_interrupts = False
         """Whether SIGINT raises KeyboardInterrupt, and is no stop signal."""
+        self.wakeup_fd = -1
+        """Where the thread of a command reads signals."""
         self.callbacks: list[Callable[[], object]] = []
         """What the end of the process at the limit calls, the last one first."""
         self.reset()
@@ -102,9 +104,16 @@ def start_command() -> None:
     receiver, sender = os.pipe()
     for end in (receiver, sender):
         os.set_blocking(end, False)
+    _recorder.wakeup_fd = sender
     signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
     threading.Thread(target=_limit_stop, args=(receiver,), name="stop-signals", daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def watch_signals() -> None:
+    """Let the thread of a command read signals again, after an event loop took that over."""
+    if _recorder.is_command:
+        signal.set_wakeup_fd(_recorder.wakeup_fd, warn_on_full_buffer=False)
 
 
 @contextmanager

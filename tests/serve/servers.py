@@ -150,10 +150,10 @@ class ServerProcess:
         self.address = match[1]
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
-        return httpx.post(f"{self.address}{path}", json=body, timeout=60, **options)
+        return httpx.post(f"{self.address}{path}", json=body, timeout=300, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(f"{self.address}{path}", timeout=60, **options)
+        return httpx.get(f"{self.address}{path}", timeout=300, **options)
 
     def embed(self, texts: str | list[str], **options: Any) -> np.ndarray:
         """Return the vectors of texts, which must be answered."""

@@ -30,7 +30,7 @@ from serve.servers import (
 __all__ = ["encoder"]
 
 KEYS = ("first-key", "second-key")
-TIMEOUT_SECONDS = 2.0
+TIMEOUT_SECONDS = 1.0
 """Time in which the server of these tests expects headers and bodies."""
 MAX_BODY_BYTES = 200_000
 OPTIONS = (
@@ -61,7 +61,7 @@ def guarded(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def attack(server: ServerProcess, attacks: list[Attack]) -> Counter[int]:
-    """Run attacks from 16 clients; return how often each status was answered."""
+    """Run attacks from 32 clients; return how often each status was answered."""
     statuses: Counter[int] = Counter()
     address = ("127.0.0.1", server.port)
 
@@ -75,7 +75,7 @@ def attack(server: ServerProcess, attacks: list[Attack]) -> Counter[int]:
         if item.is_slow and item.parts:
             assert codes in ([408], []), (item.name, answer)
 
-    with ThreadPoolExecutor(16) as executor:
+    with ThreadPoolExecutor(32) as executor:
         list(executor.map(run, attacks))
     return statuses
 
@@ -83,7 +83,7 @@ def attack(server: ServerProcess, attacks: list[Attack]) -> Counter[int]:
 @pytest.mark.parametrize("count", [2000, pytest.param(10_000, marks=pytest.mark.full)])
 def test_hostile_requests_leave_nothing_behind(server: ServerProcess, count: int) -> None:
     expected = server.embed("w5 w6")
-    draw = random.Random(1)
+    draw = random.Random(1)  # noqa: S311 - equal attacks in every run
     warm = [build(draw)._replace(name=name) for name, build in KINDS for _ in range(10)]
     attack(server, warm)
     before = settle(server)
@@ -232,10 +232,9 @@ def test_texts_of_a_request_stay_in_one_answer(server: ServerProcess) -> None:
     requests = b"".join(build_post(b'{"inputs": "%s"}' % text.encode()) for text in texts)
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(requests)
-        connection.shutdown(socket.SHUT_WR)
         answer = b""
-        while data := connection.recv(65536):
-            answer += data
+        while answer.count(b"]]") < len(texts):
+            answer += connection.recv(65536)
     bodies = re.findall(rb"\r\n\r\n(\[\[.*?\]\])", answer)
     expected = [server.post("/embed", {"inputs": text}).content for text in texts]
     assert bodies == expected

@@ -76,8 +76,9 @@ class ModelSet:
         """Keep a version of a model loaded for a block; raises UnknownModelError."""
         slot = self.find(name)
         if slot.current is None and self.is_lazy:
-            async with self._lock:
+            async with self._lock:  # models that load at the same time would exceed the limits
                 await self._make_room(slot)
+                await slot.load_for_request()
         async with slot.use() as version:
             yield version
 
@@ -112,7 +113,7 @@ class ModelSet:
                 await slot.check_for_new_version()
 
     async def _make_room(self, slot: ModelSlot) -> None:
-        """Unload models until a further one fits the limits, and load it."""
+        """Unload models until a further one fits the limits."""
         if slot.current is not None:
             return
         limits = self._settings.models
@@ -121,7 +122,7 @@ class ModelSet:
         while loaded := self.loaded_slots:
             if len(loaded) < max_loaded and self._memory_bytes() < max_bytes:
                 break
-            await loaded[0].unload()
+            await loaded[0].stop()
 
     def _memory_bytes(self) -> int:
         """Return the resident memory of all workers, in bytes."""

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from regauge.serving.server_metrics import ServerMetrics
     from regauge.serving.settings import Serve
 
-Fingerprint = tuple[str, int, int, int]
-"""Path of a manifest behind all links, with its inode, its size and its time in nanoseconds."""
+Fingerprint = tuple[tuple[str, int, int, int], ...]
+"""Each file of a folder behind all links: path, inode, size and time in nanoseconds."""
 
 
 class ModelSlot:
@@ -53,18 +53,30 @@ class ModelSlot:
         self._fingerprint: Fingerprint | None = None
         self._num_requests = 0
         self._stopping: set[asyncio.Task[None]] = set()
+        self._promoting: asyncio.Task[None] | None = None
 
     async def load(self) -> LoadedVersion:
         """Load the model if it is not loaded; raises its error."""
+        if self.current is not None:
+            return self.current
         async with self._lock:
             if self.current is None:
-                fingerprint = _read_fingerprint(self.folder)
+                fingerprint = await self._read_fingerprint()
                 self.current = await self._start_version()
                 self._fingerprint = fingerprint
             return self.current
 
+    async def load_for_request(self) -> None:
+        """Load the model if it is not loaded; raises UnavailableError if it cannot be loaded."""
+        try:
+            await self.load()
+        except RegaugeError as error:
+            raise UnavailableError(f"model '{self.name}' cannot be loaded: {error}") from None
+
     async def unload(self) -> None:
         """Stop the versions after their last requests."""
+        if self._promoting is not None:
+            self._promoting.cancel()
         async with self._lock:
             for version in (self.current, self.canary):
                 if version is not None:
@@ -72,7 +84,7 @@ class ModelSlot:
             self.current = self.canary = None
 
     async def stop(self) -> None:
-        """Stop all versions."""
+        """Stop all versions and wait for their last requests."""
         await self.unload()
         await asyncio.gather(*self._stopping, return_exceptions=True)
 
@@ -83,11 +95,7 @@ class ModelSlot:
         Raises UnavailableError if the model cannot be loaded.
         """
         self.last_used = time.monotonic()
-        if self.current is None:
-            try:
-                await self.load()
-            except RegaugeError as error:
-                raise UnavailableError(f"model '{self.name}' cannot be loaded: {error}") from None
+        await self.load_for_request()
         version = self._select_version()
         try:
             with version.keep_open():
@@ -98,30 +106,42 @@ class ModelSlot:
             raise
 
     async def check_for_new_version(self) -> None:
-        """Replace the current version if the folder has another manifest."""
-        fingerprint = _read_fingerprint(self.folder)
-        if self.current is None or fingerprint is None or fingerprint == self._fingerprint:
+        """Replace the current version if the files of the folder have changed.
+
+        A version that does not load is tried again when a further file changes.
+        """
+        fingerprint = await self._read_fingerprint()
+        if self.current is None or not fingerprint or fingerprint == self._fingerprint:
             return
-        self._fingerprint = fingerprint  # a version that does not load is tried once
+        self._fingerprint = fingerprint
         try:
             version = await self._start_version()
-        except RegaugeError as error:
+        except (RegaugeError, OSError) as error:
             logger.error("%s keeps its version: the new one does not load: %s", self.name, error)
             return
-        if version.content_sha256 == self.current.content_sha256:
+        if self.current is None or version.content_sha256 == self.current.content_sha256:
             await version.stop()
             return
+        self._replace_canary()
         share = self._settings.models.canary_share
         if share:
-            await self._run_canary(version, share)
+            self.canary = version
+            seconds = self._settings.models.canary_seconds
+            message = "%s: a new version gets %g %% of the requests for %g s"
+            logger.info(message, self.name, 100 * share, seconds)
+            loop = asyncio.get_running_loop()
+            self._promoting = loop.create_task(self._promote_later(version, seconds))
         else:
             await self._promote(version)
 
-    async def _run_canary(self, version: LoadedVersion, share: float) -> None:
-        """Give a version a share of the requests, and promote it if none of them fails."""
-        seconds = self._settings.models.canary_seconds
-        logger.info("%s: a new version gets %g %% of the requests", self.name, 100 * share)
-        self.canary = version
+    def _replace_canary(self) -> None:
+        """Stop the canary because a newer version has loaded."""
+        if self.canary is not None:
+            self._stop_later(self.canary)
+            self.canary = None
+
+    async def _promote_later(self, version: LoadedVersion, seconds: float) -> None:
+        """Promote the canary after some seconds, if none of its requests has failed."""
         await asyncio.sleep(seconds)
         if self.canary is version:
             await self._promote(version)
@@ -153,7 +173,9 @@ class ModelSlot:
 
     async def _start_version(self) -> LoadedVersion:
         loop = asyncio.get_running_loop()
-        artifact = await loop.run_in_executor(self._executor, open_served_artifact, self.folder)
+        # The folder behind all links: the workers of this version never load another one.
+        folder = self.folder.resolve() if self.folder.exists() else self.folder
+        artifact = await loop.run_in_executor(self._executor, open_served_artifact, folder)
         version: LoadedVersion
         if artifact.program.output_kind == "text":
             from regauge.serving.text_generation.text_version import TextVersion
@@ -164,6 +186,10 @@ class ModelSlot:
         await version.start()
         return version
 
+    async def _read_fingerprint(self) -> Fingerprint:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, _read_fingerprint, self.folder)
+
     def _stop_later(self, version: LoadedVersion) -> None:
         """Stop a version after its last request."""
         task = asyncio.get_running_loop().create_task(version.drain())
@@ -171,11 +197,16 @@ class ModelSlot:
         task.add_done_callback(self._stopping.discard)
 
 
-def _read_fingerprint(folder: Path) -> Fingerprint | None:
-    """Return what distinguishes the manifest of a folder from others; None if it has none."""
+def _read_fingerprint(folder: Path) -> Fingerprint:
+    """Return what distinguishes the files of an artifact from others; empty without a manifest."""
     try:
-        path = (folder / MANIFEST).resolve()
-        status = path.stat()
-    except OSError:
-        return None
-    return str(path), status.st_ino, status.st_size, status.st_mtime_ns
+        folder = folder.resolve(strict=True)
+        if not (folder / MANIFEST).is_file():
+            return ()
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        statuses = [(path, path.stat()) for path in paths]
+    except OSError:  # the folder is being replaced
+        return ()
+    return tuple(
+        (str(path), status.st_ino, status.st_size, status.st_mtime_ns) for path, status in statuses
+    )

@@ -52,6 +52,7 @@ def run_server(settings: Serve) -> dict[str, Any]:
 async def _serve(
     settings: Serve, listener: socket.socket, executor: ThreadPoolExecutor
 ) -> dict[str, Any]:
+    stop_signals.watch_signals()
     start = time.monotonic()
     metrics = ServerMetrics()
     models = ModelSet(settings, metrics, executor)

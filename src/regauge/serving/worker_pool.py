@@ -172,6 +172,7 @@ class WorkerPool:
         self._starting: set[WorkerProcess] = set()
         self.ready: list[WorkerProcess] = []
         """The workers that compute batches."""
+        self._content_sha256 = ""
         self.num_replaced = 0
         """Number of workers that were lost."""
         self.start_seconds = 0.0
@@ -193,6 +194,7 @@ class WorkerPool:
         finally:
             self._starting.difference_update(workers)
         self.start_seconds = time.monotonic() - start
+        self._content_sha256 = headers[0]["content_sha256"]
         self.ready = workers
         self._tasks = [
             asyncio.create_task(self._keep_alive(request, worker))
@@ -232,15 +234,23 @@ class WorkerPool:
     async def _start_replacement(self, request: WorkerRequest) -> WorkerProcess | None:
         """Return a new worker; None if it did not start."""
         worker = WorkerProcess(request, self._settings)
-        self._starting.add(worker)
         try:
-            await worker.start()
+            header = await worker.start()
+            _check_content(request, header, self._content_sha256)
         except (ChildError, PreflightError) as error:
             logger.error("A worker did not start: %s", error)
             await worker.stop()
             return None
-        finally:
-            self._starting.discard(worker)
+        except asyncio.CancelledError:
+            await worker.stop()
+            raise
         self.ready.append(worker)
         self._on_change()
         return worker
+
+
+def _check_content(request: WorkerRequest, header: dict[str, Any], sha256: str) -> None:
+    """Raise PreflightError if a worker has loaded another version than the first one."""
+    if header["content_sha256"] != sha256:
+        problem = f"the files of {request.path} have changed"
+        raise PreflightError(problem, "the new version is loaded if it is valid")

@@ -1,0 +1,245 @@
+"""Artifacts are replaced under load without a failed request, and models share the memory."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import regauge
+from serve.chaos_backend import RAISES
+from serve.servers import (
+    QUICK_HTTP,
+    ServerProcess,
+    copy_artifact,
+    copy_with_chaos,
+    encoder,
+    install_chaos,
+    is_running,
+    list_children,
+    other_encoder,
+    read_resources,
+    start_server,
+    wait_for,
+)
+from serve.test_server_faults import damage_pooling
+
+__all__ = ["encoder", "other_encoder"]
+
+TEXT = "w5 w6 w7"
+NUM_CLIENTS = 4
+WAIT_SECONDS = 200.0
+"""Time in which a new version must answer; the machine may be busy."""
+
+
+@pytest.fixture(scope="module")
+def versions(encoder: Path, other_encoder: Path) -> list[np.ndarray]:
+    """Return the vector of the text by each version."""
+    paths = (encoder, other_encoder)
+    vectors = [np.asarray(regauge.load(path, threads=1).encode(TEXT)) for path in paths]
+    assert not np.allclose(*vectors, atol=0.01)
+    return vectors
+
+
+def switch(link: Path, target: Path) -> None:
+    """Point a link to another folder, in one step."""
+    temporary = link.with_name("new")
+    temporary.symlink_to(target)
+    temporary.replace(link)
+
+
+class Load:
+    """Keep-alive clients that send one text until they are stopped."""
+
+    def __init__(self, server: ServerProcess, versions: list[np.ndarray]) -> None:
+        self.counts = [0] * len(versions)
+        """Answers of each version."""
+        self.failures: list[str] = []
+        self._server = server
+        self._versions = versions
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts)
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        with ThreadPoolExecutor(NUM_CLIENTS) as executor:
+            clients = [executor.submit(self._send) for _ in range(NUM_CLIENTS)]
+            try:
+                yield
+            finally:
+                self._stopped.set()
+            for client in clients:
+                client.result()
+
+    def _send(self) -> None:
+        with httpx.Client(base_url=self._server.address, timeout=120) as client:
+            while not self._stopped.is_set():
+                try:
+                    response = client.post("/embed", json={"inputs": TEXT})
+                except httpx.HTTPError as error:
+                    self.failures.append(repr(error))
+                    return
+                version = self._find_version(response)
+                with self._lock:
+                    self.counts[version] += 1
+
+    def _find_version(self, response: httpx.Response) -> int:
+        if response.status_code != 200:
+            self.failures.append(f"{response.status_code}: {response.text}")
+            return 0
+        vector = np.array(response.json()[0], np.float32)
+        matches = [np.allclose(vector, known, atol=1e-5) for known in self._versions]
+        if matches.count(True) != 1:
+            self.failures.append(f"an answer of no version: {vector[:4]}")
+            return 0
+        return matches.index(True)
+
+
+def find_version(server: ServerProcess, versions: list[np.ndarray]) -> int:
+    vector = server.embed(TEXT)[0]
+    return next(i for i, known in enumerate(versions) if np.allclose(vector, known, atol=1e-5))
+
+
+@pytest.mark.parametrize("count", [2000, pytest.param(10_000, marks=pytest.mark.full)])
+def test_a_new_version_replaces_the_old_one_under_load(
+    encoder: Path,
+    other_encoder: Path,
+    versions: list[np.ndarray],
+    tmp_path: Path,
+    figure: Callable[[str, float], None],
+    count: int,
+) -> None:
+    link = tmp_path / "live"
+    broken = copy_artifact(other_encoder, tmp_path / "broken")
+    damage_pooling(broken)
+    link.symlink_to(encoder)
+    with start_server(tmp_path / "server", f"model={link}", *QUICK_HTTP) as server:
+        [first] = server.workers
+        load = Load(server, versions)
+        with load.run():
+            wait_for(lambda: load.total > 100)
+            switch(link, broken)
+            wait_for(lambda: "the new one does not load" in server.log, WAIT_SECONDS)
+            assert load.counts[1] == 0
+            switch(link, other_encoder)
+            figure(
+                "seconds until a new version answers",
+                wait_for(lambda: load.counts[1], WAIT_SECONDS),
+            )
+            wait_for(lambda: load.total >= count, 300)
+        assert load.failures == []
+        assert "model keeps its version" in server.log
+        assert "row 0 of parity_rows.json" in server.log
+        assert find_version(server, versions) == 1
+        wait_for(lambda: not is_running(first))
+        assert len(server.workers) == 1
+        assert "Traceback" not in server.log
+
+
+def test_a_folder_is_overwritten_in_place(
+    encoder: Path, other_encoder: Path, versions: list[np.ndarray], tmp_path: Path
+) -> None:
+    """The manifest arrives first, and the other files later: half a version never answers."""
+    folder = copy_artifact(encoder, tmp_path / "artifact")
+    with start_server(tmp_path / "server", f"model={folder}", *QUICK_HTTP) as server:
+        load = Load(server, versions)
+        with load.run():
+            wait_for(lambda: load.total > 20)
+            shutil.copy2(other_encoder / "manifest.json", folder)
+            wait_for(lambda: "the new one does not load" in server.log, WAIT_SECONDS)
+            shutil.copytree(other_encoder, folder, dirs_exist_ok=True)
+            wait_for(lambda: load.counts[1], WAIT_SECONDS)
+        assert load.failures == []
+        assert find_version(server, versions) == 1
+
+
+def test_a_canary_gets_its_share_and_is_promoted_or_discarded(
+    encoder: Path, other_encoder: Path, versions: list[np.ndarray], tmp_path: Path
+) -> None:
+    """A canary that fails is discarded; one that does not is promoted."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    variables = install_chaos(packages)
+    failing = copy_with_chaos(other_encoder, tmp_path / "failing")
+    link = tmp_path / "live"
+    link.symlink_to(encoder)
+    options = ("serve.models.canary_share=0.25", "serve.models.canary_seconds=20", *QUICK_HTTP)
+    arguments = (f"model={link}", *options)
+    with start_server(tmp_path / "server", *arguments, environment=variables) as server:
+        switch(link, failing)
+        wait_for(lambda: "gets 25 % of the requests" in server.log, WAIT_SECONDS)
+        statuses = [server.post("/embed", {"inputs": f"w{RAISES}"}).status_code for _ in range(8)]
+        assert statuses.count(424) == 1
+        assert "model keeps its version: the new one failed" in server.log
+        assert {find_version(server, versions) for _ in range(8)} == {0}
+        switch(link, other_encoder)
+        wait_for(lambda: server.log.count("gets 25 % of the requests") == 2, WAIT_SECONDS)
+        answers = [find_version(server, versions) for _ in range(40)]
+        assert answers.count(1) == 10
+        wait_for(lambda: "replaced by version" in server.log, WAIT_SECONDS)
+        assert {find_version(server, versions) for _ in range(8)} == {1}
+        wait_for(lambda: len(server.workers) == 1)
+        assert "Traceback" not in server.log
+
+
+def test_models_are_loaded_at_their_first_request_and_unloaded(
+    encoder: Path, other_encoder: Path, versions: list[np.ndarray], tmp_path: Path
+) -> None:
+    """With `max_loaded = 1`, requests to two models at once never load both."""
+    arguments = (f"one={encoder}", f"two={other_encoder}", "serve.models.max_loaded=1")
+    with start_server(tmp_path, *arguments, "serve.queue.timeout_seconds=300") as server:
+        models = server.get("/health").json()["models"]
+        assert [model["loaded"] for model in models.values()] == [True, False]
+        most_workers = 0
+        stopped = threading.Event()
+
+        def watch() -> None:
+            nonlocal most_workers
+            while not stopped.is_set():
+                most_workers = max(most_workers, len(server.workers))
+                time.sleep(0.02)
+
+        def send(name: str) -> httpx.Response:
+            body: dict[str, Any] = {"inputs": TEXT, "model": name}
+            return httpx.post(f"{server.address}/embed", json=body, timeout=300)
+
+        with ThreadPoolExecutor(5) as executor:
+            watching = executor.submit(watch)
+            names = ["two", "two", "one", "two"]
+            responses = list(executor.map(send, names))
+            stopped.set()
+            watching.result()
+        for name, response in zip(names, responses, strict=True):
+            assert response.status_code == 200, response.text
+            expected = versions[name == "two"]
+            assert np.allclose(response.json()[0], expected, atol=1e-5)
+        assert most_workers == 1
+        models = server.get("/health").json()["models"]
+        assert sum(model["loaded"] for model in models.values()) == 1
+        assert server.get("/v1/models").json()["data"][1]["id"] == "two"
+
+
+def test_the_memory_of_models_is_limited(
+    encoder: Path, other_encoder: Path, tmp_path: Path
+) -> None:
+    """A limit below two workers keeps one; a model that is unused for the longest time goes."""
+    arguments = (f"one={encoder}", f"two={other_encoder}", "serve.models.max_memory_gb=0.01")
+    with start_server(tmp_path, *arguments, "serve.queue.timeout_seconds=300") as server:
+        [first] = list_children(server.process.pid)
+        assert read_resources(first)[0] > 10
+        assert server.post("/embed", {"inputs": TEXT, "model": "two"}).status_code == 200
+        assert not is_running(first)
+        assert len(server.workers) == 1

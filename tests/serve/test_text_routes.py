@@ -378,7 +378,7 @@ def test_more_requests_than_the_queue_holds_are_refused(
 
 
 def test_the_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="no model 'other'"):
+    with pytest.raises(openai.NotFoundError, match="no model is called 'other'"):
         client.completions.create(model="other", prompt="a")
     with pytest.raises(openai.UnprocessableEntityError, match="logprobs is not supported"):
         client.completions.create(model=MODEL_NAME, prompt="a", logprobs=2)

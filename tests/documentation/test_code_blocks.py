@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -43,7 +45,20 @@ RUN_PAGES = [page for page in PAGES if any(block.is_run for block in BLOCKS if b
 
 
 def run_page(blocks: list[Block], folder: Path) -> None:
-    """Write the files of a page and run its code in a folder, in order."""
+    """Write the files of a page and run its code in a folder, in order.
+
+    A block that starts a process in the background writes its id to a file `*.pid`. The process is
+    killed at the end of the page if a later block did not end it.
+    """
+    try:
+        _run_blocks(blocks, folder)
+    finally:
+        for path in folder.glob("*.pid"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+def _run_blocks(blocks: list[Block], folder: Path) -> None:
     output = ""
     for block in blocks:
         if block.is_file:

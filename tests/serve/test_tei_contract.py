@@ -128,6 +128,17 @@ def test_token_vectors_have_the_limits_of_texts(http: httpx.Client) -> None:
     post(http, "/embed_all", {"inputs": "a", "model": "classifier"}, 422)
 
 
+def test_token_vectors_keep_the_deadline(http: httpx.Client) -> None:
+    post(http, "/embed_all", {"inputs": "anna"})
+    body = {"inputs": ["anna lives in oslo"] * 200}
+    late = http.post("/embed_all", json=body, headers={"Regauge-Timeout-Ms": "5"})
+    assert late.status_code in {429, 504}
+    refused = http.post("/embed_all", json=body, headers={"Regauge-Timeout-Ms": "0.001"})
+    assert refused.status_code == 429
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert len(post(http, "/embed_all", body)) == 200
+
+
 def test_info_has_the_limits(http: httpx.Client) -> None:
     info = http.get("/info").json()
     assert info["model_id"] == "encoder"

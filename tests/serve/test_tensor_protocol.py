@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from regauge.serving.request_errors import InvalidRequestError
-from regauge.serving.tensor_protocol import (
+from regauge.serving.http_protocol import parse_body
+from regauge.serving.open_inference.tensor_protocol import (
     DTYPES,
     TEXT,
     InputTensor,
@@ -21,6 +21,7 @@ from regauge.serving.tensor_protocol import (
     encode_outputs,
     read_tensors,
 )
+from regauge.serving.request_errors import InvalidRequestError
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
 
@@ -104,6 +105,14 @@ def test_damage_is_an_error(fields: dict[str, Any], binary: bytes, problem: str)
     with pytest.raises(InvalidRequestError) as caught:
         read_tensors([item], binary)
     assert problem in str(caught.value)
+
+
+def test_deeply_nested_data_are_read_or_refused() -> None:
+    head = '{"name": "x", "shape": [1], "datatype": "FP32", "data": '
+    deep, deeper = (f"{head}{'[' * depth}1{']' * depth}}}".encode() for depth in (100, 10_000))
+    assert read_tensors([parse_body(deep, InputTensor)], b"")["x"] == [1]
+    with pytest.raises(InvalidRequestError, match="recursion"):
+        parse_body(deeper, InputTensor)
 
 
 def test_an_input_that_occurs_twice_is_an_error() -> None:

@@ -211,6 +211,28 @@ def test_answers_are_the_same_if_the_cache_is_too_small_for_all(
     assert any(calls)
 
 
+def test_requests_wait_no_longer_if_those_with_the_memory_are_cancelled(
+    expect: Callable[..., Any], load: Callable[..., Any]
+) -> None:
+    serving = SERVING.model_copy(update={"kv_cache_tokens": 160, "max_batch_tokens": 32})
+    collector = Collector(load(serving=serving))
+    engine: Any = collector.engine
+    scheduler = engine._processor.scheduler
+    for request in make_requests(GREEDY):
+        collector.engine.add(request)
+    while not scheduler.block_new_requests:
+        collector.step()
+    for name in list(scheduler.active_requests):
+        collector.engine.cancel(name)
+    for _ in range(1000):
+        collector.step()
+    answers = [collector.tokens[str(number)] for number in range(16)]
+    cancelled = [collector.ends[str(number)].finish_reason == "cancelled" for number in range(16)]
+    assert any(cancelled)
+    for answer, expected, is_cancelled in zip(answers, expect(GREEDY), cancelled, strict=True):
+        assert answer == (expected[: len(answer)] if is_cancelled else expected)
+
+
 def test_equal_prefixes_are_computed_once(
     models: Callable[..., Artifact], load: Callable[..., Any]
 ) -> None:

@@ -234,15 +234,20 @@ def test_a_client_that_disconnects_frees_its_places(
 ) -> None:
     address, context = server
     body = {
-        "prompt": [[5, number] for number in range(6, 22)],
-        "max_tokens": 100,
+        "prompt": [[5, number] for number in range(6, 30)],
+        "max_tokens": 120,
         "temperature": 1.5,
+        "seed": 2,
         "stream": is_stream,
     }
+    worker = context.workers.ready[0].client
+    num_before = worker.num_tokens
     with open_stream(address, body, 4096):
         wait_until(lambda: context.num_requests > 0)
     wait_until(lambda: context.num_requests == 0 and context.num_open == 0)
-    wait_until(lambda: context.num_running == 0)
+    last = worker.heartbeat
+    wait_until(lambda: worker.heartbeat is not last and not sum(worker.heartbeat[2:]))
+    assert worker.num_tokens - num_before < 24 * 120 / 3  # about two thirds reach no end token
     assert client.completions.create(model=MODEL_NAME, prompt="x", max_tokens=2).choices
 
 
@@ -373,7 +378,7 @@ def test_more_requests_than_the_queue_holds_are_refused(
 
 
 def test_the_openai_client_raises_its_own_errors(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="no model 'other'"):
+    with pytest.raises(openai.NotFoundError, match="no model is called 'other'"):
         client.completions.create(model="other", prompt="a")
     with pytest.raises(openai.UnprocessableEntityError, match="logprobs is not supported"):
         client.completions.create(model=MODEL_NAME, prompt="a", logprobs=2)

@@ -178,6 +178,16 @@ def test_a_module_reads_tensors(
             "input 'image' has shape [1, 2, 8, 9], not [-1, 2, 8, 8]",
         ),
         ("encoder", [build_texts("text", ["word " * 60])], "413", "longer than the 48 tokens"),
+        (
+            "ranker",
+            [
+                build_texts("query", ["a"]),
+                build_texts("document", ["a"]),
+                build_numbers("price", np.full(1, np.inf, np.float32)),
+            ],
+            "422",
+            "input 'price' has a number that is not finite",
+        ),
     ],
 )
 def test_an_error_names_its_reason(

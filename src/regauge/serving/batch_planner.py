@@ -21,6 +21,9 @@ MIN_LIMITED_FACTOR = 2.0
 """A limited batch may take this many times the time of a single record of its length."""
 
 
+MAX_INEFFICIENCY = 1.1
+
+
 class BatchTimes(Protocol):
     """The measured time of each batch shape."""
 
@@ -103,6 +106,12 @@ class BatchPlanner:
         if key not in self._cache:
             self._cache[key] = self._times.milliseconds(*key)
         return self._cache[key]
+
+    def find_efficient_rows(self, length: int) -> int:
+        """Return the smallest batch size with at most 1.1 times the shortest time per row."""
+        times = {rows: self.milliseconds(length, rows) / rows for rows in self._sizes[length]}
+        limit = MAX_INEFFICIENCY * min(times.values())
+        return min(rows for rows, milliseconds in times.items() if milliseconds <= limit)
 
     def plan(self, queue: Sequence[Queueable], limit_ms: float) -> PlannedBatch:
         """Return the next batch from a nonempty queue in order of service.

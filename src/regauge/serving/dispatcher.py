@@ -16,6 +16,7 @@ import numpy as np
 from regauge.artifacts.records import TextRecords
 from regauge.serving.request_errors import DeadlineError, OverloadedError, UnavailableError
 from regauge.serving.scheduler import QueuedRequest, QueueFullError
+from regauge.serving.token_vectors.token_vector_queue import TokenVectorQueue
 from regauge.serving.worker_pool import WorkerLostError
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Dispatcher:
         self._output_size = output_size
         self._on_batch = on_batch
         self._tasks: set[asyncio.Task[None]] = set()
+        self._token_vectors = TokenVectorQueue(pool)
 
     def check_room(self, options: RequestOptions) -> None:
         """Raise OverloadedError or UnavailableError if no further request would be accepted."""
@@ -125,6 +127,13 @@ class Dispatcher:
             if request.num_open:
                 self._scheduler.cancel(request)
         return request
+
+    async def compute_token_vectors(
+        self, texts: Sequence[np.ndarray], options: RequestOptions
+    ) -> list[np.ndarray]:
+        """Return the vectors of the tokens of texts; see `TokenVectorQueue.compute`."""
+        self.check_room(options)
+        return await self._token_vectors.compute(texts, options)
 
     def fill_workers(self) -> None:
         """Send waiting batches to the workers that have room."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from regauge.artifacts.bucket_times import BucketTimes
     from regauge.artifacts.engine import Engine
     from regauge.artifacts.records import Records
-    from regauge.artifacts.token_encoder import TokenEncoder
+    from regauge.serving.token_vectors.token_encoder import TokenEncoder
 
 MEASUREMENT_SECONDS = 0.5
 """Time to measure the batch shapes of a model that has no measured times."""
@@ -127,7 +127,7 @@ class EngineWorker:
     @cached_property
     def _token_encoder(self) -> TokenEncoder:
         """The uncompiled encoder, which is loaded at its first use."""
-        from regauge.artifacts.token_encoder import TokenEncoder
+        from regauge.serving.token_vectors.token_encoder import TokenEncoder
 
         return TokenEncoder.load(self._artifact)
 

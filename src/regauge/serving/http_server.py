@@ -174,10 +174,10 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new connections, answer the requests of open ones, and close idle ones."""
-        for listener in sockets or []:
-            listener.close()
         for server in self.servers:
             server.close()
+        for listener in sockets or []:
+            listener.close()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._context.settings.http.drain_seconds
         idle_since: dict[Any, float] = {}

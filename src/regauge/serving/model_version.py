@@ -20,12 +20,11 @@ from regauge.artifacts.preprocess import NO_VALUES, Preprocessor
 from regauge.errors import DataError, SettingsError
 from regauge.processes import available_cores
 from regauge.serving.batch_planner import BatchPlanner
-from regauge.serving.dispatcher import Dispatcher
+from regauge.serving.dispatcher import QUEUED_BATCHES, Dispatcher
 from regauge.serving.engine_worker import WorkerRequest
 from regauge.serving.loaded_version import LoadedVersion
 from regauge.serving.request_errors import InferenceError, InvalidRequestError, TooLargeError
 from regauge.serving.scheduler import Scheduler
-from regauge.serving.token_vectors import TokenVectorQueue
 from regauge.serving.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from regauge.serving.settings import Overflow, Serve, WorkerSettings
 
 T = TypeVar("T")
+TYPICAL_TOKENS = 32
 INLINE_CHARACTERS = 4000
 """Texts of at most this many characters are tokenized at once, and longer ones in a thread."""
 
@@ -112,8 +112,8 @@ class ModelVersion(LoadedVersion):
         """The worker processes."""
         self.scheduler: Scheduler | None = None
         """The queue; None until the workers are ready."""
+        self._planner: BatchPlanner | None = None
         self._dispatcher: Dispatcher | None = None
-        self._token_vectors = TokenVectorQueue(self.pool, settings.queue.max_wait_seconds)
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -131,7 +131,7 @@ class ModelVersion(LoadedVersion):
         buckets = select_buckets(self.artifact, batch_invariant=self.is_batch_invariant)
         self._lengths = np.array([bucket.length for bucket in buckets.shapes])
         mixes_lengths = not self.is_batch_invariant
-        planner = BatchPlanner(buckets, times, mixes_lengths=mixes_lengths)
+        planner = self._planner = BatchPlanner(buckets, times, mixes_lengths=mixes_lengths)
         self.scheduler = Scheduler(planner, self._settings.queue.max_wait_seconds)
         self._dispatcher = Dispatcher(
             self.scheduler, self.pool, self.program.output_size, self._count_batch
@@ -164,6 +164,18 @@ class ModelVersion(LoadedVersion):
         if self._preprocessor is None:
             raise InvalidRequestError("this model reads tensors, not texts")
         return self._preprocessor
+
+    @property
+    def recommended_records_in_flight(self) -> int:
+        """Number of records that clients should keep in flight, so that no worker waits.
+
+        These are two batches of texts of `TYPICAL_TOKENS` tokens for each worker.
+        """
+        if self._planner is None:
+            return 1
+        length = int(self._lengths[np.searchsorted(self._lengths[:-1], TYPICAL_TOKENS)])
+        num_workers = max(1, len(self.pool.ready))
+        return QUEUED_BATCHES * num_workers * self._planner.find_efficient_rows(length)
 
     @property
     def is_normalized(self) -> bool:
@@ -221,7 +233,12 @@ class ModelVersion(LoadedVersion):
         limits: dict[str, Any] = {}
         if self._preprocessor is not None:
             limits = {"max_input_length": self._preprocessor.max_length}
-        return {**super().describe(), **limits, "batch_invariant": self.is_batch_invariant}
+        return {
+            **super().describe(),
+            **limits,
+            "batch_invariant": self.is_batch_invariant,
+            "recommended_records_in_flight": self.recommended_records_in_flight,
+        }
 
     async def compute_tensors(self, records: Records, options: RequestOptions) -> Outputs:
         """Return the outputs of a custom module for rows of its input tensors."""
@@ -247,7 +264,7 @@ class ModelVersion(LoadedVersion):
             problem = f"{records.num_tokens} tokens are over the limit of {MAX_VECTOR_TOKENS}"
             raise TooLargeError(problem)
         texts = [records.slice_arrays(index)[0] for index in range(len(records))]
-        return await self._token_vectors.compute(texts, options)
+        return await self.dispatcher.compute_token_vectors(texts, options)
 
     async def _compute_windows(self, inputs: Inputs, options: RequestOptions) -> Outputs | None:
         """Return the mean vectors of the windows of texts; None if no text needs several."""

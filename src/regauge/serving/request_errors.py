@@ -7,6 +7,8 @@ class RequestError(Exception):
     """A request that is not answered with outputs."""
 
     status = 500
+    code = "server_error"
+    """Name of the kind of failure, as the API of OpenAI uses it."""
 
     def __init__(self, message: str, *, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -21,18 +23,21 @@ class UnauthorizedError(RequestError):
     """The request has no valid API key."""
 
     status = 401
+    code = "invalid_api_key"
 
 
 class UnknownModelError(RequestError):
     """The server has no model of this name."""
 
     status = 404
+    code = "model_not_found"
 
 
 class TooLargeError(RequestError):
     """The body, a text or the number of records is over a limit."""
 
     status = 413
+    code = "too_large"
 
 
 class MediaTypeError(RequestError):
@@ -45,27 +50,32 @@ class InvalidRequestError(RequestError):
     """The request has a wrong form, or asks for something that the model cannot do."""
 
     status = 422
+    code = "invalid_request"
 
 
 class InferenceError(RequestError):
     """The model failed to compute a record."""
 
     status = 424
+    code = "inference_failed"
 
 
 class OverloadedError(RequestError):
     """The request would wait too long."""
 
     status = 429
+    code = "overloaded"
 
 
 class UnavailableError(RequestError):
     """The server is starting, draining, or without a worker."""
 
     status = 503
+    code = "unavailable"
 
 
 class DeadlineError(RequestError):
     """The request was not answered in time."""
 
     status = 504
+    code = "deadline_exceeded"

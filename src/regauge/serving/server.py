@@ -15,20 +15,14 @@ from regauge import stop_signals
 from regauge.errors import SettingsError
 from regauge.log import logger
 from regauge.serving.api_keys import ApiKeys
-from regauge.serving.app import build_app
 from regauge.serving.http_server import HttpServer
-from regauge.serving.model_set import ModelSet
-from regauge.serving.search_service import SearchService
-from regauge.serving.server_context import ServerContext
-from regauge.serving.server_metrics import ServerMetrics
+from regauge.serving.runtime import TOKENIZER_THREADS, ServingRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from regauge.serving.settings import Serve
 
-TOKENIZER_THREADS = 2
-"""Threads that tokenize long texts."""
 BACKLOG = 1024
 POLL_SECONDS = 0.05
 """Interval at which stop signals are read."""
@@ -54,34 +48,20 @@ async def _serve(
 ) -> dict[str, Any]:
     stop_signals.watch_signals()
     start = time.monotonic()
-    metrics = ServerMetrics()
-    models = ModelSet(settings, metrics, executor)
-    keys = ApiKeys.read(settings.http.api_keys_file)
-    context = ServerContext(settings, models, metrics, keys, executor)
-    search = SearchService(context, settings.search) if settings.search else None
-    server = HttpServer(context, build_app(context, search))
+    runtime = ServingRuntime(settings, ApiKeys.read(settings.http.api_keys_file), executor)
+    server = HttpServer(runtime.context, runtime.app)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        if await _run_until_stopped(_load(models, search)):
-            context.state = "ready"
+        if await _run_until_stopped(runtime.start()):
             _log_ready(settings, listener, time.monotonic() - start)
-            await _run_until_stopped(models.watch())
-        context.state = "draining"
+            await _run_until_stopped(runtime.watch())
+        runtime.drain()
         logger.info("Draining: accepted requests are completed")
     finally:
         server.should_exit = True
         await running
-        await models.stop()
-        if search is not None:
-            search.close()
+        await runtime.stop()
     return {"requests": server.server_state.total_requests, "state": "stopped"}
-
-
-async def _load(models: ModelSet, search: SearchService | None) -> None:
-    """Load the models, then the rows to search in."""
-    await models.start()
-    if search is not None:
-        await search.open()
 
 
 async def _run_until_stopped(work: Coroutine[Any, Any, None]) -> bool:

@@ -21,13 +21,14 @@ from regauge.serving.http_protocol import (
     build_route,
     parse_body,
 )
-from regauge.serving.model_tensors import (
+from regauge.serving.open_inference.model_tensors import (
     build_inputs,
     build_outputs,
     build_records,
     describe_inputs,
     describe_outputs,
 )
+from regauge.serving.open_inference.tensor_protocol import InputTensor, encode_outputs, read_tensors
 from regauge.serving.request_errors import (
     InvalidRequestError,
     RequestError,
@@ -35,7 +36,6 @@ from regauge.serving.request_errors import (
     UnknownModelError,
 )
 from regauge.serving.routes.health import find_status
-from regauge.serving.tensor_protocol import InputTensor, encode_outputs, read_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
     from regauge.serving.loaded_version import LoadedVersion
     from regauge.serving.model_version import ModelVersion, Outputs
+    from regauge.serving.open_inference.tensor_protocol import OutputTensor
     from regauge.serving.scheduler import Priority
     from regauge.serving.server_context import ServerContext
-    from regauge.serving.tensor_protocol import OutputTensor
 
 HEADER_LENGTH = "inference-header-content-length"
 """Header with the length of the JSON, if bytes follow it."""

@@ -35,9 +35,8 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 ERROR_TYPES = {
     401: "authentication_error",
-    404: "not_found_error",
+    424: "server_error",
     429: "rate_limit_error",
-    503: "service_unavailable_error",
 }
 """OpenAI's type of an error by status; others are `invalid_request_error` or `server_error`."""
 

@@ -139,6 +139,8 @@ class TextWorkerClient:
         """The limits of the engine."""
         self.heartbeat = TextHeartbeat(0, 0.0, 0, 0)
         """The last heartbeat."""
+        self.num_tokens = 0
+        """Number of tokens that the worker has generated."""
         self.last_message = time.monotonic()
         """When the last message arrived, by `time.monotonic`."""
         self._reader = reader
@@ -271,6 +273,7 @@ class TextWorkerClient:
         for values in header.get("events", ()):
             event = TokenEvent(*values)
             stream = self._streams.get(event.request_id)
+            self.num_tokens += event.token is not None
             if event.finish_reason is not None:
                 self._ends.append(self.last_message)
                 self._streams.pop(event.request_id, None)

@@ -1,6 +1,6 @@
 """The command `serve` of a SageMaker container: serves the model that SageMaker unpacks.
 
-    python -m regauge.serving.sagemaker_container
+    python -m regauge.clusters.sagemaker_container
 
 SageMaker mounts the archive of the model at `/opt/ml/model`. It is an artifact, or has several
 artifacts in folders of their own. The endpoint sets these environment variables:
@@ -58,7 +58,7 @@ def _list_models(folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Replace this process by the server, or exit with the code of an invalid container."""
+    """Replace this process by the server, or end it if the container has no model."""
     try:
         command = build_command(os.environ)
     except SettingsError as error:

@@ -34,9 +34,8 @@ SMOOTHING = 0.2
 class TokenVectorQueue:
     """Computes the token vectors of the texts of a model."""
 
-    def __init__(self, pool: WorkerPool, max_wait_seconds: float) -> None:
+    def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
-        self._max_wait_seconds = max_wait_seconds
         self._turn = asyncio.Lock()
         self._seconds = 0.0
         self.num_waiting = 0
@@ -66,14 +65,12 @@ class TokenVectorQueue:
         return computed
 
     def _check_room(self, count: int, options: RequestOptions) -> None:
-        """Raise OverloadedError if a request of this many texts would wait too long."""
-        if self.num_waiting and self.num_waiting * self._seconds > self._max_wait_seconds:
-            raise OverloadedError("the queue of token vectors is full", retry_after=1)
-        # A text takes as long as the mean of the last ones.
+        """Raise OverloadedError if a request of this many texts would be late."""
         seconds = (self.num_waiting + count) * self._seconds
-        if seconds > options.timeout_seconds:
-            problem = f"{count} texts would take {seconds:.1f} s, longer than the time limit"
-            raise OverloadedError(problem, retry_after=max(1, round(seconds)))
+        limit = options.timeout_seconds
+        if seconds > limit:
+            problem = f"the expected time of {seconds:.1f} s is over the limit of {limit:.1f} s"
+            raise OverloadedError(problem, retry_after=max(1, round(seconds - limit)))
 
     async def _compute_text(self, index: int, ids: np.ndarray) -> np.ndarray:
         """Return the vectors of one text; it is computed again if the worker ends."""

@@ -10,8 +10,8 @@ import orjson
 from regauge.artifacts.postprocess import build_columns
 from regauge.artifacts.records import TensorRecords
 from regauge.serving.model_version import Inputs
+from regauge.serving.open_inference.tensor_protocol import TEXT, OutputTensor
 from regauge.serving.request_errors import InvalidRequestError
-from regauge.serving.tensor_protocol import TEXT, OutputTensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -183,8 +183,15 @@ def _read_numbers(name: str, array: np.ndarray) -> list[float | None]:
     """Return the numbers of an input of shape [records] or [records, 1]; None for NaN."""
     if array.dtype == object:
         raise InvalidRequestError(f"input '{name}' is not of data type FP32")
-    numbers = _to_column(name, array).astype(np.float64).tolist()
-    return [None if number != number else number for number in numbers]  # noqa: PLR0124 - NaN
+    with np.errstate(over="ignore"):
+        numbers = _to_column(name, array).astype(np.float32)
+    if np.isinf(numbers).any():
+        raise InvalidRequestError(f"input '{name}' has a number that is not finite")
+    is_missing = np.isnan(numbers)
+    return [
+        None if flag else number
+        for flag, number in zip(is_missing.tolist(), numbers.tolist(), strict=True)
+    ]
 
 
 def _to_column(name: str, array: np.ndarray) -> np.ndarray:

@@ -1,0 +1,53 @@
+"""The models of a server and its application, from their start to their stop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from regauge.serving.app import build_app
+from regauge.serving.model_set import ModelSet
+from regauge.serving.search_service import SearchService
+from regauge.serving.server_context import ServerContext
+from regauge.serving.server_metrics import ServerMetrics
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from regauge.serving.api_keys import ApiKeys
+    from regauge.serving.settings import Serve
+
+TOKENIZER_THREADS = 2
+"""Threads of the executor, which tokenize long texts."""
+
+
+class ServingRuntime:
+    """Loads the models of an ASGI application, and stops them; the caller serves it over HTTP."""
+
+    def __init__(self, settings: Serve, keys: ApiKeys, executor: Executor) -> None:
+        metrics = ServerMetrics()
+        self._models = ModelSet(settings, metrics, executor)
+        self.context = ServerContext(settings, self._models, metrics, keys, executor)
+        self._search = SearchService(self.context, settings.search) if settings.search else None
+        self.app = build_app(self.context, self._search)
+        """The application; it refuses requests until the models are loaded."""
+
+    async def start(self) -> None:
+        """Load the models, then the rows to search in; raises their errors."""
+        await self._models.start()
+        if self._search is not None:
+            await self._search.open()
+        self.context.state = "ready"
+
+    async def watch(self) -> None:
+        """Check for new versions of the models until it is cancelled."""
+        await self._models.watch()
+
+    def drain(self) -> None:
+        """Announce the end to clients; accepted requests are still completed."""
+        self.context.state = "draining"
+
+    async def stop(self) -> None:
+        """Stop the models and the search."""
+        await self._models.stop()
+        if self._search is not None:
+            self._search.close()

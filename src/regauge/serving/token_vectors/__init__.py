@@ -1,0 +1,1 @@
+"""The vectors of all tokens of a text, for late interaction and for other poolings."""

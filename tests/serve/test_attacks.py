@@ -95,7 +95,7 @@ def test_hostile_requests_leave_nothing_behind(server: ServerProcess, count: int
     assert (server.embed("w5 w6") == expected).all()
     megabytes, threads, descriptors = (new - old for new, old in zip(after, before, strict=True))
     assert megabytes < 20
-    assert threads == 0
+    assert threads <= 0
     assert descriptors <= 1
     health = server.get("/health").json()
     assert health["models"]["model"]["waiting_records"] == 0

@@ -20,7 +20,14 @@ from regauge.serving.request_errors import (
     RequestError,
     UnavailableError,
 )
-from regauge.serving.scheduler import GUARD_MS, SHARES, Priority, QueuedRequest, Scheduler
+from regauge.serving.scheduler import (
+    GUARD_MS,
+    MAX_CLIENTS,
+    SHARES,
+    Priority,
+    QueuedRequest,
+    Scheduler,
+)
 from serve.simulation import AffineTimes, ClientRecord, Simulation, run_simulated
 
 Figure = Callable[[str, float], None]
@@ -85,6 +92,37 @@ def test_clients_share_the_workers_equally(
     used = run_simulated(run(), monkeypatch)
     figure("unfairness between clients", max(used) / min(used))
     assert max(used) / min(used) <= 1.1
+
+
+def test_small_requests_of_many_clients_end_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If their records were served in turn, all of them would end late."""
+
+    async def run() -> list[float]:
+        simulation = Simulation(max_wait_seconds=math.inf)
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+
+        async def send(client: int) -> float:
+            await simulation.send([32] * 8, client)
+            return loop.time() - start
+
+        return await asyncio.gather(*map(send, range(100)))
+
+    ends = run_simulated(run(), monkeypatch)
+    assert ends == sorted(ends)
+    assert np.mean(ends) <= 0.6 * ends[-1]
+
+
+def test_clients_that_have_left_are_forgotten() -> None:
+    """Each connection is a client, so a busy server sees any number of them."""
+    scheduler = Simulation(max_wait_seconds=math.inf).scheduler
+    for number in range(2 * MAX_CLIENTS):
+        scheduler.add(QueuedRequest(number, "bulk", math.inf), [32], 0.0)
+        while scheduler.num_waiting > 100:
+            assert scheduler.take_batch(0.0) is not None
+    assert scheduler.num_clients <= MAX_CLIENTS + 1
 
 
 async def send_interactive(

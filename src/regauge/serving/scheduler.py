@@ -38,6 +38,8 @@ GUARD_MS = 4.0
 SMOOTHING = 0.1
 """Weight of a new measurement in the ratio of measured to expected times, after the first ones."""
 MIN_RETRY_SECONDS = 1
+MAX_CLIENTS = 4096
+"""Clients without waiting records are forgotten if there are more clients than this."""
 MARGIN = 1.2
 """Factor of the expected times when they are compared with deadlines."""
 SLACK_BATCHES = 3
@@ -68,6 +70,10 @@ class QueuedRequest:
     num_waiting: int = 0
     """Number of records in the queue."""
     is_cancelled: bool = False
+    slice_tag: float = 0.0
+    """Tag of the last slice of its records."""
+    slice_ms: float = 0.0
+    """Cost of the records in that slice."""
 
 
 @dataclass(eq=False, slots=True)
@@ -105,12 +111,17 @@ class ScheduledBatch(NamedTuple):
 class _PriorityQueue:
     """The records of one priority, in order of service."""
 
+    slice_ms: float
+    """Records of a request up to this cost are served at once, and not record by record in turn
+    with those of other clients: then all requests would end late."""
     records: list[QueuedRecord] = field(default_factory=list)
     waiting_ms: float = 0.0
     virtual_time: float = 0.0
     """Tag of the last record that was taken."""
     client_tags: dict[Hashable, float] = field(default_factory=dict)
     """Tag of the next record of each client with waiting records."""
+    max_clients: int = MAX_CLIENTS
+    """Number of clients after which those without waiting records are forgotten."""
     used: float = 0.0
     """Milliseconds that it has used, divided by its share."""
     packing: float = 1.0
@@ -118,9 +129,13 @@ class _PriorityQueue:
 
     def add(self, record: QueuedRecord) -> None:
         """Insert a record behind the records that its client has used the processors for."""
-        client = record.request.client
-        record.tag = max(self.virtual_time, self.client_tags.get(client, 0.0))
-        self.client_tags[client] = record.tag + record.cost
+        request, client = record.request, record.request.client
+        used = max(self.virtual_time, self.client_tags.get(client, 0.0))
+        if not request.slice_ms or request.slice_ms + record.cost > self.slice_ms:
+            request.slice_tag, request.slice_ms = used, 0.0
+        record.tag = request.slice_tag
+        request.slice_ms += record.cost
+        self.client_tags[client] = used + record.cost
         insort(self.records, record, key=lambda item: item.key)
         self.waiting_ms += record.cost
 
@@ -131,6 +146,8 @@ class _PriorityQueue:
             del self.records[index]
         if indices[0] == 0:
             self.virtual_time = max(self.virtual_time, taken[0].tag)
+        if len(self.client_tags) > self.max_clients:
+            self._forget_clients()
         self.waiting_ms -= sum(record.cost for record in taken)
         if not self.records:
             self._reset()
@@ -149,6 +166,13 @@ class _PriorityQueue:
         """Count the time of a batch that was selected from more records than it holds."""
         self.packing += SMOOTHING * (planned_ms / cost - self.packing)
 
+    def _forget_clients(self) -> None:
+        """Forget the clients without waiting records, as if they were new."""
+        clients = {record.request.client for record in self.records}
+        tags = self.client_tags.items()
+        self.client_tags = {client: tag for client, tag in tags if client in clients}
+        self.max_clients = max(MAX_CLIENTS, 2 * len(clients))
+
     def _reset(self) -> None:
         """Forget the clients: an empty queue owes nothing to any of them."""
         self.client_tags.clear()
@@ -162,8 +186,8 @@ class Scheduler:
         self._planner = planner
         self._max_wait_seconds = max_wait_seconds
         self._queues: dict[Priority, _PriorityQueue] = {
-            "interactive": _PriorityQueue(),
-            "bulk": _PriorityQueue(),
+            "interactive": _PriorityQueue(planner.max_milliseconds),
+            "bulk": _PriorityQueue(planner.max_milliseconds),
         }
         self._numbers = count()
         self._running_ms = 0.0
@@ -183,6 +207,11 @@ class Scheduler:
         """Number of waiting records."""
         waiting = sum(len(queue.records) for queue in self._queues.values())
         return waiting + len(self._isolated)
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients whose use of the processors is known."""
+        return sum(len(queue.client_tags) for queue in self._queues.values())
 
     def estimate_wait(self, priority: Priority, cost_ms: float = 0.0) -> float:
         """Return the expected seconds until a new request of this cost is answered."""

@@ -145,7 +145,7 @@ def test_a_new_version_replaces_the_old_one_under_load(
         assert "row 0 of parity_rows.json" in server.log
         assert find_version(server, versions) == 1
         wait_for(lambda: not is_running(first))
-        assert len(server.workers) == 1
+        wait_for(lambda: len(server.workers) == 1)
         assert "Traceback" not in server.log
 
 
@@ -242,4 +242,4 @@ def test_the_memory_of_models_is_limited(
         assert read_resources(first)[0] > 10
         assert server.post("/embed", {"inputs": TEXT, "model": "two"}).status_code == 200
         assert not is_running(first)
-        assert len(server.workers) == 1
+        wait_for(lambda: len(server.workers) == 1)

@@ -36,6 +36,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._header_bytes = 0
+        self._running_cycle: Any = None
         self._header_timer: asyncio.TimerHandle | None = None
         if len(self.connections) > self.context.settings.http.max_connections:
             self._refuse(503, "too many connections")
@@ -44,6 +45,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
+        if self._running_cycle is not None:
+            self._running_cycle.disconnected = True
         for task in self.context.tasks.pop(self.client, ()) if self.client else ():
             task.cancel()
         super().connection_lost(exc)
@@ -62,6 +65,15 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_header_timer()
         super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """Start to answer a request, and remember it.
+
+        uvicorn only knows the last one of pipelined requests, so it would write the answer of an
+        earlier one to a closed connection.
+        """
+        self._running_cycle = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _is_between_requests(self) -> bool:
         return self.cycle is None or self.cycle.response_complete

@@ -30,6 +30,8 @@ class LoadedVersion(ABC):
         """When the version was loaded, in seconds since 1970."""
         self.content_sha256 = ""
         """Hash of the manifest; empty until the version has started."""
+        self.num_failed_records = 0
+        """Number of records that the model failed to compute."""
         self._num_open = 0
         self._unused = asyncio.Event()
         self._unused.set()

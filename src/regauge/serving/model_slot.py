@@ -102,8 +102,10 @@ class ModelSlot:
                 yield version
         except RequestError as error:
             if version is self.canary and error.status in {424, 500, 504}:
-                self._discard_canary(error)
+                self._discard_canary(error.message)
             raise
+        if version is self.canary and version.num_failed_records:
+            self._discard_canary("it could not compute a record")
 
     async def check_for_new_version(self) -> None:
         """Replace the current version if the files of the folder have changed.
@@ -153,10 +155,10 @@ class ModelSlot:
                 self._stop_later(previous)
         logger.info("%s: replaced by version %s", self.name, version.content_sha256[:12])
 
-    def _discard_canary(self, error: RequestError) -> None:
+    def _discard_canary(self, problem: str) -> None:
         """Stop the canary because it failed to answer a request."""
         if self.canary is not None:
-            logger.error("%s keeps its version: the new one failed: %s", self.name, error.message)
+            logger.error("%s keeps its version: the new one failed: %s", self.name, problem)
             self._stop_later(self.canary)
             self.canary = None
 

@@ -290,7 +290,9 @@ class ModelVersion(LoadedVersion):
 
     async def _compute_records(self, records: Records, options: RequestOptions) -> ComputedRequest:
         lengths = self._lengths[np.searchsorted(self._lengths, records.lengths)].tolist()
-        return await self.dispatcher.compute(records, lengths, options)
+        request = await self.dispatcher.compute(records, lengths, options)
+        self.num_failed_records += len(request.failures)
+        return request
 
     async def _encode(self, inputs: Inputs) -> EncodedRecords:
         """Return the tokens of records; raises InvalidRequestError for a wrong one."""

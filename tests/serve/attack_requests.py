@@ -167,7 +167,7 @@ def _broken_json(draw: random.Random) -> Attack:
     return _send(build_post(body, draw.choice(PATHS)))
 
 
-def _pipelined(draw: random.Random) -> Attack:
+def _pipelined_requests(draw: random.Random) -> Attack:
     requests = [build_post(GOOD) for _ in range(draw.randint(2, 20))]
     requests.insert(draw.randrange(len(requests)), b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
     if draw.random() < 0.5:
@@ -175,7 +175,7 @@ def _pipelined(draw: random.Random) -> Attack:
     return _send(b"".join(requests), half_closes=True, leaves=draw.random() < 0.3)
 
 
-def _oversized(draw: random.Random) -> Attack:
+def _oversized_body(draw: random.Random) -> Attack:
     """Return a body over the 200 kB that the server of these tests accepts."""
     size = draw.choice([200_001, 5_000_000, 10**15])
     body = b" " * min(size, 300_000)
@@ -202,7 +202,7 @@ KINDS: list[tuple[str, Callable[[random.Random], Attack]]] = [
     for function in (
         _garbage, _request_line, _path_traversal, _header_bomb, _bad_header, _conflicting_lengths,
         _chunked_garbage, _truncated_body, _deep_json, _odd_values, _invalid_utf8, _broken_json,
-        _pipelined, _oversized, _slow_headers, _slow_body, _silent,
+        _pipelined_requests, _oversized_body, _slow_headers, _slow_body, _silent,
     )
 ]  # fmt: skip
 

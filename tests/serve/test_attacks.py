@@ -51,7 +51,9 @@ def server(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(scope="module")
-def guarded(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def guarded_server(
+    encoder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """Return a server with API keys."""
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "keys.txt").write_text("# keys of the tests\n" + "\n".join(KEYS) + "\n")
@@ -182,23 +184,23 @@ def test_large_and_long_inputs_are_refused(server: ServerProcess) -> None:
     ["", "Bearer", "Bearer wrong", "Bearer first-ke", "Bearer first-key2", "Basic first-key",
      "Bearer first-key second-key", "first-key", "Bearer \xff"],
 )  # fmt: skip
-def test_a_wrong_key_is_refused_without_detail(guarded: ServerProcess, header: str) -> None:
+def test_a_wrong_key_is_refused_without_detail(guarded_server: ServerProcess, header: str) -> None:
     for path in ("/embed", "/v1/embeddings", "/tokenize"):
         headers = {b"Authorization": header.encode("latin-1")} if header else {}
-        response = guarded.post(path, {"inputs": "w5"}, headers=headers)
+        response = guarded_server.post(path, {"inputs": "w5"}, headers=headers)
         assert response.status_code == 401
         assert response.headers["WWW-Authenticate"] == "Bearer"
         assert "a valid API key is required" in response.text
         assert len(response.text) < 160
     for path in ("/info", "/v1/models", "/metrics"):
-        assert guarded.get(path).status_code == 401
+        assert guarded_server.get(path).status_code == 401
 
 
-def test_a_key_is_accepted(guarded: ServerProcess) -> None:
+def test_a_key_is_accepted(guarded_server: ServerProcess) -> None:
     for key in KEYS:
-        guarded.embed("w5", headers={"Authorization": f"bearer {key}"})
-    assert guarded.get("/health").status_code == 200
-    assert not any(key in guarded.log for key in KEYS)
+        guarded_server.embed("w5", headers={"Authorization": f"bearer {key}"})
+    assert guarded_server.get("/health").status_code == 200
+    assert not any(key in guarded_server.log for key in KEYS)
 
 
 def test_a_key_is_compared_with_all_keys_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

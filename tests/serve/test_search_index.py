@@ -18,9 +18,9 @@ from regauge.artifacts.manifest import Dtype
 from regauge.artifacts.postprocess import convert_vectors, restore_vectors
 from regauge.cli import main
 from regauge.errors import DataError, RegaugeError, SettingsError
-from regauge.serving import search_rows
-from regauge.serving.search_index import SearchIndex, find_address
-from regauge.serving.search_settings import SearchSettings
+from regauge.serving.search import search_rows
+from regauge.serving.search.search_index import SearchIndex, find_address
+from regauge.serving.search.search_settings import SearchSettings
 from serve.vectors import Kept, build_artifact, write_vectors
 
 WIDTH, ROWS = 24, 500

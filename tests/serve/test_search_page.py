@@ -20,8 +20,8 @@ from starlette.routing import Route
 
 from browser import DESKTOP, Browser, open_browser
 from regauge.serving.routes.search import CACHED_QUERIES, list_endpoints
-from regauge.serving.search_index import SearchIndex
-from regauge.serving.search_settings import SearchSettings
+from regauge.serving.search.search_index import SearchIndex
+from regauge.serving.search.search_settings import SearchSettings
 from serve.vectors import build_artifact, embed_words, write_vectors
 
 NARROW = 320

@@ -50,7 +50,7 @@ class LoadProcesses:
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                text=True,
+                encoding="utf-8",
                 start_new_session=True,
             )
             self._children.append(child)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from regauge.serving.search_service import SearchService
+    from regauge.serving.search.search_service import SearchService
     from regauge.serving.server_context import ServerContext
 
 

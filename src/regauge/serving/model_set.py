@@ -55,8 +55,14 @@ class ModelSet:
     async def start(self) -> None:
         """Load the models that are needed at the start; raises their errors."""
         names = list(self.slots)[:1] if self.is_lazy else list(self.slots)
-        for name in names:
-            await self.slots[name].load()
+        tasks = [asyncio.create_task(self.slots[name].load()) for name in names]
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
 
     async def stop(self) -> None:
         """Stop all models."""

@@ -20,6 +20,7 @@ from regauge.serving.http_protocol import (
 from regauge.serving.routes.health import list_health_routes
 from regauge.serving.routes.kserve import list_kserve_routes
 from regauge.serving.routes.openai import format_openai_error, list_openai_routes
+from regauge.serving.routes.openai_text import list_text_routes
 from regauge.serving.routes.sagemaker import list_sagemaker_routes
 from regauge.serving.routes.tei import list_tei_routes
 
@@ -67,6 +68,7 @@ def list_routes() -> list[RouteSpec[Any]]:
     """Return the specifications of all documented routes."""
     return [
         *list_openai_routes(),
+        *list_text_routes(),
         *list_tei_routes(),
         *list_kserve_routes(),
         *list_sagemaker_routes(),

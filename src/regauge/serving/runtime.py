@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from regauge.serving.app import build_app
 from regauge.serving.model_set import ModelSet
-from regauge.serving.search_service import SearchService
+from regauge.serving.search.search_service import SearchService
 from regauge.serving.server_context import ServerContext
 from regauge.serving.server_metrics import ServerMetrics
 

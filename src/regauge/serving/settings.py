@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from regauge.config import Settings
-from regauge.serving.search_settings import SearchSettings
+from regauge.serving.search.search_settings import SearchSettings
 from regauge.serving.text_generation.settings import TextServing
 
 MODEL_NAME = re.compile(r"[\w][\w.+-]*(/[\w][\w.+-]*)?")

@@ -10,19 +10,18 @@ import asyncio
 import time
 import uuid
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.responses import StreamingResponse
-from starlette.routing import Route
 
 from regauge.errors import DataError
 from regauge.serving.http_protocol import (
+    Call,
+    RouteSpec,
     build_json_response,
-    guard_endpoint,
+    build_route,
     read_timeout,
-    receive_body,
 )
 from regauge.serving.request_errors import InvalidRequestError, RequestError, TooLargeError
 from regauge.serving.routes.openai import format_openai_error
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.routing import Route
     from starlette.types import Receive, Scope, Send
 
     from regauge.serving.server_context import ServerContext
@@ -51,16 +51,47 @@ STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 def build_text_routes(context: ServerContext) -> list[Route]:
     """Return the routes of text generation."""
-    kinds: dict[str, tuple[type[CompletionRequest | ChatRequest], type[CompletionFormat]]] = {
-        "/v1/completions": (CompletionRequest, CompletionFormat),
-        "/v1/chat/completions": (ChatRequest, ChatFormat),
-    }
-    routes = []
-    for path, (schema, formatter) in kinds.items():
-        answer = partial(_answer, context, schema, formatter)
-        endpoint = guard_endpoint(context, path, answer, format_openai_error)
-        routes.append(Route(path, endpoint, methods=["POST"], name=path))
-    return routes
+    return [build_route(context, spec, format_openai_error) for spec in list_text_routes()]
+
+
+def list_text_routes() -> list[RouteSpec[Any]]:
+    """Return the specifications of the routes."""
+    return [
+        RouteSpec(
+            "POST",
+            "/v1/completions",
+            create_completion,
+            CompletionRequest,
+            "Continue texts.",
+            parse=_parse_completion,
+        ),
+        RouteSpec(
+            "POST",
+            "/v1/chat/completions",
+            create_chat_completion,
+            ChatRequest,
+            "Answer a conversation.",
+            parse=_parse_chat,
+        ),
+    ]
+
+
+async def create_completion(call: Call[CompletionRequest]) -> Response:
+    """Answer `/v1/completions`."""
+    return await _generate(call, CompletionFormat)
+
+
+async def create_chat_completion(call: Call[ChatRequest]) -> Response:
+    """Answer `/v1/chat/completions`."""
+    return await _generate(call, ChatFormat)
+
+
+def _parse_completion(_: Request, raw_body: bytes) -> CompletionRequest:
+    return CompletionRequest.parse(raw_body)
+
+
+def _parse_chat(_: Request, raw_body: bytes) -> ChatRequest:
+    return ChatRequest.parse(raw_body)
 
 
 class CompletionFormat:
@@ -143,20 +174,14 @@ class AnswerStreamResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _answer(
-    context: ServerContext,
-    schema: type[CompletionRequest | ChatRequest],
-    formatter: type[CompletionFormat],
-    request: Request,
-    _: Any,
-) -> Response:
+async def _generate(call: Call[Any], formatter: type[CompletionFormat]) -> Response:
     """Generate the answers of a request; raises RequestError."""
+    options: CompletionRequest | ChatRequest = call.body
+    timeout = read_timeout(call.request.headers, call.context.settings.queue.timeout_seconds)
     try:
         async with AsyncExitStack() as stack:
-            raw_body = await stack.enter_async_context(receive_body(context, request))
-            options = schema.parse(raw_body)
-            version = await stack.enter_async_context(context.models.use_for_text(options.model))
-            timeout = read_timeout(request.headers, context.settings.queue.timeout_seconds)
+            models = call.context.models
+            version = await stack.enter_async_context(models.use_for_text(options.model))
             prompts = options.encode_prompts(version.model)
             answers = _start_answers(stack, version.model, options, prompts, timeout)
             output = formatter(version.model)

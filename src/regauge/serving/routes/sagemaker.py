@@ -7,7 +7,7 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.h
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.responses import Response
 
@@ -15,7 +15,9 @@ from regauge.serving.http_protocol import Call, EmptyBody, RouteSpec, build_rout
 from regauge.serving.request_errors import InvalidRequestError, MediaTypeError, TooLargeError
 from regauge.serving.routes.health import show_health
 from regauge.serving.routes.openai import EmbeddingsBody, create_embeddings
+from regauge.serving.routes.openai_text import create_chat_completion, create_completion
 from regauge.serving.routes.tei import AnyBody, answer_by_model, format_tei_error
+from regauge.serving.text_generation.openai_requests import ChatRequest, CompletionRequest
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from regauge.serving.server_context import ServerContext
 
+Options = TypeVar("Options", ChatRequest, CompletionRequest)
 LINES_TYPES = ("application/jsonlines", "application/x-jsonlines", "application/x-ndjson")
 JSON_TYPES = (
     "",
@@ -33,10 +36,14 @@ JSON_TYPES = (
 
 
 class InvocationBody(AnyBody):
-    """The body of `/invocations`: that of `/v1/embeddings`, or of `/`."""
+    """The body of `/invocations`: that of another route."""
 
     input: Any = None
     """The input of `/v1/embeddings`."""
+    prompt: Any = None
+    """The prompt of `/v1/completions`."""
+    messages: Any = None
+    """The messages of `/v1/chat/completions`."""
 
 
 def build_sagemaker_routes(context: ServerContext) -> list[Route]:
@@ -91,6 +98,15 @@ async def _invoke(call: Call[InvocationBody]) -> Response:
 async def _answer_body(call: Call[InvocationBody], raw_body: bytes) -> Response:
     """Answer a body as the route whose form it has."""
     parsed = call.with_body(InvocationBody, raw_body)
+    if parsed.body.messages is not None:
+        return await create_chat_completion(_with_options(call, ChatRequest.parse(raw_body)))
+    if parsed.body.prompt is not None:
+        return await create_completion(_with_options(call, CompletionRequest.parse(raw_body)))
     if parsed.body.input is not None:
         return await create_embeddings(call.with_body(EmbeddingsBody, raw_body))
     return await answer_by_model(call.with_body(AnyBody, raw_body))
+
+
+def _with_options(call: Call[InvocationBody], options: Options) -> Call[Options]:
+    """Return a call of a route that generates text."""
+    return Call(call.context, call.request, options, call.raw_body, call.client)

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     import numpy as np
     from starlette.requests import Request
 
-    from regauge.serving.search_index import SearchIndex
-    from regauge.serving.search_settings import SearchSettings
+    from regauge.serving.search.search_index import SearchIndex
+    from regauge.serving.search.search_settings import SearchSettings
     from regauge.serving.server_context import ServerContext
 
     Endpoint = Callable[[Request], Awaitable[Response]]
 
-PAGE_FOLDER = Path(__file__).parent.parent / "search_page"
+PAGE_FOLDER = Path(__file__).parent.parent / "search" / "search_page"
 DEFAULT_RESULTS = 10
 CACHED_QUERIES = 256
 """Results of the last queries that are kept; a user who deletes letters repeats queries."""

@@ -14,6 +14,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from regauge.models.settings import Generation
+from regauge.serving.http_protocol import RequestBody
 from regauge.serving.request_errors import InvalidRequestError, TooLargeError
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class StreamOptions(BaseModel):
     """Whether the last chunk has the numbers of tokens."""
 
 
-class AnswerOptions(BaseModel):
+class AnswerOptions(RequestBody):
     """Fields that both routes have."""
 
     model_config = ConfigDict(strict=True, extra="forbid")

@@ -19,7 +19,7 @@ from regauge.wording import format_count
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from regauge.serving.search_rows import SearchRows
+    from regauge.serving.search.search_rows import SearchRows
 
 CLUSTERS_PER_ROOT = 2
 """Clusters per square root of the number of rows. More of them take longer to compute."""

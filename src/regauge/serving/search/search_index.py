@@ -15,13 +15,13 @@ import numpy as np
 
 from regauge.choices import did_you_mean
 from regauge.errors import SettingsError
-from regauge.serving import approximate_index
-from regauge.serving.approximate_index import ApproximateIndex
-from regauge.serving.search_rows import SearchRows, VectorFolder, open_vectors, write_rows
+from regauge.serving.search import approximate_index
+from regauge.serving.search.approximate_index import ApproximateIndex
+from regauge.serving.search.search_rows import SearchRows, VectorFolder, open_vectors, write_rows
 
 if TYPE_CHECKING:
     from regauge.artifacts.artifact import Artifact
-    from regauge.serving.search_settings import SearchSettings
+    from regauge.serving.search.search_settings import SearchSettings
 
 TITLE_FIELDS, LINK_FIELDS = ("title", "name", "summary"), ("url", "link")
 """Names of the fields of titles and links, the first one that was kept is used."""

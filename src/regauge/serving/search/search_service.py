@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from regauge.serving.dispatcher import RequestOptions
 from regauge.serving.model_version import Inputs
-from regauge.serving.search_index import SearchIndex
+from regauge.serving.search.search_index import SearchIndex
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from regauge.serving.search_settings import SearchSettings
+    from regauge.serving.search.search_settings import SearchSettings
     from regauge.serving.server_context import ServerContext
 
 QUERY_PROMPT = "query"

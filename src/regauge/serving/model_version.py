@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from regauge import choices
 from regauge.artifacts.artifact import is_artifact, open_unchecked
 from regauge.artifacts.bucket_times import parse_document
 from regauge.artifacts.buckets import select_buckets
@@ -353,7 +354,12 @@ def build_worker_requests(
         num_groups = max(1, accelerator.num_devices() // manifest.compiled.backend.num_devices)
     count = num_groups if settings.count == "auto" else settings.count
     path = str(getattr(artifact, "path", "") or artifact.folder)
-    request = WorkerRequest(path, batch_invariant, settings.threads)
+    request = WorkerRequest(
+        path,
+        batch_invariant,
+        settings.threads,
+        custom_paths=list(choices.list_allowed_paths()),
+    )
     if not accelerator.on_host:
         return [replace(request, device=index % num_groups) for index in range(count)]
     if count == 1:

@@ -83,6 +83,8 @@ class ModelSettings(Settings):
     """Share of the requests that a new version gets before it replaces the old one."""
     canary_seconds: float = Field(default=60.0, gt=0)
     """How long a new version must answer its share without an error."""
+    custom_modules: tuple[str, ...] = ()
+    """Import paths of custom code that an artifact may load, such as `models.py:build`."""
 
 
 class Serve(Settings):

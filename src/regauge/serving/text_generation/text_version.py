@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from regauge import choices
 from regauge.serving.loaded_version import LoadedVersion
 from regauge.serving.text_generation.served_text_model import ServedTextModel
 from regauge.serving.text_generation.text_worker import TextWorkerRequest
@@ -26,7 +27,13 @@ class TextVersion(LoadedVersion):
         num_workers = 1 if limits.count == "auto" else limits.count
         table = settings.generation.model_dump()
         requests = [
-            TextWorkerRequest(path, table, threads=limits.threads, device=index)
+            TextWorkerRequest(
+                path,
+                table,
+                threads=limits.threads,
+                device=index,
+                custom_paths=list(choices.list_allowed_paths()),
+            )
             for index in range(num_workers)
         ]
         self.workers = TextWorkers(

@@ -88,6 +88,11 @@ def run(settings: ServeSettings) -> Answer:
     if missing:
         problem = f"the server needs {', '.join(missing)}"
         raise PreflightError(problem, "install it: pip install 'regauge[serve]'")
+    options = settings.serve.workers.ray
+    if options is not None:
+        from regauge.serving.ray_serving import run_on_ray
+
+        return run_on_ray(settings.serve, options)
     from regauge.serving.server import run_server
 
     return run_server(settings.serve)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -106,11 +106,23 @@ class Load:
     texts: list[str]
     expected: np.ndarray  # [texts, width]
     is_stopped: threading.Event = field(default_factory=threading.Event)
-    num_answers: int = 0
     losses: list[str] = field(default_factory=list)
     replicas: set[str] = field(default_factory=set)
 
-    def run_client(self, offset: int) -> None:
+    def run(self, condition: Callable[[], bool], act: Callable[[], None] | None = None) -> None:
+        """Send texts until a condition holds; `act` runs meanwhile."""
+        with ThreadPoolExecutor(CLIENTS) as executor:
+            futures = [executor.submit(self._run_client, index) for index in range(CLIENTS)]
+            try:
+                if act is not None:
+                    act()
+                wait_for(condition, REPLACE_SECONDS)
+            finally:
+                self.is_stopped.set()
+            for future in futures:
+                future.result()
+
+    def _run_client(self, offset: int) -> None:
         """Send one text after the other; the last one is answered as well."""
         with httpx.Client(base_url=self.url, headers=HEADERS, timeout=120) as client:
             index = offset
@@ -119,7 +131,6 @@ class Load:
                 while (vector := self._request(client, self.texts[index])) is None:
                     pass
                 np.testing.assert_array_equal(vector, self.expected[index])
-                self.num_answers += 1
 
     def _request(self, client: httpx.Client, text: str) -> np.ndarray | None:
         """Return the vector of a text, or None if the request was lost."""
@@ -136,50 +147,65 @@ class Load:
 
 
 @needs_ray
-def test_a_killed_replica_is_replaced_and_loses_only_requests_in_flight(
-    cluster: RayNodes, encoder: Path, tmp_path: Path
+def test_replicas_answer_as_the_plain_server_and_leave_nothing(
+    encoder: Path, tmp_path: Path
 ) -> None:
     texts = draw_texts(32)
     with start_server(tmp_path / "plain", f"model={encoder}") as plain:
         expected = plain.embed(texts)
-    tables = (f"serve.workers.ray.address={cluster.address}", "serve.workers.ray.replicas=2")
+    tables = ("serve.workers.ray.replicas=2", "serve.workers.ray.route_prefix=/models")
     variables = {**RAY_VARIABLES, VARIABLE: KEY}
-    arguments = (f"model={encoder}", *tables, QUEUE)
-    with start_server(tmp_path / "ray", *arguments, environment=variables) as server:
+    with start_server(
+        tmp_path / "ray", f"model={encoder}", *tables, QUEUE, environment=variables
+    ) as server:
+        assert server.address.endswith("/models")
+        assert server.health()["workers"] == 1
         assert server.post("/embed", {"inputs": texts}).status_code == 401
         np.testing.assert_array_equal(server.embed(texts, headers=HEADERS), expected)
         load = Load(server.address, texts, expected)
-        with ThreadPoolExecutor(CLIENTS) as executor:
-            futures = [executor.submit(load.run_client, index) for index in range(CLIENTS)]
-            try:
-                wait_for(lambda: len(load.replicas) == 2, 60)
-                killed, kept = cluster.list_replicas()
-                os.kill(killed, signal.SIGKILL)
-                wait_for(lambda: len(load.replicas) == 3, REPLACE_SECONDS)
-            finally:
-                load.is_stopped.set()
-            for future in futures:
-                future.result()
+        load.run(lambda: len(load.replicas) == 2)
+        assert load.losses == []
+        processes = list_descendants(server.process.pid)
+        check_drain(server, texts, expected)
+    wait_for(lambda: not any(map(is_running, processes)))
+
+
+@needs_ray
+@pytest.mark.full
+def test_a_killed_replica_is_replaced_and_loses_only_requests_in_flight(
+    cluster: RayNodes, encoder: Path, tmp_path: Path
+) -> None:
+    texts = draw_texts(32)
+    tables = (f"serve.workers.ray.address={cluster.address}", "serve.workers.ray.replicas=2")
+    arguments = (f"model={encoder}", *tables, QUEUE)
+    with start_server(tmp_path / "ray", *arguments, environment=RAY_VARIABLES) as server:
+        load = Load(server.address, texts, server.embed(texts))
+
+        def kill_replica() -> None:
+            wait_for(lambda: len(load.replicas) == 2)
+            os.kill(cluster.list_replicas()[0], signal.SIGKILL)
+
+        load.run(lambda: len(load.replicas) == 3, kill_replica)
         assert len(load.losses) <= CLIENTS, load.losses
-        assert kept in cluster.list_replicas()
-        _refuse_used_names(tmp_path, arguments, variables)
-        _drain(server, texts, expected)
-    assert not [line for line in cluster.list_commands().values() if line.startswith(b"ray::Serve")]
-    assert not [line for line in cluster.list_commands().values() if b"engine_worker" in line]
+        check_used_names(tmp_path, arguments)
+        check_drain(server, texts, load.expected)
+    commands = cluster.list_commands().values()
+    assert not [line for line in commands if line.startswith(b"ray::Serve")]
+    assert not [line for line in commands if b"engine_worker" in line]
 
 
-def _refuse_used_names(folder: Path, arguments: tuple[str, ...], variables: dict[str, str]) -> None:
+def check_used_names(folder: Path, arguments: tuple[str, ...]) -> None:
     """Check the errors of a second command on the cluster, which change nothing there."""
-    code, log = run_server(folder / "name", *arguments, environment=variables)
+    code, log = run_server(folder / "name", *arguments, environment=RAY_VARIABLES)
     assert code == SettingsError.exit_code
     assert "an application called 'regauge' runs on the cluster; set" in log
     other = (*arguments, "serve.workers.ray.name=other")
-    code, log = run_server(folder / "route", *other, environment=variables)
+    code, log = run_server(folder / "route", *other, environment=RAY_VARIABLES)
     assert code == SettingsError.exit_code
     assert "the route '/' is used by another application; set" in log
 
 
-def _drain(server: ServerProcess, texts: list[str], expected: np.ndarray) -> None:
+def check_drain(server: ServerProcess, texts: list[str], expected: np.ndarray) -> None:
     """Stop the replicas under load: each request is answered, until the route is gone."""
     begun = threading.Event()
 
@@ -202,20 +228,21 @@ def _drain(server: ServerProcess, texts: list[str], expected: np.ndarray) -> Non
 
 
 @needs_ray
+@pytest.mark.full
 def test_a_replica_that_refuses_its_artifact_ends_the_command(
-    encoder: Path, tmp_path: Path
+    cluster: RayNodes, encoder: Path, tmp_path: Path
 ) -> None:
     damaged = copy_artifact(encoder, tmp_path / "damaged")
     weights = next(damaged.rglob("*.safetensors"))
     tensors = load_file(weights)
     save_file({name: torch.zeros_like(value) for name, value in tensors.items()}, weights)
     update_manifest(damaged)
-    arguments = (f"model={damaged}", "serve.workers.ray.route_prefix=/models")
+    arguments = (f"model={damaged}", f"serve.workers.ray.address={cluster.address}")
     code, log = run_server(tmp_path / "run", *arguments, environment=RAY_VARIABLES)
     assert code == DataError.exit_code, log
-    error = log.strip().splitlines()[-1]
-    assert error.startswith("error: a replica failed to start: "), log
-    assert "parity" in error
+    assert "a replica failed to start: row 0 of parity_rows.json" in log, log
+    assert log.rstrip().endswith("; export the artifact again on this machine")
+    assert cluster.list_replicas() == []
     assert "Traceback" not in log
 
 

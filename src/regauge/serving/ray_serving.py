@@ -41,6 +41,8 @@ PROBE_SECONDS = 10.0
 """Time in which the head node of a cluster must accept a connection."""
 POLL_SECONDS, WATCH_SECONDS = 0.1, 2.0
 """Intervals at which stop signals, and the state of the application, are read."""
+ROUTER = "regauge.serving.ray_router.BalancedRouter"
+"""The class that selects a replica for a request."""
 PROBLEM = re.compile(r"^regauge\.errors\.\w+: (.+)$", re.MULTILINE)
 """Line of the error of a replica in the message of Ray Serve."""
 LAST_LINE = re.compile(r"^\w[\w.]*(?:Error|Exception): .+$", re.MULTILINE)
@@ -79,6 +81,7 @@ def _import_ray() -> Any:
         import ray
         import ray.exceptions
         import ray.serve
+        import ray.serve.config
         import ray.serve.exceptions
     except ImportError as error:
         problem = f"serve.workers.ray needs Ray Serve: {first_line(error)}"
@@ -159,8 +162,19 @@ def _start_serve(serve: Any, settings: Serve, options: RayServing) -> Iterator[s
     try:
         yield address
     finally:
-        if not is_running and options.address is not None and not serve.status().applications:
+        if not is_running and options.address is not None:
+            _stop_serve(serve)
+
+
+def _stop_serve(serve: Any) -> None:
+    """Stop Ray Serve, unless it has applications of other programs."""
+    from ray.exceptions import RayError
+
+    try:
+        if not serve.status().applications:
             serve.shutdown()
+    except (RayError, serve.exceptions.RayServeException) as error:
+        logger.warning("Ray Serve was not stopped: %s", first_line(error))
 
 
 def _check_names(status: Any, options: RayServing) -> None:
@@ -187,8 +201,15 @@ def _deploy(serve: Any, settings: Serve, options: RayServing, digests: tuple[byt
                 future.exception()  # the application is gone
                 return False
     if (error := future.exception()) is not None:
-        raise _convert_error(error, options)
+        raise _convert_error(_describe_failure(serve, error, options), options)
     return True
+
+
+def _describe_failure(serve: Any, error: BaseException, options: RayServing) -> str:
+    """Return the message of a deployment that failed, and those of its replicas."""
+    application = serve.status().applications.get(options.name)
+    replicas = application.deployments.values() if application else ()
+    return "\n".join([str(error), *(replica.message for replica in replicas)])
 
 
 def build_application(
@@ -209,10 +230,12 @@ def build_application(
         count = {"autoscaling_config": {**limits, **target}}
     if options.replicas_per_machine is not None:
         count["max_replicas_per_node"] = options.replicas_per_machine
+    router = serve.config.RequestRouterConfig(request_router_class=ROUTER)
     deployment = serve.deployment(
         serve.ingress()(ModelReplica),
         name="replica",
         ray_actor_options=actor,
+        request_router_config=router,
         max_ongoing_requests=settings.http.max_connections,
         graceful_shutdown_wait_loop_s=DRAIN_POLL_SECONDS,
         graceful_shutdown_timeout_s=settings.http.drain_seconds + STOP_SECONDS,
@@ -238,16 +261,15 @@ def _resolve(folder: str) -> str:
     return folder if "://" in folder else os.fspath(Path(folder).expanduser().resolve())
 
 
-def _convert_error(error: BaseException, options: RayServing) -> Exception:
-    """Return the error of a deployment with the line that describes its cause."""
-    text = str(error)
+def _convert_error(text: str, options: RayServing) -> Exception:
+    """Return the error of a deployment with the line of its messages that describes the cause."""
     if "is being used by application" in text:
         problem = f"the route '{options.route_prefix}' is used by another application"
         return SettingsError(problem, "set serve.workers.ray.route_prefix")
     if matches := PROBLEM.findall(text):
         problem, _, remedy = matches[-1].rpartition("; ")
         return DataError(f"a replica failed to start: {problem}", remedy)
-    lines = LAST_LINE.findall(text) or [first_line(error)]
+    lines = LAST_LINE.findall(text) or [first_line(text)]
     problem = f"the deployment on Ray failed: {lines[-1]}"
     return TransientError(problem, "see the logs of Ray Serve in /tmp/ray/session_latest/logs")
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from regauge.config import Settings
+from regauge.serving.ray_cluster.ray_settings import RayServing
 from regauge.serving.search.search_settings import SearchSettings
 from regauge.serving.text_generation.settings import TextServing
 
@@ -67,6 +68,8 @@ class WorkerSettings(Settings):
     """Time in which a worker must load the artifact, warm up and verify its parity rows."""
     hang_timeout_seconds: float = Field(default=60.0, gt=0)
     """Time in which a batch must be computed; a worker that takes longer is replaced."""
+    ray: RayServing | None = None
+    """Replicas of the server on a Ray cluster; each has these workers."""
 
 
 class ModelSettings(Settings):

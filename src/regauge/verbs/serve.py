@@ -79,7 +79,16 @@ def plan(settings: ServeSettings) -> Answer:
         elif not path.is_dir():
             raise SettingsError(f"no model at {folder}", "name the folder of an artifact")
         models.append(row)
-    return {"models": models, "address": f"http://{settings.serve.host}:{settings.serve.port}"}
+    address = f"http://{settings.serve.host}:{settings.serve.port}"
+    options = settings.serve.workers.ray
+    if options is None:
+        return {"models": models, "address": address}
+    cluster = options.address or "a Ray on this machine"
+    return {
+        "models": models,
+        "address": f"{address}{options.route_prefix.rstrip('/')}",
+        "ray": {"cluster": cluster, "replicas": options.replicas},
+    }
 
 
 def run(settings: ServeSettings) -> Answer:
@@ -88,6 +97,11 @@ def run(settings: ServeSettings) -> Answer:
     if missing:
         problem = f"the server needs {', '.join(missing)}"
         raise PreflightError(problem, "install it: pip install 'regauge[serve]'")
+    options = settings.serve.workers.ray
+    if options is not None:
+        from regauge.serving.ray_cluster.ray_serving import run_on_ray
+
+        return run_on_ray(settings.serve, options)
     from regauge.serving.server import run_server
 
     return run_server(settings.serve)

@@ -1,0 +1,41 @@
+"""The table of replicas on a Ray cluster; this module imports no torch."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from regauge.config import Settings
+
+
+class RayServing(Settings):
+    """Replicas of the server on a Ray cluster."""
+
+    address: str | None = None
+    """Address of the cluster, or `auto` for the running one. By default a Ray is started on this
+    machine and ends with the command."""
+    name: str = Field(default="regauge", min_length=1)
+    """Name of the application in Ray Serve."""
+    route_prefix: str = Field(default="/", pattern=r"^/$|^(/[\w.+-]+)+$")
+    """Path in front of all routes, such as `/models`."""
+    replicas: int = Field(default=1, ge=1)
+    """Number of replicas; with `max_replicas` the smallest number. Each loads all models."""
+    max_replicas: int | None = Field(default=None, ge=1)
+    """Largest number of replicas. Ray then adds and removes replicas with the load."""
+    target_requests: float = Field(default=32.0, gt=0)
+    """Requests in progress per replica that autoscaling aims at."""
+    replicas_per_machine: int | None = Field(default=None, ge=1)
+    """Most replicas on one machine; by default those that its resources allow."""
+    cpus: float = Field(default=1, ge=0)
+    """CPUs per replica."""
+    gpus: int = Field(default=0, ge=0)
+    """Accelerators per replica that Ray counts as GPUs; a worker runs on each."""
+    resources: dict[str, float] = {}
+    """Other resources per replica, by their names in the cluster, such as `{neuron_cores = 1}`."""
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> Self:
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise ValueError(f"max_replicas is smaller than replicas = {self.replicas}")
+        return self

@@ -6,27 +6,24 @@ The server process tokenizes and never imports torch for an artifact. The worker
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from regauge import choices
 from regauge.artifacts.artifact import is_artifact, open_unchecked
 from regauge.artifacts.bucket_times import parse_document
 from regauge.artifacts.buckets import select_buckets
 from regauge.artifacts.preprocess import NO_VALUES, Preprocessor
 from regauge.errors import DataError, SettingsError
-from regauge.processes import available_cores
 from regauge.serving.batch_planner import BatchPlanner
 from regauge.serving.dispatcher import QUEUED_BATCHES, Dispatcher
-from regauge.serving.engine_worker import WorkerRequest
 from regauge.serving.loaded_version import LoadedVersion
 from regauge.serving.request_errors import InferenceError, InvalidRequestError, TooLargeError
 from regauge.serving.scheduler import Scheduler
 from regauge.serving.worker_pool import WorkerPool
+from regauge.serving.worker_requests import build_worker_requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
     from regauge.serving.dispatcher import ComputedRequest, RequestOptions
     from regauge.serving.scheduler import ScheduledBatch
     from regauge.serving.server_metrics import ServerMetrics
-    from regauge.serving.settings import Overflow, Serve, WorkerSettings
+    from regauge.serving.settings import Overflow, Serve
 
 T = TypeVar("T")
 TYPICAL_TOKENS = 32
@@ -342,40 +339,6 @@ class ModelVersion(LoadedVersion):
 
     def _count_batch(self, batch: ScheduledBatch, milliseconds: float) -> None:
         self._metrics.count_batch(batch, milliseconds)
-
-
-def build_worker_requests(
-    artifact: Artifact, settings: WorkerSettings, *, batch_invariant: bool
-) -> list[WorkerRequest]:
-    """Return a request for each worker of a model: one per device, or per group of cores."""
-    accelerator, manifest = artifact.accelerator, artifact.manifest
-    num_groups = 1
-    if not accelerator.on_host:
-        num_groups = max(1, accelerator.num_devices() // manifest.compiled.backend.num_devices)
-    count = num_groups if settings.count == "auto" else settings.count
-    path = str(getattr(artifact, "path", "") or artifact.folder)
-    request = WorkerRequest(
-        path,
-        batch_invariant,
-        settings.threads,
-        custom_paths=list(choices.list_allowed_paths()),
-    )
-    if not accelerator.on_host:
-        return [replace(request, device=index % num_groups) for index in range(count)]
-    if count == 1:
-        return [request]
-    cores = available_cores()
-    threads = settings.threads or max(1, cores // count)
-    groups = split_cores(count) if settings.pin_cores else [[]] * count
-    return [replace(request, threads=threads, cores=group) for group in groups]
-
-
-def split_cores(count: int) -> list[list[int]]:
-    """Return the cores of this process in `count` groups; a core is shared if there are fewer."""
-    cores = sorted(os.sched_getaffinity(0))
-    if count >= len(cores):
-        return [[cores[index % len(cores)]] for index in range(count)]
-    return [[int(core) for core in group] for group in np.array_split(cores, count)]
 
 
 def open_served_artifact(folder: Path) -> Artifact:

@@ -1,0 +1,51 @@
+"""The workers of a model: one for each device, or for each group of cores."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from regauge import choices
+from regauge.processes import available_cores
+from regauge.serving.engine_worker import WorkerRequest
+
+if TYPE_CHECKING:
+    from regauge.artifacts.artifact import Artifact
+    from regauge.serving.settings import WorkerSettings
+
+
+def build_worker_requests(
+    artifact: Artifact, settings: WorkerSettings, *, batch_invariant: bool
+) -> list[WorkerRequest]:
+    """Return a request for each worker of a model: one per device, or per group of cores."""
+    accelerator, manifest = artifact.accelerator, artifact.manifest
+    num_groups = 1
+    if not accelerator.on_host:
+        num_groups = max(1, accelerator.num_devices() // manifest.compiled.backend.num_devices)
+    count = num_groups if settings.count == "auto" else settings.count
+    path = str(getattr(artifact, "path", "") or artifact.folder)
+    request = WorkerRequest(
+        path,
+        batch_invariant,
+        settings.threads,
+        custom_paths=list(choices.list_allowed_paths()),
+    )
+    if not accelerator.on_host:
+        return [replace(request, device=index % num_groups) for index in range(count)]
+    if count == 1:
+        return [request]
+    cores = available_cores()
+    threads = settings.threads or max(1, cores // count)
+    groups = split_cores(count) if settings.pin_cores else [[]] * count
+    return [replace(request, threads=threads, cores=group) for group in groups]
+
+
+def split_cores(count: int) -> list[list[int]]:
+    """Return the cores of this process in `count` groups; a core is shared if there are fewer."""
+    cores = sorted(os.sched_getaffinity(0))
+    if count >= len(cores):
+        return [[cores[index % len(cores)]] for index in range(count)]
+    return [[int(core) for core in group] for group in np.array_split(cores, count)]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
+import socket
+import struct
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +17,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from regauge.log import logger
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Iterator
 
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -22,9 +25,13 @@ if TYPE_CHECKING:
 
 MAX_HEADER_BYTES = 64 << 10
 """Most bytes of the headers of a request, its path included."""
-IDLE_SECONDS = 1.0
+IDLE_SECONDS = 2.0
 """How long an idle connection stays open after SIGTERM, for a request that is on its way."""
 POLL_SECONDS = 0.05
+ACCEPT_SECONDS = 0.2
+"""Time in which the connections are accepted that were complete at SIGTERM."""
+SO_ATTACH_FILTER, BPF_RETURN = 26, 0x06
+"""An option of Linux, and the instruction of a packet filter that ends it: socket(7)."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -104,6 +111,19 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
+def drop_new_connections(listener: socket.socket) -> None:
+    """Let the kernel drop the packets of new connections, as a full queue does.
+
+    Without this, a connection that is complete but not accepted is reset when the socket closes,
+    and its request is lost. A dropped client tries again, and is refused when the socket is closed.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    instruction = ctypes.create_string_buffer(struct.pack("HBBI", BPF_RETURN, 0, 0, 0))
+    program = struct.pack("HL", 1, ctypes.addressof(instruction))
+    listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+
+
 def build_protocol(context: ServerContext) -> type[LimitedProtocol]:
     """Return the class of the connections of a server."""
     return type("ServerProtocol", (LimitedProtocol,), {"context": context})
@@ -174,6 +194,9 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new connections, answer the requests of open ones, and close idle ones."""
+        for listener in sockets or []:
+            drop_new_connections(listener)
+        await asyncio.sleep(ACCEPT_SECONDS)  # accepts the connections that are complete
         for server in self.servers:
             server.close()
         for listener in sockets or []:

@@ -87,7 +87,7 @@ def format_openai_error(error: RequestError) -> dict[str, Any]:
             "message": error.message,
             "type": kind,
             "param": error.field,
-            "code": error.status,
+            "code": error.code,
         }
     }
 

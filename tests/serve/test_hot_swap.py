@@ -166,6 +166,7 @@ def test_a_folder_is_overwritten_in_place(
         assert find_version(server, versions) == 1
 
 
+@pytest.mark.full
 def test_a_canary_gets_its_share_and_is_promoted_or_discarded(
     encoder: Path, other_encoder: Path, versions: list[np.ndarray], tmp_path: Path
 ) -> None:
@@ -232,6 +233,7 @@ def test_models_are_loaded_at_their_first_request_and_unloaded(
         assert server.get("/v1/models").json()["data"][1]["id"] == "two"
 
 
+@pytest.mark.full
 def test_the_memory_of_models_is_limited(
     encoder: Path, other_encoder: Path, tmp_path: Path
 ) -> None:

@@ -147,6 +147,7 @@ class Load:
 
 
 @needs_ray
+@pytest.mark.full
 def test_replicas_answer_as_the_plain_server_and_leave_nothing(
     encoder: Path, tmp_path: Path
 ) -> None:

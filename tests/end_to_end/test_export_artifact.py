@@ -456,6 +456,7 @@ def test_the_phases_of_an_export_are_logged(
         *(["re-time"] if any("Re-timed" in line for line in lines) else []),
         "write",
         "verify",
+        "measure",
     ]
 
 

@@ -223,7 +223,7 @@ def test_a_run_file_names_the_server(tmp_path: Path) -> None:
     ("server", "message"),
     [
         ({}, "no server to benchmark"),
-        ({"url": "host:1"}, "invalid url"),
+        ({"url": "host:1"}, "is no address"),
         ({"url": "http://a", "artifact": "b"}, "url and artifact exclude"),
         ({"url": "http://a", "api_key_variable": "NO_SUCH_KEY"}, "NO_SUCH_KEY is not set"),
     ],

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from end_to_end.predicting import EAGER, export_run, train_model
-from regauge.artifacts import bucket_times
+from regauge.artifacts import batch_timing
 from regauge.artifacts.artifact import hash_files, open_artifact
 from regauge.artifacts.batch_timing import MAX_GRID_LENGTHS, MIN_RUNS, measure_bucket_times
 from regauge.artifacts.bucket_times import (
@@ -169,12 +169,12 @@ def test_a_slow_program_is_measured_in_its_smallest_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runner = LimitedCountingRunner()
-    monkeypatch.setattr(bucket_times, "time", SimpleNamespace(perf_counter=lambda: runner.clock))
+    monkeypatch.setattr(batch_timing, "time", SimpleNamespace(perf_counter=lambda: runner.clock))
     times = measure(runner, 0.08, is_dynamic=True)
     others = sorted(length * rows for length, rows in list_measured(times))[:-1]
     assert 10 < len(times.times) < MAX_GRID_LENGTHS * 5
-    assert others[-1] <= 200
-    assert 0.08 <= runner.clock < 0.09
+    assert others[-1] <= 256
+    assert 0.08 <= runner.clock < 0.12
     for item in times.times:
         assert item.milliseconds == pytest.approx(1 + 1e-3 * item.length * item.rows)
 

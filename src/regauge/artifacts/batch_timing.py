@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_GRID_LENGTHS = 8
 """Most lengths of the grid of a program that takes any shape."""
+SLOW_SECONDS = 0.05
+"""Time of a batch from which on noise is small."""
 MIN_RUNS = 3
 """How often a shape is timed; the median counts, so a first run that compiles a graph does not."""
 
@@ -40,16 +43,18 @@ def measure_bucket_times(
     """Return the times of the batches of a runner, each the median of several runs.
 
     `inputs` are the tensors of the program. With `has_dynamic_shapes` a grid of shapes is measured
-    for about `seconds`: its corners always, then the smallest batches first. Otherwise every
+    in addition to its corners, for about `seconds`, the smallest batches first. Otherwise every
     declared shape is measured. A shape for which memory runs out is left out.
     """
     required, optional = _list_shapes(buckets, has_dynamic_shapes=has_dynamic_shapes)
-    deadline = time.perf_counter() + seconds
+    deadline = math.inf
     times: list[BucketTime] = []
     _run(runner, inputs, *min(required))  # the first call prepares the weights
     for index, (length, rows) in enumerate([*required, *optional]):
         stop_signals.check_stop()
-        if index >= len(required) and time.perf_counter() >= deadline:
+        if index == len(required):
+            deadline = time.perf_counter() + seconds
+        if time.perf_counter() >= deadline:
             break
         with _skip_without_memory():
             milliseconds = _measure(runner, inputs, length, rows)
@@ -82,9 +87,14 @@ def _spread_buckets(buckets: Sequence[Bucket]) -> list[Bucket]:
 
 
 def _measure(runner: Runner, inputs: Sequence[TensorSpec], length: int, rows: int) -> float:
-    """Return the median milliseconds of a shape; one slow first run does not change a median."""
-    durations = [_run(runner, inputs, length, rows) for _ in range(MIN_RUNS)]
-    return 1e3 * statistics.median(durations)
+    """Return the median milliseconds of a shape; one slow first run does not change a median.
+
+    A slow shape is run twice, and the shorter time counts.
+    """
+    durations = [_run(runner, inputs, length, rows) for _ in range(MIN_RUNS - 1)]
+    if min(durations) >= SLOW_SECONDS:
+        return 1e3 * min(durations)
+    return 1e3 * statistics.median([*durations, _run(runner, inputs, length, rows)])
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from regauge.benchmarking.settings import MachineSettings, Positive, Rate
 from regauge.config import Settings, choice_of
 from regauge.data.sources import Source
 from regauge.training.settings import Output
+from regauge.validation import format_value
 
 
 class ServerTarget(Settings):
@@ -43,7 +44,9 @@ class ServerTarget(Settings):
     @model_validator(mode="after")
     def _check_address(self) -> ServerTarget:
         if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"invalid url '{self.url}'; write it as http://host:port")
+            raise ValueError(
+                f"{format_value(self.url)} is no address; write it as http://host:port"
+            )
         if self.url is not None and self.artifact is not None:
             raise ValueError("url and artifact exclude each other; set one of them")
         return self

@@ -99,9 +99,7 @@ class ModelVersion(LoadedVersion):
         self._metrics = metrics
         self._executor = executor
         self._preprocessor: Preprocessor | None = None
-        self.is_batch_invariant = _resolve_batch_invariance(
-            artifact, requested=settings.batch_invariant
-        )
+        self.is_batch_invariant = settings.batch_invariant
         """Whether an output has the same bits in every batch."""
         requests = build_worker_requests(
             artifact, settings.workers, batch_invariant=self.is_batch_invariant
@@ -353,11 +351,3 @@ def open_served_artifact(folder: Path) -> Artifact:
     from regauge.artifacts.uncompiled import open_model
 
     return open_model(str(folder), keep_weights=False)
-
-
-def _resolve_batch_invariance(artifact: Artifact, *, requested: bool | None) -> bool:
-    """Return whether outputs are batch-invariant: as requested, or if there is a proof."""
-    if requested is not None:
-        return requested
-    proof = artifact.manifest.batch_invariance
-    return proof is not None and proof.chip == artifact.accelerator.model_name()

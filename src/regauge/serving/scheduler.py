@@ -281,7 +281,7 @@ class Scheduler:
             return None
         if self._queues["interactive"].records:
             self._interactive_until = now + GUARD_SECONDS
-        self.is_guarded = now < self._interactive_until
+        self.is_guarded = now < self._interactive_until and self._has_bulk_records
         slack = self._demand.find_slack(now, *self._busy_and_pace())
         if slack.seconds < SLACK_BATCHES * self._batch_seconds:
             return self._take_urgent(slack.deadline)
@@ -289,6 +289,10 @@ class Scheduler:
         limit_ms = GUARD_MS if priority == "bulk" and self.is_guarded else math.inf
         window = range(min(WINDOW, len(self._queues[priority].records)))
         return self._take_from(priority, window, limit_ms)
+
+    @property
+    def _has_bulk_records(self) -> bool:
+        return bool(self._queues["bulk"].records)
 
     def _take_urgent(self, deadline: float) -> ScheduledBatch:
         """Return a batch of records with an earlier deadline than this, the earliest first."""

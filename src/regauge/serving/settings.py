@@ -105,9 +105,9 @@ class Serve(Settings):
     item_errors: bool = False
     """Whether a record that fails is reported in its place, in an answer with status 200. Otherwise
     the whole request fails."""
-    batch_invariant: bool | None = None
-    """Whether an output has the same bits in every batch; by default if the artifact has a proof of
-    it for this chip."""
+    batch_invariant: bool = False
+    """Whether an output has the same bits in every batch, as `predict` computes it; needs an
+    artifact with a proof. Otherwise texts of several lengths share batches, which is faster."""
     http: HttpSettings = HttpSettings()
     """Limits of connections and requests."""
     queue: QueueSettings = QueueSettings()

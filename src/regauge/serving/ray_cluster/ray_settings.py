@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from regauge.config import Settings
+from regauge.validation import require_pattern
 
 
 class RayServing(Settings):
@@ -15,9 +16,13 @@ class RayServing(Settings):
     address: str | None = None
     """Address of the cluster, or `auto` for the running one. By default a Ray is started on this
     machine and ends with the command."""
-    name: str = Field(default="regauge", min_length=1)
+    name: Annotated[
+        str, require_pattern(r"[\w.-]+", "a name; use letters, digits and '.', '-' and '_'")
+    ] = "regauge"
     """Name of the application in Ray Serve."""
-    route_prefix: str = Field(default="/", pattern=r"^/$|^(/[\w.+-]+)+$")
+    route_prefix: Annotated[
+        str, require_pattern(r"/|(/[\w.+-]+)+", "a path; begin it with '/', such as '/models'")
+    ] = "/"
     """Path in front of all routes, such as `/models`."""
     replicas: int = Field(default=1, ge=1)
     """Number of replicas; with `max_replicas` the smallest number. Each loads all models."""

@@ -38,6 +38,8 @@ GUARD_MS = 4.0
 SMOOTHING = 0.1
 """Weight of a new measurement in the ratio of measured to expected times, after the first ones."""
 MIN_RETRY_SECONDS = 1
+OVERHEAD_SECONDS = 0.002
+"""Time of a request outside of its batches: two messages, and the turns of the event loop."""
 MAX_CLIENTS = 4096
 """Clients without waiting records are forgotten if there are more clients than this."""
 MARGIN = 1.2
@@ -234,7 +236,8 @@ class Scheduler:
 
         `seconds` is the time until its deadline.
         """
-        wait, limit = self.estimate_wait(priority, cost_ms), min(seconds, self._max_wait_seconds)
+        wait = self.estimate_wait(priority, cost_ms) + OVERHEAD_SECONDS
+        limit = min(seconds, self._max_wait_seconds)
         is_empty = not self._running_ms and not self.num_waiting
         if wait > limit and not (is_empty and wait <= seconds):
             raise QueueFullError(wait, limit)

@@ -50,7 +50,7 @@ class ModelSet:
     @property
     def loaded_versions(self) -> list[LoadedVersion]:
         """The current versions of the models in memory."""
-        return [slot.current for slot in self.loaded_slots if slot.current is not None]
+        return [slot.current for slot in self.slots.values() if slot.current is not None]
 
     async def start(self) -> None:
         """Load the models that are needed at the start; raises their errors."""

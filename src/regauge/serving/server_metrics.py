@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from regauge.serving.scheduler import ScheduledBatch
 
 LATENCY_BUCKETS = (
@@ -19,7 +17,7 @@ BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class ServerMetrics:
-    """Counters and gauges of a server, in a registry of their own."""
+    """Counters and histograms of a server, in a registry of their own."""
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
@@ -49,7 +47,6 @@ class ServerMetrics:
         self._batch_rows = Histogram(
             "regauge_batch_records", "Records per batch.", buckets=BATCH_BUCKETS, registry=registry
         )
-        self._gauges: dict[str, Gauge] = {}
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         """Count an answered request with its latency."""
@@ -72,13 +69,6 @@ class ServerMetrics:
         """Count truncated records."""
         if count:
             self._truncated.inc(count)
-
-    def set_gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
-        """Export a number that is read when the metrics are."""
-        gauge = self._gauges.get(name)
-        if gauge is None:
-            gauge = self._gauges[name] = Gauge(name, description, registry=self._registry)
-        gauge.set_function(read)
 
     def render(self) -> bytes:
         """Return all metrics in the text format."""

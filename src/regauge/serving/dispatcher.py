@@ -17,7 +17,7 @@ from regauge.artifacts.records import TextRecords
 from regauge.serving.request_errors import DeadlineError, OverloadedError, UnavailableError
 from regauge.serving.scheduler import QueuedRequest, QueueFullError
 from regauge.serving.token_vectors.token_vector_queue import TokenVectorQueue
-from regauge.serving.worker_pool import WorkerLostError
+from regauge.serving.workers.worker_pool import WorkerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from regauge.artifacts.records import Records
     from regauge.serving.scheduler import Priority, QueuedRecord, ScheduledBatch, Scheduler
     from regauge.serving.wire import Message
-    from regauge.serving.worker_pool import WorkerPool, WorkerProcess
+    from regauge.serving.workers.worker_pool import WorkerPool, WorkerProcess
 
 QUEUED_BATCHES = 2
 """Batches that a worker is sent before the first is answered, so that it never waits."""

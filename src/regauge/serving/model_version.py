@@ -22,8 +22,8 @@ from regauge.serving.dispatcher import QUEUED_BATCHES, Dispatcher
 from regauge.serving.loaded_version import LoadedVersion
 from regauge.serving.request_errors import InferenceError, InvalidRequestError, TooLargeError
 from regauge.serving.scheduler import Scheduler
-from regauge.serving.worker_pool import WorkerPool
-from regauge.serving.worker_requests import build_worker_requests
+from regauge.serving.workers.worker_pool import WorkerPool
+from regauge.serving.workers.worker_requests import build_worker_requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -119,7 +119,8 @@ class ModelVersion(LoadedVersion):
             loading = loop.run_in_executor(
                 self._executor, Preprocessor, folder, tokenization, fields
             )
-        ready = await self.pool.start()
+        await self.pool.start()
+        ready = self.pool.ready[0].ready_header
         if tokenization is not None:
             self._preprocessor = await loading
         self.content_sha256 = ready["content_sha256"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from regauge import choices
 from regauge.serving.loaded_version import LoadedVersion
 from regauge.serving.text_generation.served_text_model import ServedTextModel
 from regauge.serving.text_generation.text_worker import TextWorkerRequest
 from regauge.serving.text_generation.text_workers import TextWorkers
+from regauge.serving.workers.worker_requests import build_load_requests
 
 if TYPE_CHECKING:
     from regauge.artifacts.artifact import Artifact
@@ -23,18 +23,10 @@ class TextVersion(LoadedVersion):
         super().__init__(artifact)
         self._name = name
         limits = settings.workers
-        path = str(getattr(artifact, "path", "") or artifact.folder)
-        num_workers = 1 if limits.count == "auto" else limits.count
         table = settings.generation.model_dump()
         requests = [
-            TextWorkerRequest(
-                path,
-                table,
-                threads=limits.threads,
-                device=index,
-                custom_paths=list(choices.list_allowed_paths()),
-            )
-            for index in range(num_workers)
+            TextWorkerRequest(**request.to_header(), settings=table)
+            for request in build_load_requests(artifact, limits)
         ]
         self.workers = TextWorkers(
             requests,

@@ -14,9 +14,7 @@ prompt), "cancel" (with `id`) or "shutdown". Messages from it are "ready" (with 
 
 from __future__ import annotations
 
-import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -24,14 +22,14 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from regauge import choices, config, log
-from regauge.errors import DataError, RegaugeError, describe_error, first_line
+from regauge import config
+from regauge.errors import DataError, RegaugeError, first_line
 from regauge.log import logger
 from regauge.models.settings import Generation
 from regauge.serving.text_generation.settings import TextServing
 from regauge.serving.text_generation.text_requests import TextRequest, TokenEvent
 from regauge.serving.wire import encode_message, receive_message
-from regauge.stop_signals import STOP_SIGNALS
+from regauge.serving.workers.worker_main import LoadRequest, run_worker_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,53 +45,33 @@ JOIN_SECONDS = 5.0
 """Longest wait for a thread at the end of the loop."""
 
 
-@dataclass(frozen=True)
-class TextWorkerRequest:
+@dataclass(frozen=True, kw_only=True)
+class TextWorkerRequest(LoadRequest):
     """What a worker loads."""
 
-    path: str
-    """Folder of an artifact, a run or a model."""
     settings: dict[str, Any] = field(default_factory=dict)
     """The table of `TextServing`."""
-    threads: int | None = None
-    device: int = 0
-    cores: list[int] = field(default_factory=list)
-    """The cores that the worker is bound to; empty if it may use all of them."""
-    custom_paths: list[str] = field(default_factory=list)
-    """Import paths of custom code that the command allows."""
-
-    def to_header(self) -> dict[str, Any]:
-        """Return the request as the header of a message."""
-        return asdict(self)
 
 
 def main(descriptor: int) -> int:
     """Serve the socket with this file descriptor; return the exit code."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # the server decides when its workers end
-    log.configure(quiet=True)
-    with socket.socket(fileno=descriptor) as connection:
-        message = receive_message(connection)
-        if message is None:
-            return 0
-        try:
-            engine = load_requested_engine(TextWorkerRequest(**message.header))
-        except Exception as error:  # noqa: BLE001 - the server reports it
-            report = describe_error(error)
-            connection.sendall(encode_message({"type": "error", **report.to_document()}))
-            return report.code
-        try:
-            serve_engine(connection, engine)
-        finally:
-            engine.close()
-    return 0
+    return run_worker_process(
+        descriptor,
+        lambda header: load_requested_engine(TextWorkerRequest(**header)),
+        _serve_and_close,
+    )
+
+
+def _serve_and_close(connection: socket.socket, engine: TextEngine) -> None:
+    try:
+        serve_engine(connection, engine)
+    finally:
+        engine.close()
 
 
 def load_requested_engine(request: TextWorkerRequest) -> TextEngine:
     """Return the engine of a request; raises the errors of `open_model` and of its engine."""
-    if request.cores:
-        os.sched_setaffinity(0, request.cores)
-    choices.allow_imports(request.custom_paths)
+    request.prepare_process()
     from regauge.artifacts.uncompiled import open_model
     from regauge.serving.text_generation.engine_choice import load_text_engine
 

@@ -10,17 +10,12 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from regauge.errors import ChildError, PreflightError
+from regauge.errors import PreflightError
 from regauge.log import logger
 from regauge.serving.request_errors import UnavailableError
 from regauge.serving.text_generation.text_client import TextWorkerClient
-from regauge.serving.worker_process import (
-    HEALTHY_SECONDS,
-    MAX_PAUSE_SECONDS,
-    MIN_PAUSE_SECONDS,
-    spawn_worker,
-    wait_for_exit,
-)
+from regauge.serving.workers.worker_group import WorkerGroup
+from regauge.serving.workers.worker_process import spawn_worker, wait_for_exit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +27,7 @@ if TYPE_CHECKING:
     from regauge.serving.text_generation.text_client import TokenStream
     from regauge.serving.text_generation.text_requests import EngineLimits
     from regauge.serving.text_generation.text_worker import TextWorkerRequest
-    from regauge.serving.worker_process import Process
+    from regauge.serving.workers.worker_process import Process
 
 MODULE = "regauge.serving.text_generation.text_worker"
 WATCH_SECONDS = 1.0
@@ -48,8 +43,8 @@ class TextWorkerProcess:
         self._process = process
         self.client = client
         """The client of the worker."""
-        self.start_time = time.monotonic()
-        """When the worker was ready."""
+        self.started_at = time.monotonic()
+        """When it was ready, by `time.monotonic`."""
 
     @classmethod
     async def start(
@@ -96,7 +91,7 @@ class TextWorkerProcess:
         await self.client.close()
 
 
-class TextWorkers:
+class TextWorkers(WorkerGroup["TextWorkerRequest", TextWorkerProcess]):
     """The workers of a causal model, with one queue of requests for each."""
 
     def __init__(
@@ -108,16 +103,11 @@ class TextWorkers:
         hang_timeout_seconds: float,
     ) -> None:
         """Take a request for each worker, and the times after which a worker is given up."""
-        self._requests = requests
+        super().__init__(requests)
         self._settings = settings
         self._start_timeout_seconds = start_timeout_seconds
         self._hang_timeout_seconds = hang_timeout_seconds
-        self._tasks: list[asyncio.Task[None]] = []
         self._limits: EngineLimits | None = None
-        self.ready: list[TextWorkerProcess] = []
-        """The workers that generate."""
-        self.num_replaced = 0
-        """Number of workers that were lost."""
 
     @property
     def limits(self) -> EngineLimits:
@@ -125,30 +115,6 @@ class TextWorkers:
         if self._limits is None:
             raise TypeError("the workers were not started")
         return self._limits
-
-    async def start(self) -> None:
-        """Start all workers; raises the error of one that does not start, after all have ended."""
-        results = await asyncio.gather(
-            *(self._start_worker(request) for request in self._requests), return_exceptions=True
-        )
-        self.ready = [result for result in results if isinstance(result, TextWorkerProcess)]
-        for result in results:
-            if isinstance(result, BaseException):
-                await self.stop()
-                raise result
-        self._limits = self.ready[0].client.limits
-        self._tasks = [
-            asyncio.create_task(self._keep_alive(request, worker), name="text-workers")
-            for request, worker in zip(self._requests, list(self.ready), strict=True)
-        ]
-
-    async def stop(self) -> None:
-        """End all workers."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(worker.stop() for worker in self.ready))
-        self.ready = []
 
     def start_answer(
         self,
@@ -165,24 +131,12 @@ class TextWorkers:
         return client.start_answer(prompt, generation, number, timeout_seconds)
 
     async def _start_worker(self, request: TextWorkerRequest) -> TextWorkerProcess:
-        timeout_seconds = self._start_timeout_seconds
-        return await TextWorkerProcess.start(request, self._settings, timeout_seconds)
+        seconds = self._start_timeout_seconds
+        worker = await TextWorkerProcess.start(request, self._settings, seconds)
+        self._limits = self._limits or worker.client.limits
+        return worker
 
-    async def _keep_alive(self, request: TextWorkerRequest, worker: TextWorkerProcess) -> None:
-        """Replace a worker whenever it ends."""
-        pause = MIN_PAUSE_SECONDS
-        while True:
-            await self._watch(worker)
-            self.num_replaced += 1
-            self.ready.remove(worker)
-            seconds = time.monotonic() - worker.start_time
-            logger.warning("Text worker %d ended after %.0f s; replacing it", worker.pid, seconds)
-            await worker.stop()
-            pause = MIN_PAUSE_SECONDS if seconds > HEALTHY_SECONDS else pause
-            worker = await self._replace(request, pause)
-            pause = min(2 * pause, MAX_PAUSE_SECONDS)
-
-    async def _watch(self, worker: TextWorkerProcess) -> None:
+    async def _wait_until_lost(self, worker: TextWorkerProcess) -> None:
         """Return when a worker has ended; one that hangs is killed."""
         while worker.client.is_alive:
             try:
@@ -193,16 +147,3 @@ class TextWorkers:
                     message = "Text worker %d gave no token for %.0f s; replacing it"
                     logger.warning(message, worker.pid, worker.silent_seconds)
                     worker.kill()
-
-    async def _replace(self, request: TextWorkerRequest, pause: float) -> TextWorkerProcess:
-        """Return a new worker; tries again after longer and longer pauses."""
-        while True:
-            await asyncio.sleep(pause)
-            try:
-                worker = await self._start_worker(request)
-            except (ChildError, PreflightError) as error:
-                logger.error("A text worker did not start: %s", error)
-                pause = min(2 * pause, MAX_PAUSE_SECONDS)
-            else:
-                self.ready.append(worker)
-                return worker

@@ -15,7 +15,7 @@ from regauge.serving.request_errors import (
     OverloadedError,
     UnavailableError,
 )
-from regauge.serving.worker_pool import WorkerLostError
+from regauge.serving.workers.worker_pool import WorkerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from regauge.serving.dispatcher import RequestOptions
-    from regauge.serving.worker_pool import WorkerPool
+    from regauge.serving.workers.worker_pool import WorkerPool
 
 MAX_ATTEMPTS = 2
 """How many workers a text may end."""

@@ -1,6 +1,6 @@
 """A worker process of the server: loads an artifact and computes the batches that it receives.
 
-    python -m regauge.serving.engine_worker FD
+    python -m regauge.serving.workers.engine_worker FD
 
 FD is a socket to the server. The first message is a `WorkerRequest`. The worker answers with
 `ready`, or with `error` and ends. Then it answers every batch, in order, until the server closes
@@ -10,18 +10,16 @@ the socket. The messages are those of `wire`.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from regauge import choices, log
-from regauge.errors import describe_error, first_line
+from regauge.errors import first_line
 from regauge.serving.wire import encode_message, receive_message
-from regauge.stop_signals import STOP_SIGNALS
+from regauge.serving.workers.worker_main import LoadRequest, run_worker_process
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,44 +36,26 @@ MEASUREMENT_SECONDS = 0.5
 """Time to measure the batch shapes of a model that has no measured times."""
 
 
-@dataclass(frozen=True)
-class WorkerRequest:
+@dataclass(frozen=True, kw_only=True)
+class WorkerRequest(LoadRequest):
     """What a worker loads."""
 
-    path: str
-    """Folder of an artifact, a run or a model."""
     batch_invariant: bool
-    threads: int | None = None
-    device: int = 0
-    cores: list[int] = field(default_factory=list)
-    """The cores that the worker is bound to; empty if it may use all of them."""
-    custom_paths: list[str] = field(default_factory=list)
-    """Import paths of custom code that the command allows."""
-
-    def to_header(self) -> dict[str, Any]:
-        """Return the request as the header of a message."""
-        return asdict(self)
+    """Whether an output has the same bits in every batch."""
 
 
 def main(descriptor: int) -> int:
     """Serve the socket with this file descriptor; return the exit code."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # the server decides when its workers end
-    log.configure(quiet=True)
-    with socket.socket(fileno=descriptor) as connection:
-        message = receive_message(connection)
-        if message is None:
-            return 0
-        try:
-            worker = EngineWorker.start(WorkerRequest(**message.header))
-        except Exception as error:  # noqa: BLE001 - the server reports it
-            report = describe_error(error)
-            connection.sendall(encode_message({"type": "error", **report.to_document()}))
-            return report.code
-        connection.sendall(encode_message(worker.ready_header()))
-        while (message := receive_message(connection)) is not None:
-            connection.sendall(worker.answer(message.header, message.arrays))
-    return 0
+    return run_worker_process(
+        descriptor, lambda header: EngineWorker.start(WorkerRequest(**header)), _answer_batches
+    )
+
+
+def _answer_batches(connection: socket.socket, worker: EngineWorker) -> None:
+    """Answer every batch, in order, until the server closes the socket."""
+    connection.sendall(encode_message(worker.ready_header()))
+    while (message := receive_message(connection)) is not None:
+        connection.sendall(worker.answer(message.header, message.arrays))
 
 
 class EngineWorker:
@@ -93,9 +73,7 @@ class EngineWorker:
         Raises the errors of `open_model` and `load_engine`, and DataError if the stored parity rows
         do not come out again.
         """
-        if request.cores:
-            os.sched_setaffinity(0, request.cores)
-        choices.allow_imports(request.custom_paths)
+        request.prepare_process()
         from regauge.artifacts.batch_timing import measure_bucket_times
         from regauge.artifacts.bucket_times import read_bucket_times
         from regauge.artifacts.engine import load_engine, warm_up

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 SOCKET_BYTES = 4 << 20
 """Buffers of the socket to a worker, so that a batch is sent before the last one is computed."""
-MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 30.0
-"""Pause before a worker is replaced, which doubles while replacements fail to start."""
-HEALTHY_SECONDS = 60.0
-"""A worker that ran this long is replaced after the shortest pause."""
 
 POLL_SECONDS = 0.02
 """Interval at which the end of a process is noticed."""

@@ -10,16 +10,15 @@ import numpy as np
 
 from regauge import choices
 from regauge.processes import available_cores
-from regauge.serving.engine_worker import WorkerRequest
+from regauge.serving.workers.engine_worker import WorkerRequest
+from regauge.serving.workers.worker_main import LoadRequest
 
 if TYPE_CHECKING:
     from regauge.artifacts.artifact import Artifact
     from regauge.serving.settings import WorkerSettings
 
 
-def build_worker_requests(
-    artifact: Artifact, settings: WorkerSettings, *, batch_invariant: bool
-) -> list[WorkerRequest]:
+def build_load_requests(artifact: Artifact, settings: WorkerSettings) -> list[LoadRequest]:
     """Return a request for each worker of a model: one per device, or per group of cores."""
     accelerator, manifest = artifact.accelerator, artifact.manifest
     num_groups = 1
@@ -27,12 +26,8 @@ def build_worker_requests(
         num_groups = max(1, accelerator.num_devices() // manifest.compiled.backend.num_devices)
     count = num_groups if settings.count == "auto" else settings.count
     path = str(getattr(artifact, "path", "") or artifact.folder)
-    request = WorkerRequest(
-        path,
-        batch_invariant,
-        settings.threads,
-        custom_paths=list(choices.list_allowed_paths()),
-    )
+    custom_paths = list(choices.list_allowed_paths())
+    request = LoadRequest(path=path, threads=settings.threads, custom_paths=custom_paths)
     if not accelerator.on_host:
         return [replace(request, device=index % num_groups) for index in range(count)]
     if count == 1:
@@ -41,6 +36,16 @@ def build_worker_requests(
     threads = settings.threads or max(1, cores // count)
     groups = split_cores(count) if settings.pin_cores else [[]] * count
     return [replace(request, threads=threads, cores=group) for group in groups]
+
+
+def build_worker_requests(
+    artifact: Artifact, settings: WorkerSettings, *, batch_invariant: bool
+) -> list[WorkerRequest]:
+    """Return a request for each worker that computes batches."""
+    return [
+        WorkerRequest(**request.to_header(), batch_invariant=batch_invariant)
+        for request in build_load_requests(artifact, settings)
+    ]
 
 
 def split_cores(count: int) -> list[list[int]]:

@@ -1,0 +1,75 @@
+"""The start of a worker process: its request, its socket, and its errors.
+
+    python -m MODULE FD
+
+FD is a socket to the server. The first message is the request. The worker answers with `error` and
+ends if it cannot load the model.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from regauge import choices, log
+from regauge.errors import describe_error
+from regauge.serving.wire import encode_message, receive_message
+from regauge.stop_signals import STOP_SIGNALS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+W = TypeVar("W")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadRequest:
+    """What a worker loads, and where it runs."""
+
+    path: str
+    """Folder of an artifact, a run or a model."""
+    threads: int | None = None
+    device: int = 0
+    cores: list[int] = field(default_factory=list)
+    """The cores that the worker is bound to; empty if it may use all of them."""
+    custom_paths: list[str] = field(default_factory=list)
+    """Import paths of custom code that the command allows."""
+
+    def to_header(self) -> dict[str, Any]:
+        """Return the request as the header of a message."""
+        return asdict(self)
+
+    def prepare_process(self) -> None:
+        """Bind this process to its cores, and permit its custom code."""
+        if self.cores:
+            os.sched_setaffinity(0, self.cores)
+        choices.allow_imports(self.custom_paths)
+
+
+def run_worker_process(
+    descriptor: int,
+    load: Callable[[dict[str, Any]], W],
+    serve: Callable[[socket.socket, W], object],
+) -> int:
+    """Load the requested model and serve the socket with this descriptor; return the exit code.
+
+    `load` gets the header of the request. `serve` returns when the server has closed the socket.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # the server decides when its workers end
+    log.configure(quiet=True)
+    with socket.socket(fileno=descriptor) as connection:
+        message = receive_message(connection)
+        if message is None:
+            return 0
+        try:
+            model = load(message.header)
+        except Exception as error:  # noqa: BLE001 - the server reports it
+            report = describe_error(error)
+            connection.sendall(encode_message({"type": "error", **report.to_document()}))
+            return report.code
+        serve(connection, model)
+    return 0

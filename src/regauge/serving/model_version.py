@@ -62,6 +62,30 @@ class Inputs(NamedTuple):
     truncate: bool = False
     """Whether texts may be truncated, whatever the settings are."""
 
+    @classmethod
+    def from_field(
+        cls, name: str, value: Any, prompt: str | None, *, truncate: bool = False
+    ) -> Inputs:
+        """Return records of one text each, given the field of a body with texts or tokens.
+
+        `value` is a text, a list of texts, the ids of a text, or a list of these. Raises
+        InvalidRequestError if it is empty.
+        """
+        items: Any = [value] if isinstance(value, str) else value
+        if not items:
+            raise InvalidRequestError(f"{name} is empty")
+        if isinstance(items[0], str):
+            return cls([items], prompt=prompt, truncate=truncate)
+        lists = [items] if isinstance(items[0], int) else items
+        if not all(lists):
+            raise InvalidRequestError(f"{name} has an empty list of tokens")
+        return cls(token_ids=lists, truncate=truncate)
+
+    @property
+    def num_records(self) -> int:
+        """Number of records."""
+        return len(self.token_ids) or len(self.columns[0])
+
 
 @dataclass(frozen=True)
 class Outputs:
@@ -264,17 +288,18 @@ class ModelVersion(LoadedVersion):
         return await self.dispatcher.compute_token_vectors(texts, options)
 
     async def _compute_windows(self, inputs: Inputs, options: RequestOptions) -> Outputs | None:
-        """Return the mean vectors of the windows of texts; None if no text needs several."""
+        """Return the mean vectors of the windows of texts; None if the model reads no windows."""
         if self.program.output_kind != "vectors" or len(inputs.columns) != 1:
             return None
         [texts] = inputs.columns
         records, owners = await self._run(
             sum(map(len, texts)), lambda: self.preprocessor.encode_windows(texts, inputs.prompt)
         )
-        if len(owners) == len(texts):
-            return None
         request = await self._compute_records(records, options)
         lengths = records.texts[0].lengths
+        no_flags = np.zeros(len(texts), bool)
+        if len(owners) == len(texts):
+            return Outputs(request.outputs, lengths, no_flags, request.failures)
         values = np.zeros((len(texts), self.program.output_size), np.float32)
         np.add.at(values, owners, request.outputs * lengths[:, None])
         num_tokens = np.bincount(owners, lengths, len(texts)).astype(np.int64)
@@ -283,7 +308,7 @@ class ModelVersion(LoadedVersion):
             norms = np.linalg.norm(values, axis=1, keepdims=True)
             values /= np.where(norms > 0, norms, 1)
         failures = {int(owners[key]): value for key, value in request.failures.items()}
-        return Outputs(values, num_tokens, np.zeros(len(texts), bool), failures)
+        return Outputs(values, num_tokens, no_flags, failures)
 
     async def _compute_records(self, records: Records, options: RequestOptions) -> ComputedRequest:
         lengths = self._lengths[np.searchsorted(self._lengths, records.lengths)].tolist()

@@ -95,8 +95,8 @@ def format_openai_error(error: RequestError) -> dict[str, Any]:
 async def create_embeddings(call: Call[EmbeddingsBody]) -> Response:
     """Answer `/v1/embeddings`: an item with the vector of each text."""
     body = call.body
-    inputs = _read_inputs(body)
-    options = call.build_options(len(inputs.token_ids) or len(inputs.columns[0]))
+    inputs = Inputs.from_field("input", body.input, body.prompt_name)
+    options = call.build_options(inputs.num_records)
     async with call.use_model(body.model) as model:
         check_output_kind(model, "vectors")
         outputs = await model.compute(inputs, options)
@@ -111,22 +111,6 @@ async def create_embeddings(call: Call[EmbeddingsBody]) -> Response:
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
     return build_output_response(call.context, document, outputs)
-
-
-def _read_inputs(body: EmbeddingsBody) -> Inputs:
-    """Return the records of a body: texts or tokens."""
-    if isinstance(body.input, str):
-        return Inputs([[body.input]], prompt=body.prompt_name)
-    if not body.input:
-        raise InvalidRequestError("input is empty")
-    first: Any = body.input[0]
-    items: Any = body.input
-    if isinstance(first, str):
-        return Inputs([items], prompt=body.prompt_name)
-    lists = [items] if isinstance(first, int) else items
-    if not all(lists):
-        raise InvalidRequestError("input has an empty list of tokens")
-    return Inputs(token_ids=lists)
 
 
 def _format_items(

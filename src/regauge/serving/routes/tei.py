@@ -206,7 +206,7 @@ async def embed(call: Call[EmbedBody]) -> Response:
     """Answer `/embed`: a vector for each text, or null for a failed one."""
     body = call.body
     inputs = _read_embed_inputs(body)
-    options = call.build_options(len(inputs.token_ids) or len(inputs.columns[0]))
+    options = call.build_options(inputs.num_records)
     async with call.use_model(body.model) as model:
         check_output_kind(model, "vectors")
         outputs = await model.compute(inputs, options)
@@ -219,7 +219,7 @@ async def embed_all(call: Call[EmbedAllBody]) -> Response:
     """Answer `/embed_all`: a vector for each token of each text, special tokens included."""
     body = call.body
     inputs = _read_embed_inputs(body)
-    options = call.build_options(len(inputs.token_ids) or len(inputs.columns[0]))
+    options = call.build_options(inputs.num_records)
     async with call.use_model(body.model) as model:
         check_output_kind(model, "vectors")
         vectors = await model.compute_token_vectors(inputs, options)
@@ -315,15 +315,7 @@ async def _show_info(call: Call[EmptyBody]) -> Response:
 
 def _read_embed_inputs(body: EmbedAllBody) -> Inputs:
     """Return the records of a body: texts or tokens."""
-    values: Any = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    if not values:
-        raise InvalidRequestError("inputs is empty")
-    if isinstance(values[0], str):
-        return _build_inputs(body, [values])
-    lists = [values] if isinstance(values[0], int) else values
-    if not all(lists):
-        raise InvalidRequestError("inputs has an empty list of tokens")
-    return Inputs(token_ids=lists, truncate=body.truncate)
+    return Inputs.from_field("inputs", body.inputs, body.prompt_name, truncate=body.truncate)
 
 
 def _build_inputs(body: TextsBody, columns: Sequence[Sequence[str]]) -> Inputs:

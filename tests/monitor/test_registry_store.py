@@ -95,7 +95,7 @@ def test_simultaneous_promotions_leave_one_version(address: str, tmp_path: Path)
     for seed in range(NUM_PROMOTERS + 1):
         registry.register("qa", write_artifact(tmp_path / f"artifact-{seed}", seed))
     registry.promote("qa", 1, why="first")
-    barrier, is_done = threading.Barrier(NUM_PROMOTERS), threading.Event()
+    barrier, is_done = threading.Barrier(NUM_PROMOTERS, timeout=60), threading.Event()
     versions_seen: list[int] = []
 
     def promote(number: int) -> str:
@@ -115,8 +115,10 @@ def test_simultaneous_promotions_leave_one_version(address: str, tmp_path: Path)
     with ThreadPoolExecutor(NUM_PROMOTERS + 1) as executor:
         reading = executor.submit(read)
         numbers = range(2, NUM_PROMOTERS + 2)
-        problems = list(executor.map(promote, numbers))
-        is_done.set()
+        try:
+            problems = list(executor.map(promote, numbers))
+        finally:
+            is_done.set()
         reading.result()
     assert problems.count("") == 1
     assert all(

@@ -37,6 +37,7 @@ MACHINERY = (
     "health",
     "supervision",
     "results",
+    "model_registry",
     "artifacts",
     "training",
     "evaluation",

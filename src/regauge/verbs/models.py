@@ -224,16 +224,17 @@ def _shorten(answer: dict[str, Any]) -> dict[str, Any]:
     if code := short.get("code"):
         texts = {"python": code.get("python")}
         texts |= {**(code.get("packages") or {}), **(code.get("code") or {})}
-        short["code"] = _join_values(texts or code["registered_with"])
+        short["code"] = _join_values(texts or dict(code["registered_with"]))
     for table in ("versions", "log"):
-        rows = short.get(table) if isinstance(short.get(table), list) else ()
-        short |= {table: [_shorten_times(row) for row in rows]} if rows else {}
+        lines = short.get(table)
+        if isinstance(lines, list):
+            short[table] = [_shorten_times(line) for line in lines]
     return short
 
 
 def _select(row: dict[str, Any], *names: str) -> str:
     """Return some values of a row as text."""
-    values = {name: row.get(name) for name in names}
+    values: dict[str, Any] = {name: row.get(name) for name in names}
     if isinstance(values.get("rows"), dict):
         values["rows"] = _join_values(values["rows"])
     return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)

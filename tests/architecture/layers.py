@@ -48,6 +48,7 @@ MACHINERY = (
     "benchmarking",
     "recipes",
     "launching",
+    "terminal_view",
     "clusters",
 )
 """What verbs share, in order: a package imports those before it, and their settings modules."""

@@ -13,21 +13,21 @@ import termios
 import threading
 import time
 import tty
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from regauge import stop_signals
 from regauge.errors import RegaugeError, describe_error
+from regauge.log import Terminal
 from regauge.terminal_view.screen import render
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from regauge.terminal_view.snapshot import Snapshot, SnapshotReader
 
@@ -85,7 +85,7 @@ def show_live(reader: SnapshotReader) -> Snapshot:
     Raises RegaugeError if the target cannot be read at the start.
     """
     first = reader.read()
-    console = Console(highlight=False, soft_wrap=False)
+    console = Terminal(highlight=False)
     view = Live(console=console, screen=True, auto_refresh=False)
     with (
         stop_signals.raise_interrupts(),
@@ -114,7 +114,10 @@ def _wait_for_quit(handle: int) -> bool:
     """Wait until the next refresh; return whether the user pressed a key that quits."""
     if not select.select([handle], [], [], REFRESH_SECONDS)[0]:
         return False
-    keys = os.read(handle, 1024)
+    try:
+        keys = os.read(handle, 1024)
+    except OSError:  # the terminal was closed
+        return True
     return not keys or not QUIT_KEYS.isdisjoint(keys)
 
 
@@ -124,7 +127,8 @@ def _read_keys(handle: int) -> Iterator[int]:
     before = termios.tcgetattr(handle)
 
     def restore() -> None:
-        termios.tcsetattr(handle, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # the terminal was closed
+            termios.tcsetattr(handle, termios.TCSADRAIN, before)
 
     tty.setcbreak(handle)
     try:

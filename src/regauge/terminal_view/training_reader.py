@@ -25,6 +25,7 @@ from regauge.terminal_view.snapshot import (
     ViewProgress,
     ViewTable,
 )
+from regauge.trackers import TRAIN_LOSS
 from regauge.units import SECONDS_PER_HOUR
 from regauge.wording import format_count
 
@@ -139,7 +140,7 @@ def _measure_step_seconds(tail: RunTail) -> float | None:
 def _list_rates(tail: RunTail) -> tuple[Figure, ...]:
     find = tail.find_value
     return (
-        Figure("loss", "loss", find("train/loss")),
+        Figure("loss", "loss", find(TRAIN_LOSS)),
         Figure("tokens_per_second", "tokens/s", find("train/tokens_per_second"), "count"),
         Figure("step_seconds", "s per step", _measure_step_seconds(tail)),
         Figure("mfu_ratio", "MFU", find("train/mfu"), "percent"),
@@ -183,7 +184,8 @@ def _list_states(
     step, saved_at = _find_checkpoint(folder)
     age = None if saved_at is None else max(0.0, now - saved_at)
     metric = tail.find_main_metric()
-    score = [Figure(metric, metric, tail.find_value(metric))] if metric else []
+    has_score = metric is not None and metric != TRAIN_LOSS
+    score = [Figure(metric, metric, tail.find_value(metric))] if metric and has_score else []
     resident = [process.resident_bytes or 0 for node in nodes for process in node.processes]
     peak = (tail.ledger.get("memory_bytes") or {}).get("peak")
     failures = len(list((folder / FAILURES).glob("*.json")))
@@ -251,7 +253,7 @@ def _describe_state(process: ProcessStatus, *, is_current: bool) -> tuple[str, b
     if code == 0:
         return "ended", False
     if not is_current:
-        return "gone", False
+        return "ended", False
     words = {"running": ("alive", False), "waiting": ("waiting", False), "ended": ("dead", True)}
     return words.get(process.state, (process.state, True))
 

@@ -66,7 +66,7 @@ class NodeShape(DocumentShape):
 
 
 @dataclass(frozen=True)
-class NodeStatus:
+class NodeProcesses:
     """The processes of one node of a run, as its supervisor wrote them."""
 
     attempt: int
@@ -147,7 +147,7 @@ def read_process(pid: int) -> tuple[ProcessState, int | None]:
     return state, int(fields[RESIDENT_FIELD]) * PAGE_BYTES
 
 
-def read_node_statuses(folder: Path) -> tuple[NodeStatus, ...]:
+def read_node_statuses(folder: Path) -> tuple[NodeProcesses, ...]:
     """Return the nodes of the newest attempt of a run, by their first rank.
 
     Files that are missing or damaged are left out.
@@ -159,7 +159,7 @@ def read_node_statuses(folder: Path) -> tuple[NodeStatus, ...]:
     return tuple(sorted(newest_nodes, key=lambda node: node.first_rank))
 
 
-def _read_node(path: Path) -> NodeStatus | None:
+def _read_node(path: Path) -> NodeProcesses | None:
     try:
         document = find_json(path, "remove it")
     except (DataError, OSError):
@@ -169,4 +169,4 @@ def _read_node(path: Path) -> NodeStatus | None:
     node = NodeShape.model_validate(document)
     processes = tuple(ProcessStatus(**process.model_dump()) for process in node.processes)
     values = {name: getattr(node, name) for name in NodeShape.model_fields}
-    return NodeStatus(**{**values, "processes": processes})
+    return NodeProcesses(**{**values, "processes": processes})

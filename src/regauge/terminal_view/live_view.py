@@ -35,6 +35,7 @@ REFRESH_SECONDS = 0.5
 STALE_SECONDS = 3.0
 """Age of a snapshot from which the screen shows it."""
 JOIN_SECONDS = 1.0
+SIZE_VARIABLES = ("COLUMNS", "LINES")
 QUIT_KEYS = frozenset(b"qQ\x04")
 """Keys that end the view: q, and Ctrl-D."""
 
@@ -85,7 +86,7 @@ def show_live(reader: SnapshotReader) -> Snapshot:
     Raises RegaugeError if the target cannot be read at the start.
     """
     first = reader.read()
-    console = Terminal(highlight=False)
+    console = Terminal(highlight=False, _environ=_copy_environment())
     view = Live(console=console, screen=True, auto_refresh=False)
     with (
         stop_signals.raise_interrupts(),
@@ -102,6 +103,11 @@ def show_live(reader: SnapshotReader) -> Snapshot:
         except KeyboardInterrupt:
             pass
     return poller.latest[0]
+
+
+def _copy_environment() -> dict[str, str]:
+    """Return the environment without a fixed size, because the terminal may be resized."""
+    return {name: value for name, value in os.environ.items() if name not in SIZE_VARIABLES}
 
 
 def _draw(poller: SnapshotPoller, console: Console) -> RenderableType:

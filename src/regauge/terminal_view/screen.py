@@ -69,7 +69,7 @@ def _draw_line(text: str, width: int, style: str = "") -> Text:
 def _draw_headline(snapshot: Snapshot, width: int) -> Text:
     line = Text(no_wrap=True, overflow="ellipsis")
     verb = f"  {snapshot.verb}  "
-    name_width = max(1, width - len(verb) - len(snapshot.state))
+    name_width = max(1, width - len(verb) - len(snapshot.state) - len(" …"))
     line.append(_draw_line(snapshot.name, name_width, "bold")).append(verb)
     line.append(snapshot.state, style=STATE_STYLES.get(snapshot.state, "bold"))
     if snapshot.facts:

@@ -14,7 +14,7 @@ from regauge.launching.job_progress import FailureDocument
 from regauge.results.formatting import duration
 from regauge.results.run_tail import FRESH_SECONDS, RunTail, read_run_tail
 from regauge.supervision.attempt import FAILURES
-from regauge.supervision.node_status import NodeStatus, ProcessStatus, read_node_statuses
+from regauge.supervision.node_status import NodeProcesses, ProcessStatus, read_node_statuses
 from regauge.terminal_view.snapshot import (
     Column,
     Figure,
@@ -109,7 +109,7 @@ def _list_facts(tail: RunTail, state: str, hosts: list[str], now: float) -> Iter
 
 
 def _read_progress(
-    tail: RunTail, nodes: tuple[NodeStatus, ...], state: RunState
+    tail: RunTail, nodes: tuple[NodeProcesses, ...], state: RunState
 ) -> ViewProgress | None:
     """Return the steps that are done; heartbeats know them before the next log line."""
     beats = [process.step for node in nodes for process in node.processes]
@@ -179,7 +179,7 @@ def _list_costs(tail: RunTail, now: float, *, is_running: bool) -> tuple[Figure,
 
 
 def _list_states(
-    folder: Path, tail: RunTail, nodes: tuple[NodeStatus, ...], now: float
+    folder: Path, tail: RunTail, nodes: tuple[NodeProcesses, ...], now: float
 ) -> tuple[Figure, ...]:
     step, saved_at = _find_checkpoint(folder)
     age = None if saved_at is None else max(0.0, now - saved_at)
@@ -217,7 +217,7 @@ def _list_checkpoints(folder: Path) -> Iterator[tuple[int, float]]:
 
 
 def _build_rows(
-    nodes: tuple[NodeStatus, ...], tail: RunTail, state: RunState, now: float
+    nodes: tuple[NodeProcesses, ...], tail: RunTail, state: RunState, now: float
 ) -> Iterator[TableRow]:
     supervision = (tail.settings.get("execution") or {}).get("supervision") or {}
     limit = supervision.get("hang_timeout_seconds")

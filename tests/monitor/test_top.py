@@ -133,7 +133,8 @@ def test_a_finished_run_and_a_vanished_folder(jobs: Jobs, terminal: Terminal) ->
     assert [find_row(screen, rank)[1] for rank in (0, 1)] == ["ended", "ended"]
     assert "attempt 1 finished" in screen
     codes = re.findall(r"\x1b\[([\d;]*)m", terminal.read(with_colors=True))
-    assert not [code for code in codes if re.search(r"(^|;)[34]\d", code)], codes
+    colors = re.compile(r"(^|;)(3[0-8]|4[0-8]|9\d|10\d)(;|$)")  # 39 and 49 are the defaults
+    assert not list(filter(colors.search, codes)), codes
 
     job.folder.rename(job.folder.with_name("moved"))
     terminal.wait_for("does not exist")

@@ -81,7 +81,7 @@ class TrainingReader:
             groups=(
                 FigureGroup("Rates", _list_rates(tail)),
                 FigureGroup("Cost", _list_costs(tail, now, is_running=state == "running")),
-                FigureGroup("State", _list_states(self._folder, tail, nodes, now)),
+                FigureGroup("Health", _list_health(self._folder, tail, nodes, now)),
             ),
             table=ViewTable("Ranks", COLUMNS, rows),
             events=tuple(sorted(_list_events(self._folder, tail), key=lambda event: event.at)),
@@ -178,7 +178,7 @@ def _list_costs(tail: RunTail, now: float, *, is_running: bool) -> tuple[Figure,
     )
 
 
-def _list_states(
+def _list_health(
     folder: Path, tail: RunTail, nodes: tuple[NodeProcesses, ...], now: float
 ) -> tuple[Figure, ...]:
     step, saved_at = _find_checkpoint(folder)

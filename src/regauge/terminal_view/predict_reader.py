@@ -79,7 +79,7 @@ class PredictReader:
     def read(self) -> Snapshot:
         """Return the present state; raises DataError if the folder has vanished."""
         if not self._folder.is_dir():
-            raise DataError(f"{self._folder} does not exist any more", "name another run")
+            raise DataError("the folder does not exist any more", "name another run")
         now = time.time()
         tail = read_run_tail(self._folder)
         self._read_ledgers()

@@ -31,6 +31,7 @@ FOUNDATION = (
 )
 PARTS = ("data", "models")
 MACHINERY = (
+    "monitoring",
     "testing",
     "planning",
     "checkpoint",
@@ -49,6 +50,7 @@ MACHINERY = (
     "benchmarking",
     "recipes",
     "launching",
+    "terminal_view",
     "clusters",
 )
 """What verbs share, in order: a package imports those before it, and their settings modules."""

@@ -27,6 +27,7 @@ from regauge.supervision.cost_meter import ATTEMPTS, CostMeter, write_last_seen
 from regauge.supervision.failures import COMMON_EXIT_CODES, Failure
 from regauge.supervision.heartbeat import HeartbeatTable
 from regauge.supervision.log_tail import LogTail
+from regauge.supervision.node_status import RANKS, write_node_status
 from regauge.supervision.signals import POLL_SECONDS, SupervisorSignals
 from regauge.supervision.watchdog import PREFLIGHT, Watchdog, blamed_rank, take_snapshots
 
@@ -130,17 +131,18 @@ class Attempt:
             processes.start_processes,
             command,
             self._size,
-            self._folder / "ranks",
+            self._folder / RANKS,
             variables,
             quiet=is_embedded(),
             layout=self._layout,
             spawn_function=self._spawn_function,
         )
-        self._tail = LogTail(self._folder / "ranks" / "0.log") if is_embedded() else None
+        self._tail = LogTail(self._folder / RANKS / "0.log") if is_embedded() else None
         try:
             with start() as children, defer_stop(has_limit=False):
                 self._signals.pids = [child.pid for child in children]
                 failure = self._watch(children, watchdog)
+                self._write_status(children, heartbeats, is_final=True)
         except StopSignalError as error:  # not all processes were started
             return self._find_stop([error.exit_code])
         finally:
@@ -210,7 +212,7 @@ class Attempt:
                 return self._describe_hang(children, watchdog, reason)
             if alarm:
                 return None
-            self._write_last_seen()
+            self._write_signs_of_life(children, watchdog.heartbeats)
             if self._tail:
                 self._tail.forward()
             time.sleep(POLL_SECONDS)
@@ -236,12 +238,23 @@ class Attempt:
         is_saving = any(beat.phase == "checkpoint" for beat in running)
         return len(running) < self._size and not is_saving and now - last_beat_at > LINGER_SECONDS
 
-    def _write_last_seen(self) -> None:
-        """Write once a second that the run is alive."""
+    def _write_signs_of_life(
+        self, children: list[processes.Child], heartbeats: HeartbeatTable
+    ) -> None:
+        """Write once a second that the run is alive, and the state of its processes."""
         now = time.monotonic()
-        if self._group.is_leader and now - self._last_seen_clock >= LAST_SEEN_SECONDS:
-            self._last_seen_clock = now
+        if now - self._last_seen_clock < LAST_SEEN_SECONDS:
+            return
+        self._last_seen_clock = now
+        if self._group.is_leader:
             write_last_seen(self._folder)
+        self._write_status(children, heartbeats)
+
+    def _write_status(
+        self, children: list[processes.Child], heartbeats: HeartbeatTable, *, is_final: bool = False
+    ) -> None:
+        beats = [heartbeats.read(number) for number in range(self._size)]
+        write_node_status(self._folder, self._spec, children, beats, is_final=is_final)
 
     def _is_lingering(self, codes: list[int | None]) -> bool:
         """Return whether all processes are done, and some have not exited for too long."""
@@ -361,7 +374,7 @@ class Attempt:
     def _collect_evidence(self, number: int) -> dict[str, Any]:
         """Return the stack and log of a process that died, and the others' last collectives."""
         first_rank = self._layout.first_rank
-        log = read_text(self._folder / "ranks" / f"{first_rank + number}.log").splitlines()
+        log = read_text(self._folder / RANKS / f"{first_rank + number}.log").splitlines()
         collectives = {
             str(first_rank + other): self._reports.read_collectives(other)
             for other in range(self._size)

@@ -40,7 +40,7 @@ def main(
     limit = () if max_usd is None else (f"stop.usd={max_usd}",)
     settings = verbs.load_settings(TrainSettings, run_file, (*overrides, *limit))
     if dry_run:
-        from regauge.verbs._train_plan import read_dataset_rows
+        from regauge.verbs._parts.train_plan import read_dataset_rows
 
         dataset_rows = read_dataset_rows(settings, run_file, overrides)
         return verbs.show(plan(settings, dataset_rows), as_json=json)
@@ -55,7 +55,7 @@ def plan(settings: TrainSettings, dataset_rows: RowsByFolder | None = None) -> d
 
     `dataset_rows` has the row layouts of datasets that are not prepared yet.
     """
-    from regauge.verbs._train_plan import plan_training
+    from regauge.verbs._parts.train_plan import plan_training
 
     return plan_training(settings, dataset_rows or {})
 
@@ -70,7 +70,7 @@ def run(
     process.
     """
     if not processes.is_supervised():  # the supervisor has already checked the run of its ranks
-        from regauge.verbs._train_plan import check_before_start
+        from regauge.verbs._parts.train_plan import check_before_start
 
         if result := check_before_start(settings):
             return _complete_result(result, settings)

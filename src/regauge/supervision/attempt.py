@@ -32,6 +32,7 @@ from regauge.supervision.watchdog import PREFLIGHT, Watchdog, blamed_rank, take_
 
 if TYPE_CHECKING:
     from regauge.supervision.nodes.interface import NodeGroup
+    from regauge.supervision.run_events import RunEvents
     from regauge.training.settings import TrainSettings
 
 FAILURES = "failures"
@@ -59,6 +60,7 @@ class Attempt:
         *,
         group: NodeGroup,
         signals: SupervisorSignals,
+        events: RunEvents,
         meter: CostMeter,
         spawn_function: processes.SpawnFunction,
     ) -> None:
@@ -68,7 +70,7 @@ class Attempt:
         has_excluded = devices != tuple(range(self._size))
         self._group = group
         self._layout = replace(group.plan.layout, devices=devices if has_excluded else ())
-        self._signals = signals
+        self._signals, self._events = signals, events
         for leftover in scratch.iterdir():
             leftover.unlink()
         self._scratch = scratch
@@ -104,6 +106,7 @@ class Attempt:
             self._group.publish_beats(heartbeats.total_beats)
             local_failure = self._run_processes(heartbeats)
             self._ended_at = time.time()
+            self._events.observe(heartbeats, self._reports, is_end=True)
             with defer_stop(has_limit=False):  # other nodes may save
                 failure = self._group.agree_on_failure(
                     local_failure, is_stop_requested=self._signals.is_stop_requested
@@ -211,6 +214,7 @@ class Attempt:
             if alarm:
                 return None
             self._write_last_seen()
+            self._events.observe(watchdog.heartbeats, self._reports)
             if self._tail:
                 self._tail.forward()
             time.sleep(POLL_SECONDS)

@@ -36,6 +36,7 @@ from regauge.supervision.forks import open_fork_server
 from regauge.supervision.nodes.attempt_registry import RunEndedError
 from regauge.supervision.nodes.interface import LocalLauncher
 from regauge.supervision.nodes.topology import resolve_topology
+from regauge.supervision.run_events import AttemptFacts, send_run_events
 from regauge.supervision.signals import SupervisorSignals
 from regauge.supervision.spot_notices import watch_spot_notices
 from regauge.testing.faults import RECORD
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from regauge.supervision.forks import ForkServer
     from regauge.supervision.nodes.interface import NodeGroup
     from regauge.supervision.nodes.rendezvous import RendezvousLauncher
+    from regauge.supervision.run_events import RunEvents
     from regauge.training.settings import TrainSettings
 
     Launcher = LocalLauncher | RendezvousLauncher
@@ -70,10 +72,17 @@ def supervise(settings: TrainSettings, local_size: int, fault_plan: str | None =
         launcher.open(),
         create_scratch_folder() as scratch,
         watch_spot_notices(notices, signals),
+        send_run_events(settings.monitoring.notifications, folder) as events,
         open_fork_server() as fork_server,
     ):
         run = Supervisor(
-            settings, local_size, scratch, fault_plan, signals=signals, fork_server=fork_server
+            settings,
+            local_size,
+            scratch,
+            fault_plan,
+            signals=signals,
+            events=events,
+            fork_server=fork_server,
         )
         while True:
             raise_if_bad(check_machine(folder, settings.output.checkpoint.remote))
@@ -88,6 +97,7 @@ def supervise(settings: TrainSettings, local_size: int, fault_plan: str | None =
                 return
             if failure is None:
                 launcher.record_end(0, "")
+                events.report_finish()
                 return
             try:
                 run.wait_before_next()
@@ -108,13 +118,14 @@ class Supervisor:
         fault_plan: str | None,
         *,
         signals: SupervisorSignals,
+        events: RunEvents,
         fork_server: ForkServer,
     ) -> None:
         self._settings, self._scratch = settings, scratch
         self._spawn_function: SpawnFunction = spawn
         self.devices = tuple(range(local_size))
         """Indices of the devices of this node that the run uses."""
-        self._fault_plan, self._signals = fault_plan, signals
+        self._fault_plan, self._signals, self._events = fault_plan, signals, events
         self._failures: list[Failure] = []
         self._unrecorded: Attempt | None = None
         """The last attempt, if the node that records attempts was lost with it."""
@@ -147,6 +158,8 @@ class Supervisor:
         if group.is_leader and self._unrecorded is not None:
             self._unrecorded.record(self._failures[-1])
         self._unrecorded = None
+        meter = self._build_meter(group)
+        self._events.begin_attempt(AttemptFacts(group.plan.attempt, meter, group.is_leader))
         attempt = Attempt(
             self._settings,
             self.devices,
@@ -154,7 +167,8 @@ class Supervisor:
             self._fault_plan,
             group=group,
             signals=self._signals,
-            meter=self._build_meter(group),
+            events=self._events,
+            meter=meter,
             spawn_function=self._spawn_function,
         )
         failure = attempt.run()
@@ -184,7 +198,10 @@ class Supervisor:
         has_new_devices = last.kind == "preflight" and self._has_excluded
         wait = 0.0 if has_new_devices else _compute_wait(self._failures, limit)
         if wait is None or self._signals.is_stop_requested:
-            raise _build_final_error(self._failures, self._settings, self._signals.number)
+            error = _build_final_error(self._failures, self._settings, self._signals.number)
+            self._events.report_end(last, error)
+            raise error
+        self._events.report_restart(last, wait)
         when = f"in {wait:g} s" if wait else "now"
         logger.warning("%s; restarting %s", _format_failure(last), when)
         self._signals.sleep(wait)

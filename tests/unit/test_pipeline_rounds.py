@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,17 @@ from typing import Any
 import pytest
 
 from regauge import cli
-from regauge.errors import DataError, DifferenceError, InconclusiveError, SettingsError
+from regauge.errors import (
+    DataError,
+    DifferenceError,
+    InconclusiveError,
+    SettingsError,
+    StopSignalError,
+)
 from regauge.model_registry.registry import open_registry
+from regauge.pipelines.elapsed_time import SystemClock
 from regauge.verbs import pipeline
-from regauge.verbs._stages import save_outcome
+from regauge.verbs._stages import repetition, save_outcome
 from unit.stage_verbs import score
 
 pytestmark = pytest.mark.usefixtures("repeated_verbs")
@@ -367,3 +375,64 @@ def test_a_second_pipeline_refuses_or_waits(run_file: Path) -> None:
 def test_watch_needs_a_pipeline_that_repeats(run_file: Path) -> None:
     with pytest.raises(SettingsError, match="--watch 0 is no interval"):
         pipeline.main(run_file, watch=0)
+
+
+def test_watch_runs_a_round_for_each_arrival_and_survives_a_refusal(
+    run_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrivals = iter([(), (0.4,), (), (0.9,), ()])
+    serving: list[int | None] = []
+
+    def pause(seconds: float) -> None:
+        assert seconds == 60
+        serving.append(find_serving())
+        values = next(arrivals, None)
+        if values is None:
+            raise StopSignalError(signal.SIGTERM)
+        if values:
+            add_data(str(len(serving) + 1), *values)
+
+    with pytest.raises(StopSignalError):
+        pipeline.watch_data(run_file, (), 60, pause)
+    assert serving == [1, 1, 1, 1, 2, 2]
+    states = [entry["state"] for entry in read_rounds()]
+    assert states == ["finished", "refused", "finished"]
+    refusals = [line for line in caplog.messages if "the gate refuses" in line]
+    assert len(refusals) == 1, "a refused round is not repeated without new data"
+
+
+def test_a_late_round_is_reported_while_it_runs(
+    run_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipeline.main(run_file, "repeat.deadline_hours=1")
+    assert "deadline" not in caplog.text
+    rounds = json.loads(Path("out/rounds.json").read_text())
+    for stage in rounds["rounds"][0]["stages"]:
+        stage["seconds"] = 3000.0 if stage["name"] in {"train", "gate"} else 0.0
+    Path("out/rounds.json").write_text(json.dumps(rounds))
+    add_data("2", 0.6)
+    pipeline.main(run_file, "repeat.deadline_hours=1")
+    (line,) = (line for line in caplog.messages if "deadline" in line)
+    assert line == (
+        "round 2 is projected to take 1 h 40 min, more than its deadline of 1 h 00 min, "
+        "in stage 'train'"
+    )
+
+
+def test_clocks_that_jump_change_nothing(run_file: Path) -> None:
+    dates = iter([4e9, 1e9, 5e9, 0.0] * 10)
+
+    class JumpingClock(SystemClock):
+        """A time of day that jumps by decades."""
+
+        def read_date(self) -> float:
+            """Return another date at every call."""
+            return next(dates)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(repetition, "CLOCK", JumpingClock())
+        assert pipeline.main(run_file, "repeat.deadline_hours=1")["round"] == 1
+        add_data("2", 0.6)
+        assert pipeline.main(run_file, "repeat.deadline_hours=1")["round"] == 2
+    assert [entry["state"] for entry in read_rounds()] == ["finished", "finished"]
+    assert find_serving() == 2

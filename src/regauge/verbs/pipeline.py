@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 from cyclopts import Parameter
 from pydantic import Field
@@ -115,7 +115,7 @@ def main(
         open_fork_server(),
     ):
         if watch is not None:
-            return watch_data(path, overrides, watch)
+            watch_data(path, overrides, watch)
         # Another pipeline may have run stages before this one got the folder.
         answer = run(load(path, overrides))
     if json:
@@ -125,10 +125,21 @@ def main(
     return answer
 
 
-def watch_data(run_file: Path, overrides: tuple[str, ...], seconds: float) -> dict[str, Any]:
+def wait_for_stop(seconds: float) -> None:
+    """Wait for some seconds; raises StopSignalError after a stop signal."""
+    timing.wait_for(lambda: False, seconds, poll_seconds=min(seconds, WATCH_POLL_SECONDS))
+
+
+def watch_data(
+    run_file: Path,
+    overrides: tuple[str, ...],
+    seconds: float,
+    pause: Callable[[float], object] = wait_for_stop,
+) -> NoReturn:
     """Run a round whenever data arrives, until a stop signal ends the command.
 
-    A refused model and a temporary failure are logged, and the next round is awaited.
+    A refused model and a temporary failure are logged, and the next round is awaited. `pause` waits
+    for `seconds`.
     """
     while True:
         try:
@@ -137,7 +148,7 @@ def watch_data(run_file: Path, overrides: tuple[str, ...], seconds: float) -> di
                 _show_answer(run(job))
         except (DifferenceError, TransientError) as error:
             log.logger.warning("%s", error)
-        timing.wait_for(lambda: False, seconds, poll_seconds=min(seconds, WATCH_POLL_SECONDS))
+        pause(seconds)
 
 
 def load(run_file: Path, overrides: tuple[str, ...]) -> PipelineJob:

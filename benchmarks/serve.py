@@ -25,7 +25,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +54,15 @@ from regauge.reporting.drawing import Bar, ChartContext, build_standalone_svg, d
 
 HERE = Path(__file__).parent
 PLAIN, BATCHED, INFINITY = "FastAPI", "FastAPI, batched", "infinity"
-PROGRAMS = {"regauge": REGAUGE, "fastapi": PLAIN, "batched": BATCHED, "infinity": INFINITY}
+ONE_THREAD = f"{REGAUGE}, 1 thread per worker"
+OURS = (REGAUGE, ONE_THREAD)
+PROGRAMS = {
+    "regauge": REGAUGE,
+    "one-thread": ONE_THREAD,
+    "fastapi": PLAIN,
+    "batched": BATCHED,
+    "infinity": INFINITY,
+}
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "regauge-benchmarks"
 INFINITY_VERSION = "0.0.78"
 INSTALL_SECONDS, START_SECONDS = 1200.0, 120.0
@@ -61,7 +71,9 @@ LOADS = {"single": (1, 1), "crowd": (64, 1), "bulk": (8, 32)}
 SATURATING = "crowd"
 """The closed loop whose throughput is the saturation."""
 FRACTIONS = (0.1, 0.5, 0.9)
-"""Rates of the open loop, as fractions of the saturation of FastAPI."""
+"""Rates of the open loop, as fractions of the saturation of a peer."""
+MIN_REQUESTS = 120
+"""Requests of an open loop; a p99 needs more than 100."""
 SLO_MS = 100.0
 OPEN_KEYS = ("rate", "requests_per_second", "p50_ms", "p99_ms", "max_ms", "statuses")
 """Figures of an open loop in the result: the offered rate, the answered requests per second, ..."""
@@ -80,7 +92,7 @@ class Durations(NamedTuple):
     num_trials: int
 
 
-FULL = Durations(repeats=3, closed=2.0, open=4.0, trial=2.0, num_trials=8)
+FULL = Durations(repeats=3, closed=3.0, open=4.0, trial=4.0, num_trials=9)
 QUICK = Durations(repeats=1, closed=1.5, open=1.5, trial=1.0, num_trials=5)
 
 
@@ -101,6 +113,7 @@ class Program:
     load: LoadProcesses
     closed: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     open: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Figures of the open loops by peer and fraction, such as `infinity 50%`."""
     saturation: float | None = None
     """The largest rate of requests that meets the objective."""
 
@@ -165,11 +178,12 @@ def main() -> None:
 def _build_command(key: str, options: argparse.Namespace, folder: Path, port: int) -> list[str]:
     """Return the command of a server; export the artifact or install infinity if needed."""
     model = options.model
-    if key == "regauge":
+    if PROGRAMS[key] in OURS:
         artifact = options.artifact or folder / "artifact"
         if not artifact.exists():
             run_regauge("export", "--model", str(model), "--to", str(artifact), *EXPORT_OPTIONS)
-        return build_serve_command(str(artifact), port)
+        settings = ("serve.workers.threads=1",) if PROGRAMS[key] == ONE_THREAD else ()
+        return build_serve_command(str(artifact), port, settings)
     if key == "infinity":
         program = str(_install_infinity(options.infinity))
         address = ["--host", "127.0.0.1", "--port", str(port), "--url-prefix", "/v1"]
@@ -228,14 +242,24 @@ def _describe_artifact(folder: Path, texts: list[str]) -> dict[str, Any]:
         began = time.perf_counter()
         model.encode([text])
         milliseconds.append(1e3 * (time.perf_counter() - began))
-    began = time.perf_counter()
-    model.encode(texts[:BARE_TEXTS])
+    windows = {load: connections * size for load, (connections, size) in LOADS.items()}
     return {
         "backend": compiled["backend"]["kind"],
         "precision": compiled["precision"],
         "bare_single_text_p50_ms": statistics.median(milliseconds),
-        "bare_texts_per_second": BARE_TEXTS / (time.perf_counter() - began),
+        "bare_texts_per_second": {
+            f"{window} at a time": _time_bare(model, texts[:BARE_TEXTS], window)
+            for window in (*windows.values(), BARE_TEXTS)
+        },
     }
+
+
+def _time_bare(model: regauge.Model, texts: list[str], window: int) -> float:
+    """Return the texts per second without a server; `window` texts are packed at once."""
+    began = time.perf_counter()
+    for start in range(0, len(texts), window):
+        model.encode(texts[start : start + window])
+    return len(texts) / (time.perf_counter() - began)
 
 
 def _measure_all(programs: list[Program], durations: Durations) -> None:
@@ -243,50 +267,47 @@ def _measure_all(programs: list[Program], durations: Durations) -> None:
     for _ in range(durations.repeats):
         for key, (connections, texts) in LOADS.items():
             for program in programs:
-                figures = program.measure(
-                    lambda load=program.load, size=(connections, texts): load.run_closed(
-                        *size, durations.closed
-                    ),
-                    texts,
-                )
+                run_load = partial(program.load.run_closed, connections, texts, durations.closed)
+                figures = program.measure(run_load, texts)
                 program.closed.setdefault(key, []).append(figures)
     for program in programs:
         program.saturation = _search_saturation(program, durations)
-    reference = _find_reference(programs)
-    for index, fraction in enumerate(FRACTIONS):
-        rate = fraction * reference
-        arrivals = draw_arrivals(rate, durations.open, 7, index)
-        for program in programs:
-            program.open[f"{fraction:.0%}"] = {
-                "rate": rate,
-                **program.measure(
-                    lambda load=program.load, times=arrivals: load.run_open(
-                        times, 1, durations.open
-                    ),
-                    1,
-                ),
-            }
+    for index, (peer, fraction) in enumerate(product(programs, FRACTIONS)):
+        if peer.name not in OURS:
+            rate = fraction * statistics.median(_list_speeds(peer, SATURATING))
+            _measure_equal_load(
+                programs, peer, (f"{peer.name} {fraction:.0%}", rate, index), durations
+            )
 
 
 def _search_saturation(program: Program, durations: Durations) -> float | None:
     """Return the largest rate of requests with one text at which p99 is within SLO_MS."""
     saturation, count = SaturationSettings(slo_ms=SLO_MS), iter(range(100))
 
-    def meets(rate: float) -> bool:
+    def try_rate(rate: float) -> bool:
         arrivals = draw_arrivals(rate, durations.trial, 11, next(count))
         figures = program.measure(lambda: program.load.run_open(arrivals, 1, durations.trial), 1)
         return serving_summary.meets_objective(figures, saturation)
+
+    def meets(rate: float) -> bool:
+        """Try a rate twice at most: one pause of the machine ruins the p99 of a trial."""
+        return try_rate(rate) or try_rate(rate)
 
     start = 0.5 * statistics.median(_list_speeds(program, SATURATING))
     return search_rate(meets, start, precision=0.1, max_trials=durations.num_trials)
 
 
-def _find_reference(programs: list[Program]) -> float:
-    """Return the saturation of FastAPI in requests per second, or else of the slowest program."""
-    speeds = {
-        program.name: statistics.median(_list_speeds(program, SATURATING)) for program in programs
-    }
-    return speeds.get(PLAIN) or min(speeds.values(), default=0.0)
+def _measure_equal_load(
+    programs: list[Program], peer: Program, load: tuple[str, float, int], durations: Durations
+) -> None:
+    """Measure a peer and Regauge with the same arrivals; `load` is (name, rate, seed)."""
+    name, rate, seed = load
+    seconds = max(durations.open, MIN_REQUESTS / rate)
+    arrivals = draw_arrivals(rate, seconds, 7, seed)
+    for program in programs:
+        if program.name in (*OURS, peer.name):
+            figures = program.measure(partial(program.load.run_open, arrivals, 1, seconds), 1)
+            program.open[name] = {"rate": rate, **figures}
 
 
 def _list_speeds(program: Program, load: str) -> list[float]:
@@ -336,20 +357,18 @@ def _median_known(repeats: list[dict[str, Any]], key: str) -> float | None:
 
 def _compare(programs: list[Program]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the ratios of the throughput of Regauge to each peer, repeat by repeat."""
-    by_name = {program.name: program for program in programs}
-    ours = by_name.pop(REGAUGE, None)
-    for name, peer in by_name.items():
-        if ours is None:
-            return
-        pairs = zip(_list_speeds(ours, SATURATING), _list_speeds(peer, SATURATING), strict=True)
-        ratios = [ours_speed / peer_speed for ours_speed, peer_speed in pairs]
-        at_slo = ours.saturation / peer.saturation if ours.saturation and peer.saturation else None
+    ours = [program for program in programs if program.name in OURS]
+    peers = [program for program in programs if program.name not in OURS]
+    for program, peer in product(ours, peers):
+        pairs = zip(_list_speeds(program, SATURATING), _list_speeds(peer, SATURATING), strict=True)
+        ratios = [our_speed / peer_speed for our_speed, peer_speed in pairs]
+        speeds = program.saturation, peer.saturation
         yield (
-            name,
+            f"{program.name} : {peer.name}",
             {
                 "speedup": round(statistics.median(ratios), 2),
                 "range": [round(min(ratios), 2), round(max(ratios), 2)],
-                "ratio_at_slo": at_slo,
+                "ratio_at_slo": round(speeds[0] / speeds[1], 2) if all(speeds) else None,
             },
         )
 
@@ -359,6 +378,7 @@ def _draw_phases(programs: list[Program], path: Path) -> None:
     bars = [
         Bar(f"{LOADS[load][0]} x {LOADS[load][1]}", tuple(phases.items()))
         for program in programs
+        if program.name == REGAUGE
         for load, repeats in program.closed.items()
         if (phases := repeats[-1]["phase_ms_per_text"])
     ]

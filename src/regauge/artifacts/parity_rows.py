@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from regauge.artifacts.manifest import PARITY_ROWS, PARITY_TENSORS
+from regauge.artifacts.preprocess import Preprocessor
 from regauge.artifacts.quality import matching_prefix_fraction
 from regauge.artifacts.records import TensorRecords, TextRecords, TokenizedTexts
 from regauge.config import FORMAT
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from regauge.accelerators import Precision
     from regauge.artifacts.artifact import Artifact
     from regauge.artifacts.engine import Engine
-    from regauge.artifacts.preprocess import Preprocessor
     from regauge.artifacts.probe_texts import ProbeTexts
     from regauge.artifacts.records import Records
     from regauge.models.io_spec import OutputKind
@@ -237,6 +237,22 @@ def check_parity_rows(
         excerpt = f" ('{difference.excerpt}')" if difference.excerpt else ""
         problem = f"row {difference.row} of {PARITY_ROWS}{excerpt} {difference.problem}"
         raise DataError(problem, REMEDY)
+
+
+def check_artifact(artifact: Artifact, compute: Callable[[Records], np.ndarray]) -> None:
+    """Compute the parity rows of an artifact again; does nothing if it has none.
+
+    `compute` returns the outputs of records. Raises the errors of `read_parity_rows` and
+    `check_parity_rows`.
+    """
+    rows = read_parity_rows(artifact)
+    if rows is None:
+        return
+    tokenization, fields = artifact.program.tokenization, artifact.program.fields
+    preprocessor = None
+    if tokenization is not None:
+        preprocessor = Preprocessor(artifact.tokenizer_folder, tokenization, fields)
+    check_parity_rows(rows, compute, preprocessor)
 
 
 def list_differences(rows: ParityRows, outputs: np.ndarray) -> list[RowDifference]:

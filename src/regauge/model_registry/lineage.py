@@ -6,11 +6,11 @@ import shutil
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from regauge import config, files
 from regauge.json_files import DocumentShape, find_json
-from regauge.model_registry.model_files import PARITY_FILE, ModelFiles
+from regauge.model_registry.model_files import PARITY_FILE, ModelFiles, find_manifest
 
 Document = dict[str, Any]
 ENVIRONMENT, RUN_RESULT = "environment.json", "result.json"
@@ -97,6 +97,17 @@ def collect_lineage(model: ModelFiles, run: Path | None = None) -> Document:
         "settings": settings,
         "checkpoint": checkpoint,
     }
+
+
+def collect_folder_lineage(folder: Path) -> Document:
+    """Return the lineage of an artifact, or of a model's folder, without hashing its files.
+
+    Raises DataError if a document of the artifact or of its run is damaged.
+    """
+    manifest = find_manifest(folder)
+    kind: Literal["artifact", "model"] = "model" if manifest is None else "artifact"
+    origin = None if manifest is None else manifest.origin
+    return collect_lineage(ModelFiles(folder, kind, "", {}, origin))
 
 
 def find_figures(model: ModelFiles, run: Path | None = None) -> Document:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from regauge.errors import DataError
-from regauge.log import logger
 from regauge.model_registry.folder_storage import FolderStorage
 from regauge.model_registry.model_files import find_difference
 from regauge.model_registry.registry import Registry
@@ -73,9 +72,7 @@ def locate_model(text: str) -> str:
     reference = parse_reference(text)
     if reference is None:
         return text
-    version = reference.resolve()
-    logger.info("%s is version %d of '%s'", reference, version.number, version.model)
-    return str(fetch_version(version))
+    return str(fetch_version(reference.resolve()))
 
 
 def fetch_version(version: RegisteredVersion) -> Path:
@@ -116,12 +113,13 @@ def _stage_download(target: Path) -> Iterator[Path]:
     staging = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=target.parent))
     try:
         yield staging / target.name
-        if target.exists():
-            target.rename(staging / "old")
-        (staging / target.name).rename(target)
-    except OSError:  # another process was faster
-        if not target.exists():
-            raise
+        try:
+            if target.exists():
+                target.rename(staging / "old")
+            (staging / target.name).rename(target)
+        except OSError:  # another process was faster
+            if not target.exists():
+                raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

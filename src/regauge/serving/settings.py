@@ -59,9 +59,11 @@ class WorkerSettings(Settings):
     count: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto", union_mode="left_to_right"
     )
-    """Number of worker processes of a model; `auto` starts one per device, or one on a CPU."""
+    """Number of worker processes of a model; `auto` starts one per device, or on a CPU one for each
+    group of as many cores as a worker has threads."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads of a worker; by default those of the artifact."""
+    """CPU threads of a worker; by default those that the artifact was measured with. Fewer threads
+    raise the throughput of a CPU, and the latency of a single record."""
     pin_cores: bool = True
     """Whether several workers on a CPU are each bound to their own cores."""
     start_timeout_seconds: float = Field(default=300.0, gt=0)

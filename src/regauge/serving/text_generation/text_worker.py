@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from regauge import config
@@ -70,14 +71,25 @@ def _serve_and_close(connection: socket.socket, engine: TextEngine) -> None:
 
 
 def load_requested_engine(request: TextWorkerRequest) -> TextEngine:
-    """Return the engine of a request; raises the errors of `open_model` and of its engine."""
+    """Return the engine of a request, after its parity rows were computed again.
+
+    Raises the errors of `open_model` and of the engine, and DataError if a row differs.
+    """
     request.prepare_process()
+    from regauge.artifacts.parity_rows import check_artifact
     from regauge.artifacts.uncompiled import open_model
     from regauge.serving.text_generation.engine_choice import load_text_engine
+    from regauge.serving.text_generation.text_parity import generate_tokens
 
     artifact = open_model(request.path, threads=request.threads)
     settings = config.build(TextServing, request.settings)
-    return load_text_engine(artifact, settings, threads=request.threads, device=request.device)
+    engine = load_text_engine(artifact, settings, threads=request.threads, device=request.device)
+    try:
+        check_artifact(artifact, partial(generate_tokens, engine, artifact.generation_options))
+    except BaseException:
+        engine.close()
+        raise
+    return engine
 
 
 def serve_engine(

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from regauge.errors import first_line
@@ -77,6 +77,7 @@ class EngineWorker:
         from regauge.artifacts.batch_timing import measure_bucket_times
         from regauge.artifacts.bucket_times import read_bucket_times
         from regauge.artifacts.engine import load_engine, warm_up
+        from regauge.artifacts.parity_rows import check_artifact, compute_rows
         from regauge.artifacts.uncompiled import open_model
 
         artifact = open_model(request.path, threads=request.threads)
@@ -87,7 +88,7 @@ class EngineWorker:
             device=request.device,
         )
         warm_up(engine, artifact)
-        _check_parity_rows(artifact, engine)
+        check_artifact(artifact, partial(compute_rows, engine))
         times = read_bucket_times(artifact)
         if times is None:
             manifest = artifact.manifest
@@ -140,21 +141,6 @@ class EngineWorker:
         milliseconds = 1e3 * (time.perf_counter() - start)
         answer = {"type": "outputs", "id": header["id"], "milliseconds": milliseconds}
         return encode_message(answer, [outputs])
-
-
-def _check_parity_rows(artifact: Artifact, engine: Engine) -> None:
-    """Raise DataError if the stored parity rows of an artifact do not come out again."""
-    from regauge.artifacts.parity_rows import check_parity_rows, compute_rows, read_parity_rows
-    from regauge.artifacts.preprocess import Preprocessor
-
-    rows = read_parity_rows(artifact)
-    if rows is None:
-        return
-    tokenization, fields = artifact.program.tokenization, artifact.program.fields
-    preprocessor = None
-    if tokenization is not None:
-        preprocessor = Preprocessor(artifact.tokenizer_folder, tokenization, fields)
-    check_parity_rows(rows, lambda records: compute_rows(engine, records), preprocessor)
 
 
 def _build_records(num_texts: int, arrays: Sequence[np.ndarray]) -> Records:

@@ -1,4 +1,8 @@
-"""The workers of a model: one for each device, or for each group of cores."""
+"""The workers of a model: one for each device, or for each group of cores.
+
+Workers with few cores compute more together than one worker with all cores, because their threads
+wait less for each other. A single record takes longer.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,8 @@ if TYPE_CHECKING:
 
 def build_load_requests(artifact: Artifact, settings: WorkerSettings) -> list[LoadRequest]:
     """Return a request for each worker of a model: one per device, or per group of cores."""
-    accelerator, manifest = artifact.accelerator, artifact.manifest
-    num_groups = 1
-    if not accelerator.on_host:
-        num_groups = max(1, accelerator.num_devices() // manifest.compiled.backend.num_devices)
+    accelerator = artifact.accelerator
+    num_groups = _count_groups(artifact, settings)
     count = num_groups if settings.count == "auto" else settings.count
     path = str(getattr(artifact, "path", "") or artifact.folder)
     custom_paths = list(choices.list_allowed_paths())
@@ -36,6 +38,14 @@ def build_load_requests(artifact: Artifact, settings: WorkerSettings) -> list[Lo
     threads = settings.threads or max(1, cores // count)
     groups = split_cores(count) if settings.pin_cores else [[]] * count
     return [replace(request, threads=threads, cores=group) for group in groups]
+
+
+def _count_groups(artifact: Artifact, settings: WorkerSettings) -> int:
+    """Return the number of groups of devices, or of cores, that compute a model."""
+    accelerator, manifest = artifact.accelerator, artifact.manifest
+    if accelerator.on_host:
+        return max(1, available_cores() // (settings.threads or manifest.target.threads))
+    return max(1, accelerator.num_devices() // manifest.compiled.backend.num_devices)
 
 
 def build_worker_requests(

@@ -1,0 +1,63 @@
+"""A text worker computes the parity rows of an artifact before it is ready."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from end_to_end.predicting import EAGER
+from regauge.cli import main
+from regauge.errors import DataError
+from regauge.serving.text_generation import engine_choice
+from regauge.serving.text_generation.paged_engine import PagedTextEngine
+from regauge.serving.text_generation.static_engine import StaticTextEngine
+from regauge.serving.text_generation.text_requests import TextEngine
+from regauge.serving.text_generation.text_worker import TextWorkerRequest, load_requested_engine
+from serve.servers import copy_artifact, update_manifest
+from serve.writers import write_model
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the artifact of a small causal model."""
+    folder = tmp_path_factory.mktemp("causal")
+    model = write_model(folder / "model")
+    options = (*EAGER, "parity.metrics=false", "text.max_new_tokens=6")
+    target = folder / "artifact"
+    assert main(["export", "--model", str(model), "--to", str(target), *options]) == 0
+    return target
+
+
+def load_engine(artifact: Path) -> TextEngine:
+    request = TextWorkerRequest(path=str(artifact), threads=1, custom_paths=[])
+    return load_requested_engine(request)
+
+
+def refuse_batching(*_: Any) -> None:
+    raise ValueError("no continuous batching")
+
+
+@pytest.mark.parametrize("kind", [PagedTextEngine, StaticTextEngine])
+def test_the_rows_of_a_sound_artifact_come_out_again(
+    artifact: Path, kind: type[TextEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind is StaticTextEngine:
+        monkeypatch.setattr(engine_choice, "_load_paged", refuse_batching)
+    engine = load_engine(artifact)
+    assert isinstance(engine, kind)
+    assert not engine.has_work
+    engine.close()
+
+
+def test_an_artifact_with_other_weights_is_refused(artifact: Path, tmp_path: Path) -> None:
+    damaged = copy_artifact(artifact, tmp_path / "damaged")
+    path = damaged / "weights.safetensors"
+    weights = {name: torch.randn_like(value) for name, value in load_file(path).items()}
+    save_file(weights, path)
+    update_manifest(damaged)
+    with pytest.raises(DataError, match=r"row \d of parity_rows.json"):
+        load_engine(damaged)

@@ -19,6 +19,7 @@ from regauge.artifacts.manifest import ArtifactManifest, Compilation, TargetMach
 from regauge.backends import check_usable
 from regauge.errors import SettingsError
 from regauge.log import logger
+from regauge.model_registry.model_reference import locate_model
 from regauge.models.hub import hash_model, resolve_model
 from regauge.models.inference_modules import named_tensors
 from regauge.models.settings import GREEDY, Generation
@@ -88,10 +89,14 @@ def open_model(
 ) -> Artifact:
     """Return the artifact of a path, or the model of a run, of a folder or of a hub name.
 
+    A path such as `registry/qa@production` is a version in a model registry; its files are
+    verified.
+
     `text`, `backend` and `threads` are for models that are no artifacts. With `keep_weights`, the
     weights of such a model stay in memory until its program is built. Raises the errors of
     `open_artifact`, and SettingsError if there is no model.
     """
+    path = locate_model(path)
     if backend is None and is_artifact(Path(path)):
         if text is not None:
             problem = f"{path} is an artifact, whose text settings are fixed"

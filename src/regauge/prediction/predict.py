@@ -13,6 +13,7 @@ from regauge import choices, config, jsonl, stop_signals
 from regauge.artifacts.uncompiled import open_model, recommend_export
 from regauge.errors import DataError, LimitReachedError, SettingsError
 from regauge.log import logger
+from regauge.model_registry.model_reference import parse_reference
 from regauge.planning.catalog import find_price
 from regauge.prediction.fields import (
     check_columns,
@@ -32,6 +33,7 @@ from regauge.prediction.job import (
     write_result,
 )
 from regauge.prediction.progress import ProgressBar
+from regauge.prediction.provenance import write_lineage
 from regauge.prediction.shard_queue import ShardQueue
 from regauge.prediction.worker import SCRATCH, WorkerResources, WorkerSpec
 from regauge.supervision.cost_meter import (
@@ -47,6 +49,7 @@ from regauge.wording import format_clause, format_count
 if TYPE_CHECKING:
     from regauge.artifacts.artifact import Artifact
     from regauge.artifacts.manifest import ProgramEntry
+    from regauge.model_registry.registered_version import RegisteredVersion
     from regauge.planning.catalog import MachinePrice
     from regauge.prediction.settings import PredictSettings
 
@@ -61,6 +64,8 @@ class PredictPlan:
     artifact: Artifact
     job: PredictJob
     worker_spec: WorkerSpec
+    version: RegisteredVersion | None = None
+    """The version in a model registry; None for any other model."""
 
     @property
     def resolved_fields(self) -> dict[str, Any]:
@@ -78,6 +83,10 @@ def plan_predict(settings: PredictSettings) -> PredictPlan:
     Raises SettingsError if a field does not exist or the model reads no texts, and the errors of
     the source and of `open_model`.
     """
+    reference = parse_reference(settings.artifact)
+    version = None if reference is None else reference.resolve()
+    if version is not None:  # all workers use this version, also after another promotion
+        settings = settings.model_copy(update={"artifact": version.reference})
     artifact = open_model(settings.artifact, settings.generation, keep_weights=False)
     program = artifact.program
     if program.tokenization is None:
@@ -101,7 +110,7 @@ def plan_predict(settings: PredictSettings) -> PredictPlan:
         WorkerResources.from_artifact(artifact),
         choices.list_allowed_paths(),
     )
-    return PredictPlan(artifact, job, spec)
+    return PredictPlan(artifact, job, spec, version)
 
 
 def _resolve_shard_records(settings: PredictSettings, program: ProgramEntry) -> PredictSettings:
@@ -137,6 +146,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
         logger.info("%s is finished; nothing is changed", job.folder)
         return _report_losses(job, {"output": settings.output.folder, **totals})
     job.claim_folder({**facts, **plan.resolved_fields})
+    write_lineage(job, plan.artifact, plan.version)
     with ExitStack() as stack:
         stack.enter_context(FolderLock(job.job_folder))
         _clear_scratch(job)

@@ -84,7 +84,8 @@ class PredictSettings(Settings):
     """All settings of a prediction job."""
 
     artifact: str
-    """Folder of an artifact, or of a run or a model, which then runs without compilation."""
+    """Folder of an artifact, or of a run or a model, which then runs without compilation; or a
+    version in a model registry, such as `registry/qa@production`."""
     source: Annotated[SerializeAsAny[Source], choice_of("data/sources")]
     """The records to process."""
     output: PredictOutput

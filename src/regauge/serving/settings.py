@@ -83,7 +83,7 @@ class ModelSettings(Settings):
     max_memory_gb: float | None = Field(default=None, gt=0)
     """Most memory of all worker processes, in gigabytes; a further model replaces unused ones."""
     poll_seconds: float = Field(default=2.0, gt=0)
-    """How often the folder of an artifact is checked for a new version."""
+    """How often the folder of an artifact, or its stage, is checked for a new version."""
     canary_share: float = Field(default=0.0, ge=0, lt=1)
     """Share of the requests that a new version gets before it replaces the old one."""
     canary_seconds: float = Field(default=60.0, gt=0)
@@ -96,7 +96,8 @@ class Serve(Settings):
     """A server of artifacts."""
 
     artifacts: dict[str, str] = Field(min_length=1)
-    """Folders of artifacts by the name that clients use; the first one is the default."""
+    """Folders of artifacts by the name that clients use; the first one is the default. A value such
+    as `registry/qa@production` follows a stage of a model registry."""
     host: str = "127.0.0.1"
     """Address to listen on; the default accepts only clients of this machine."""
     port: int = Field(default=8080, ge=0, le=65535)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from regauge import verbs
+from regauge.config import flatten
 from regauge.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def main(
     """
     address = registry or os.environ.get(REGISTRY_VARIABLE)
     if action == "trace":
-        return verbs.show(trace(_require(name, "FILE"), address), as_json=json.is_json)
+        return _print(trace(_require(name, "FILE"), address), as_json=json.is_json)
     from regauge.model_registry.registry import open_registry
 
     opened = open_registry(_check_address(address), create=action == "register")
@@ -97,7 +98,7 @@ def main(
         answer = show(opened, _require(name, "NAME"), item, change)
     else:
         answer = change_stage(opened, _require(name, "NAME"), item, action, change)
-    return verbs.show(answer, as_json=json.is_json)
+    return _print(answer, as_json=json.is_json)
 
 
 def trace(path: str, address: str | None) -> dict[str, Any]:
@@ -198,6 +199,54 @@ def _verify(
         problem = f"{len(summary.findings)} problems; the first is {first.subject}: {first.problem}"
         raise DataError(problem, first.remedy)
     return answer
+
+
+def _print(answer: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
+    """Print an answer; a terminal gets the settings and the options of a job as their number."""
+    verbs.show(answer if as_json else _shorten(answer), as_json=as_json)
+    return answer
+
+
+def _shorten(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer for a terminal: long tables are counted, and hashes and times are short."""
+    short = dict(answer)
+    if "at" in short and short.get("version", 0) is None:
+        short["version"] = "none"
+    if settings := short.get("settings"):
+        short["settings"] = f"{len(flatten(settings))} keys; --json prints them"
+    if "predict" in short:
+        job = short.pop("predict")
+        short["predicted from"] = job["inputs"]
+        short["predicted with"] = _join_values(job["code"] or {})
+    if "data" in short:
+        rows = [dict(row) for row in short["data"] or ()]
+        short["data"] = [_select(row, "path", "rows", "fingerprint") for row in rows]
+    if code := short.get("code"):
+        texts = {"python": code.get("python")}
+        texts |= {**(code.get("packages") or {}), **(code.get("code") or {})}
+        short["code"] = _join_values(texts or code["registered_with"])
+    for table in ("versions", "log"):
+        rows = short.get(table) if isinstance(short.get(table), list) else ()
+        short |= {table: [_shorten_times(row) for row in rows]} if rows else {}
+    return short
+
+
+def _select(row: dict[str, Any], *names: str) -> str:
+    """Return some values of a row as text."""
+    values = {name: row.get(name) for name in names}
+    if isinstance(values.get("rows"), dict):
+        values["rows"] = _join_values(values["rows"])
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
+
+
+def _join_values(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
+
+
+def _shorten_times(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row whose times have no milliseconds."""
+    names = {"created_at", "at"}
+    return {name: value[:16] if name in names else value for name, value in row.items()}
 
 
 def _describe(version: RegisteredVersion) -> dict[str, Any]:

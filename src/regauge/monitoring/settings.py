@@ -7,6 +7,7 @@ import ipaddress
 from pydantic import Field, field_validator
 
 from regauge.config import Settings
+from regauge.monitoring.notifications.settings import Notifications
 
 
 class Monitoring(Settings):
@@ -17,6 +18,8 @@ class Monitoring(Settings):
     If another program uses the port, the run warns and takes a free one."""
     host: str = "127.0.0.1"
     """IP address of the metrics; `0.0.0.0` also serves them to other machines, without a password."""
+    notifications: Notifications = Notifications()
+    """The events that people receive by a webhook, a chat or e-mail."""
 
     @field_validator("host")
     @classmethod

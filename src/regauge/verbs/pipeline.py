@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ from pydantic import Field
 
 from regauge import choices, config, files, log, processes, stop_signals, verbs
 from regauge.errors import RegaugeError, SettingsError
+from regauge.monitoring.notifications.events import EventSource
+from regauge.monitoring.notifications.notifier import EndReport, notify_end
+from regauge.monitoring.settings import Monitoring
 from regauge.supervision.forks import open_fork_server
 from regauge.verbs import _stages
 from regauge.verbs._stages import plan as stage_plan
@@ -77,7 +80,12 @@ def main(
     if dry_run:
         return _show_plan(resolve(Path(run_file), overrides), as_json=json)
     job = load(Path(run_file), overrides)
-    with stop_signals.record_signals(), _hold_folder(job.folder), open_fork_server():
+    with (
+        stop_signals.record_signals(),
+        _hold_folder(job.folder),
+        _notify_end(job),
+        open_fork_server(),
+    ):
         answer = run(job)
     if json:
         log.print_json(answer)
@@ -160,6 +168,15 @@ def _hold_folder(folder: Path) -> Iterator[None]:
             remedy = "wait for it, or set another output.folder"
             raise SettingsError(f"another process is using {folder}", remedy) from None
         yield
+
+
+def _notify_end(job: PipelineJob) -> AbstractContextManager[EndReport]:
+    """Return a block that sends an event at its end, by the shared table `monitoring`."""
+    tables = job.shared.get("monitoring", {})
+    monitoring = config.build(Monitoring, tables, source=str(job.run_file))
+    folder = job.folder.resolve()
+    source = EventSource("pipeline", folder.name, str(folder))
+    return notify_end(monitoring.notifications, source)
 
 
 def _run_stage(stage: _stages.ResolvedStage) -> dict[str, Any]:

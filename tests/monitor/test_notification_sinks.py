@@ -198,7 +198,6 @@ HOSTILE: list[Callable[[socket.socket], None]] = [be_silent, drip, reset, send_e
 def test_a_hostile_sink_delays_neither_an_event_nor_the_exit(
     behave: Callable[[socket.socket], None],
     kind: str,
-    webhook: WebhookSink,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:

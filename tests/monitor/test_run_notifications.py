@@ -28,7 +28,8 @@ from regauge.monitoring.notifications.settings import Notifications
 
 url, folder, clock, jump = sys.argv[1:]
 tables = {"webhook": {"url": url}, "timeout_seconds": 60.0, "exit_seconds": 60.0}
-with open_notifier(config.build(Notifications, tables), EventSource("train", "x", folder)) as events:
+settings = config.build(Notifications, tables)
+with open_notifier(settings, EventSource("train", "x", folder)) as events:
     before = time.time()
     events.send("failed", failure_kind="process")
     Path(clock).write_text(jump)

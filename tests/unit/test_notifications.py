@@ -180,7 +180,7 @@ def test_secrets_are_read_from_variables_and_files_and_never_saved(
     settings = build_settings(**tables)
     slack, email = build_sinks(settings)
     assert slack.build_request(build_event())["url"] == url
-    assert email.build_request(build_event())["password"] == "hunter2"
+    assert email.build_request(build_event())["password"] == "hunter2"  # noqa: S105
     saved = json.dumps(config.dump(settings))
     assert "hunter2" not in saved
     assert "verysecret" not in saved

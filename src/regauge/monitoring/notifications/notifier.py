@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Notifier:
     """Sends events; without a sink it does nothing. `clock` must never jump.
 
-    The journal of the deliveries is written to a folder, by default that of the source. Raises SettingsError if a secret of a sink cannot be read.
+    The journal of the deliveries is written to a folder, by default that of the source.
+    Raises SettingsError if a secret of a sink cannot be read.
     """
 
     def __init__(

@@ -60,7 +60,6 @@ class Attempt:
         *,
         group: NodeGroup,
         signals: SupervisorSignals,
-        events: RunEvents,
         meter: CostMeter,
         spawn_function: processes.SpawnFunction,
     ) -> None:
@@ -70,7 +69,7 @@ class Attempt:
         has_excluded = devices != tuple(range(self._size))
         self._group = group
         self._layout = replace(group.plan.layout, devices=devices if has_excluded else ())
-        self._signals, self._events = signals, events
+        self._signals = signals
         for leftover in scratch.iterdir():
             leftover.unlink()
         self._scratch = scratch
@@ -95,11 +94,12 @@ class Attempt:
         self._tail: LogTail | None = None
         """Logs the output of rank 0, if a Python program started the run."""
 
-    def run(self) -> Failure | None:
+    def run(self, events: RunEvents) -> Failure | None:
         """Run the attempt to its end; return the failure that ended it, or None at the run's end.
 
-        All nodes of a run return the failure that they agree on.
+        All nodes of a run return the failure that they agree on. `events` observes the progress.
         """
+        self._events = events
         self._spec.write()
         (self._scratch / "run.json").write_text(json.dumps(dump(self._settings)), encoding="utf-8")
         with closing(HeartbeatTable(self._scratch / HEARTBEATS, self._size)) as heartbeats:

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 
 from regauge import accelerators
 from regauge.config import read_microbatch_rows
-from regauge.errors import FIRST_SIGNAL_CODE, ChildError, PreflightError
-from regauge.health.examination import examine
+from regauge.errors import FIRST_SIGNAL_CODE, ChildError
 from regauge.health.findings import raise_if_bad
 from regauge.health.machine import check_machine
 from regauge.log import logger
@@ -31,6 +30,7 @@ from regauge.scratch import create_scratch_folder
 from regauge.stop_signals import record_signals
 from regauge.supervision.attempt import FAILURES, Attempt
 from regauge.supervision.cost_meter import CostMeter, read_last_seen, read_paid
+from regauge.supervision.device_failures import examine_devices
 from regauge.supervision.failures import POLICIES, Failure
 from regauge.supervision.forks import open_fork_server
 from regauge.supervision.nodes.attempt_registry import RunEndedError
@@ -39,7 +39,6 @@ from regauge.supervision.nodes.topology import resolve_topology
 from regauge.supervision.run_events import AttemptFacts, send_run_events
 from regauge.supervision.signals import SupervisorSignals
 from regauge.supervision.spot_notices import watch_spot_notices
-from regauge.testing.faults import RECORD
 from regauge.wording import format_count
 
 if TYPE_CHECKING:
@@ -167,13 +166,12 @@ class Supervisor:
             self._fault_plan,
             group=group,
             signals=self._signals,
-            events=self._events,
             meter=meter,
             spawn_function=self._spawn_function,
         )
-        failure = attempt.run()
+        failure = attempt.run(self._events)
         if failure is not None and failure.kind == "preflight" and group.num_nodes == 1:
-            failure = self._examine_devices(failure)
+            failure = self._find_bad_devices(failure)
         if group.is_leader:
             attempt.record(failure)
         elif failure is not None and failure.kind == "node" and failure.rank == 0:
@@ -206,28 +204,18 @@ class Supervisor:
         logger.warning("%s; restarting %s", _format_failure(last), when)
         self._signals.sleep(wait)
 
-    def _examine_devices(self, failure: Failure) -> Failure:
+    def _find_bad_devices(self, failure: Failure) -> Failure:
         """Examine all devices after a failed preflight; return the failure with its cause.
 
         If the number of processes is `auto`, bad devices are excluded from the next attempts.
         """
-        record = Path(self._settings.output.folder) / RECORD
         accelerator = self._settings.accelerator or accelerators.choose()[0]
-        examination = examine(
-            accelerator,
-            len(self.devices),
-            fault_plan=self._fault_plan,
-            record=record,
-            devices=self.devices,
+        folder = Path(self._settings.output.folder)
+        failure, bad_ranks = examine_devices(
+            failure, accelerator, self.devices, folder, self._fault_plan
         )
-        bad = [finding for finding in examination.findings if not finding.ok]
         if self._settings.execution.processes == "auto" and accelerator.is_indexed:
-            self._exclude_devices(examination.bad_ranks)
-        try:
-            raise_if_bad(bad)
-        except PreflightError as error:
-            evidence = {**failure.evidence, "findings": [finding.to_row() for finding in bad]}
-            return replace(failure, problem=str(error), evidence=evidence)
+            self._exclude_devices(bad_ranks)
         return failure
 
     def _exclude_devices(self, ranks: set[int]) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -16,12 +17,14 @@ from pydantic import Field
 
 from regauge import choices, config, files, log, processes, stop_signals, timing, verbs
 from regauge.errors import DifferenceError, RegaugeError, SettingsError, TransientError
-from regauge.pipelines.deadline import DeadlineEvent, DeadlineTracker
+from regauge.monitoring.notifications.notifier import Notifier
+from regauge.monitoring.settings import Monitoring
+from regauge.pipelines.deadline import DeadlineTracker
 from regauge.pipelines.rounds import ROUNDS
 from regauge.pipelines.settings import RegistryModel, Repeat
 from regauge.supervision.forks import open_fork_server
 from regauge.verbs import _stages
-from regauge.verbs._stages import changes, repetition
+from regauge.verbs._stages import changes, pipeline_events, repetition
 from regauge.verbs._stages import plan as stage_plan
 from regauge.verbs._stages import status as stage_status
 
@@ -49,6 +52,8 @@ class PipelineSettings(config.Settings):
     """Repetition on new data; without this table, the stages run once."""
     registry: RegistryModel | None = None
     """The registry with the model that serves, for `@serving`."""
+    monitoring: Monitoring = Monitoring()
+    """The events of the pipeline that people receive."""
     stage: tuple[_stages.Stage, ...] = Field(min_length=1)
     """The stages, each a verb with the tables that override the shared ones."""
 
@@ -191,9 +196,15 @@ def run(job: PipelineJob) -> dict[str, Any]:
     rounds = job.repetition
     if rounds is not None and job.is_finished and not rounds.is_new:
         return _answer_unchanged(job)
+    with pipeline_events.send_pipeline_events(job.shared, job.run_file, job.folder) as notifier:
+        return _run_stages(job, _build_deadline(job, notifier))
+
+
+def _run_stages(job: PipelineJob, deadline: DeadlineTracker | None) -> dict[str, Any]:
+    """Run the unfinished stages in order, and record each one."""
+    rounds = job.repetition
     if rounds is not None:
         rounds.begin()
-    deadline = _build_deadline(job)
     records = [_build_record(stage, "pending") for stage in job.stages]
     hashes: dict[str, str] = {}
     for index, stage in enumerate(job.stages):
@@ -264,7 +275,7 @@ def _check_watch(job: PipelineJob, seconds: float | None) -> None:
         raise SettingsError("--watch needs a pipeline that repeats", "add the table [repeat]")
 
 
-def _build_deadline(job: PipelineJob) -> DeadlineTracker | None:
+def _build_deadline(job: PipelineJob, notifier: Notifier) -> DeadlineTracker | None:
     """Return the tracker of the deadline of a round; None if none is set."""
     rounds = job.repetition
     if rounds is None or rounds.settings.deadline_hours is None:
@@ -276,13 +287,8 @@ def _build_deadline(job: PipelineJob) -> DeadlineTracker | None:
         pending,
         rounds.earlier_rounds,
         repetition.CLOCK,
-        notify_deadline,
+        partial(pipeline_events.send_deadline, notifier),
     )
-
-
-def notify_deadline(event: DeadlineEvent) -> None:
-    """Send the event of a late round to the sinks of the pipeline; by default there is none."""
-    del event
 
 
 def _describe_reason(job: PipelineJob, stage: _stages.ResolvedStage) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from regauge.monitoring.notifications.sinks import build_sinks
 from regauge.stop_signals import EXIT_CODES, defer_stop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from regauge.monitoring.notifications.settings import Notifications
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 class Notifier:
     """Sends events; without a sink it does nothing. `clock` must never jump.
 
+    The journal of the deliveries is written to a folder, by default that of the source.
     Raises SettingsError if a secret of a sink cannot be read.
     """
 
@@ -31,10 +33,12 @@ class Notifier:
         self,
         settings: Notifications,
         source: EventSource,
+        journal_folder: Path | None = None,
+        *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings, self._source, self._clock = settings, source, clock
-        journal = Journal(Path(source.folder))
+        journal = Journal(journal_folder or Path(source.folder))
         self._queues = [SinkQueue(sink, settings, journal) for sink in build_sinks(settings)]
         self._rate_limit = RateLimit(settings.repeat_seconds)
 
@@ -67,22 +71,26 @@ class Notifier:
                 queue.close(deadline)
 
     def _put(self, event: Event | None) -> None:
-        for queue in self._queues if event is not None else ():
-            queue.put(event)
+        if event is not None:
+            for queue in self._queues:
+                queue.put(event)
 
 
 @dataclass
 class EndReport:
     """Fields of the last event of a command, which the command sets when it knows them."""
 
-    usd: float | None = None
+    read_usd: Callable[[], float | None] = lambda: None
+    """Returns the dollars so far."""
     next_action: str = ""
 
 
 @contextmanager
-def open_notifier(settings: Notifications, source: EventSource) -> Iterator[Notifier]:
+def open_notifier(
+    settings: Notifications, source: EventSource, journal_folder: Path | None = None
+) -> Iterator[Notifier]:
     """Yield a notifier, and wait for its unsent events at the end of the block."""
-    notifier = Notifier(settings, source)
+    notifier = Notifier(settings, source, journal_folder)
     try:
         yield notifier
     finally:
@@ -90,19 +98,22 @@ def open_notifier(settings: Notifications, source: EventSource) -> Iterator[Noti
 
 
 @contextmanager
-def notify_end(settings: Notifications, source: EventSource) -> Iterator[EndReport]:
+def notify_end(
+    settings: Notifications, source: EventSource, journal_folder: Path | None = None
+) -> Iterator[EndReport]:
     """Send an event at the end of the block: finished, or how it failed.
 
     Raises SettingsError if a secret of a sink cannot be read.
     """
     report = EndReport()
-    with open_notifier(settings, source) as notifier:
+    with open_notifier(settings, source, journal_folder) as notifier:
         try:
             yield report
         except BaseException as error:
-            send_error(notifier, error, usd=report.usd)
+            send_error(notifier, error, usd=report.read_usd())
             raise
-        notifier.send("finished", usd=report.usd, next_action=report.next_action, is_final=True)
+        action = report.next_action
+        notifier.send("finished", usd=report.read_usd(), next_action=action, is_final=True)
 
 
 def send_error(notifier: Notifier, error: BaseException, **fields: Any) -> None:

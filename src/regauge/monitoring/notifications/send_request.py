@@ -105,8 +105,7 @@ def _send_mail(request: Mapping[str, Any]) -> Outcome:
             server.starttls(context=context)
         if request["username"] is not None:
             server.login(request["username"], request["password"])
-        message = request["message"].encode("ascii")
-        refused = server.sendmail(request["sender"], request["to"], message)
+        refused = server.sendmail(request["sender"], request["to"], request["message"])
     problem = f"refused: {', '.join(sorted(refused))}" if refused else ""
     return Outcome(problem, is_permanent=bool(refused))
 

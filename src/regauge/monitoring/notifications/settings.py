@@ -120,11 +120,11 @@ class Notifications(Settings):
     """Time without a step after which a run that does not hang is reported as stuck."""
     repeat_seconds: float = Field(default=300.0, ge=0)
     """Minimum time between two equal events; those between are counted in the next one."""
-    timeout_seconds: float = Field(default=10.0, gt=0)
+    timeout_seconds: float = Field(default=10.0, gt=0, le=600)
     """Longest time of one delivery."""
-    max_attempts: int = Field(default=4, ge=1)
+    max_attempts: int = Field(default=4, ge=1, le=20)
     """Deliveries of one event that are tried; the pauses between them double."""
-    exit_seconds: float = Field(default=5.0, ge=0)
+    exit_seconds: float = Field(default=5.0, ge=0, le=600)
     """Longest time by which unsent events delay the end of a command."""
 
     @property

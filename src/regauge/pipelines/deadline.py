@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from regauge.log import logger
-from regauge.pipelines.elapsed_time import Clock, compute_elapsed, read_moment
+from regauge.pipelines.elapsed_time import RoundClock, compute_elapsed, read_moment
 from regauge.pipelines.rounds import Round, list_durations
 from regauge.results.formatting import duration
 from regauge.units import SECONDS_PER_HOUR
@@ -59,7 +59,7 @@ class DeadlineTracker:
     """Names of the stages that have to run, in order."""
     rounds: Sequence[Round]
     """Earlier rounds."""
-    clock: Clock
+    clock: RoundClock
     notify: Callable[[DeadlineEvent], object]
     """Called once for each state of the round."""
     _reported: set[DeadlineState] = field(default_factory=set)

@@ -18,7 +18,7 @@ from regauge.files import read_content
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Clock(Protocol):
+class RoundClock(Protocol):
     """The clocks of a pipeline."""
 
     def read_date(self) -> float:
@@ -61,7 +61,7 @@ class Moment:
     boot: str
 
 
-def read_moment(clock: Clock) -> Moment:
+def read_moment(clock: RoundClock) -> Moment:
     """Return the present moment."""
     return Moment(clock.read_date(), clock.read_uptime(), clock.read_boot())
 

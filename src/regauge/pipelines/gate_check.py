@@ -13,7 +13,7 @@ from regauge.json_files import DocumentShape
 from regauge.tasks import lower_is_better
 
 if TYPE_CHECKING:
-    from regauge.pipelines.settings import Band, GateOptions
+    from regauge.pipelines.settings import GateOptions, MetricBand
 
 EVALUATION = "evaluation.json"
 GATE = "gate.json"
@@ -128,7 +128,7 @@ def dump_metrics(metrics: list[GatedMetric]) -> list[dict[str, Any]]:
 
 
 def _apply_band(
-    name: str, band: Band, values: tuple[float, float | None], num_rows: int | None
+    name: str, band: MetricBand, values: tuple[float, float | None], num_rows: int | None
 ) -> list[GatedMetric]:
     """Return the results of the limits of one metric."""
     new, serving = values
@@ -152,7 +152,7 @@ def _apply_band(
 
 
 def _compute_loss(
-    name: str, band: Band, values: tuple[float, float], num_rows: int | None
+    name: str, band: MetricBand, values: tuple[float, float], num_rows: int | None
 ) -> tuple[float, str]:
     """Return the largest permitted loss, and the rule as text.
 

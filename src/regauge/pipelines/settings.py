@@ -30,7 +30,7 @@ class RegistryModel(Settings):
     """Stage whose version the servers use."""
 
 
-class Band(Settings):
+class MetricBand(Settings):
     """The limits of one metric of the new model; at least one limit is needed."""
 
     max_loss: float | None = Field(default=None, ge=0)
@@ -67,7 +67,7 @@ class GateOptions(Settings):
     """Name of the new model in its evaluation."""
     serving: str = "serving"
     """Name of the serving model in its evaluation."""
-    metrics: Mapping[str, Band] = Field(min_length=1)
+    metrics: Mapping[str, MetricBand] = Field(min_length=1)
     """Limits by metric."""
 
 

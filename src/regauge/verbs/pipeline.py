@@ -17,9 +17,8 @@ from pydantic import Field
 
 from regauge import choices, config, files, log, processes, stop_signals, timing, verbs
 from regauge.errors import DifferenceError, RegaugeError, SettingsError, TransientError
-from regauge.monitoring.notifications.notifier import Notifier
 from regauge.monitoring.settings import Monitoring
-from regauge.pipelines.deadline import DeadlineTracker
+from regauge.pipelines.deadline import DeadlineEvent, DeadlineTracker
 from regauge.pipelines.rounds import ROUNDS
 from regauge.pipelines.settings import RegistryModel, Repeat
 from regauge.supervision.forks import open_fork_server
@@ -197,7 +196,9 @@ def run(job: PipelineJob) -> dict[str, Any]:
     if rounds is not None and job.is_finished and not rounds.is_new:
         return _answer_unchanged(job)
     with pipeline_events.send_pipeline_events(job.shared, job.run_file, job.folder) as notifier:
-        return _run_stages(job, _build_deadline(job, notifier))
+        return _run_stages(
+            job, _build_deadline(job, partial(pipeline_events.send_deadline, notifier))
+        )
 
 
 def _run_stages(job: PipelineJob, deadline: DeadlineTracker | None) -> dict[str, Any]:
@@ -275,7 +276,9 @@ def _check_watch(job: PipelineJob, seconds: float | None) -> None:
         raise SettingsError("--watch needs a pipeline that repeats", "add the table [repeat]")
 
 
-def _build_deadline(job: PipelineJob, notifier: Notifier) -> DeadlineTracker | None:
+def _build_deadline(
+    job: PipelineJob, notify: Callable[[DeadlineEvent], object]
+) -> DeadlineTracker | None:
     """Return the tracker of the deadline of a round; None if none is set."""
     rounds = job.repetition
     if rounds is None or rounds.settings.deadline_hours is None:
@@ -287,7 +290,7 @@ def _build_deadline(job: PipelineJob, notifier: Notifier) -> DeadlineTracker | N
         pending,
         rounds.earlier_rounds,
         repetition.CLOCK,
-        partial(pipeline_events.send_deadline, notifier),
+        notify,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from regauge.pipelines.data_hashes import DataHasher
-from regauge.pipelines.elapsed_time import Clock, SystemClock, read_moment
+from regauge.pipelines.elapsed_time import RoundClock, SystemClock, read_moment
 from regauge.pipelines.rounds import Round, read_rounds, save_round, select_new_files
 from regauge.pipelines.serving_model import find_serving, read_promoted_version
 from regauge.verbs._stages.repeating import RoundInputs, list_increments, resolve_round
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from regauge.verbs._stages import ResolvedStage, Stage
     from regauge.verbs._stages.status import StageStatus
 
-CLOCK: Clock = SystemClock()
+CLOCK: RoundClock = SystemClock()
 
 
 @dataclass

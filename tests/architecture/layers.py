@@ -49,6 +49,7 @@ MACHINERY = (
     "serving",
     "benchmarking",
     "recipes",
+    "pipelines",
     "launching",
     "terminal_view",
     "clusters",

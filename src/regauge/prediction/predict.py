@@ -14,6 +14,8 @@ from regauge.artifacts.uncompiled import open_model, recommend_export
 from regauge.errors import DataError, LimitReachedError, SettingsError
 from regauge.log import logger
 from regauge.model_registry.model_reference import parse_reference
+from regauge.monitoring.notifications.events import EventSource
+from regauge.monitoring.notifications.notifier import notify_end
 from regauge.planning.catalog import find_price
 from regauge.prediction.fields import (
     check_columns,
@@ -47,9 +49,12 @@ from regauge.supervision.folder_lock import FolderLock
 from regauge.wording import format_clause, format_count
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from regauge.artifacts.artifact import Artifact
     from regauge.artifacts.manifest import ProgramEntry
     from regauge.model_registry.registered_version import RegisteredVersion
+    from regauge.monitoring.notifications.notifier import EndReport
     from regauge.planning.catalog import MachinePrice
     from regauge.prediction.settings import PredictSettings
 
@@ -149,6 +154,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     write_lineage(job, plan.artifact, plan.version)
     with ExitStack() as stack:
         stack.enter_context(FolderLock(job.job_folder))
+        end_report = stack.enter_context(_notify_end(job))
         _clear_scratch(job)
         finished = job.find_finished_shards()
         shard_queue = ShardQueue(
@@ -156,6 +162,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
         )
         meter = _start_meter(job, started_at)
         progress = ProgressBar(job, finished, meter)
+        end_report.read_usd = lambda: progress.usd
         stack.enter_context(stop_signals.record_signals())
         _log_slot(job)
         if shard_queue.num_unfinished:
@@ -169,7 +176,15 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
             **progress.summarize_record(cost),
         }
         write_result(job)
-    return _report_losses(job, summary)
+        return _report_losses(job, summary)
+
+
+def _notify_end(job: PredictJob) -> AbstractContextManager[EndReport]:
+    """Return a block that sends an event at its end; the messages name the job of several."""
+    folder, slot = job.folder.resolve(), job.slot
+    name = folder.name if slot.count == 1 else f"{folder.name} (job {slot.index} of {slot.count})"
+    source = EventSource("predict", name, str(folder))
+    return notify_end(job.settings.monitoring.notifications, source, job.job_folder)
 
 
 def _report_losses(job: PredictJob, summary: dict[str, Any]) -> dict[str, Any]:

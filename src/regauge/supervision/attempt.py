@@ -33,6 +33,7 @@ from regauge.supervision.watchdog import PREFLIGHT, Watchdog, blamed_rank, take_
 
 if TYPE_CHECKING:
     from regauge.supervision.nodes.interface import NodeGroup
+    from regauge.supervision.run_events import RunEvents
     from regauge.training.settings import TrainSettings
 
 FAILURES = "failures"
@@ -94,17 +95,19 @@ class Attempt:
         self._tail: LogTail | None = None
         """Logs the output of rank 0, if a Python program started the run."""
 
-    def run(self) -> Failure | None:
+    def run(self, events: RunEvents) -> Failure | None:
         """Run the attempt to its end; return the failure that ended it, or None at the run's end.
 
-        All nodes of a run return the failure that they agree on.
+        All nodes of a run return the failure that they agree on. `events` observes the progress.
         """
+        self._events = events
         self._spec.write()
         (self._scratch / "run.json").write_text(json.dumps(dump(self._settings)), encoding="utf-8")
         with closing(HeartbeatTable(self._scratch / HEARTBEATS, self._size)) as heartbeats:
             self._group.publish_beats(heartbeats.total_beats)
             local_failure = self._run_processes(heartbeats)
             self._ended_at = time.time()
+            self._events.observe(heartbeats, self._reports, is_end=True)
             with defer_stop(has_limit=False):  # other nodes may save
                 failure = self._group.agree_on_failure(
                     local_failure, is_stop_requested=self._signals.is_stop_requested
@@ -213,6 +216,7 @@ class Attempt:
             if alarm:
                 return None
             self._write_signs_of_life(children, watchdog.heartbeats)
+            self._events.observe(watchdog.heartbeats, self._reports)
             if self._tail:
                 self._tail.forward()
             time.sleep(POLL_SECONDS)

@@ -31,6 +31,7 @@ from regauge.prediction.job import (
     sum_shards,
     write_result,
 )
+from regauge.prediction.predict_metrics import export_job
 from regauge.prediction.progress import ProgressBar
 from regauge.prediction.shard_queue import ShardQueue
 from regauge.prediction.worker import SCRATCH, WorkerResources, WorkerSpec
@@ -149,7 +150,8 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
         stack.enter_context(stop_signals.record_signals())
         _log_slot(job)
         if shard_queue.num_unfinished:
-            _compute_shards(plan, shard_queue, progress)
+            with export_job(job, shard_queue, progress):
+                _compute_shards(plan, shard_queue, progress)
         cost = progress.cost_record()
         attempt = {"started_at": started_at, **meter.start_fields, "ended_at": time.time(), **cost}
         jsonl.append_line(job.job_folder / ATTEMPTS, attempt)

@@ -17,7 +17,7 @@ class Monitoring(Settings):
     """TCP port of the metrics for Prometheus, or 0 for any free port; by default none are served.
     If another program uses the port, the run warns and takes a free one."""
     host: str = "127.0.0.1"
-    """IP address of the metrics; `0.0.0.0` also serves them to other machines, without a password."""
+    """IP address of the metrics. `0.0.0.0` serves them to every machine, without a password."""
     notifications: Notifications = Notifications()
     """The events that people receive by a webhook, a chat or e-mail."""
 

@@ -34,6 +34,7 @@ from regauge.prediction.job import (
     sum_shards,
     write_result,
 )
+from regauge.prediction.predict_metrics import export_job
 from regauge.prediction.progress import ProgressBar
 from regauge.prediction.provenance import write_lineage
 from regauge.prediction.shard_queue import ShardQueue
@@ -166,7 +167,8 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
         stack.enter_context(stop_signals.record_signals())
         _log_slot(job)
         if shard_queue.num_unfinished:
-            _compute_shards(plan, shard_queue, progress)
+            with export_job(job, shard_queue, progress):
+                _compute_shards(plan, shard_queue, progress)
         cost = progress.cost_record()
         attempt = {"started_at": started_at, **meter.start_fields, "ended_at": time.time(), **cost}
         jsonl.append_line(job.job_folder / ATTEMPTS, attempt)

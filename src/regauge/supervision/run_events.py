@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from regauge.supervision.channel import WorkerReports
     from regauge.supervision.cost_meter import CostMeter
     from regauge.supervision.failures import Failure
-    from regauge.supervision.heartbeat import HeartbeatTable
+    from regauge.supervision.heartbeat import HeartbeatReader
 
 OBSERVE_SECONDS = 1.0
 """Interval at which the progress of an attempt is read."""
@@ -72,7 +72,7 @@ class RunEvents:
         self._is_stuck = False
 
     def observe(
-        self, heartbeats: HeartbeatTable, reports: WorkerReports, *, is_end: bool = False
+        self, heartbeats: HeartbeatReader, reports: WorkerReports, *, is_end: bool = False
     ) -> None:
         """Read the progress of the attempt, at most once a second, and at its end."""
         now = self._clock()

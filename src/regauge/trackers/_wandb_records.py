@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,13 +33,13 @@ def read_recorded(folder: Path) -> set[tuple[str, int]]:
 
 def _read_rows(data: bytes) -> Iterator[dict[str, Any]]:
     """Yield the rows of metrics."""
-    from google.protobuf.message import DecodeError
-    from wandb.proto.wandb_internal_pb2 import Record
-
+    # Neither module has types.
+    decode_error: type[Exception] = import_module("google.protobuf.message").DecodeError
+    record_type: Any = import_module("wandb.proto.wandb_internal_pb2").Record
     for content in _read_records(data):
         try:
-            record = Record.FromString(content)
-        except DecodeError:
+            record = record_type.FromString(content)
+        except decode_error:
             continue
         if record.HasField("history"):
             yield {

@@ -106,7 +106,7 @@ def _find_unflushed_step(path: Path, flush_seconds: int) -> float:
     last = lines[-1]
     since = last["seconds"] - 2 * flush_seconds
     recent = (line for line in lines if line["attempt"] == last["attempt"])
-    return min(line["step"] for line in recent if line["seconds"] >= since)
+    return float(min(line["step"] for line in recent if line["seconds"] >= since))
 
 
 class _TimedLine(jsonl.StepLine):

@@ -22,9 +22,11 @@ type Plain<T> = T extends string ? `${T}`
   : T extends number ? (`${T}` extends `${infer N extends number}` ? N : T)
   : T extends (infer U)[] ? Plain<U>[]
   : T extends object ? { [K in keyof T]: Plain<T[K]> } : T;
-type Query = Plain<DataQuery> & { expr: string; legendFormat: string; editorMode: "code"; range: boolean };
+type Query = Plain<DataQuery>
+  & { expr: string; legendFormat: string; editorMode: "code"; range: boolean };
 type Series = Plain<OptionsWithLegend & OptionsWithTooltip>;
-type Stat = Plain<Pick<SingleStatBaseOptions, "reduceOptions">> & { colorMode: string; graphMode: string };
+type Stat = Plain<Pick<SingleStatBaseOptions, "reduceOptions">>
+  & { colorMode: string; graphMode: string };
 """
 
 

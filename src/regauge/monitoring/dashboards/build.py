@@ -112,9 +112,7 @@ def _build_panel(
         "gridPos": position,
         "fieldConfig": {"defaults": defaults, "overrides": list(_build_overrides(item))},
         "options": _build_options(kind),
-        "targets": [
-            _build_target(index, query) for index, query in enumerate(item["queries"])
-        ],
+        "targets": [_build_target(index, query) for index, query in enumerate(item["queries"])],
     }
     return panel | ({"description": item["description"]} if "description" in item else {})
 

@@ -10,7 +10,7 @@ from regauge.monitoring.rules.recording import FOLDER, load_yaml
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from regauge.monitoring.settings import AlertThresholds
+    from regauge.monitoring.prometheus_settings import AlertThresholds
 
 _THRESHOLD = re.compile(r"<([a-z_]+)>")
 

@@ -22,8 +22,7 @@ OWN_VENDOR = "regauge"
 COUNT_RULE = {
     "record": "regauge:device_metrics:count",
     "expr": (
-        f"count by ({LABELS})"
-        ' ({__name__=~"regauge:device_.+:(ratio|bytes|hertz|celsius|watts)"})'
+        f'count by ({LABELS}) ({{__name__=~"regauge:device_.+:(ratio|bytes|hertz|celsius|watts)"}})'
     ),
 }
 """Number of metrics of a device, without the error codes: exporters omit those until an error."""
@@ -33,9 +32,7 @@ def build_recording_rules() -> dict[str, Any]:
     """Return the rule file of the vocabulary, as a JSON-ready document."""
     document = load_vocabulary()
     rules = [
-        rule
-        for metric in document["metrics"]
-        for rule in _build_rules(metric, document["labels"])
+        rule for metric in document["metrics"] for rule in _build_rules(metric, document["labels"])
     ]
     return {"groups": [{"name": GROUP, "rules": [*rules, COUNT_RULE]}]}
 

@@ -1,11 +1,11 @@
-"""The [monitor] table of a run file: thresholds of alerts, and the local Prometheus.
+"""The [prometheus] table: a local Prometheus, and the thresholds of alerts.
 
 This module imports no torch.
 """
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from regauge.config import Settings
 
@@ -39,8 +39,8 @@ class AlertThresholds(Settings):
     """Seconds after which a counter that is always 0 is reported."""
 
 
-class Monitor(Settings):
-    """A local Prometheus, and the alerts."""
+class Prometheus(Settings):
+    """A local Prometheus, its targets, and the alerts."""
 
     port: int = Field(default=9090, ge=1, le=65535)
     """Port of Prometheus on the loopback interface."""
@@ -52,13 +52,31 @@ class Monitor(Settings):
     """Days for which Prometheus keeps its data."""
     targets: tuple[str, ...] = ()
     """Other targets as `host:port`, such as exporters of devices and servers."""
+    run_port: int = Field(default=9464, ge=1, le=65535)
+    """Port of the metrics of runs and servers on Kubernetes, as their run files set it."""
     webhook: str | None = None
     """URL to which Alertmanager sends alerts; by default it only shows them."""
     alerts: AlertThresholds = AlertThresholds()
     """Limits beyond which an alert fires."""
 
+    @field_validator("targets")
+    @classmethod
+    def _check_targets(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        for target in targets:
+            host, _, port = target.rpartition(":")
+            if not host or "/" in target or not port.isdecimal():
+                raise ValueError(f"{target!r} is no address; write it as localhost:9400")
+        return targets
+
+    @field_validator("webhook")
+    @classmethod
+    def _check_webhook(cls, webhook: str | None) -> str | None:
+        if webhook is not None and not webhook.startswith(("http://", "https://")):
+            raise ValueError(f"{webhook!r} is no URL; write it as https://host/path")
+        return webhook
+
 
 class MonitorSettings(Settings):
     """The table that `monitor` reads."""
 
-    monitor: Monitor = Monitor()
+    prometheus: Prometheus = Prometheus()

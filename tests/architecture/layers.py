@@ -31,6 +31,7 @@ FOUNDATION = (
 )
 PARTS = ("data", "models")
 MACHINERY = (
+    "monitoring",
     "testing",
     "planning",
     "checkpoint",

@@ -95,7 +95,7 @@ def build_webhook(webhook: Webhook) -> ThreadingHTTPServer:
     """Return a server that records the notifications of Alertmanager."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802 (the name that the library calls)
+        def do_POST(self) -> None:
             length = int(self.headers["Content-Length"])
             webhook.record(json.loads(self.rfile.read(length)))
             self.send_response(200)

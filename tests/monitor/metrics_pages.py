@@ -31,7 +31,7 @@ def serve_page(render: Callable[[], str]) -> Iterator[Page]:
     page = Page(render)
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802 (the name that the library calls)
+        def do_GET(self) -> None:
             page.num_reads += 1
             content = page.render().encode()
             self.send_response(200)

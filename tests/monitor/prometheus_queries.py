@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 import urllib.parse
-import urllib.request
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+import httpx
 
 T = TypeVar("T")
 DEADLINE_SECONDS = 60.0
@@ -15,8 +15,9 @@ DEADLINE_SECONDS = 60.0
 
 def read_json(url: str) -> Any:
     """Return the JSON document at an address."""
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return json.load(answer)
+    answer = httpx.get(url, timeout=10)
+    answer.raise_for_status()
+    return answer.json()
 
 
 def query(url: str, expression: str) -> list[dict[str, Any]]:

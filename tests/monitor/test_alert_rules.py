@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pytest
 
 from monitor.rule_tests import find_alerts, require_promtool, write_rules
-from regauge.monitoring.rules.alerts import build_alert_rules
 from regauge.monitoring.prometheus_settings import AlertThresholds
+from regauge.monitoring.rules.alerts import build_alert_rules
 
 RULES = [
     rule for group in build_alert_rules(AlertThresholds())["groups"] for rule in group["rules"]

@@ -71,6 +71,19 @@ def read_manifest(name: str) -> str:
     return (MANIFESTS / name).read_text(encoding="utf-8")
 
 
+def list_exporters(plugin: str) -> list[str]:
+    """Return the manifests for the nodes that a device plugin selects, by its file `<vendor>.yaml`.
+
+    They have the same label `regauge/vendor` as node selector.
+    """
+    selector = f"regauge/vendor: {plugin.removesuffix('.yaml')}\n"
+    return [
+        path.name
+        for path in sorted(MANIFESTS.glob("*.yaml"))
+        if selector in read_manifest(path.name)
+    ]
+
+
 def _build_rule_object(settings: Prometheus) -> dict[str, Any]:
     """Return the rules as an object of the Prometheus operator."""
     rules = build_recording_rules()["groups"] + build_alert_rules(settings.alerts)["groups"]

@@ -92,8 +92,9 @@ def read_last_line(path: Path, shape: type[DocumentShape] = DocumentShape) -> di
 class Tail:
     """Reads each line of a growing file once; the file may not exist yet."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, shape: type[DocumentShape] = DocumentShape) -> None:
+        """Start at the beginning of a file; lines of another shape are skipped."""
+        self._path, self._shape = path, shape
         self._offset = 0
 
     def read(self) -> list[dict[str, Any]]:
@@ -107,7 +108,7 @@ class Tail:
         end = data.rfind(b"\n") + 1
         self._offset += end
         lines = data[:end].splitlines()
-        documents = (_parse_line(line, DocumentShape) for line in lines)
+        documents = (_parse_line(line, self._shape) for line in lines)
         return [document for document in documents if document is not None]
 
 

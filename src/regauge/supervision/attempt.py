@@ -10,7 +10,7 @@ import json
 import signal
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,9 @@ from regauge.supervision.signals import POLL_SECONDS, SupervisorSignals
 from regauge.supervision.watchdog import PREFLIGHT, Watchdog, blamed_rank, take_snapshots
 
 if TYPE_CHECKING:
+    from regauge.supervision.heartbeat import HeartbeatReader
     from regauge.supervision.nodes.interface import NodeGroup
+    from regauge.supervision.run_metrics import RunMetrics
     from regauge.training.settings import TrainSettings
 
 FAILURES = "failures"
@@ -93,16 +95,17 @@ class Attempt:
         self._tail: LogTail | None = None
         """Logs the output of rank 0, if a Python program started the run."""
 
-    def run(self) -> Failure | None:
+    def run(self, metrics: RunMetrics | None = None) -> Failure | None:
         """Run the attempt to its end; return the failure that ended it, or None at the run's end.
 
-        All nodes of a run return the failure that they agree on.
+        All nodes of a run return the failure that they agree on. `metrics` exports the state of
+        the processes meanwhile.
         """
         self._spec.write()
         (self._scratch / "run.json").write_text(json.dumps(dump(self._settings)), encoding="utf-8")
         with closing(HeartbeatTable(self._scratch / HEARTBEATS, self._size)) as heartbeats:
             self._group.publish_beats(heartbeats.total_beats)
-            local_failure = self._run_processes(heartbeats)
+            local_failure = self._run_processes(heartbeats, metrics)
             self._ended_at = time.time()
             with defer_stop(has_limit=False):  # other nodes may save
                 failure = self._group.agree_on_failure(
@@ -112,7 +115,9 @@ class Attempt:
                 return failure
             return replace(failure, step=max(heartbeats.read(n).step for n in range(self._size)))
 
-    def _run_processes(self, heartbeats: HeartbeatTable) -> Failure | None:
+    def _run_processes(
+        self, heartbeats: HeartbeatTable, metrics: RunMetrics | None
+    ) -> Failure | None:
         """Run the processes of this node; return the failure that ended them, or None."""
         supervision = self._settings.execution.supervision
         watchdog = Watchdog(
@@ -139,8 +144,14 @@ class Attempt:
         self._tail = LogTail(self._folder / "ranks" / "0.log") if is_embedded() else None
         try:
             with start() as children, defer_stop(has_limit=False):
-                self._signals.pids = [child.pid for child in children]
-                failure = self._watch(children, watchdog)
+                pids = self._signals.pids = [child.pid for child in children]
+                watching = (
+                    metrics.watch(watchdog, pids, self._layout.first_rank, self._spec.meter)
+                    if metrics
+                    else nullcontext()
+                )
+                with watching:
+                    failure = self._watch(children, watchdog)
         except StopSignalError as error:  # not all processes were started
             return self._find_stop([error.exit_code])
         finally:
@@ -221,7 +232,7 @@ class Attempt:
             self._stop_began_at = time.monotonic()
             self._signals.forward()
 
-    def _is_stop_overdue(self, codes: list[int | None], heartbeats: HeartbeatTable) -> bool:
+    def _is_stop_overdue(self, codes: list[int | None], heartbeats: HeartbeatReader) -> bool:
         """Return whether processes do not stop although they have nothing to save.
 
         They may have been stopped by the kernel, or wait for a process that has ended. A repeated

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import os
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -34,22 +32,20 @@ from regauge.supervision.cost_meter import CostMeter, read_last_seen, read_paid
 from regauge.supervision.failures import POLICIES, Failure
 from regauge.supervision.forks import open_fork_server
 from regauge.supervision.nodes.attempt_registry import RunEndedError
-from regauge.supervision.nodes.interface import LocalLauncher
-from regauge.supervision.nodes.topology import resolve_topology
+from regauge.supervision.nodes.build_launcher import build_launcher
+from regauge.supervision.run_metrics import export_run
 from regauge.supervision.signals import SupervisorSignals
 from regauge.supervision.spot_notices import watch_spot_notices
 from regauge.testing.faults import RECORD
 from regauge.wording import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from regauge.supervision.forks import ForkServer
     from regauge.supervision.nodes.interface import NodeGroup
-    from regauge.supervision.nodes.rendezvous import RendezvousLauncher
+    from regauge.supervision.run_metrics import RunMetrics
     from regauge.training.settings import TrainSettings
-
-    Launcher = LocalLauncher | RendezvousLauncher
 
 MAX_WAIT_SECONDS = 60.0
 RECHECKED_KINDS = ("device", "network", "hang", "preflight")
@@ -62,7 +58,7 @@ def supervise(settings: TrainSettings, local_size: int, fault_plan: str | None =
     Raises ChildError if the run ends by a failure.
     """
     folder = Path(settings.output.folder)
-    launcher = _build_launcher(settings, folder)
+    launcher = build_launcher(settings, folder)
     notices = settings.execution.supervision.spot_notices
     signals = SupervisorSignals()
     with (
@@ -71,9 +67,16 @@ def supervise(settings: TrainSettings, local_size: int, fault_plan: str | None =
         create_scratch_folder() as scratch,
         watch_spot_notices(notices, signals),
         open_fork_server() as fork_server,
+        export_run(settings) as metrics,
     ):
         run = Supervisor(
-            settings, local_size, scratch, fault_plan, signals=signals, fork_server=fork_server
+            settings,
+            local_size,
+            scratch,
+            fault_plan,
+            signals=signals,
+            fork_server=fork_server,
+            metrics=metrics,
         )
         while True:
             raise_if_bad(check_machine(folder, settings.output.checkpoint.remote))
@@ -109,12 +112,14 @@ class Supervisor:
         *,
         signals: SupervisorSignals,
         fork_server: ForkServer,
+        metrics: RunMetrics | None = None,
     ) -> None:
         self._settings, self._scratch = settings, scratch
         self._spawn_function: SpawnFunction = spawn
         self.devices = tuple(range(local_size))
         """Indices of the devices of this node that the run uses."""
         self._fault_plan, self._signals = fault_plan, signals
+        self._metrics = metrics
         self._failures: list[Failure] = []
         self._unrecorded: Attempt | None = None
         """The last attempt, if the node that records attempts was lost with it."""
@@ -157,7 +162,7 @@ class Supervisor:
             meter=self._build_meter(group),
             spawn_function=self._spawn_function,
         )
-        failure = attempt.run()
+        failure = attempt.run(self._metrics)
         if failure is not None and failure.kind == "preflight" and group.num_nodes == 1:
             failure = self._examine_devices(failure)
         if group.is_leader:
@@ -221,29 +226,6 @@ class Supervisor:
             self.devices = remaining
             count = format_count(len(remaining), "process")
             logger.warning("device %s is excluded; the run uses %s", excluded, count)
-
-
-def _build_launcher(settings: TrainSettings, folder: Path) -> Launcher:
-    """Return the launcher of a run's attempts, for one node or for several."""
-    topology = resolve_topology(settings.execution.nodes, folder)
-    if topology is None:
-        return LocalLauncher(folder)
-    with _silence_torch_log():
-        from regauge.supervision.nodes.rendezvous import RendezvousLauncher
-
-    return RendezvousLauncher(topology, settings, folder)
-
-
-@contextmanager
-def _silence_torch_log() -> Iterator[None]:
-    """Set torch's log level for its import, so that a lost node prints no C++ stacks."""
-    is_unset = "TORCH_CPP_LOG_LEVEL" not in os.environ
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    try:
-        yield
-    finally:
-        if is_unset:
-            del os.environ["TORCH_CPP_LOG_LEVEL"]
 
 
 def _compute_wait(failures: list[Failure], limit: int) -> float | None:

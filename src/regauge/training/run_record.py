@@ -242,7 +242,7 @@ def _check_empty(folder: Path) -> None:
     check_folder(folder, "output.folder")
     names = [path.name for path in folder.glob("*")] if folder.is_dir() else []
     known = {RUN, ENVIRONMENT, "ranks", "metrics.jsonl", "ledger.jsonl", "attempts.jsonl"}
-    known |= {"failures", "faults.jsonl", START_FOLDER, PROBE}
+    known |= {"failures", "faults.jsonl", "exporters", START_FOLDER, PROBE}
     foreign = [name for name in names if name not in known and not name.startswith(".")]
     if foreign:
         raise SettingsError(

@@ -21,6 +21,7 @@ from regauge.config import KindTable, Settings, build, choice_of, dump, parse_ch
 from regauge.data.settings import DataSettings, MixEntry
 from regauge.errors import SettingsError
 from regauge.models.settings import DEFAULT_NEW_TOKENS, Generation, Model
+from regauge.monitoring.settings import Monitoring
 from regauge.planning.catalog import find_price
 from regauge.planning.settings import Price
 from regauge.strategies import Strategy
@@ -470,6 +471,8 @@ class TrainSettings(Computation):
     """Custom callbacks as import paths, `module:Class`; see `regauge.Callback`."""
     profile: bool = False
     """Profile some steps: a breakdown of their time, and advice that may shorten them."""
+    monitoring: Monitoring = Monitoring()
+    """How the run can be watched."""
 
     @property
     def has_best_final_model(self) -> bool:
@@ -486,6 +489,13 @@ class TrainSettings(Computation):
             raise ValueError(f"{key} needs a metric; set output.checkpoint.best_metric")
         if self.stop.patience is not None and self.evaluation.every_steps == 0:
             raise ValueError(f"{key} needs evaluations; set evaluation.every_steps")
+        return self
+
+    @model_validator(mode="after")
+    def _check_monitoring(self) -> TrainSettings:
+        has_metrics = any(tracker.kind == "jsonl" for tracker in self.output.trackers)
+        if self.monitoring.port is not None and not has_metrics:
+            raise ValueError('monitoring.port needs metrics; add "jsonl" to output.trackers')
         return self
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,11 @@ class Webhook:
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
         self._lock = threading.Lock()
+
+    def find_state(self, alert: str) -> str:
+        """Return the last state that was sent of an alert; empty if none was sent."""
+        with self._lock:
+            return next((state for name, state in reversed(self.events) if name == alert), "")
 
     def record(self, document: dict[str, Any]) -> None:
         """Record the alerts of a notification."""
@@ -91,7 +96,14 @@ class MonitorSystem:
         return path
 
 
-def build_webhook(webhook: Webhook) -> ThreadingHTTPServer:
+def require_programs() -> None:
+    """Skip the test without Prometheus and Alertmanager."""
+    for name in ("prometheus", "prometheus-alertmanager"):
+        if shutil.which(name) is None:
+            pytest.skip(f"{name} is not installed: scrapes and alerts are not proved")
+
+
+def build_webhook(webhook: Webhook) -> HTTPServer:
     """Return a server that records the notifications of Alertmanager."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -105,10 +117,7 @@ def build_webhook(webhook: Webhook) -> ThreadingHTTPServer:
         def log_message(self, *_: Any) -> None:
             """Print nothing."""
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = False
-
-    return Server(("127.0.0.1", 0), Handler)
+    return HTTPServer(("127.0.0.1", 0), Handler)
 
 
 def read_document(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -156,9 +165,7 @@ def start_monitor(root: Path, targets: list[str], sink: str) -> Iterator[subproc
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitorSystem]:
     """Run the verb with Prometheus and Alertmanager; no run exports metrics yet."""
-    for name in ("prometheus", "prometheus-alertmanager"):
-        if shutil.which(name) is None:
-            pytest.skip(f"{name} is not installed: scrapes and alerts are not proved")
+    require_programs()
     root = tmp_path_factory.mktemp("runs")
     dcgm, webhook, vocabulary = DcgmState(), Webhook(), Vocabulary()
     with ExitStack() as stack:

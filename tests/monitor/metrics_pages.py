@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 from loopback import serve
@@ -43,10 +43,7 @@ def serve_page(render: Callable[[], str]) -> Iterator[Page]:
         def log_message(self, *_: Any) -> None:
             """Print nothing."""
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = False
-
-    with serve(Server(("127.0.0.1", 0), Handler), "metrics page") as url:
+    with serve(HTTPServer(("127.0.0.1", 0), Handler), "metrics page") as url:
         page.address = url.removeprefix("http://")
         yield page
 

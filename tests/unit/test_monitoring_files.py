@@ -14,7 +14,7 @@ from launch.schemas import find_core_problems
 from monitor.node_packages import require_packages, run_node
 from regauge.cli import main
 from regauge.monitoring.bundle import build_manifests, list_exporters
-from regauge.monitoring.local_prometheus import find_targets
+from regauge.monitoring.local_prometheus import find_scrape_targets
 from regauge.monitoring.prometheus_settings import Prometheus
 from regauge.monitoring.rules.recording import load_vocabulary
 from regauge.monitoring.vocabulary import METRICS
@@ -167,7 +167,7 @@ def test_targets_are_found_in_runs_and_stages(tmp_path: Path) -> None:
         path = tmp_path / name / "exporters" / "rank-0.json"
         path.parent.mkdir(parents=True)
         path.write_text(text)
-    groups = find_targets(tmp_path)
+    groups = find_scrape_targets(tmp_path)
     assert [group["targets"] for group in groups] == [[f"10.0.0.{n}:9464"] for n in range(4)]
     assert groups[1]["labels"] == {"node": "10.0.0.1"}
 

@@ -1,6 +1,6 @@
 """A local Prometheus with Alertmanager, whose targets are the runs in a folder.
 
-A run that exports metrics writes its address to `exporters/rank-*.json` of its output folder. The
+A run that exports metrics writes its address to the folder `exporters` of its output folder. The
 targets of Prometheus are these addresses. The servers listen on the loopback interface, and end
 with this process.
 """
@@ -11,14 +11,13 @@ import http.client
 import json
 import shutil
 import socket
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regauge import processes, timing
-from regauge.errors import DataError, PreflightError, SettingsError
+from regauge.errors import PreflightError, SettingsError
 from regauge.files import write_atomic
-from regauge.json_files import read_json_list
 from regauge.log import logger
 from regauge.monitoring.bundle import (
     ALERTMANAGER_FILE,
@@ -27,6 +26,7 @@ from regauge.monitoring.bundle import (
     render_server_files,
     write_monitoring_files,
 )
+from regauge.monitoring.exporter import EXPORTERS, find_targets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from regauge.monitoring.prometheus_settings import Prometheus
 
-ADDRESS_FILES = "exporters/rank-*.json"
-"""Files of a run's output folder with the addresses of its metrics, in the format of file_sd."""
 MAX_DEPTH = 3
 """Levels of folders below the root in which runs are searched, such as the stages of a pipeline."""
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -183,28 +181,20 @@ def _is_ready(url: str) -> bool:
         connection.close()
 
 
-def find_targets(root: Path) -> list[dict[str, Any]]:
+def find_scrape_targets(root: Path) -> list[dict[str, Any]]:
     """Return the targets of the runs below a folder, in the format of file_sd.
 
     The label `node` is the host of a target, or the name of this machine for a loopback address.
     """
-    patterns = ("*/" * depth + ADDRESS_FILES for depth in range(MAX_DEPTH + 1))
-    paths = sorted(path for pattern in patterns for path in root.glob(pattern))
-    targets = sorted({target for path in paths for target in _read_targets(path)})
+    patterns = ("*/" * depth + EXPORTERS for depth in range(MAX_DEPTH + 1))
+    folders = [path.parent for pattern in patterns for path in root.glob(pattern)]
+    targets = sorted({target for folder in folders for target in find_targets(folder)})
     return [{"targets": [target], "labels": {"node": _find_node(target)}} for target in targets]
 
 
 def write_targets(folder: Path, targets: list[dict[str, Any]]) -> None:
     """Write the targets for Prometheus, which reads the file again when it changes."""
     write_atomic(folder / TARGETS_FILE, json.dumps(targets, indent=1) + "\n", durable=False)
-
-
-def _read_targets(path: Path) -> Iterator[str]:
-    """Yield the addresses of a file; it may vanish, because its run may end."""
-    with suppress(DataError, OSError):
-        for group in read_json_list(path, "remove it"):
-            if isinstance(group, dict) and isinstance(group.get("targets"), list):
-                yield from (item for item in group["targets"] if isinstance(item, str))
 
 
 def _find_node(target: str) -> str:
@@ -217,7 +207,7 @@ def watch_runs(root: Path, servers: MonitoringServers) -> None:
     targets: list[dict[str, Any]] = []
     while True:
         servers.check_alive()
-        current = find_targets(root)
+        current = find_scrape_targets(root)
         if current != targets:
             write_targets(servers.folder, current)
             logger.info("%d targets", len(current))

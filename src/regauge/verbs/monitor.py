@@ -88,7 +88,7 @@ def run_servers(
     if not root.is_dir():
         raise SettingsError(f"no folder {root}", "name the folder of the runs")
     target = to or root / DEFAULT_NAME
-    addresses = [group["targets"][0] for group in local.find_targets(root)]
+    addresses = [group["targets"][0] for group in local.find_scrape_targets(root)]
     answer: Answer = {"folder": str(target), "targets": [*addresses, *settings.targets]}
     local.find_programs()
     if dry_run:

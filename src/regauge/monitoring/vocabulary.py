@@ -119,6 +119,9 @@ SERVE_QUEUE_SECONDS = _gauge(
     "serve_queue_wait_seconds", SERVED_MODEL, "Expected wait of a new interactive request."
 )
 SERVE_WORKERS = _gauge("serve_workers", SERVED_MODEL, "Worker processes that are ready.")
+SERVE_DRAINING = _gauge(
+    "serve_draining", (), "Whether the server refuses new requests and will end (1) or not (0)."
+)
 SERVE_MODEL_INFO = Metric(
     f"{PREFIX}_serve_model_info", "info", "Served version of a model.", ("model", "version")
 )

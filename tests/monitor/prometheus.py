@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+
+from monitor.prometheus_queries import query
 from regauge.processes import find_free_port
 
 START_SECONDS = 60.0
@@ -33,12 +32,7 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """Return the series of an instant query: `{"metric": labels, "value": [time, text]}`."""
-        query = urllib.parse.urlencode({"query": expression})
-        with urllib.request.urlopen(f"{self.url}/api/v1/query?{query}", timeout=10) as answer:
-            document = json.load(answer)
-        assert document["status"] == "success", document
-        result: list[dict[str, Any]] = document["data"]["result"]
-        return result
+        return query(self.url, expression)
 
     def values(self, expression: str, label: str = "rank") -> dict[str, float]:
         """Return the values of an instant query by a label."""
@@ -80,9 +74,8 @@ def log_of(folder: Path) -> str:
 def is_ready(url: str) -> bool:
     """Return whether a server answers queries."""
     try:
-        with urllib.request.urlopen(f"{url}/-/ready", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+        return httpx.get(f"{url}/-/ready", timeout=5).status_code == 200
+    except httpx.HTTPError:
         return False
 
 

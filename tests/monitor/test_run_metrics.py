@@ -22,7 +22,7 @@ from regauge.monitoring.exporter import EXPORTERS, find_targets
 pytestmark = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="no Prometheus: apt-get install prometheus"
 )
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 300.0
 OPTIONAL = {vocabulary.DEVICE_POWER, vocabulary.DEVICE_TEMPERATURE}
 """Counters that this machine may not have; tests/unit/test_device_counters.py has them."""
 RUN_METRICS = [

@@ -63,7 +63,7 @@ RUN_CHECKPOINT_TIMESTAMP = _gauge(
 
 RANK_ALIVE = _gauge("rank_alive", RANK, "Whether the process of a rank exists (1) or not (0).")
 RANK_PROGRESSING = _gauge(
-    "rank_progressing", RANK, "Whether a rank has reported within its hang timeout (1) or not (0)."
+    "rank_progressing", RANK, "Whether a rank has reported within half of its hang limit (1)."
 )
 RANK_HEALTHY = _gauge(
     "rank_healthy", RANK, "Whether a rank is no straggler and its loss is finite (1) or not (0)."
@@ -100,7 +100,9 @@ EVALUATION_SCORE = _gauge(
 
 PREDICT_RECORDS = _counter("predict_records", RUN, "Records in finished shards.")
 PREDICT_FAILED_RECORDS = _counter("predict_failed_records", RUN, "Records without an output.")
-PREDICT_SHARDS = _gauge("predict_shards", ("run", "state"), "Shards by state.")
+PREDICT_SHARDS = _gauge(
+    "predict_shards", ("run", "state"), "Shards by state: finished, running or requeued."
+)
 PREDICT_WORKERS = _gauge("predict_workers", RUN, "Worker processes.")
 
 SERVE_REQUESTS = _counter("serve_requests", ("route", "status"), "Answered requests.")
@@ -136,3 +138,12 @@ METRICS: tuple[Metric, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)
 )
 """All metrics, in the order of this file."""
+
+
+def build_table() -> str:
+    """Return the table of all metrics in Markdown, which docs/monitoring.md shows."""
+    lines = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
+    for metric in METRICS:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        lines.append(f"| `{metric.name}` | {metric.type} | {labels} | {metric.help} |")
+    return "\n".join(lines) + "\n"

@@ -55,7 +55,7 @@ def test_running_stopped_and_killed(tmp_path: Path, child: subprocess.Popen[byte
         assert 2.0 <= time.time() - process.beat_at < 10.0
         return process.rank, process.state, process.exit_code
 
-    assert read() == (4, "running", None)
+    assert timing.wait_for(lambda: read() == (4, "running", None), 10, poll_seconds=0.01)
     assert timing.wait_for(lambda: read_process(child.pid)[1], 10, poll_seconds=0.01) > 4096
     os.kill(child.pid, signal.SIGSTOP)
     assert timing.wait_for(lambda: read()[1] == "stopped", 10, poll_seconds=0.01)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from regauge.files import LOCK, hold_lock
-from regauge.results.run_tail import FRESH_SECONDS, list_held_locks, read_run_tail
+from regauge.results.run_tail import FRESH_SECONDS, read_run_tail
 from regauge.supervision.cost_meter import ATTEMPTS, LAST_SEEN
 
 NOW = 1_800_000_000.0
@@ -54,14 +54,17 @@ def test_a_locked_folder_is_running(tmp_path: Path) -> None:
     assert read_run_tail(tmp_path).find_state(NOW) == "failed"
 
 
-def test_reading_takes_no_lock(tmp_path: Path) -> None:
-    with hold_lock(tmp_path / LOCK):
-        before = list_held_locks()
-        read_run_tail(tmp_path)
-        assert list_held_locks() >= before
-    before_files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    read_run_tail(tmp_path)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before_files
+def test_reading_takes_no_lock_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_lines(tmp_path / ATTEMPTS, START)
+    (tmp_path / LOCK).touch()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    locked: list[object] = []
+    monkeypatch.setattr("fcntl.flock", lambda *arguments: locked.append(arguments))
+    read_run_tail(tmp_path).find_state(NOW)
+    assert not locked
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
 def test_an_unsupervised_run_runs_while_it_logs(tmp_path: Path) -> None:

@@ -190,8 +190,8 @@ def _price_line(line: Document, now: float, last_seen_at: float | None) -> float
     if line.get("ended_at") is not None or rate is None or line.get("started_at") is None:
         return usd
     until = min(now, last_seen_at) if last_seen_at is not None else line["started_at"]
-    hours = max(0.0, until - line["started_at"]) / SECONDS_PER_HOUR
-    return float((usd or 0.0) + hours * rate * line.get("nodes", 1))
+    hours: float = max(0.0, until - line["started_at"]) / SECONDS_PER_HOUR
+    return (usd or 0.0) + hours * float(rate) * int(line.get("nodes", 1))
 
 
 def is_any_run(folder: Path) -> bool:

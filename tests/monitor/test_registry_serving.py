@@ -99,7 +99,7 @@ def test_predict_records_the_version_and_trace_prints_it(
     for name in ("checkpoint", "data", "code", "settings"):
         assert trace[name] == document["lineage"][name]
         assert trace[name]
-    assert trace["predict"]["inputs"] == ["texts.jsonl"]
+    assert trace["predict"]["inputs"] == [str(source)]
     assert main(["models", "trace", str(output)]) == 0
     shard.write_bytes(shard.read_bytes()[::-1])
     capsys.readouterr()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from regauge.model_registry.registry_storage import RegistryStorage
 
 
-class Finding(NamedTuple):
+class RegistryFinding(NamedTuple):
     """A difference in a registry."""
 
     subject: str
@@ -45,7 +45,7 @@ class CheckSummary(NamedTuple):
     num_versions: int
     num_files: int
     num_entries: int
-    findings: list[Finding]
+    findings: list[RegistryFinding]
 
     def to_document(self) -> dict[str, Any]:
         """Return the JSON document of the summary."""
@@ -83,7 +83,7 @@ class _Checker:
 
     def __init__(self, storage: RegistryStorage) -> None:
         self._storage = storage
-        self._findings: list[Finding] = []
+        self._findings: list[RegistryFinding] = []
         self._num_versions = self._num_files = self._num_entries = 0
 
     @property
@@ -101,7 +101,7 @@ class _Checker:
                 folder = self._storage.locate(version_key(model, number))
                 problem = "its registration was not finished"
                 remedy = f"register the artifact again; {folder} may be removed"
-                self._findings.append(Finding(subject, problem, remedy))
+                self._findings.append(RegistryFinding(subject, problem, remedy))
                 return
             self._num_versions += 1
             self._num_files += len(version.hashes)
@@ -109,7 +109,7 @@ class _Checker:
             for finding in _check_lineage(version, subject):
                 self._findings.append(finding)
         except RegaugeError as error:
-            self._findings.append(Finding(subject, error.problem, error.remedy))
+            self._findings.append(RegistryFinding(subject, error.problem, error.remedy))
 
     def check_stage(self, model: str, stage: str) -> None:
         """Check the pointer and the log of a stage."""
@@ -119,7 +119,7 @@ class _Checker:
             self._num_entries += len(entries)
             self._findings += _check_entries(self._storage, subject, entries)
         except RegaugeError as error:
-            self._findings.append(Finding(subject, error.problem, error.remedy))
+            self._findings.append(RegistryFinding(subject, error.problem, error.remedy))
 
 
 def _list_all_stages(storage: RegistryStorage, name: str) -> list[str]:
@@ -127,7 +127,7 @@ def _list_all_stages(storage: RegistryStorage, name: str) -> list[str]:
     return sorted({*list_stages(storage, name), *storage.list_names(join_key(MODELS, name, LOG))})
 
 
-def _check_lineage(version: RegisteredVersion, subject: str) -> Iterator[Finding]:
+def _check_lineage(version: RegisteredVersion, subject: str) -> Iterator[RegistryFinding]:
     """Yield the differences between the lineage of a version and its files."""
     remedy = "register the artifact again"
     document = version.document
@@ -139,19 +139,21 @@ def _check_lineage(version: RegisteredVersion, subject: str) -> Iterator[Finding
         content = storage.read(path) or b""
         manifest = parse_document(content, storage.locate(path), ArtifactShape)
         if manifest["origin"]["sha256"] != document["lineage"]["checkpoint"]["weights_sha256"]:
-            yield Finding(subject, "its lineage names other weights than its manifest", remedy)
+            yield RegistryFinding(
+                subject, "its lineage names other weights than its manifest", remedy
+            )
     else:
         content_sha256 = compute_content_hash(version.hashes)
     if content_sha256 != version.content_sha256:
-        yield Finding(subject, "its content_sha256 is not that of its files", remedy)
+        yield RegistryFinding(subject, "its content_sha256 is not that of its files", remedy)
     parent = document.get("parent")
     if parent is not None and find_version(version.storage, version.model, parent) is None:
-        yield Finding(subject, f"its parent, version {parent}, is missing", remedy)
+        yield RegistryFinding(subject, f"its parent, version {parent}, is missing", remedy)
 
 
 def _check_entries(
     storage: RegistryStorage, subject: str, entries: list[StageEntry]
-) -> Iterator[Finding]:
+) -> Iterator[RegistryFinding]:
     """Yield the differences between the entries of a log, and to the versions that they name."""
     previous_sha256: str | None = None
     restore = "restore the log from a copy of the registry"
@@ -160,12 +162,14 @@ def _check_entries(
         name, number = document["model"], entry.version
         location = storage.locate(entry_key(name, document["stage"], entry.number))
         if document["previous_sha256"] != previous_sha256:
-            yield Finding(subject, f"{location} does not follow the entry before", restore)
+            yield RegistryFinding(subject, f"{location} does not follow the entry before", restore)
         version = find_version(storage, name, number)
         if version is None:
             problem = f"{location} names version {number}, which is missing"
-            yield Finding(subject, problem, "restore that version from a copy of the registry")
+            yield RegistryFinding(
+                subject, problem, "restore that version from a copy of the registry"
+            )
         elif version.content_sha256 != document["content_sha256"]:
             problem = f"{location} names another content of version {number}"
-            yield Finding(subject, problem, restore)
+            yield RegistryFinding(subject, problem, restore)
         previous_sha256 = compute_sha256(entry.content)

@@ -65,7 +65,7 @@ class VersionShape(DocumentShape):
     usd: float | None = None
 
 
-class EntryShape(DocumentShape):
+class StageEntryShape(DocumentShape):
     """A pointer, which is also an entry of the log."""
 
     format: int

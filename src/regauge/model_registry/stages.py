@@ -27,7 +27,7 @@ from regauge.model_registry.registry_documents import (
     MODELS,
     STAGES,
     Action,
-    EntryShape,
+    StageEntryShape,
     build_unknown_stage_error,
     check_name,
     check_stage,
@@ -177,7 +177,7 @@ def read_log(storage: RegistryStorage, name: str, stage: str) -> list[StageEntry
         if content is None:
             problem = f"{storage.locate(key)} is missing"
             raise DataError(problem, "restore it from a copy of the registry")
-        document = parse_document(content, storage.locate(key), EntryShape)
+        document = parse_document(content, storage.locate(key), StageEntryShape)
         entries.append(StageEntry(document, content))
     return [*entries, pointer]
 
@@ -266,7 +266,7 @@ def _parse_pointer(storage: RegistryStorage, name: str, stage: str, content: byt
     """Return the pointer of a stage; the remedy for a damaged one names its copy in the log."""
     location = storage.locate(stage_key(name, stage))
     try:
-        document = parse_document(content, location, EntryShape)
+        document = parse_document(content, location, StageEntryShape)
     except DataError as error:
         remedy = _find_repair(storage, name, stage) or error.remedy
         raise DataError(error.problem, remedy) from None

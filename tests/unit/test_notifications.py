@@ -16,7 +16,7 @@ from regauge.monitoring.notifications.delivery import JOURNAL, Journal, SinkQueu
 from regauge.monitoring.notifications.events import EVENTS, MAX_TEXT_LENGTH, Event, EventSource
 from regauge.monitoring.notifications.notifier import Notifier, name_exit, notify_end
 from regauge.monitoring.notifications.rate_limit import RateLimit
-from regauge.monitoring.notifications.send_request import Outcome
+from regauge.monitoring.notifications.send_request import SendOutcome
 from regauge.monitoring.notifications.settings import Email, Notifications
 from regauge.monitoring.notifications.sinks import (
     Sink,
@@ -258,9 +258,9 @@ def test_transient_problems_are_retried_and_permanent_ones_are_not(
 ) -> None:
     monkeypatch.setattr(delivery, "MIN_PAUSE_SECONDS", 0.001)
     outcomes = [
-        *[Outcome("status 500"), Outcome("status 503"), Outcome()],
-        Outcome("status 404", is_permanent=True),
-        *[Outcome("status 500")] * 4,
+        *[SendOutcome("status 500"), SendOutcome("status 503"), SendOutcome()],
+        SendOutcome("status 404", is_permanent=True),
+        *[SendOutcome("status 500")] * 4,
     ]
     monkeypatch.setattr(SinkQueue, "_send", lambda *_: outcomes.pop(0))
     queue = start_queue(tmp_path)

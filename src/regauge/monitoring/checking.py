@@ -43,7 +43,12 @@ def check_monitoring_files(folder: Path) -> dict[str, Any]:
 def _run_tool(command: list[str]) -> str:
     """Return the output of a tool; raises DataError with its finding."""
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=TOOL_SECONDS, check=False
+        command,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=TOOL_SECONDS,
+        check=False,
     )
     output = done.stdout + done.stderr
     if done.returncode:

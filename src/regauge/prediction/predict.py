@@ -13,9 +13,6 @@ from regauge import choices, config, jsonl, stop_signals
 from regauge.artifacts.uncompiled import open_model, recommend_export
 from regauge.errors import DataError, LimitReachedError, SettingsError
 from regauge.log import logger
-from regauge.model_registry.model_reference import parse_reference
-from regauge.monitoring.notifications.events import EventSource
-from regauge.monitoring.notifications.notifier import notify_end
 from regauge.planning.catalog import find_price
 from regauge.prediction.fields import (
     check_columns,
@@ -34,9 +31,10 @@ from regauge.prediction.job import (
     sum_shards,
     write_result,
 )
+from regauge.prediction.job_notification import notify_job_end
 from regauge.prediction.predict_metrics import export_job
 from regauge.prediction.progress import ProgressBar
-from regauge.prediction.provenance import write_lineage
+from regauge.prediction.provenance import resolve_version, write_lineage
 from regauge.prediction.shard_queue import ShardQueue
 from regauge.prediction.worker import SCRATCH, WorkerResources, WorkerSpec
 from regauge.supervision.cost_meter import (
@@ -50,12 +48,9 @@ from regauge.supervision.folder_lock import FolderLock
 from regauge.wording import format_clause, format_count
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from regauge.artifacts.artifact import Artifact
     from regauge.artifacts.manifest import ProgramEntry
     from regauge.model_registry.registered_version import RegisteredVersion
-    from regauge.monitoring.notifications.notifier import EndReport
     from regauge.planning.catalog import MachinePrice
     from regauge.prediction.settings import PredictSettings
 
@@ -89,8 +84,7 @@ def plan_predict(settings: PredictSettings) -> PredictPlan:
     Raises SettingsError if a field does not exist or the model reads no texts, and the errors of
     the source and of `open_model`.
     """
-    reference = parse_reference(settings.artifact)
-    version = None if reference is None else reference.resolve()
+    version = resolve_version(settings.artifact)
     if version is not None:  # all workers use this version, also after another promotion
         settings = settings.model_copy(update={"artifact": version.reference})
     artifact = open_model(settings.artifact, settings.generation, keep_weights=False)
@@ -155,7 +149,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     write_lineage(job, plan.artifact, plan.version)
     with ExitStack() as stack:
         stack.enter_context(FolderLock(job.job_folder))
-        end_report = stack.enter_context(_notify_end(job))
+        end_report = stack.enter_context(notify_job_end(job))
         _clear_scratch(job)
         finished = job.find_finished_shards()
         shard_queue = ShardQueue(
@@ -179,14 +173,6 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
         }
         write_result(job)
         return _report_losses(job, summary)
-
-
-def _notify_end(job: PredictJob) -> AbstractContextManager[EndReport]:
-    """Return a block that sends an event at its end; the messages name the job of several."""
-    folder, slot = job.folder.resolve(), job.slot
-    name = folder.name if slot.count == 1 else f"{folder.name} (job {slot.index} of {slot.count})"
-    source = EventSource("predict", name, str(folder))
-    return notify_end(job.settings.monitoring.notifications, source, job.job_folder)
 
 
 def _report_losses(job: PredictJob, summary: dict[str, Any]) -> dict[str, Any]:

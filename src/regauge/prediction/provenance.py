@@ -18,6 +18,7 @@ from regauge.files import sha256, write_json
 from regauge.json_files import DocumentShape
 from regauge.log import logger
 from regauge.model_registry.lineage import collect_folder_lineage, describe_code
+from regauge.model_registry.model_reference import parse_reference
 from regauge.prediction.job import JOB, SHARDS, list_output_paths, read_finished_shards
 
 if TYPE_CHECKING:
@@ -42,12 +43,21 @@ class LineageShape(DocumentShape):
     code: dict[str, Any] = {}
 
 
-class JobShape(DocumentShape):
+class PredictedJobShape(DocumentShape):
     """The facts of a job that its provenance has."""
 
     artifact_sha256: str
     source: dict[str, Any]
     pieces: dict[str, Any]
+
+
+def resolve_version(artifact: str) -> RegisteredVersion | None:
+    """Return the version that an artifact's name refers to; None if it is no registry's.
+
+    Raises the errors of `parse_reference` and of the registry.
+    """
+    reference = parse_reference(artifact)
+    return None if reference is None else reference.resolve()
 
 
 def write_lineage(job: PredictJob, artifact: Artifact, version: RegisteredVersion | None) -> None:
@@ -79,7 +89,7 @@ def trace_output(path: Path, registry: Registry | None = None) -> dict[str, Any]
     Raises SettingsError for another path, and DataError if a document of the job is damaged.
     """
     folder = _find_output_folder(path)
-    job = config.find_document(folder / JOB, REMEDY, JobShape)
+    job = config.find_document(folder / JOB, REMEDY, PredictedJobShape)
     if job is None:
         raise SettingsError(f"{path} was not written by predict: {JOB} is missing", REMEDY)
     recorded = config.find_document(folder / LINEAGE, REMEDY, LineageShape) or {}

@@ -385,9 +385,7 @@ class Stop(Settings):
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the length in optimizer steps."""
-        if self.steps is not None:
-            return self.steps
-        return max(1, round((self.epochs or 0) * steps_per_epoch))
+        return self.steps or max(1, round((self.epochs or 0) * steps_per_epoch))
 
 
 class Computation(Settings):
@@ -492,14 +490,10 @@ class TrainSettings(Computation):
         return self
 
     @model_validator(mode="after")
-    def _check_monitoring(self) -> TrainSettings:
+    def _check_price_and_metrics(self) -> TrainSettings:
         has_metrics = any(tracker.kind == "jsonl" for tracker in self.output.trackers)
         if self.monitoring.port is not None and not has_metrics:
             raise ValueError('monitoring.port needs metrics; add "jsonl" to output.trackers')
-        return self
-
-    @model_validator(mode="after")
-    def _check_price(self) -> TrainSettings:
         if self.stop.usd is not None and find_price(self.execution.price) is None:
             keys = "execution.price.usd_per_hour, or execution.price.instance"
             raise ValueError(f"stop.usd needs a price; set {keys}")

@@ -21,7 +21,7 @@ from regauge import jsonl
 from regauge.errors import RegaugeError
 from regauge.json_files import parse_object
 from regauge.log import logger
-from regauge.monitoring.notifications.send_request import Outcome
+from regauge.monitoring.notifications.send_request import SendOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -160,7 +160,7 @@ class SinkQueue:
         if not self._is_abandoned:
             self._report(delivery, "failed", self._sink.redact(outcome.problem))
 
-    def _send(self, event: Event) -> Outcome:
+    def _send(self, event: Event) -> SendOutcome:
         """Send an event once, in a process that is killed at the time limit."""
         limit = self._settings.timeout_seconds
         try:
@@ -174,25 +174,25 @@ class SinkQueue:
             ) as process:
                 return self._communicate(process, request, limit)
         except (OSError, ValueError) as error:
-            return Outcome(f"{type(error).__name__}: {error}")
+            return SendOutcome(f"{type(error).__name__}: {error}")
 
     def _communicate(
         self, process: subprocess.Popen[bytes], request: Mapping[str, Any], limit: float
-    ) -> Outcome:
+    ) -> SendOutcome:
         with self._changed:
             self._process = process
         try:
             output, _ = process.communicate(json.dumps(request).encode(), timeout=limit)
         except subprocess.TimeoutExpired:
-            return Outcome(f"no answer within {limit:g} s")
+            return SendOutcome(f"no answer within {limit:g} s")
         finally:
             process.kill()
             with self._changed:
                 self._process = None
         if process.returncode:
-            return Outcome(f"the sending process ended with code {process.returncode}")
+            return SendOutcome(f"the sending process ended with code {process.returncode}")
         document = parse_object(output)
-        return Outcome(str(document["problem"]), bool(document["is_permanent"]))
+        return SendOutcome(str(document["problem"]), bool(document["is_permanent"]))
 
     def _pause(self, seconds: float) -> bool:
         """Pause before a retry, briefly at the end of a command; return whether to retry."""

@@ -1,7 +1,7 @@
 """An event of a run, as it is sent to people: one JSON document, one line, one subject.
 
-All texts are made of single-line fields without control characters, so that a message of a failed
-program cannot add a header to an e-mail or a mention to a chat.
+All texts are made of single-line fields without control characters. So a message of a failed
+program cannot add a header to an e-mail, or a mention to a chat.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ MIN_PERMANENT_REPLY = 500
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SendOutcome:
     """How a request ended."""
 
     problem: str = ""
@@ -54,7 +54,7 @@ class RefuseRedirects(urllib.request.HTTPRedirectHandler):
         """Return None, which makes the redirect an HTTPError."""
 
 
-def send_request(request: Mapping[str, Any]) -> Outcome:
+def send_request(request: Mapping[str, Any]) -> SendOutcome:
     """Send a request once; errors of the server are an outcome."""
     send = {"http": _post, "smtp": _send_mail}[request["kind"]]
     try:
@@ -65,7 +65,7 @@ def send_request(request: Mapping[str, Any]) -> Outcome:
         return _describe_failure(error)
 
 
-def _post(request: Mapping[str, Any]) -> Outcome:
+def _post(request: Mapping[str, Any]) -> SendOutcome:
     """Send an HTTP request; the proxy variables of the environment apply."""
     context = ssl.create_default_context(cafile=request["ca_file"])
     opener = urllib.request.build_opener(
@@ -82,16 +82,16 @@ def _post(request: Mapping[str, Any]) -> Outcome:
             return _judge_status(error.code)
 
 
-def _judge_status(status: int) -> Outcome:
+def _judge_status(status: int) -> SendOutcome:
     if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
-        return Outcome()
+        return SendOutcome()
     if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
-        return Outcome(f"status {status}, a redirect, which is not followed", is_permanent=True)
+        return SendOutcome(f"status {status}, a redirect, which is not followed", is_permanent=True)
     is_client_error = HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
-    return Outcome(f"status {status}", is_client_error and status not in RETRIED_STATUSES)
+    return SendOutcome(f"status {status}", is_client_error and status not in RETRIED_STATUSES)
 
 
-def _send_mail(request: Mapping[str, Any]) -> Outcome:
+def _send_mail(request: Mapping[str, Any]) -> SendOutcome:
     """Send an e-mail to all recipients; one of them that is refused is a permanent problem."""
     context = ssl.create_default_context(cafile=request["ca_file"])
     address = request["host"], request["port"]
@@ -107,10 +107,10 @@ def _send_mail(request: Mapping[str, Any]) -> Outcome:
             server.login(request["username"], request["password"])
         refused = server.sendmail(request["sender"], request["to"], request["message"])
     problem = f"refused: {', '.join(sorted(refused))}" if refused else ""
-    return Outcome(problem, is_permanent=bool(refused))
+    return SendOutcome(problem, is_permanent=bool(refused))
 
 
-def _describe_failure(error: object) -> Outcome:
+def _describe_failure(error: object) -> SendOutcome:
     is_permanent = isinstance(error, ssl.SSLCertVerificationError | smtplib.SMTPNotSupportedError)
     if isinstance(error, smtplib.SMTPResponseException):
         is_permanent = error.smtp_code >= MIN_PERMANENT_REPLY
@@ -118,7 +118,7 @@ def _describe_failure(error: object) -> Outcome:
         codes = [code for code, _ in error.recipients.values()]
         is_permanent = min(codes) >= MIN_PERMANENT_REPLY
     problem = f"{type(error).__name__}: {first_line(error)}"
-    return Outcome(problem[:MAX_PROBLEM_LENGTH], is_permanent)
+    return SendOutcome(problem[:MAX_PROBLEM_LENGTH], is_permanent)
 
 
 def main() -> None:

@@ -150,7 +150,7 @@ def test_settings_metrics_and_the_result_are_recorded(tmp_path: Path) -> None:
 
 
 @needs_wandb
-def test_attempts_share_one_run_and_a_repeated_step_is_recorded_once(tmp_path: Path) -> None:
+def test_attempts_share_one_run_and_repeated_steps_are_recorded(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     tracker = Wandb(wait_seconds=PATIENCE)
 
@@ -166,7 +166,7 @@ def test_attempts_share_one_run_and_a_repeated_step_is_recorded_once(tmp_path: P
     with start_trackers([tracker], run_info(folder, 2, 10)) as group:
         group.log(20, {"train/loss": 2.5})
         group.finish({"steps": 20})
-    assert [row["train/loss"] for row in read_history(folder)] == [3.5, 9.0]
+    assert [row["train/loss"] for row in read_history(folder)] == [3.5, 9.0, 2.5]
     runs = read_runs(folder)
     assert {run.run_id for run, _ in runs} == {"a1b2"}
     assert [(values["seed"], values["regauge"]["attempt"]) for _, values in runs] == [

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from pydantic import Field, PrivateAttr
 
 from regauge.trackers import RunInfo, Tracker
-from regauge.trackers._recorded import deliver_once
 from regauge.trackers._sender import Deliver, MetricsLine, Sender
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 FINISHED, FAILED = "FINISHED", "FAILED"
 """Final statuses of a run."""
@@ -45,14 +44,6 @@ class ServiceTracker(Tracker):
         """Find or create the run in the service; return the function that sends lines to it."""
         raise NotImplementedError
 
-    def list_recorded(self, run: RunInfo) -> Collection[tuple[str, int]]:
-        """Return the names and steps of all values that the service has from earlier attempts."""
-        raise NotImplementedError
-
-    def format_name(self, name: str) -> str:
-        """Return the name of a metric in the service."""
-        return name
-
     def is_permanent(self, error: Exception) -> bool:
         """Return whether the service will raise the same error after every retry."""
         raise NotImplementedError
@@ -64,16 +55,9 @@ class ServiceTracker(Tracker):
         variables = self.list_variables(run)
         self._changed_variables = tuple(name for name in variables if name not in os.environ)
         os.environ.update({name: variables[name] for name in self._changed_variables})
-        connect = partial(self._connect_once, run)
+        connect = partial(self.connect, run)
         self._sender = Sender(self.name_destination(run), connect, self.is_permanent)
         self._step, self._is_finished = run.resumed_step, False
-
-    def _connect_once(self, run: RunInfo) -> Deliver:
-        """Connect; a later attempt sends only the values that the service lacks."""
-        if run.attempt == 1:
-            return self.connect(run)
-        recorded = self.list_recorded(run)
-        return deliver_once(self.connect(run), recorded, self.format_name, run)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Queue the metrics of one step."""

@@ -1,9 +1,9 @@
 """Sends metrics to MLflow: to a tracking server, or to a database in the run's folder.
 
-All attempts of a run share one MLflow run, which is found by its tag `regauge.run_id`. MLflow keeps
-every value of a step, so a resumed attempt sends only those that MLflow lacks. MLflow allows no `@`
-in names, so `recall@10` becomes `recall_at_10`. MLflow parameters cannot change: a setting that
-differs in a later attempt is a tag, such as `attempt-2/execution.processes`.
+All attempts of a run share one MLflow run, which is found by its tag `regauge.run_id`. If a step is
+repeated, MLflow keeps both values and shows the later one. MLflow allows no `@` in names, so
+`recall@10` becomes `recall_at_10`. MLflow parameters cannot change: a setting that differs in a
+later attempt is a tag, such as `attempt-2/execution.processes`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from regauge.trackers._sender import Deliver, MetricsLine
 from regauge.trackers._service import ServiceTracker
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
 FILE = "mlflow.db"
 SCHEMES = ("http", "https", "sqlite")
@@ -97,23 +97,6 @@ class Mlflow(ServiceTracker):
     def connect(self, run: RunInfo) -> Deliver:
         return _connect(self._find_uri(run), self.experiment, run)
 
-    def list_recorded(self, run: RunInfo) -> Collection[tuple[str, int]]:
-        from mlflow import MlflowClient
-
-        client: Any = MlflowClient(tracking_uri=self._find_uri(run))
-        experiment = client.get_experiment_by_name(self.experiment)
-        mlflow_run = experiment and _find_run(client, experiment.experiment_id, run)
-        if mlflow_run is None:
-            return set()
-        histories = (
-            (name, client.get_metric_history(mlflow_run.info.run_id, name))
-            for name in mlflow_run.data.metrics
-        )
-        return {(name, metric.step) for name, metrics in histories for metric in metrics}
-
-    def format_name(self, name: str) -> str:
-        return _format_name(name)
-
     def is_permanent(self, error: Exception) -> bool:
         error_code = getattr(error, "error_code", "")
         return isinstance(error, ImportError) or error_code in PERMANENT_ERROR_CODES
@@ -133,9 +116,9 @@ def _connect(uri: str, experiment: str, run: RunInfo) -> Deliver:
         experiment_id = client.create_experiment(experiment, artifact_location=artifacts)
     else:
         experiment_id = existing.experiment_id
-    mlflow_run = _find_run(client, experiment_id, run)
-    if mlflow_run is None:
-        mlflow_run = client.create_run(experiment_id, tags={RUN_ID: run.run_id})
+    is_same_run = f"tags.`{RUN_ID}` = '{run.run_id}'"
+    runs = client.search_runs([experiment_id], is_same_run, max_results=1)
+    mlflow_run = runs[0] if runs else client.create_run(experiment_id, tags={RUN_ID: run.run_id})
     run_id = mlflow_run.info.run_id
     client.update_run(run_id, status="RUNNING", name=run.name)
     settings = {_format_name(key): _format_setting(value) for key, value in flatten(run.settings)}
@@ -146,12 +129,6 @@ def _connect(uri: str, experiment: str, run: RunInfo) -> Deliver:
     parameters = {key: settings[key] for key in settings.keys() - recorded.keys()}
     _log_texts(client, run_id, parameters, tags)
     return partial(_deliver, client, run_id)
-
-
-def _find_run(client: Any, experiment_id: str, run: RunInfo) -> Any:
-    """Return the MLflow run of a run, or None."""
-    is_same_run = f"tags.`{RUN_ID}` = '{run.run_id}'"
-    return next(iter(client.search_runs([experiment_id], is_same_run, max_results=1)), None)
 
 
 def _deliver(client: Any, run_id: str, lines: list[MetricsLine]) -> None:

@@ -1,26 +1,21 @@
 """Writes metrics for TensorBoard, to the folder `tensorboard` of the run.
 
-A resumed run continues the same curves: the values of lost steps are purged. Those that a killed
-process may not have flushed are written again from `metrics.jsonl`.
+A resumed run continues the same curves: the values of lost steps are purged.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import math
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from regauge import jsonl
 from regauge.errors import SettingsError
 from regauge.trackers import RunInfo, Tracker
-from regauge.trackers._recorded import METRICS_FILE, read_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from torch.utils.tensorboard import SummaryWriter
 
@@ -51,19 +46,13 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         self.close()
-        purge_step = _find_purge_step(run, self.flush_seconds)
         self._writer = SummaryWriter(
             str(run.folder / FOLDER),
-            purge_step=purge_step,
+            purge_step=_find_purge_step(run),
             flush_secs=self.flush_seconds,
         )
-        if purge_step is None:
+        if run.attempt == 1:
             self._add_json("settings", run.settings)
-            return
-        for line in read_metrics(run.folder / METRICS_FILE, run.resumed_step):
-            if line.step >= purge_step:
-                self.log(line.step, line.values)
-        self._writer.flush()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write each value as a scalar."""
@@ -87,29 +76,11 @@ class TensorBoard(Tracker):
             self._writer.add_text(name, f"```json\n{text}\n```")
 
 
-def _find_purge_step(run: RunInfo, flush_seconds: int) -> int | None:
+def _find_purge_step(run: RunInfo) -> int | None:
     """Return the step from which earlier events are purged; None in the first attempt.
 
     All events are purged, from step 0, if the earlier attempt saved no checkpoint.
     """
     if run.attempt == 1:
         return None
-    unflushed = _find_unflushed_step(run.folder / METRICS_FILE, flush_seconds)
-    return int(min(run.resumed_step + 1, unflushed)) if run.resumed_step else 0
-
-
-def _find_unflushed_step(path: Path, flush_seconds: int) -> float:
-    """Return the first step that the last attempt may not have flushed; infinity without lines."""
-    lines = jsonl.read_lines(path, _TimedLine)
-    if not lines:
-        return math.inf
-    last = lines[-1]
-    since = last["seconds"] - 2 * flush_seconds
-    recent = (line for line in lines if line["attempt"] == last["attempt"])
-    return float(min(line["step"] for line in recent if line["seconds"] >= since))
-
-
-class _TimedLine(jsonl.StepLine):
-    """A line of `metrics.jsonl`."""
-
-    seconds: float
+    return run.resumed_step + 1 if run.resumed_step else 0

@@ -2,8 +2,8 @@
 
 All attempts of a run share one W&B run, whose id is the id of the run. If the service cannot be
 reached at the start, or if there is no API key, the attempt is recorded offline and nothing is
-lost. The axis of all charts is `step`, because W&B numbers all records of a run. A resumed attempt
-records only the values that the records in the run's folder lack.
+lost. The axis of all charts is `step`: W&B drops values of steps that it has already, and a resumed
+run repeats steps.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from regauge.errors import SettingsError, first_line
 from regauge.log import logger
 from regauge.trackers import RunInfo
 from regauge.trackers._service import FINISHED, ServiceTracker
-from regauge.trackers._wandb_records import read_recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from regauge.trackers._sender import Deliver, MetricsLine
 
@@ -75,9 +74,6 @@ class Wandb(ServiceTracker):
     def connect(self, run: RunInfo) -> Deliver:
         """Open the W&B run of a run, offline if the service cannot be reached."""
         return _Session(self, run).deliver
-
-    def list_recorded(self, run: RunInfo) -> Collection[tuple[str, int]]:
-        return read_recorded(run.folder / FOLDER)
 
     def is_permanent(self, error: Exception) -> bool:
         """Return True: the client retries requests, and its other errors are errors of use."""

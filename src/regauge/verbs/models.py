@@ -219,12 +219,12 @@ def _shorten(answer: dict[str, Any]) -> dict[str, Any]:
         short["predicted from"] = job["inputs"]
         short["predicted with"] = _join_values(job["code"] or {})
     if "data" in short:
-        rows = [dict(row) for row in short["data"] or ()]
-        short["data"] = [_select(row, "path", "rows", "fingerprint") for row in rows]
+        datasets = short["data"] or ()
+        short["data"] = [_select(row, "path", "rows", "fingerprint") for row in datasets]
     if code := short.get("code"):
-        texts = {"python": code.get("python")}
+        texts: dict[str, Any] = {"python": code.get("python")}
         texts |= {**(code.get("packages") or {}), **(code.get("code") or {})}
-        short["code"] = _join_values(texts or code["registered_with"])
+        short["code"] = _join_values(texts if any(texts.values()) else code["registered_with"])
     for table in ("versions", "log"):
         rows = short.get(table) if isinstance(short.get(table), list) else ()
         short |= {table: [_shorten_times(row) for row in rows]} if rows else {}
@@ -234,8 +234,8 @@ def _shorten(answer: dict[str, Any]) -> dict[str, Any]:
 def _select(row: dict[str, Any], *names: str) -> str:
     """Return some values of a row as text."""
     values = {name: row.get(name) for name in names}
-    if isinstance(values.get("rows"), dict):
-        values["rows"] = _join_values(values["rows"])
+    if isinstance(counts := values.get("rows"), dict):
+        values["rows"] = _join_values(counts)
     return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
 
 

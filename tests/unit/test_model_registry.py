@@ -239,14 +239,7 @@ def test_another_folder_is_no_registry(tmp_path: Path) -> None:
     [
         ("{", "cannot be read"),
         ("[]", "contains .*, not an object"),
-<<<<<<< HEAD
-        (
-            json.dumps({"format": FORMAT, "kind": "other", "created_at": ""}),
-            "is damaged: '(kind|model)'",
-        ),
-=======
         (json.dumps({"format": FORMAT, "kind": "x"}), "is damaged: '(kind|model)'"),
->>>>>>> h-registry
         (json.dumps({"format": 1}), "was written by an earlier Regauge"),
         (json.dumps({"format": 99}), "was written by a later Regauge"),
         (json.dumps({}), "has no format version"),

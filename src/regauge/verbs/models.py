@@ -224,29 +224,18 @@ def _shorten(answer: dict[str, Any]) -> dict[str, Any]:
     if code := short.get("code"):
         texts: dict[str, Any] = {"python": code.get("python")}
         texts |= {**(code.get("packages") or {}), **(code.get("code") or {})}
-<<<<<<< HEAD
-        short["code"] = _join_values(texts or dict(code["registered_with"]))
-=======
         short["code"] = _join_values(texts if any(texts.values()) else code["registered_with"])
->>>>>>> h-registry
     for table in ("versions", "log"):
-        lines = short.get(table)
-        if isinstance(lines, list):
-            short[table] = [_shorten_times(line) for line in lines]
+        rows = short.get(table) if isinstance(short.get(table), list) else ()
+        short |= {table: [_shorten_times(row) for row in rows]} if rows else {}
     return short
 
 
 def _select(row: dict[str, Any], *names: str) -> str:
     """Return some values of a row as text."""
-<<<<<<< HEAD
-    values: dict[str, Any] = {name: row.get(name) for name in names}
-    if isinstance(values.get("rows"), dict):
-        values["rows"] = _join_values(values["rows"])
-=======
     values = {name: row.get(name) for name in names}
     if isinstance(counts := values.get("rows"), dict):
         values["rows"] = _join_values(counts)
->>>>>>> h-registry
     return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
 
 

@@ -18,6 +18,7 @@ from faults.conftest import Job, Jobs
 from monitor.prometheus import Prometheus, start_prometheus, wait_until
 from regauge.monitoring import vocabulary
 from regauge.monitoring.exporter import EXPORTERS, find_targets
+from regauge.supervision.node_status import read_node_statuses
 
 pytestmark = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="no Prometheus: apt-get install prometheus"
@@ -69,31 +70,9 @@ def read_text(job: Job) -> str:
 
 
 def find_rank_pid(job: Job, rank: int) -> int:
-    """Return the process of a rank: a child, or a grandchild by the fork server."""
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            variables = path.read_bytes().split(b"\0")
-            command = (path.parent / "cmdline").read_bytes().decode()
-        except OSError:
-            continue
-        if f"RANK={rank}".encode() in variables and is_descendant(path.parent, job):
-            return int(path.parent.name)
-        del command
-    raise AssertionError(f"no process of rank {rank}")
-
-
-def is_descendant(process: Path, job: Job) -> bool:
-    """Return whether a process was started by the command of a run."""
-    assert job.process is not None
-    pid = int(process.name)
-    while pid > 1:
-        if pid == job.process.pid:
-            return True
-        try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            return False
-    return False
+    """Return the process of a rank, from the status files of the run."""
+    wait_until(lambda: read_node_statuses(job.folder), WAIT_SECONDS)
+    return read_node_statuses(job.folder)[0].processes[rank].pid
 
 
 def test_every_metric_of_a_run_arrives(

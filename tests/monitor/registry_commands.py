@@ -67,9 +67,10 @@ def _wrap(write: Callable[..., Any], counter: Any, kill_at: int) -> Callable[...
     def run(*arguments: Any, **options: Any) -> Any:
         index = next(counter)
         _kill_if(2 * index == kill_at)
-        result = write(*arguments, **options)
-        _kill_if(2 * index + 1 == kill_at)
-        return result
+        try:
+            return write(*arguments, **options)
+        finally:
+            _kill_if(2 * index + 1 == kill_at)
 
     return run
 
@@ -78,9 +79,10 @@ def _wrap_coroutine(write: Callable[..., Any], counter: Any, kill_at: int) -> Ca
     async def run(*arguments: Any, **options: Any) -> Any:
         index = next(counter)
         _kill_if(2 * index == kill_at)
-        result = await write(*arguments, **options)
-        _kill_if(2 * index + 1 == kill_at)
-        return result
+        try:
+            return await write(*arguments, **options)
+        finally:
+            _kill_if(2 * index + 1 == kill_at)
 
     return run
 

@@ -34,7 +34,7 @@ def build_spec(folder: Path, attempt: int = 1, first_rank: int = 0) -> AttemptSp
 
 
 def build_beat(step: int = 3) -> Beat:
-    return Beat(1, step, "step", time.monotonic() - 2.0, ())
+    return Beat(1, step, "step", time.monotonic() - 2.0, (), 0.0, 0)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from regauge.monitoring.exposition import SampleCollector
 from regauge.monitoring.samples import Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from regauge.monitoring.vocabulary import Metric
     from regauge.serving.model_slot import ModelSlot
@@ -46,6 +46,12 @@ class ServerMetrics:
     def watch_models(self, slots: Mapping[str, ModelSlot]) -> None:
         """Add the queues, workers and versions of models, which are read when they are shown."""
         self._registry.register(SampleCollector(lambda: _describe_models(slots)))
+
+    def watch_drain(self, is_draining: Callable[[], bool]) -> None:
+        """Add whether the server refuses new requests, which is read when it is shown."""
+        self._registry.register(
+            SampleCollector(lambda: [Sample(vocabulary.SERVE_DRAINING, is_draining())])
+        )
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         """Count an answered request with its latency."""

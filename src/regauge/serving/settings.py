@@ -60,7 +60,7 @@ class WorkerSettings(Settings):
         default="auto", union_mode="left_to_right"
     )
     """Number of worker processes of a model; `auto` starts one per device, or on a CPU one for each
-    group of as many cores as a worker has threads."""
+    group of as many cores as a worker has threads. A CPU generates text with one worker."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of a worker; by default those that the artifact was measured with. Fewer threads
     raise the throughput of a CPU, and the latency of a single record."""

@@ -84,7 +84,9 @@ def test_a_stopped_rank_gives_stuck_recovered_and_finished(
 def test_a_slow_run_without_progress_is_stuck_until_its_next_step(
     jobs: Jobs, webhook: WebhookSink
 ) -> None:
-    table = notify(webhook.url, no_progress_seconds=2.0, events=["stuck", "recovered"])
+    table = notify(
+        webhook.url, no_progress_seconds=2.0, repeat_seconds=0.0, events=["stuck", "recovered"]
+    )
     fault = {"kind": "sleep", "rank": 0, "step": 10, "seconds": 5.0}
     supervision = {"supervision": {"hang_timeout_seconds": 60.0}}
     job = jobs.create(fault, monitoring=table, execution=supervision)

@@ -50,7 +50,8 @@ NOISE = 0.04
 OVERLAP, GROWTH = 0.9, 0.015
 """Assumed, since no single-node row shows them."""
 NO_OVERLAP = ("NeMo", "Korthikanti", "MT-NLG")
-MIN_SPREAD, ONE_ROW_SPREAD, CHIP_SPREAD, ANY_SPREAD = 0.025, 0.12, 0.15, 0.35
+MIN_SPREAD, ONE_ROW_SPREAD = 0.025, 0.12
+FAMILY_SPREAD, CHIP_SPREAD, ANY_SPREAD = 0.1, 0.15, 0.35
 REFERENCE_FLOPS = 100e12
 """FLOP/s to which efficiencies refer if the peak is unpublished."""
 
@@ -113,6 +114,10 @@ def fit_stacks(samples: Sequence[Sample]) -> list[StackConstants]:
     stacks = [fit_stack(key, rows) for key, rows in groups.items()]
     by_chip = _group(stacks, lambda item: item.chip)
     chips = [_join(chip, entries, CHIP_SPREAD) for chip, entries in by_chip.items()]
+    by_family = _group(stacks, lambda item: constants.find_family(item.chip))
+    chips += [_join(name, entries, CHIP_SPREAD) for name, entries in by_family.items()]
+    pairs = _group(stacks, lambda item: (constants.find_family(item.chip), item.stack))
+    chips += [_join(key[0], entries, FAMILY_SPREAD, key[1]) for key, entries in pairs.items()]
     by_stack = _group(stacks, lambda item: item.stack)
     others = [_join(ANY, rows, ANY_SPREAD, stack) for stack, rows in by_stack.items()]
     return [*stacks, *chips, *others, _join(ANY, stacks, ANY_SPREAD)]
@@ -217,9 +222,9 @@ def fit_memory(samples: Sequence[Sample]) -> list[MemoryConstants]:
 
 MEMORY_FITTED = ("context_bytes", "fragmentation", "activation_scale")
 MEMORY_PRIOR = {
-    "context_bytes": (1.0e9, 0.4),
-    "fragmentation": (1.06, 0.03),
-    "activation_scale": (1.0, 0.25),
+    "context_bytes": (1.0e9, 0.5),
+    "fragmentation": (1.06, 0.08),
+    "activation_scale": (1.0, 0.5),
 }
 MEMORY_NOISE, MEMORY_SPREAD = 0.08, 0.12
 

@@ -25,7 +25,7 @@ from fit_planner import fit_memory, fit_stacks, hold_calibration
 from planner_rows import Sample, read_samples
 
 from regauge.planning import anchors, flops, intervals, memory
-from regauge.planning.calibration import ANY, Calibration, load_calibration
+from regauge.planning.calibration import Calibration, load_calibration
 from regauge.planning.step_time import plan_step
 
 RESULT = Path("benchmarks/results/planner_accuracy.json")
@@ -180,19 +180,21 @@ def _by_source(predictions: Sequence[Prediction]) -> Iterable[tuple[str, list[Pr
 def rank(predictions: Sequence[Prediction]) -> dict[str, object]:
     """Return Kendall's tau over rows of one model on one chip and number of devices.
 
-    Pairs count if their seconds per token differ by more than 10 %.
+    Pairs count if their seconds per token differ by more than 10 %, and if their jobs differ:
+    several releases of one software under one job are no choice of a strategy.
     """
-    groups: dict[tuple[str, str, int, int], list[tuple[float, float]]] = {}
+    groups: dict[tuple[str, str, int, int], list[tuple[float, float, object]]] = {}
     for row, value, _ in predictions:
         key = (row.row["model"], row.machine.chip, row.devices, row.job.length)
         tokens = row.job.tokens_per_pass * row.job.accumulation / row.job.parallelism.devices
-        groups.setdefault(key, []).append((value / tokens, (row.step_seconds or 0) / tokens))
+        job = replace(row.job, stack=None)
+        groups.setdefault(key, []).append((value / tokens, (row.step_seconds or 0) / tokens, job))
     agree = [
         (first[0] - second[0]) * (first[1] - second[1]) > 0
         for group in groups.values()
         for index, first in enumerate(group)
         for second in group[:index]
-        if abs(math.log(first[1] / second[1])) > math.log1p(DIFFERENT)
+        if abs(math.log(first[1] / second[1])) > math.log1p(DIFFERENT) and first[2] != second[2]
     ]
     tau = 2 * statistics.mean(agree) - 1 if agree else None
     return {"pairs": len(agree), "tau": round(tau, 3) if tau is not None else None}
@@ -207,7 +209,9 @@ def judge_mfu(samples: Sequence[Sample]) -> dict[str, object]:
             rows = copies * row.job.micro_batch * row.job.accumulation
             rate = rows * row.job.length / row.step_seconds / row.devices
             peak = row.machine.peak_flops * (2 if row.job.precision == "fp8" else 1)
-            points.append(abs(100 * flops.mfu(row.job, rate, peak) - row.published_mfu))
+            parameters = float(row.row["params"])
+            work = rate * flops.simple_flops(row.job.shape, row.job.length, parameters)
+            points.append(abs(100 * work / peak - row.published_mfu))
     if not points:
         return {"rows": 0}
     return {

@@ -62,8 +62,12 @@ def find_chip_row(system: str) -> Mapping[str, str]:
     if words[0] == "rtx":
         return rows["RTX-PRO-6000-SE (g7e)"]
     names = [name for name in rows if name.lower().split("-")[0] == words[0]]
-    return rows[max(names, key=lambda name: sum(word in name.lower() for word in words) * 100
-                    + float(rows[name]["memory_gb"] or 0) / 1000)]
+
+    def likeness(name: str) -> tuple[int, bool, float]:
+        same = sum(word in name.lower() for word in words)
+        return same, "(" not in name, float(rows[name]["memory_gb"] or 0)
+
+    return rows[max(names, key=likeness)]
 
 
 def find_rates(system: str) -> tuple[float, float]:

@@ -24,6 +24,8 @@ INSIDE, BETWEEN = "any inside", "any between"
 """Names of the links that stand in for those without measurements."""
 CAUSAL_SHARE = 0.5
 """Share of the attention scores that a causal mask leaves."""
+EAGER_ATTENTION = 0.4
+"""Speed of an attention that stores its scores, against a fused one."""
 GRADIENT_BYTES = 2.0
 """Bytes of a gradient or a weight on the wire; 4 without mixed precision."""
 OPTIMIZER_BANDWIDTH = 0.7
@@ -104,6 +106,7 @@ def compute_seconds(job: TrainingJob, constants: StackConstants) -> tuple[float,
     scores = flops.attention_flops(shape, job.length) * again
     scores *= CAUSAL_SHARE if shape.attention.is_causal else 1.0
     attention_speed = constants.reference_flops * constants.attention_efficiency
+    attention_speed *= 1.0 if job.has_fused_attention else EAGER_ATTENTION
     return (
         products * backward * tokens * slower / speed / split,
         scores * tokens / attention_speed / split,

@@ -23,7 +23,13 @@ from planner_rows import Sample, read_samples
 from scipy.optimize import least_squares
 
 from regauge.planning import calibration as constants
-from regauge.planning.anchors import SIZE_WEIGHTS, describe
+from regauge.planning.anchors import (
+    MEASURED,
+    MEASURED_MEMORY,
+    MEASUREMENTS,
+    Anchor,
+    describe,
+)
 from regauge.planning.calibration import (
     ANY,
     Calibration,
@@ -74,7 +80,11 @@ def main() -> None:
     }
     path = constants.CALIBRATION
     path.write_text(json.dumps(_round(document), indent=1) + "\n", encoding="utf-8")
-    write_anchors(train, constants.parse_calibration(document))
+    fitted = constants.parse_calibration(document)
+    timed = [build_anchor(item, fitted) for item in train if item.step_seconds]
+    ran = [item for item in memory if item.memory_bytes and not item.is_out_of_memory]
+    write_anchors(MEASURED, timed, MEASUREMENTS[:2])
+    write_anchors(MEASURED_MEMORY, [build_anchor(i, fitted) for i in ran], MEASUREMENTS[2:])
     products.write_matmul_rows(FOLDER / "matmul_rows.csv", large, matmuls)
     write_rows(FOLDER / "collective_rows.csv", merge_collectives(read_rows(options.nccl)))
 
@@ -294,35 +304,40 @@ def hold_calibration(
     )
 
 
-def write_anchors(samples: Iterable[Sample], fitted: Calibration) -> None:
-    """Write the measured rows with their predictions, which the planner shows as nearest rows."""
-    names = (
-        "name",
-        "chip",
-        "stack",
-        "recomputation",
-        *SIZE_WEIGHTS,
-        "measured_seconds",
-        "predicted_seconds",
-        "source",
-        "date",
+def build_anchor(item: Sample, fitted: Calibration) -> Anchor:
+    """Return a measured row beside its prediction."""
+    plan = plan_step(item.job, item.machine, item.count, fitted) if item.step_seconds else None
+    memory = fitted.find_memory(item.job.stack) if item.memory_bytes else None
+    parts = memory and plan_parts(item.job, item.devices, item.machine.devices, memory)
+    return Anchor(
+        f"{item.row['model']}, {item.row['strategy']}, {item.name}",
+        describe(item.job, item.machine, item.count),
+        item.row["repo_file"] or item.source,
+        measured_seconds=item.step_seconds,
+        predicted_seconds=plan.total if plan else None,
+        date=item.date,
+        measured_bytes=item.memory_bytes,
+        predicted_bytes=parts.total if parts else None,
     )
-    with (FOLDER / "measured_training.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        for item in samples:
-            if item.step_seconds:
-                seconds = plan_step(item.job, item.machine, item.count, fitted).total
-                writer.writerow(
-                    {
-                        "name": f"{item.row['model']}, {item.row['strategy']}, {item.name}",
-                        **asdict(describe(item.job, item.machine, item.count)),
-                        "measured_seconds": f"{item.step_seconds:.6g}",
-                        "predicted_seconds": f"{seconds:.6g}",
-                        "source": item.row["repo_file"] or item.source,
-                        "date": item.date,
-                    }
-                )
+
+
+def write_anchors(path: Path, anchors: Iterable[Anchor], measurements: Sequence[str]) -> None:
+    """Write the measured rows with their predictions, which the planner shows as nearest rows."""
+    rows = []
+    for anchor in anchors:
+        values = asdict(anchor)
+        features = values.pop("features")
+        figures = {name: f"{values[name]:.6g}" for name in measurements}
+        rows.append(
+            {
+                "name": anchor.name,
+                **features,
+                **figures,
+                "source": anchor.source,
+                "date": anchor.date,
+            }
+        )
+    write_rows(path, rows)
 
 
 def _group(items: Iterable, key: Callable) -> dict:

@@ -21,12 +21,13 @@ from pathlib import Path
 
 import numpy as np
 import planner_products as products
-from fit_planner import fit_memory, fit_stacks, hold_calibration
+from fit_planner import build_anchor, fit_memory, fit_stacks, hold_calibration
 from planner_rows import Sample, read_samples
 
-from regauge.planning import anchors, flops, intervals, memory
+from regauge.planning import anchors, flops, intervals
 from regauge.planning.calibration import Calibration, load_calibration
 from regauge.planning.step_time import plan_step
+from regauge.planning.training_plan import plan_memory
 
 RESULT = Path("benchmarks/results/planner_accuracy.json")
 FOLDS = 5
@@ -67,7 +68,8 @@ def judge_training(samples: Sequence[Sample], *, is_held_out: bool) -> dict[str,
         fitted = load_calibration()
         known = [row for row in rows if (row.machine.chip, row.job.stack) in fitted.stacks]
         others = [row for row in rows if row not in known]
-        inside = [_predict(row, fitted) for row in known]
+        near = anchors.load_published()
+        inside = [_predict(row, fitted, near) for row in known]
         across = [_predict(row, fitted) for row in others]
     else:
         inside = _cross_validate(rows, fold_of_row)
@@ -89,20 +91,20 @@ def fold_of_row(row: Sample, index: int) -> int:
     return index % FOLDS
 
 
-def _cross_validate(
-    rows: Sequence[Sample], fold: Callable[[Sample, int], int]
-) -> list[Prediction]:
+def _cross_validate(rows: Sequence[Sample], fold: Callable[[Sample, int], int]) -> list[Prediction]:
     """Return predictions of rows by constants fitted to the other folds.
 
     Rows of a stack that the other folds lack are left out: they are predicted across stacks.
     """
     order = np.random.default_rng(0).permutation(len(rows))
-    folds = {rows[position].name: fold(rows[position], index) for index, position in enumerate(order)}
+    folds = {
+        rows[position].name: fold(rows[position], index) for index, position in enumerate(order)
+    }
     predictions = []
     for number in range(FOLDS):
         kept = [row for row in rows if folds[row.name] != number]
         fitted = hold_calibration(fit_stacks(kept))
-        near = _anchors(kept, fitted)
+        near = [build_anchor(row, fitted) for row in kept]
         held = [row for row in rows if folds[row.name] == number]
         predictions += [
             _predict(row, fitted, near)
@@ -124,22 +126,7 @@ def _leave_out_sources(rows: Sequence[Sample]) -> list[Prediction]:
     return predictions
 
 
-def _anchors(rows: Iterable[Sample], fitted: Calibration) -> list[anchors.Anchor]:
-    return [
-        anchors.Anchor(
-            row.name,
-            anchors.describe(row.job, row.machine, row.count),
-            row.step_seconds or math.nan,
-            plan_step(row.job, row.machine, row.count, fitted).total,
-            row.source,
-        )
-        for row in rows
-    ]
-
-
-def _predict(
-    row: Sample, fitted: Calibration, near: Sequence[anchors.Anchor] = ()
-) -> Prediction:
+def _predict(row: Sample, fitted: Calibration, near: Sequence[anchors.Anchor] = ()) -> Prediction:
     seconds = plan_step(row.job, row.machine, row.count, fitted).total
     features = anchors.describe(row.job, row.machine, row.count)
     neighbours = anchors.find_nearest(features, near or anchors.load_published())
@@ -230,7 +217,16 @@ def judge_memory(samples: Sequence[Sample], *, is_held_out: bool) -> dict[str, d
         kept = [row for row in samples if folds[row.name] != number]
         fitted = load_calibration() if is_held_out else hold_calibration([], fit_memory(kept))
         held = [row for row in samples if is_held_out or folds[row.name] == number]
-        plans += [(row, *_plan_memory(row, fitted)) for row in held]
+        near = (
+            anchors.load_published(anchors.MEASURED_MEMORY)
+            if is_held_out
+            else [
+                build_anchor(replace(row, step_seconds=None), fitted)
+                for row in kept
+                if row.memory_bytes and not row.is_out_of_memory
+            ]
+        )
+        plans += [(row, *_plan_memory(row, fitted, near)) for row in held]
     errors = [
         (row, abs(total.p50 / row.memory_bytes - 1))
         for row, total, _ in plans
@@ -258,18 +254,20 @@ def judge_memory(samples: Sequence[Sample], *, is_held_out: bool) -> dict[str, d
             "ran, uncertain": verdicts.count((False, "uncertain")),
             "ran, refused": verdicts.count((False, "does not fit")),
             "wrong rows": [
-                row.name for row, _, verdict in plans
+                row.name
+                for row, _, verdict in plans
                 if verdict == ("fits" if row.is_out_of_memory else "does not fit")
             ],
         },
     }
 
 
-def _plan_memory(row: Sample, fitted: Calibration) -> tuple[intervals.Estimate, str]:
-    constants = fitted.find_memory(row.job.stack)
-    parts = memory.plan_parts(row.job, row.devices, row.machine.devices, constants)
-    total = intervals.estimate(parts.total, constants.spread)
-    return total, memory.judge(total, row.machine.memory_bytes)
+def _plan_memory(
+    row: Sample, fitted: Calibration, near: Sequence[anchors.Anchor]
+) -> tuple[intervals.Estimate, str]:
+    neighbours = anchors.find_nearest(anchors.describe(row.job, row.machine, row.count), near)
+    plan = plan_memory(row.job, row.machine, row.count, fitted, neighbours)
+    return plan.total, plan.verdict
 
 
 def _read(path: Path) -> list[dict[str, str]]:

@@ -368,8 +368,10 @@ def parse_stack(row: dict[str, str]) -> str:
         names = ("PyTorch", "TensorFlow2", "TensorFlow1", "TensorFlow")
         options = next((name for name in names if name in row["notes"]), "")
         options += " " + row["repo_file"].split("@")[-1][:7]
+        options += " ELECTRA" if "ELECTRA" in row["repo_file"] else ""
     elif source == "Neuron":
         options = "fp32" if row["precision"] == "FP32" else "bf16"
+        options += "" if "xNC(DP)" in text else " distributed"
     elif source == "litgpt":
         options = "lora" if "lora" in text.lower() or "Adapter" in text else "full"
         options += " nf4" if parse_precision(row) == "nf4" else ""

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import planner_products as products
+import planner_references as references
 from planner_rows import Sample, read_samples
 from scipy.optimize import least_squares
 
@@ -39,6 +40,7 @@ from regauge.planning.calibration import (
     StackConstants,
 )
 from regauge.planning.collectives import CurveKey, build_curves
+from regauge.planning.machines import find_machine
 from regauge.planning.memory import plan_parts
 from regauge.planning.step_time import BETWEEN, INSIDE, plan_step
 
@@ -55,7 +57,8 @@ NOISE = 0.04
 """Log standard deviation of one row around its stack."""
 OVERLAP, GROWTH = 0.9, 0.015
 """Assumed, since no single-node row shows them."""
-NO_OVERLAP = ("NeMo", "Korthikanti", "MT-NLG")
+NO_OVERLAP = ("NeMo", "Korthikanti", "MT-NLG", "DeepSpeed ZeRO-1")
+"""Stacks whose collectives wait for the backward pass by default."""
 MIN_SPREAD, ONE_ROW_SPREAD = 0.025, 0.12
 FAMILY_SPREAD, CHIP_SPREAD, ANY_SPREAD = 0.1, 0.15, 0.35
 REFERENCE_FLOPS = 100e12
@@ -65,7 +68,7 @@ REFERENCE_FLOPS = 100e12
 def main() -> None:
     """Fit all constants and write the data files of the package."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("train", "memory", "gemm", "nccl"):
+    for name in ("train", "memory", "gemm", "nccl", "collectives"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     options = parser.parse_args()
     train, memory = read_samples(options.train), read_samples(options.memory)
@@ -73,9 +76,9 @@ def main() -> None:
     large = products.read_products(gemm)
     matmuls = fit_matmuls(large, gemm[0]["source"].split(",")[0])
     document = {
-        "stacks": [asdict(entry) for entry in fit_stacks(train)],
+        "stacks": [asdict(entry) for entry in fit_stacks([*train, *references.single_machines()])],
         "memory": [asdict(entry) for entry in fit_memory(memory)],
-        "links": [asdict(entry) for entry in default_links()],
+        "links": [asdict(entry) for entry in fit_links(read_rows(options.collectives))],
         "matmuls": [asdict(entry) for entry in matmuls.values()],
     }
     path = constants.CALIBRATION
@@ -275,10 +278,46 @@ def memory_log_error(entry: MemoryConstants, row: Sample) -> float:
 
 def default_links() -> list[LinkConstants]:
     """Return the constants of links without measurements."""
+    inside, between = "8 to 34 MB on 8 GPUs, 80 % of nominal", "Ethernet and InfiniBand: assumed"
     return [
-        LinkConstants(INSIDE, 0.8, 20e6, 20e-6, "PLANNER: S_half 8 to 34 MB inside a node, 80 %"),
-        LinkConstants(BETWEEN, 0.8, 60e6, 50e-6, "S_half 34 MB on p4de, 134 MB on p5; 80 %"),
+        LinkConstants(INSIDE, 0.8, 20e6, 20e-6, inside),
+        LinkConstants(BETWEEN, 0.8, 10e6, 50e-6, between),
     ]
+
+
+LINKED = {
+    "p4de.24xlarge": ("p4de.24xlarge", "p4d.24xlarge"),
+    "p5.48xlarge": ("p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge"),
+}
+"""Machine types whose network one measured system stands for."""
+
+
+def fit_links(rows: Sequence[dict[str, str]]) -> list[LinkConstants]:
+    """Return the constants of networks between machines: B and S_half by least squares."""
+    links = default_links()
+    for system, names in LINKED.items():
+        chosen = [
+            row
+            for row in rows
+            if row["system"].startswith(system)
+            and int(row["n_nodes"]) > 1
+            and float(row["size_bytes"]) >= products.MIN_BYTES
+        ]
+        nominal = find_machine(system).network_bandwidth
+        sizes = np.array([float(row["size_bytes"]) for row in chosen])
+        seconds = np.array([float(row["time_us"]) for row in chosen]) / 1e6
+        machines = np.array([float(row["n_nodes"]) for row in chosen])
+
+        def errors(point: np.ndarray) -> np.ndarray:
+            efficiency, half = np.exp(point)
+            moved = 2 * (machines - 1) / machines * (sizes + half)  # noqa: B023 (used at once)
+            return np.log((moved / (nominal * efficiency) + 50e-6) / seconds)  # noqa: B023
+
+        point = least_squares(errors, np.log([0.8, 3e7]), loss="soft_l1", f_scale=0.1).x
+        efficiency, half = np.exp(point).tolist()
+        source = chosen[0]["repo_file"]
+        links += [LinkConstants(f"{n} network", efficiency, half, 50e-6, source) for n in names]
+    return links
 
 
 def _links() -> dict[str, LinkConstants]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import asdict, dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,17 +47,20 @@ class Features:
     accumulation: int
     devices: int
 
-    def distance(self, other: Features) -> float:
-        """Return the distance: 1 for a factor of e in one size."""
-        squares = sum(
-            math.log(getattr(self, name) / getattr(other, name)) ** 2 * weight
+    @cached_property
+    def scaled_logs(self) -> tuple[float, ...]:
+        """Logarithms of the sizes, scaled by the square roots of their weights."""
+        return tuple(
+            math.log(getattr(self, name)) * math.sqrt(weight)
             for name, weight in SIZE_WEIGHTS.items()
         )
-        squares += sum(
-            distance**2
-            for name, distance in OTHER.items()
-            if getattr(self, name) != getattr(other, name)
-        )
+
+    def distance(self, other: Features) -> float:
+        """Return the distance: 1 for a factor of e in one size of weight 1."""
+        squares = math.dist(self.scaled_logs, other.scaled_logs) ** 2
+        for name, distance in OTHER.items():
+            if getattr(self, name) != getattr(other, name):
+                squares += distance**2
         return math.sqrt(squares)
 
 
@@ -133,8 +136,11 @@ def describe(job: TrainingJob, machine: Machine, count: int) -> Features:
 def find_nearest(
     features: Features, anchors: Iterable[Anchor], limit: int = 3
 ) -> tuple[Neighbour, ...]:
-    """Return the nearest measured runs, nearest first."""
-    neighbours = [Neighbour(features.distance(item.features), item) for item in anchors]
+    """Return the nearest measured runs on the chip, nearest first; on others if they are few."""
+    anchors = tuple(anchors)
+    same_chip = [item for item in anchors if item.features.chip == features.chip]
+    near = same_chip if len(same_chip) >= limit else anchors
+    neighbours = [Neighbour(features.distance(item.features), item) for item in near]
     return tuple(sorted(neighbours, key=lambda item: item.distance)[:limit])
 
 
@@ -163,8 +169,8 @@ def load_published(path: Path = MEASURED) -> tuple[Anchor, ...]:
 
 
 def _parse_row(row: dict[str, str]) -> Anchor:
-    sizes = {name: int(row[name]) for name in SIZE_WEIGHTS}
-    names = {name: row[name] for name in OTHER}
+    sizes: dict[str, Any] = {name: int(row[name]) for name in SIZE_WEIGHTS}
+    names: dict[str, Any] = {name: row[name] for name in OTHER}
     values = {name: float(row[name]) if row.get(name) else None for name in MEASUREMENTS}
     return Anchor(
         row["name"], Features(**names, **sizes), row["source"], date=row["date"], **values

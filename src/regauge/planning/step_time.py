@@ -28,6 +28,8 @@ EAGER_ATTENTION = 0.4
 """Speed of an attention that stores its scores, against a fused one."""
 GRADIENT_BYTES = 2.0
 """Bytes of a gradient or a weight on the wire; 4 without mixed precision."""
+BUCKET_BYTES, ZERO_BUCKET_BYTES = 25e6, 500e6
+"""Bytes of a message: the bucket of DDP, and the one of DeepSpeed's ZeRO; FSDP sends a layer."""
 OPTIMIZER_BANDWIDTH = 0.7
 """Share of the memory bandwidth that the update achieves: it reads and writes every state once."""
 
@@ -132,18 +134,18 @@ def plan_communication(
     wire = GRADIENT_BYTES * (2 if job.precision in ("fp32", "tf32") else 1)
     size = wire * job.shape.parameters(job.head) / (parallel.tensor * parallel.pipeline)
     trained, passes = size * job.trained_fraction, max(job.accumulation, 1)
-    gather = topology.seconds("all_gather", size)
-    seconds = 0.0
+    seconds, layers = 0.0, max(job.shape.layers / parallel.pipeline, 1)
     if job.strategy == "ddp":
-        seconds = topology.seconds("all_reduce", trained)
+        seconds = topology.seconds("all_reduce", trained, trained / BUCKET_BYTES)
     elif job.strategy in ("zero1", "zero2"):
-        seconds = (passes + 1) * topology.seconds("all_gather", trained)
-    elif job.strategy == "fsdp":
-        scatter = topology.seconds("reduce_scatter", trained)
-        seconds = passes * (2 * gather + scatter)
-    elif job.strategy == "hsdp":
-        seconds = passes * 3 * local.seconds("all_gather", size)
-        seconds += between.seconds("all_reduce", trained / machine.devices, machines)
+        messages = trained / ZERO_BUCKET_BYTES
+        seconds = (passes + 1) * topology.seconds("all_gather", trained, messages)
+    elif job.strategy in ("fsdp", "hsdp"):
+        group = topology if job.strategy == "fsdp" else local
+        seconds = passes * 2 * group.seconds("all_gather", size, layers)
+        seconds += passes * group.seconds("reduce_scatter", trained, layers)
+    if job.strategy == "hsdp":  # the shards of a machine, which its network carries at once
+        seconds += between.seconds("all_reduce", trained, machines)
     return Communication(seconds, _tensor_seconds(job, inside, wire))
 
 

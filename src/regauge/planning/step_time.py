@@ -2,7 +2,8 @@
 
 step = compute (1 + s)^log2(machines) + exposed communication + optimizer + fixed.
 compute = g T (6 N + head) / (peak e0) (1 + h0 / h) (1 + t0 / T) + attention / (peak ea), with the
-recomputed share. exposed = max(0, communication - overlap compute) + communication / L.
+recomputed share. exposed = max(0, communication - overlap compute) + communication / L;
+here L counts the embeddings, too, in units of a layer.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def plan_step(
     growth = compute * ((1 + constants.growth) ** math.log2(count) - 1)
     communication = plan_communication(job, machine, count, calibration)
     exposed = max(0.0, communication.gradients - constants.overlap * compute)
-    exposed += communication.gradients / max(job.shape.layers, 1) + communication.tensor
+    exposed += communication.gradients / _layers_of_weights(job) + communication.tensor
     return StepParts(
         matmul,
         attention,
@@ -91,6 +92,14 @@ def plan_step(
         optimizer_seconds(job, machine, count),
         constants.fixed_seconds,
     )
+
+
+def _layers_of_weights(job: TrainingJob) -> float:
+    """Return the weights in units of one layer: L, and the embeddings.
+
+    Nothing hides the communication of the last layer, because no computation follows.
+    """
+    return max(job.shape.parameters(job.head) / job.shape.layer_parameters, 1.0)
 
 
 def compute_seconds(job: TrainingJob, constants: StackConstants) -> tuple[float, float]:

@@ -122,12 +122,18 @@ def _leave_out_sources(rows: Sequence[Sample]) -> list[Prediction]:
     return predictions
 
 
+def _describe(row: Sample) -> anchors.Features:
+    features = anchors.describe(row.job, row.machine, row.count)
+    return replace(features, year=anchors.parse_year(row.date))
+
+
 def _predict(row: Sample, fitted: Calibration, near: Sequence[anchors.Anchor] = ()) -> Prediction:
     seconds = plan_step(row.job, row.machine, row.count, fitted).total
-    features = anchors.describe(row.job, row.machine, row.count)
+    features = _describe(row)
     neighbours = anchors.find_nearest(features, near or anchors.load_published())
     factor = anchors.correct(neighbours) if near else 1.0
-    spread = fitted.find_stack(row.machine.chip, row.job.stack).spread
+    fused = row.job.has_fused_attention
+    spread = fitted.find_stack(row.machine.chip, row.job.stack, is_fused=fused).spread
     return row, seconds * factor, intervals.widen(spread, neighbours[0].distance)
 
 
@@ -261,7 +267,7 @@ def judge_memory(samples: Sequence[Sample], *, is_held_out: bool) -> dict[str, d
 def _plan_memory(
     row: Sample, fitted: Calibration, near: Sequence[anchors.Anchor]
 ) -> tuple[intervals.Estimate, str]:
-    neighbours = anchors.find_nearest(anchors.describe(row.job, row.machine, row.count), near)
+    neighbours = anchors.find_nearest(_describe(row), near)
     plan = plan_memory(row.job, row.machine, row.count, fitted, neighbours)
     return plan.total, plan.verdict
 

@@ -18,6 +18,8 @@ from regauge.json_files import read_json
 CALIBRATION = Path(__file__).with_name("calibration.json")
 ANY = "any"
 """Name of the chip or stack of the constants that stand in for unknown ones."""
+ANY_KIND = {True: "any with fused attention", False: "any with stored scores"}
+"""Names of the stacks that stand in for unknown ones, by whether their attention is fused."""
 REINSTALL = "reinstall regauge"
 
 
@@ -46,6 +48,7 @@ class StackConstants:
     rows: int
     reference_flops: float
     """FLOP/s to which the efficiencies refer: the dense peak, or an arbitrary unit without one."""
+    has_fused_attention: bool
     source: str
 
 
@@ -104,16 +107,19 @@ class Calibration:
     links: Mapping[str, LinkConstants]
     matmuls: Mapping[str, MatmulConstants]
 
-    def find_stack(self, chip: str, stack: str | None = None) -> StackConstants:
+    def find_stack(
+        self, chip: str, stack: str | None = None, *, is_fused: bool = True
+    ) -> StackConstants:
         """Return the constants of a chip under a stack.
 
         Chips of one family, such as A100 with 40 and with 80 GB, stand in for each other. Without
-        rows for the stack, the constants are those of the chip; without rows for the chip, those
-        of all chips.
+        rows for the stack, the constants are those of the family's stacks with the same kind of
+        attention; without rows for the family, those of all chips.
         """
         family = find_family(chip)
-        names = [(name, stack or ANY) for name in (chip, family)]
-        names += [(chip, ANY), (family, ANY), (ANY, stack or ANY), (ANY, ANY)]
+        kind = ANY_KIND[is_fused]
+        names = [(name, stack) for name in (chip, family) if stack]
+        names += [(family, kind), (family, ANY), (ANY, stack or ANY), (ANY, kind), (ANY, ANY)]
         for key in names:
             if key in self.stacks:
                 return self.stacks[key]

@@ -75,8 +75,9 @@ def plan_step(
     job: TrainingJob, machine: Machine, count: int, calibration: Calibration
 ) -> StepParts:
     """Return the seconds of one step on `count` machines, by part."""
-    constants = calibration.find_stack(machine.chip, job.stack)
-    matmul, attention = compute_seconds(job, constants)
+    fused = job.has_fused_attention
+    constants = calibration.find_stack(machine.chip, job.stack, is_fused=fused)
+    matmul, attention = compute_seconds(job, machine, constants)
     compute = matmul + attention
     bubble = compute * (job.parallelism.pipeline - 1) / max(job.accumulation, 1)
     growth = compute * ((1 + constants.growth) ** math.log2(count) - 1)
@@ -102,21 +103,24 @@ def _layers_of_weights(job: TrainingJob) -> float:
     return max(job.shape.parameters(job.head) / job.shape.layer_parameters, 1.0)
 
 
-def compute_seconds(job: TrainingJob, constants: StackConstants) -> tuple[float, float]:
+def compute_seconds(
+    job: TrainingJob, machine: Machine, constants: StackConstants
+) -> tuple[float, float]:
     """Return the seconds of matrix products and of the attention in one step of one device."""
     shape = job.shape
     tokens = job.tokens_per_pass * job.accumulation
     split = job.parallelism.devices
     again = 1 + flops.recomputed_share(job.recomputation) * flops.FORWARD_SHARE
     backward = 1.0 if job.trained_fraction == 1 else 2 / 3  # frozen weights need no gradient
-    speed = constants.reference_flops * constants.efficiency
+    peak = machine.peak_flops or constants.reference_flops
+    speed = peak * constants.efficiency
     slower = (1 + constants.hidden_half / shape.hidden) * (
         1 + constants.token_half / job.tokens_per_pass
     )
     products = flops.matmul_flops(shape) * again + flops.head_flops(shape, job.head)
     scores = flops.attention_flops(shape, job.length) * again
     scores *= CAUSAL_SHARE if shape.attention.is_causal else 1.0
-    attention_speed = constants.reference_flops * constants.attention_efficiency
+    attention_speed = peak * constants.attention_efficiency
     attention_speed *= 1.0 if job.has_fused_attention else EAGER_ATTENTION
     return (
         products * backward * tokens * slower / speed / split,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from regauge.planning import anchors, flops, intervals, memory, step_time
-from regauge.planning.calibration import ANY, load_calibration
+from regauge.planning.calibration import ANY, ANY_KIND, load_calibration
 from regauge.planning.training_job import Estimate
 from regauge.units import SECONDS_PER_HOUR
 
@@ -107,7 +107,8 @@ def plan_training(
     `runs`: the user's measured runs, by `anchors.load_history`.
     """
     calibration = calibration or load_calibration()
-    constants = calibration.find_stack(machine.chip, job.stack)
+    fused = job.has_fused_attention
+    constants = calibration.find_stack(machine.chip, job.stack, is_fused=fused)
     features = anchors.describe(job, machine, count)
     runs = tuple(runs)
     nearest = anchors.find_nearest(features, (*anchors.load_published(), *runs))
@@ -163,7 +164,7 @@ def _notes(machine: Machine, constants: StackConstants, distance: float) -> tupl
     notes = []
     if constants.chip == ANY:
         notes.append(f"no measured row on {machine.chip}: its speed comes from the data sheet")
-    elif constants.stack == ANY:
+    elif constants.stack in (ANY, *ANY_KIND.values()):
         notes.append(f"no measured row of this software on {machine.chip}")
     if distance > FAR:
         notes.append("no measured row is near this job: the interval is wide")

@@ -34,15 +34,15 @@ from regauge.planning.anchors import (
 )
 from regauge.planning.calibration import (
     ANY,
-    Calibration,
     LinkConstants,
     MatmulConstants,
     MemoryConstants,
+    PlannerConstants,
     StackConstants,
 )
-from regauge.planning.collectives import CurveKey, build_curves
+from regauge.planning.collective_times import CurveKey, build_curves
 from regauge.planning.machines import find_machine
-from regauge.planning.memory import plan_parts
+from regauge.planning.memory_plan import plan_parts
 from regauge.planning.step_time import BETWEEN, INSIDE, plan_step
 
 FOLDER = constants.CALIBRATION.parent
@@ -195,7 +195,7 @@ def _huber(errors: np.ndarray, limit: float = 2.0) -> np.ndarray:
 
 def log_error(entry: StackConstants, row: Sample) -> float:
     """Return log(predicted / measured) of a step."""
-    single = Calibration({(ANY, ANY): entry}, {}, _links(), {})
+    single = PlannerConstants({(ANY, ANY): entry}, {}, _links(), {})
     seconds = plan_step(row.job, row.machine, row.count, single).total
     return math.log(seconds / (row.step_seconds or math.nan))
 
@@ -298,7 +298,7 @@ LINKED = {
     "p4de.24xlarge": ("p4de.24xlarge", "p4d.24xlarge"),
     "p5.48xlarge": ("p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge"),
 }
-"""Machine types whose network one measured system stands for."""
+"""MachineRates types whose network one measured system stands for."""
 
 
 def fit_links(rows: Sequence[dict[str, str]]) -> list[LinkConstants]:
@@ -342,9 +342,9 @@ def fit_matmuls(rows: Sequence[products.Product], source: str) -> dict[str, Matm
 
 def hold_calibration(
     stacks: Sequence[StackConstants], memory: Sequence[MemoryConstants] = ()
-) -> Calibration:
+) -> PlannerConstants:
     """Return constants as the planner reads them, without a file."""
-    return Calibration(
+    return PlannerConstants(
         {(entry.chip, entry.stack): entry for entry in stacks},
         {entry.stack: entry for entry in memory},
         _links(),
@@ -352,7 +352,7 @@ def hold_calibration(
     )
 
 
-def build_anchor(item: Sample, fitted: Calibration) -> Anchor:
+def build_anchor(item: Sample, fitted: PlannerConstants) -> Anchor:
     """Return a measured row beside its prediction."""
     plan = plan_step(item.job, item.machine, item.count, fitted) if item.step_seconds else None
     memory = fitted.find_memory(item.job.stack) if item.memory_bytes else None

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regauge.errors import SettingsError
-from regauge.planning import intervals, memory
+from regauge.planning import intervals, memory_plan
 from regauge.planning.calibration import ANY, load_calibration
-from regauge.planning.goodput import plan_goodput
+from regauge.planning.expected_goodput import plan_goodput
 from regauge.planning.machines import GIB, find_machine
 from regauge.planning.model_shape import shape_from_config
 from regauge.planning.network import Link, Topology
 from regauge.planning.step_time import plan_step
-from regauge.planning.training_job import Machine, ModelParallelism, TrainingJob
+from regauge.planning.training_job import MachineRates, ModelParallelism, TrainingJob
 from regauge.planning.training_plan import TrainingPlan, plan_training
 
 P5 = "p5.48xlarge"
@@ -45,7 +45,7 @@ def _job(layers: int = 12, **fields: object) -> TrainingJob:
 
 def _formula_bytes(job: TrainingJob, count: int = 1) -> float:
     machine, constants = find_machine(P5), load_calibration().find_memory()
-    return memory.plan_parts(job, machine.devices * count, machine.devices, constants).total
+    return memory_plan.plan_parts(job, machine.devices * count, machine.devices, constants).total
 
 
 def _step(job: TrainingJob, count: int = 1) -> float:
@@ -108,11 +108,11 @@ def test_a_bucket_has_an_efficient_size(devices: int, size: float) -> None:
 def test_gathered_states_need_bytes_of_the_formula() -> None:
     """DDP with bf16 autocast and Adam holds 16 bytes a parameter, and a cast of 2."""
     job = _job(strategy="ddp")
-    parts = memory.plan_parts(job, 8, 8, load_calibration().find_memory())
+    parts = memory_plan.plan_parts(job, 8, 8, load_calibration().find_memory())
     parameters = job.shape.parameters("lm")
     assert parts.weights + parts.gradients + parts.optimizer == 16 * parameters
     assert parts.working_set == 2 * parameters
-    sharded = memory.plan_parts(_job(), 8, 8, load_calibration().find_memory())
+    sharded = memory_plan.plan_parts(_job(), 8, 8, load_calibration().find_memory())
     assert sharded.weights + sharded.gradients + sharded.optimizer == 2 * parameters
 
 
@@ -122,7 +122,7 @@ def test_gathered_states_need_bytes_of_the_formula() -> None:
 def test_verdicts_are_certain_only_far_from_the_capacity(size: float, verdict: str) -> None:
     """80 GiB, with a spread of 10 %."""
     total = intervals.estimate(size * GIB, 0.10)
-    assert memory.judge(total, 80 * GIB) == verdict
+    assert memory_plan.judge(total, 80 * GIB) == verdict
 
 
 def test_head_dim_changes_memory_and_time() -> None:
@@ -239,12 +239,12 @@ def test_goodput_has_its_best_interval() -> None:
     plan = plan_goodput(16, checkpoint_seconds=30, restart_seconds=300)
     between = 86400 / plan.failures_per_day
 
-    def lost(interval: float) -> float:
+    def loss(interval: float) -> float:
         return 30 / interval + (interval / 2 + 300) / between
 
-    best = lost(plan.interval_seconds)
+    best = loss(plan.interval_seconds)
     assert plan.share == pytest.approx(1 - best)
-    assert best < min(lost(plan.interval_seconds / 2), lost(plan.interval_seconds * 2))
+    assert best < min(loss(plan.interval_seconds / 2), loss(plan.interval_seconds * 2))
 
 
 def test_unknown_machines_are_refused() -> None:
@@ -257,7 +257,7 @@ def test_unknown_machines_are_refused() -> None:
 
 def test_trainium_devices_are_cores() -> None:
     """trn1.32xlarge has 16 chips of 2 cores; each core has half of a chip."""
-    machine: Machine = find_machine("trn1.32xlarge")
+    machine: MachineRates = find_machine("trn1.32xlarge")
     assert machine.devices == 32
     assert machine.peak_flops == 95e12
 
@@ -265,7 +265,7 @@ def test_trainium_devices_are_cores() -> None:
 def test_a_plan_needs_neither_torch_nor_numpy() -> None:
     """In a new process, as `regauge plan` runs."""
     code = (
-        "import sys; from regauge.planning import training_plan, collectives, matmul;"
+        "import sys; from regauge.planning import training_plan, collective_times, matmul;"
         "sys.exit(bool({'torch', 'numpy', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -20,7 +20,7 @@ from regauge.files import read_csv_rows
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from regauge.planning.training_job import Machine, TrainingJob
+    from regauge.planning.training_job import MachineRates, TrainingJob
 
 MEASURED = Path(__file__).with_name("measured_training.csv")
 MEASURED_MEMORY = Path(__file__).with_name("measured_memory.csv")
@@ -125,7 +125,7 @@ class Neighbour:
     anchor: Anchor
 
 
-def describe(job: TrainingJob, machine: Machine, count: int) -> Features:
+def describe(job: TrainingJob, machine: MachineRates, count: int) -> Features:
     """Return the features of a job on `count` machines."""
     parallel = job.parallelism
     return Features(

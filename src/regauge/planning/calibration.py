@@ -99,7 +99,7 @@ class MatmulConstants:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class PlannerConstants:
     """All fitted constants."""
 
     stacks: Mapping[tuple[str, str], StackConstants]
@@ -144,18 +144,18 @@ def find_family(chip: str) -> str:
 
 
 @cache
-def load_calibration(path: Path = CALIBRATION) -> Calibration:
+def load_calibration(path: Path = CALIBRATION) -> PlannerConstants:
     """Return the fitted constants; raises DataError if the file is damaged."""
     return parse_calibration(read_json(path, REINSTALL))
 
 
-def parse_calibration(document: Mapping[str, Any]) -> Calibration:
+def parse_calibration(document: Mapping[str, Any]) -> PlannerConstants:
     """Return the constants of a document with the lists stacks, memory, links and matmuls."""
     stacks = [StackConstants(**entry) for entry in document["stacks"]]
     memory = [MemoryConstants(**entry) for entry in document["memory"]]
     links = [LinkConstants(**entry) for entry in document["links"]]
     matmuls = [MatmulConstants(**entry) for entry in document["matmuls"]]
-    return Calibration(
+    return PlannerConstants(
         {(entry.chip, entry.stack): entry for entry in stacks},
         {entry.stack: entry for entry in memory},
         {entry.system: entry for entry in links},

@@ -13,13 +13,13 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from regauge.planning import flops
-from regauge.planning.memory import MOMENT_BYTES, STATE_BYTES, shard_devices
+from regauge.planning.memory_plan import MOMENT_BYTES, STATE_BYTES, shard_devices
 from regauge.planning.network import Topology, link_between, link_inside
 
 if TYPE_CHECKING:
-    from regauge.planning.calibration import Calibration, StackConstants
+    from regauge.planning.calibration import PlannerConstants, StackConstants
     from regauge.planning.network import Link
-    from regauge.planning.training_job import Machine, TrainingJob
+    from regauge.planning.training_job import MachineRates, TrainingJob
 
 INSIDE, BETWEEN = "any inside", "any between"
 """Names of the links that stand in for those without measurements."""
@@ -72,7 +72,7 @@ class Communication:
 
 
 def plan_step(
-    job: TrainingJob, machine: Machine, count: int, calibration: Calibration
+    job: TrainingJob, machine: MachineRates, count: int, calibration: PlannerConstants
 ) -> StepParts:
     """Return the seconds of one step on `count` machines, by part."""
     fused = job.has_fused_attention
@@ -104,7 +104,7 @@ def _layers_of_weights(job: TrainingJob) -> float:
 
 
 def compute_seconds(
-    job: TrainingJob, machine: Machine, constants: StackConstants
+    job: TrainingJob, machine: MachineRates, constants: StackConstants
 ) -> tuple[float, float]:
     """Return the seconds of matrix products and of the attention in one step of one device."""
     shape = job.shape
@@ -129,7 +129,7 @@ def compute_seconds(
 
 
 def plan_communication(
-    job: TrainingJob, machine: Machine, count: int, calibration: Calibration
+    job: TrainingJob, machine: MachineRates, count: int, calibration: PlannerConstants
 ) -> Communication:
     """Return the seconds of communication of one step.
 
@@ -172,7 +172,7 @@ def _tensor_seconds(job: TrainingJob, inside: Link, wire: float) -> float:
     return 4 * layers * one * max(job.accumulation, 1)
 
 
-def optimizer_seconds(job: TrainingJob, machine: Machine, count: int) -> float:
+def optimizer_seconds(job: TrainingJob, machine: MachineRates, count: int) -> float:
     """Return the seconds of the update: every state is read and written once."""
     shards = shard_devices(job, machine.devices * count, machine.devices)
     weight, gradient, master = STATE_BYTES[job.precision]

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from regauge.planning import anchors, flops, intervals, memory, step_time
+from regauge.planning import anchors, flops, intervals, memory_plan, step_time
 from regauge.planning.calibration import ANY, ANY_KIND, load_calibration
 from regauge.planning.training_job import Estimate
 from regauge.units import SECONDS_PER_HOUR
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from regauge.planning.anchors import Anchor, Neighbour
-    from regauge.planning.calibration import Calibration, StackConstants
-    from regauge.planning.memory import MemoryPlan
+    from regauge.planning.calibration import PlannerConstants, StackConstants
+    from regauge.planning.memory_plan import MemoryPlan
     from regauge.planning.step_time import StepParts
-    from regauge.planning.training_job import Machine, TrainingJob
+    from regauge.planning.training_job import MachineRates, TrainingJob
 
 MAX_DISTANCE = 12.0
 """Distance beyond which an interval no longer widens."""
@@ -34,7 +34,7 @@ class TrainingPlan:
     """What a training job needs on `count` machines."""
 
     job: TrainingJob
-    machine: Machine
+    machine: MachineRates
     count: int
     memory: MemoryPlan
     step_parts: StepParts
@@ -97,10 +97,10 @@ class TrainingPlan:
 
 def plan_training(
     job: TrainingJob,
-    machine: Machine,
+    machine: MachineRates,
     count: int = 1,
     runs: Iterable[Anchor] = (),
-    calibration: Calibration | None = None,
+    calibration: PlannerConstants | None = None,
 ) -> TrainingPlan:
     """Return the plan of a job on `count` machines.
 
@@ -131,7 +131,7 @@ def plan_training(
 
 
 def plan_scaling(
-    job: TrainingJob, machine: Machine, counts: Sequence[int], runs: Iterable[Anchor] = ()
+    job: TrainingJob, machine: MachineRates, counts: Sequence[int], runs: Iterable[Anchor] = ()
 ) -> list[TrainingPlan]:
     """Return the plans of a job for several numbers of machines, with constant work per device."""
     runs = tuple(runs)
@@ -146,21 +146,21 @@ def scaling_efficiency(plan: TrainingPlan, base: TrainingPlan) -> float:
 
 def plan_memory(
     job: TrainingJob,
-    machine: Machine,
+    machine: MachineRates,
     count: int,
-    calibration: Calibration,
+    calibration: PlannerConstants,
     nearest: Sequence[Neighbour],
 ) -> MemoryPlan:
     """Return the memory of one device, corrected by the nearest measured rows."""
     constants = calibration.find_memory(job.stack)
-    parts = memory.plan_parts(job, machine.devices * count, machine.devices, constants)
+    parts = memory_plan.plan_parts(job, machine.devices * count, machine.devices, constants)
     total = intervals.estimate(parts.total * anchors.correct_memory(nearest), constants.spread)
-    return memory.MemoryPlan(
-        parts, total, machine.memory_bytes, memory.judge(total, machine.memory_bytes)
+    return memory_plan.MemoryPlan(
+        parts, total, machine.memory_bytes, memory_plan.judge(total, machine.memory_bytes)
     )
 
 
-def _notes(machine: Machine, constants: StackConstants, distance: float) -> tuple[str, ...]:
+def _notes(machine: MachineRates, constants: StackConstants, distance: float) -> tuple[str, ...]:
     notes = []
     if constants.chip == ANY:
         notes.append(f"no measured row on {machine.chip}: its speed comes from the data sheet")

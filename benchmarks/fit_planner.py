@@ -1,0 +1,408 @@
+"""Fits the constants of the planner to measured rows, and writes them into the package.
+
+    python benchmarks/fit_planner.py --train FILE --memory FILE --gemm FILE --nccl FILE
+
+Each constant belongs to a chip and a software stack. Rows of one stack are fitted together, with
+priors, so that a stack with two rows does not get the noise of two rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import planner_products as products
+import planner_references as references
+from planner_rows import Sample, read_samples
+from scipy.optimize import least_squares
+
+from regauge.planning import calibration as constants
+from regauge.planning.anchors import (
+    MEASURED,
+    MEASURED_MEMORY,
+    MEASUREMENTS,
+    Anchor,
+    describe,
+    parse_year,
+)
+from regauge.planning.calibration import (
+    ANY,
+    LinkConstants,
+    MatmulConstants,
+    MemoryConstants,
+    PlannerConstants,
+    StackConstants,
+)
+from regauge.planning.collective_times import CurveKey, build_curves
+from regauge.planning.machines import find_machine
+from regauge.planning.memory_plan import plan_parts
+from regauge.planning.step_time import BETWEEN, INSIDE, plan_step
+
+FOLDER = constants.CALIBRATION.parent
+FITTED = ("efficiency", "hidden_half", "token_half", "attention_efficiency")
+PRIOR = {
+    "efficiency": (0.65, 0.5),
+    "hidden_half": (500.0, 0.5),
+    "token_half": (1156.0, 0.5),
+    "attention_efficiency": (0.3, 0.4),
+}
+"""Median and log standard deviation of each constant before any row; medians by an A100 fit."""
+NOISE = 0.04
+"""Log standard deviation of one row around its stack."""
+OVERLAP, GROWTH = 0.9, 0.015
+"""Assumed, since no single-node row shows them."""
+NO_OVERLAP = ("NeMo", "Korthikanti", "MT-NLG", "DeepSpeed ZeRO-1")
+"""Stacks whose collectives wait for the backward pass by default."""
+MIN_SPREAD, ONE_ROW_SPREAD = 0.025, 0.12
+FAMILY_SPREAD, CHIP_SPREAD, ANY_SPREAD = 0.1, 0.15, 0.35
+REFERENCE_FLOPS = 100e12
+"""FLOP/s to which efficiencies refer if the peak is unpublished."""
+
+
+def main() -> None:
+    """Fit all constants and write the data files of the package."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("train", "memory", "gemm", "nccl", "collectives"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    options = parser.parse_args()
+    train, memory = read_samples(options.train), read_samples(options.memory)
+    gemm = read_rows(options.gemm)
+    large = products.read_products(gemm)
+    matmuls = fit_matmuls(large, gemm[0]["source"].split(",")[0])
+    document = {
+        "stacks": [asdict(entry) for entry in fit_stacks([*train, *references.single_machines()])],
+        "memory": [asdict(entry) for entry in fit_memory(memory)],
+        "links": [asdict(entry) for entry in fit_links(read_rows(options.collectives))],
+        "matmuls": [asdict(entry) for entry in matmuls.values()],
+    }
+    path = constants.CALIBRATION
+    path.write_text(json.dumps(_round(document), indent=1) + "\n", encoding="utf-8")
+    fitted = constants.parse_calibration(document)
+    timed = [build_anchor(item, fitted) for item in train if item.step_seconds]
+    ran = [item for item in memory if item.memory_bytes and not item.is_out_of_memory]
+    write_anchors(MEASURED, timed, MEASUREMENTS[:2])
+    write_anchors(MEASURED_MEMORY, [build_anchor(i, fitted) for i in ran], MEASUREMENTS[2:])
+    products.write_matmul_rows(FOLDER / "matmul_rows.csv", large, matmuls)
+    write_rows(FOLDER / "collective_rows.csv", merge_collectives(read_rows(options.nccl)))
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, str]]) -> None:
+    """Write rows with equal keys as a CSV file."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def merge_collectives(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Return one row for each system, library version, collective, devices and size."""
+    source = rows[0]["source"].split(",")[0]
+    curves = build_curves(products.as_rows(products.read_messages(rows)))
+    messages = [
+        products.Message(
+            CurveKey(curve.system, curve.collective, curve.devices, curve.version), size, seconds
+        )
+        for curve in curves
+        for size, seconds in zip(curve.sizes, curve.seconds, strict=True)
+    ]
+    return [{**row, "source": source} for row in products.as_rows(messages)]
+
+
+def fit_stacks(samples: Sequence[Sample]) -> list[StackConstants]:
+    """Return the constants of each chip and stack, of each chip, and of all."""
+    measured = [item for item in samples if item.step_seconds]
+    groups = _group(measured, lambda item: (item.machine.chip, item.job.stack or ANY))
+    stacks = [fit_stack(key, rows) for key, rows in groups.items()]
+    by_family = _group(stacks, lambda item: constants.find_family(item.chip))
+    chips = [_join(name, entries, CHIP_SPREAD) for name, entries in by_family.items()]
+    kinds = _group(stacks, lambda item: (constants.find_family(item.chip), kind_of(item)))
+    chips += [_join(key[0], entries, CHIP_SPREAD, key[1]) for key, entries in kinds.items()]
+    pairs = _group(stacks, lambda item: (constants.find_family(item.chip), item.stack))
+    chips += [_join(key[0], entries, FAMILY_SPREAD, key[1]) for key, entries in pairs.items()]
+    all_kinds = _group(stacks, kind_of)
+    chips += [_join(ANY, entries, ANY_SPREAD, key) for key, entries in all_kinds.items()]
+    by_stack = _group(stacks, lambda item: item.stack)
+    others = [_join(ANY, rows, ANY_SPREAD, stack) for stack, rows in by_stack.items()]
+    return [*stacks, *chips, *others, _join(ANY, stacks, ANY_SPREAD)]
+
+
+def kind_of(entry: StackConstants) -> str:
+    """Return the name of the stacks with the same kind of attention."""
+    return constants.ANY_KIND[entry.has_fused_attention]
+
+
+def fit_stack(key: tuple[str, str], rows: Sequence[Sample]) -> StackConstants:
+    """Return the constants of one chip and stack: the maximum a posteriori, with its spread."""
+    start = initial_constants(key, rows)
+    values = _solve(start, rows)
+    fitted = replace(start, **values)
+    return replace(fitted, spread=_spread(fitted, rows), rows=len(rows))
+
+
+def initial_constants(key: tuple[str, str], rows: Sequence[Sample]) -> StackConstants:
+    """Return the medians of the prior for a chip and a stack."""
+    chip, stack = key
+    peak = rows[0].machine.peak_flops
+    return StackConstants(
+        chip=chip,
+        stack=stack,
+        **{name: PRIOR[name][0] for name in FITTED},
+        overlap=0.0 if stack.startswith(NO_OVERLAP) else OVERLAP,
+        growth=GROWTH,
+        fixed_seconds=0.0,
+        spread=ONE_ROW_SPREAD,
+        rows=len(rows),
+        reference_flops=peak or REFERENCE_FLOPS,
+        has_fused_attention=rows[0].job.has_fused_attention,
+        source="; ".join(sorted({item.source for item in rows})),
+    )
+
+
+def _solve(start: StackConstants, rows: Sequence[Sample]) -> dict[str, float]:
+    """Return the fitted values: robust least squares of log errors, with the priors."""
+    medians = np.log([PRIOR[name][0] for name in FITTED])
+    widths = np.array([PRIOR[name][1] for name in FITTED])
+
+    def residuals(point: np.ndarray) -> np.ndarray:
+        candidate = replace(start, **dict(zip(FITTED, np.exp(point).tolist(), strict=True)))
+        errors = np.array([log_error(candidate, row) for row in rows]) / NOISE
+        return np.concatenate(
+            [np.sign(errors) * np.sqrt(_huber(errors)), (point - medians) / widths]
+        )
+
+    solution = least_squares(residuals, medians, max_nfev=60)
+    return dict(zip(FITTED, np.exp(solution.x).tolist(), strict=True))
+
+
+def _huber(errors: np.ndarray, limit: float = 2.0) -> np.ndarray:
+    """Return squared errors that grow linearly beyond the limit."""
+    size = np.abs(errors)
+    return np.where(size <= limit, size**2, 2 * limit * size - limit**2)
+
+
+def log_error(entry: StackConstants, row: Sample) -> float:
+    """Return log(predicted / measured) of a step."""
+    single = PlannerConstants({(ANY, ANY): entry}, {}, _links(), {})
+    seconds = plan_step(row.job, row.machine, row.count, single).total
+    return math.log(seconds / (row.step_seconds or math.nan))
+
+
+def _spread(entry: StackConstants, rows: Sequence[Sample]) -> float:
+    """Return the standard deviation of log errors, corrected for the fitted constants."""
+    if len(rows) == 1:
+        return ONE_ROW_SPREAD
+    errors = np.array([log_error(entry, row) for row in rows])
+    used = min(len(FITTED), len(rows) / 2)
+    spread = math.sqrt(float((errors**2).sum()) / (len(rows) - used))
+    return max(math.hypot(spread, ONE_ROW_SPREAD / len(rows)), MIN_SPREAD)
+
+
+def _join(
+    chip: str, entries: Sequence[StackConstants], spread: float, stack: str = ANY
+) -> StackConstants:
+    """Return the constants that stand in for an unknown stack: geometric means."""
+    weights = np.sqrt([entry.rows for entry in entries])
+    means = {
+        name: float(
+            np.exp(np.average(np.log([getattr(e, name) for e in entries]), weights=weights))
+        )
+        for name in FITTED
+    }
+    between = float(np.std(np.log([entry.efficiency for entry in entries])))
+    return replace(
+        entries[0],
+        chip=chip,
+        stack=stack,
+        **means,
+        overlap=OVERLAP,
+        spread=max(spread, between),
+        rows=sum(entry.rows for entry in entries),
+        source="; ".join(sorted({e.source for e in entries})),
+    )
+
+
+def fit_memory(samples: Sequence[Sample]) -> list[MemoryConstants]:
+    """Return the constants of the memory of each stack, and of all."""
+    rows = [item for item in samples if item.memory_bytes and not item.is_out_of_memory]
+    everything = _fit_memory_of(ANY, rows, None)
+    groups = _group(rows, lambda item: item.job.stack or ANY)
+    return [everything, *(_fit_memory_of(k, g, everything) for k, g in groups.items())]
+
+
+MEMORY_FITTED = ("context_bytes", "fragmentation", "activation_scale")
+MEMORY_PRIOR = {
+    "context_bytes": (1.0e9, 0.5),
+    "fragmentation": (1.06, 0.08),
+    "activation_scale": (1.0, 0.5),
+}
+MEMORY_NOISE, MEMORY_SPREAD = 0.08, 0.12
+
+
+def _fit_memory_of(
+    stack: str, rows: Sequence[Sample], parent: MemoryConstants | None
+) -> MemoryConstants:
+    prior = dict(MEMORY_PRIOR)
+    if parent is not None:
+        prior = {n: (getattr(parent, n), MEMORY_PRIOR[n][1]) for n in MEMORY_FITTED}
+    medians = np.log([prior[name][0] for name in MEMORY_FITTED])
+    widths = np.array([prior[name][1] for name in MEMORY_FITTED])
+    source = "; ".join(sorted({item.source for item in rows}))
+    start = MemoryConstants(stack, 0.0, 1.0, 1.0, MEMORY_SPREAD, len(rows), source)
+
+    def build(point: np.ndarray) -> MemoryConstants:
+        entry = replace(start, **dict(zip(MEMORY_FITTED, np.exp(point).tolist(), strict=True)))
+        return replace(entry, fragmentation=max(entry.fragmentation, 1.0))
+
+    def residuals(point: np.ndarray) -> np.ndarray:
+        errors = np.array([memory_log_error(build(point), row) for row in rows]) / MEMORY_NOISE
+        return np.concatenate(
+            [np.sign(errors) * np.sqrt(_huber(errors)), (point - medians) / widths]
+        )
+
+    entry = build(least_squares(residuals, medians, max_nfev=60).x)
+    errors = np.array([memory_log_error(entry, row) for row in rows])
+    used = min(len(MEMORY_FITTED), len(rows) / 2)
+    spread = math.sqrt(float((errors**2).sum()) / (len(rows) - used))
+    return replace(entry, spread=max(math.hypot(spread, MEMORY_SPREAD / len(rows)), 0.03))
+
+
+def memory_log_error(entry: MemoryConstants, row: Sample) -> float:
+    """Return log(predicted / measured) of the peak memory."""
+    parts = plan_parts(row.job, row.devices, row.machine.devices, entry)
+    return math.log(parts.total / (row.memory_bytes or math.nan))
+
+
+def default_links() -> list[LinkConstants]:
+    """Return the constants of links without measurements."""
+    inside, between = "8 to 34 MB on 8 GPUs, 80 % of nominal", "Ethernet and InfiniBand: assumed"
+    return [
+        LinkConstants(INSIDE, 0.8, 20e6, 20e-6, inside),
+        LinkConstants(BETWEEN, 0.8, 10e6, 50e-6, between),
+    ]
+
+
+LINKED = {
+    "p4de.24xlarge": ("p4de.24xlarge", "p4d.24xlarge"),
+    "p5.48xlarge": ("p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge"),
+}
+"""MachineRates types whose network one measured system stands for."""
+
+
+def fit_links(rows: Sequence[dict[str, str]]) -> list[LinkConstants]:
+    """Return the constants of networks between machines: B and S_half by least squares."""
+    links = default_links()
+    for system, names in LINKED.items():
+        chosen = [
+            row
+            for row in rows
+            if row["system"].startswith(system)
+            and int(row["n_nodes"]) > 1
+            and float(row["size_bytes"]) >= products.MIN_BYTES
+        ]
+        nominal = find_machine(system).network_bandwidth
+        sizes = np.array([float(row["size_bytes"]) for row in chosen])
+        seconds = np.array([float(row["time_us"]) for row in chosen]) / 1e6
+        machines = np.array([float(row["n_nodes"]) for row in chosen])
+
+        def errors(point: np.ndarray) -> np.ndarray:
+            efficiency, half = np.exp(point)
+            moved = 2 * (machines - 1) / machines * (sizes + half)  # noqa: B023 (used at once)
+            return np.log((moved / (nominal * efficiency) + 50e-6) / seconds)  # noqa: B023
+
+        point = least_squares(errors, np.log([0.8, 3e7]), loss="soft_l1", f_scale=0.1).x
+        efficiency, half = np.exp(point).tolist()
+        source = chosen[0]["repo_file"]
+        links += [LinkConstants(f"{n} network", efficiency, half, 50e-6, source) for n in names]
+    return links
+
+
+def _links() -> dict[str, LinkConstants]:
+    return {entry.system: entry for entry in default_links()}
+
+
+def fit_matmuls(rows: Sequence[products.Product], source: str) -> dict[str, MatmulConstants]:
+    """Return the roofline of each system, and of all."""
+    groups = _group(rows, lambda item: item.system)
+    fitted = {name: products.fit_matmul(name, group, source) for name, group in groups.items()}
+    return fitted | {ANY: products.fit_matmul(ANY, rows, source)}
+
+
+def hold_calibration(
+    stacks: Sequence[StackConstants], memory: Sequence[MemoryConstants] = ()
+) -> PlannerConstants:
+    """Return constants as the planner reads them, without a file."""
+    return PlannerConstants(
+        {(entry.chip, entry.stack): entry for entry in stacks},
+        {entry.stack: entry for entry in memory},
+        _links(),
+        {},
+    )
+
+
+def build_anchor(item: Sample, fitted: PlannerConstants) -> Anchor:
+    """Return a measured row beside its prediction."""
+    plan = plan_step(item.job, item.machine, item.count, fitted) if item.step_seconds else None
+    memory = fitted.find_memory(item.job.stack) if item.memory_bytes else None
+    parts = memory and plan_parts(item.job, item.devices, item.machine.devices, memory)
+    return Anchor(
+        f"{item.row['model']}, {item.row['strategy']}, {item.name}",
+        replace(describe(item.job, item.machine, item.count), year=parse_year(item.date)),
+        item.row["repo_file"] or item.source,
+        measured_seconds=item.step_seconds,
+        predicted_seconds=plan.total if plan else None,
+        date=item.date,
+        measured_bytes=item.memory_bytes,
+        predicted_bytes=parts.total if parts else None,
+    )
+
+
+def write_anchors(path: Path, anchors: Iterable[Anchor], measurements: Sequence[str]) -> None:
+    """Write the measured rows with their predictions, which the planner shows as nearest rows."""
+    rows = []
+    for anchor in anchors:
+        values = asdict(anchor)
+        features = values.pop("features")
+        features.pop("year")
+        figures = {name: f"{values[name]:.6g}" for name in measurements}
+        rows.append(
+            {
+                "name": anchor.name,
+                **features,
+                **figures,
+                "source": anchor.source,
+                "date": anchor.date,
+            }
+        )
+    write_rows(path, rows)
+
+
+def _group(items: Iterable, key: Callable) -> dict:
+    groups = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return groups
+
+
+def _round(value: object) -> object:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _round(item) for key, item in value.items()}
+    return [_round(item) for item in value] if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Measured runs near a prediction: the published rows of the package, and the user's own runs.
+
+A run writes its measured step time and peak memory beside what the planner predicted. The next
+prediction is corrected by the errors of the nearest runs, and its error history is printed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import asdict, dataclass, fields
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regauge import jsonl
+from regauge.files import read_csv_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from regauge.planning.training_job import MachineRates, TrainingJob
+
+MEASURED = Path(__file__).with_name("measured_training.csv")
+MEASURED_MEMORY = Path(__file__).with_name("measured_memory.csv")
+OTHER = {"chip": 6.0, "stack": 2.0, "recomputation": 1.0, "strategy": 0.7}
+"""Distance of a row whose chip, stack, recomputation or strategy differs."""
+PER_YEAR = 0.7
+"""Distance for each year between two measurements."""
+MIDDLE_MONTH = 7
+"""Month of a date that has only a year."""
+REACH = 0.7
+"""Distance over which the error of a run counts for another one."""
+PRIOR_WEIGHT = 0.1
+"""Weight of no correction beside the weights of the near runs."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """What makes two runs alike; sizes are compared by their logarithms."""
+
+    chip: str
+    stack: str
+    recomputation: str
+    strategy: str
+    """Strategy and degrees of tensor, pipeline and context parallelism."""
+    layers: int
+    hidden: int
+    length: int
+    tokens_per_pass: int
+    accumulation: int
+    devices: int
+    year: float = 0.0
+    """Year of the measurement, with its fraction; 0 if unknown. Software changes with time."""
+
+    @cached_property
+    def scaled_logs(self) -> tuple[float, ...]:
+        """Logarithms of the sizes, scaled by the square roots of their weights."""
+        return tuple(
+            math.log(getattr(self, name)) * math.sqrt(weight)
+            for name, weight in SIZE_WEIGHTS.items()
+        )
+
+    def distance(self, other: Features) -> float:
+        """Return the distance: 1 for a factor of e in one size of weight 1."""
+        squares = math.dist(self.scaled_logs, other.scaled_logs) ** 2
+        for name, distance in OTHER.items():
+            if getattr(self, name) != getattr(other, name):
+                squares += distance**2
+        if self.year and other.year:
+            squares += (PER_YEAR * (self.year - other.year)) ** 2
+        return math.sqrt(squares)
+
+
+SIZE_WEIGHTS = {
+    "layers": 0.25,
+    "hidden": 1.0,
+    "length": 0.5,
+    "tokens_per_pass": 0.5,
+    "accumulation": 0.1,
+    "devices": 0.25,
+}
+"""Weight of each size in the distance: step time is less sensitive to those below 1."""
+
+
+MEASUREMENTS = ("measured_seconds", "predicted_seconds", "measured_bytes", "predicted_bytes")
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A measured run beside its prediction without anchors."""
+
+    name: str
+    features: Features
+    source: str
+    measured_seconds: float | None = None
+    """Seconds of a step; None if not measured."""
+    predicted_seconds: float | None = None
+    date: str = ""
+    measured_bytes: float | None = None
+    """Peak memory of one device."""
+    predicted_bytes: float | None = None
+
+    @property
+    def log_error(self) -> float | None:
+        """Return log(measured / predicted) of the step time; None without a measurement."""
+        if not self.measured_seconds or not self.predicted_seconds:
+            return None
+        return math.log(self.measured_seconds / self.predicted_seconds)
+
+    @property
+    def log_memory_error(self) -> float | None:
+        """Return log(measured / predicted) of the memory; None without a measurement."""
+        if not self.measured_bytes or not self.predicted_bytes:
+            return None
+        return math.log(self.measured_bytes / self.predicted_bytes)
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A measured run and its distance to a prediction."""
+
+    distance: float
+    anchor: Anchor
+
+
+def describe(job: TrainingJob, machine: MachineRates, count: int) -> Features:
+    """Return the features of a job on `count` machines."""
+    parallel = job.parallelism
+    return Features(
+        chip=machine.chip,
+        stack=job.stack or "",
+        recomputation=job.recomputation,
+        strategy=f"{job.strategy} {parallel.tensor}.{parallel.pipeline}.{parallel.context}",
+        layers=job.shape.layers,
+        hidden=job.shape.hidden,
+        length=job.length,
+        tokens_per_pass=job.tokens_per_pass,
+        accumulation=job.accumulation,
+        devices=machine.devices * count,
+    )
+
+
+def find_nearest(
+    features: Features, anchors: Iterable[Anchor], limit: int = 3
+) -> tuple[Neighbour, ...]:
+    """Return the nearest measured runs on the chip, nearest first; on others if they are few."""
+    anchors = tuple(anchors)
+    same_chip = [item for item in anchors if item.features.chip == features.chip]
+    near = same_chip if len(same_chip) >= limit else anchors
+    neighbours = [Neighbour(features.distance(item.features), item) for item in near]
+    return tuple(sorted(neighbours, key=lambda item: item.distance)[:limit])
+
+
+def correct(neighbours: Sequence[Neighbour]) -> float:
+    """Return the factor by which the errors of near runs correct a predicted step time."""
+    errors = [(item.distance, item.anchor.log_error) for item in neighbours]
+    return math.exp(_weighted_error(errors))
+
+
+def correct_memory(neighbours: Sequence[Neighbour]) -> float:
+    """Return the factor by which the errors of near runs correct a predicted peak memory."""
+    errors = [(item.distance, item.anchor.log_memory_error) for item in neighbours]
+    return math.exp(_weighted_error(errors))
+
+
+def _weighted_error(errors: Sequence[tuple[float, float | None]]) -> float:
+    known = [(math.exp(-0.5 * (far / REACH) ** 2), error) for far, error in errors if error]
+    total = sum(weight * error for weight, error in known)
+    return total / (sum(weight for weight, _ in known) + PRIOR_WEIGHT)
+
+
+@cache
+def load_published(path: Path = MEASURED) -> tuple[Anchor, ...]:
+    """Return the published rows of the package, of step time or of memory."""
+    return tuple(_parse_row(row) for row in read_csv_rows(path))
+
+
+def _parse_row(row: dict[str, str]) -> Anchor:
+    sizes: dict[str, Any] = {name: int(row[name]) for name in SIZE_WEIGHTS}
+    names: dict[str, Any] = {name: row[name] for name in OTHER}
+    values = {name: float(row[name]) if row.get(name) else None for name in MEASUREMENTS}
+    return Anchor(
+        row["name"], Features(**names, **sizes), row["source"], date=row["date"], **values
+    )
+
+
+def parse_year(date: str) -> float:
+    """Return the year of a date such as 2024-09-16, with its fraction; 0 if it is empty."""
+    match = re.match(r"(\d{4})(?:-(\d{2}))?", date)
+    if match is None:
+        return 0.0
+    return int(match[1]) + (int(match[2] or MIDDLE_MONTH) - 1) / 12
+
+
+def find_history() -> Path:
+    """Return the file of the user's measured runs, by the XDG Base Directory Specification."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+    return base / "regauge" / "planner_runs.jsonl"
+
+
+def record_run(anchor: Anchor, path: Path | None = None) -> None:
+    """Append a measured run to the user's history."""
+    path = path or find_history()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    jsonl.append_line(path, asdict(anchor))
+
+
+def load_history(path: Path | None = None) -> tuple[Anchor, ...]:
+    """Return the user's measured runs, oldest first; a damaged line is skipped with a warning."""
+    path = path or find_history()
+    if not path.exists():
+        return ()
+    return tuple(_parse_document(line) for line in jsonl.read_lines(path))
+
+
+def _parse_document(document: dict[str, Any]) -> Anchor:
+    names = {item.name for item in fields(Anchor)} - {"features"}
+    values = {name: document[name] for name in names if name in document}
+    return Anchor(features=Features(**document["features"]), **values)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from regauge import choices, stop_signals, timing
 from regauge.cgroups import read_cpu_quota
@@ -45,6 +45,9 @@ PR_SET_PDEATHSIG = 1
 PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 """Loaded at import, because nothing may be loaded between fork and exec."""
 GRACE_SECONDS = 10.0
+STATE_FIELD, RESIDENT_FIELD = 0, 21
+"""Fields of `/proc/<pid>/stat` after the name: proc(5) numbers them from 3."""
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 POLL_SECONDS = 0.05
 
 
@@ -346,6 +349,28 @@ def find_exit_code(children: Sequence[Child]) -> int | None:
 def _wait_for_exit(children: list[Child]) -> int:
     timing.wait_for(lambda: find_exit_code(children) is not None, poll_seconds=POLL_SECONDS)
     return convert_return_code(find_exit_code(children) or 0)
+
+
+class ProcessFacts(NamedTuple):
+    """A process as the kernel of this machine lists it."""
+
+    state: str
+    """Letter of its state, such as `R` or `T` (proc(5)); empty if there is no such process."""
+    resident_bytes: int
+    """Resident memory; 0 if there is no such process."""
+
+
+NO_PROCESS = ProcessFacts("", 0)
+
+
+def inspect_process(pid: int) -> ProcessFacts:
+    """Return the state and the memory of a process of this machine."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return NO_PROCESS
+    fields = text.rpartition(")")[2].split()
+    return ProcessFacts(fields[STATE_FIELD], int(fields[RESIDENT_FIELD]) * PAGE_BYTES)
 
 
 def stop_processes(children: list[Child]) -> None:

@@ -13,15 +13,11 @@ from pathlib import Path
 import pytest
 
 from regauge import timing
+from regauge.processes import inspect_process
 from regauge.supervision.channel import AttemptSpec
 from regauge.supervision.cost_meter import Cost, CostMeter
 from regauge.supervision.heartbeat import Beat
-from regauge.supervision.node_status import (
-    RANKS,
-    read_node_statuses,
-    read_process,
-    write_node_status,
-)
+from regauge.supervision.node_status import RANKS, read_node_statuses, write_node_status
 
 METER = CostMeter(Cost(), 0.0, 1, 2, None)
 
@@ -56,7 +52,10 @@ def test_running_stopped_and_killed(tmp_path: Path, child: subprocess.Popen[byte
         return process.rank, process.state, process.exit_code
 
     assert timing.wait_for(lambda: read() == (4, "running", None), 10, poll_seconds=0.01)
-    assert timing.wait_for(lambda: read_process(child.pid)[1], 10, poll_seconds=0.01) > 4096
+    pid = child.pid
+    assert (
+        timing.wait_for(lambda: inspect_process(pid).resident_bytes, 10, poll_seconds=0.01) > 4096
+    )
     os.kill(child.pid, signal.SIGSTOP)
     assert timing.wait_for(lambda: read()[1] == "stopped", 10, poll_seconds=0.01)
     child.kill()

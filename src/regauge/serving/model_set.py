@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from regauge.processes import inspect_process
 from regauge.serving.model_slot import ModelSlot
 from regauge.serving.model_version import ModelVersion
 from regauge.serving.request_errors import InvalidRequestError, UnknownModelError
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from regauge.serving.server_metrics import ServerMetrics
     from regauge.serving.settings import Serve
     from regauge.serving.text_generation.text_version import TextVersion
-
-STATUS_FILE = "/proc/{}/statm"
-PAGE_BYTES = 4096
 
 
 class ModelSet:
@@ -133,12 +130,4 @@ class ModelSet:
     def _memory_bytes(self) -> int:
         """Return the resident memory of all workers, in bytes."""
         pids = [pid for version in self.loaded_versions for pid in version.worker_pids]
-        return sum(map(_read_resident_bytes, pids))
-
-
-def _read_resident_bytes(pid: int) -> int:
-    try:
-        text = Path(STATUS_FILE.format(pid)).read_text(encoding="utf-8")
-        return int(text.split()[1]) * PAGE_BYTES
-    except OSError:
-        return 0
+        return sum(inspect_process(pid).resident_bytes for pid in pids)

@@ -8,7 +8,6 @@ a second to this file, so that other machines read them through a shared file sy
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from contextlib import suppress
@@ -20,7 +19,7 @@ from regauge.errors import DataError
 from regauge.files import write_atomic
 from regauge.json_files import DocumentShape, find_json, find_mismatch, format_compact
 from regauge.jsonl import Count
-from regauge.supervision.channel import read_text
+from regauge.processes import NO_PROCESS, inspect_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -36,9 +35,6 @@ ProcessState = Literal["running", "stopped", "waiting", "ended"]
 """State of a process: stopped by a signal, or in an uninterruptible wait such as for a disk."""
 STATES: dict[str, ProcessState] = {"T": "stopped", "t": "stopped", "D": "waiting", "Z": "ended"}
 """States by the letter of the kernel; every other letter is a process that runs or sleeps."""
-STATE_FIELD, RESIDENT_FIELD = 0, 21
-"""Fields of `/proc/<pid>/stat` after the name: proc(5) numbers them from 3."""
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessShape(DocumentShape):
@@ -125,26 +121,17 @@ def write_node_status(
 
 def _describe_process(rank: int, child: Child, beat: Beat) -> dict[str, Any]:
     code = child.poll()
-    state, resident_bytes = read_process(child.pid) if code is None else ("ended", None)
+    facts = inspect_process(child.pid) if code is None else NO_PROCESS
     return {
         "rank": rank,
         "pid": child.pid,
         "phase": beat.phase,
         "step": beat.step,
         "beat_at": round(time.time() - (time.monotonic() - beat.at), 3),
-        "state": state,
+        "state": STATES.get(facts.state, "running") if facts.state else "ended",
         "exit_code": code,
-        "resident_bytes": resident_bytes,
+        "resident_bytes": facts.resident_bytes if facts.state else None,
     }
-
-
-def read_process(pid: int) -> tuple[ProcessState, int | None]:
-    """Return the state and the resident memory in bytes of a process of this machine."""
-    fields = read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
-    if len(fields) <= RESIDENT_FIELD:
-        return "ended", None
-    state = STATES.get(fields[STATE_FIELD], "running")
-    return state, int(fields[RESIDENT_FIELD]) * PAGE_BYTES
 
 
 def read_node_statuses(folder: Path) -> tuple[NodeProcesses, ...]:

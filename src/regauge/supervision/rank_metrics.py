@@ -7,17 +7,14 @@ its loss is finite. By default the limits are 30 s in steps, and 300 s in other 
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge.monitoring import vocabulary
 from regauge.monitoring.samples import Sample
-from regauge.supervision.channel import read_text
+from regauge.processes import inspect_process
 from regauge.supervision.heartbeat import PHASES
-from regauge.supervision.watchdog import read_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -82,15 +79,14 @@ def _describe_process(
     labels: tuple[str, ...], pid: int, beat: Beat, limit: float
 ) -> Iterator[Sample]:
     """Yield whether a process exists and reports, and its memory."""
-    state = read_state(pid)
-    is_alive = state not in DEAD_STATES
+    process = inspect_process(pid)
+    is_alive = process.state not in DEAD_STATES
     is_silent = beat.phase != "end" and time.monotonic() - beat.at > limit
-    is_progressing = is_alive and state not in STOPPED_STATES and not is_silent
+    is_progressing = is_alive and process.state not in STOPPED_STATES and not is_silent
     yield Sample(vocabulary.RANK_ALIVE, is_alive, labels)
     yield Sample(vocabulary.RANK_PROGRESSING, is_progressing, labels)
-    if pages := read_text(Path(f"/proc/{pid}/statm")).split():
-        resident_bytes = int(pages[1]) * os.sysconf("SC_PAGE_SIZE")
-        yield Sample(vocabulary.RANK_MEMORY, resident_bytes, labels)
+    if process.state:
+        yield Sample(vocabulary.RANK_MEMORY, process.resident_bytes, labels)
 
 
 def _describe_beat(labels: tuple[str, ...], beat: Beat) -> Iterator[Sample]:

@@ -13,10 +13,9 @@ import os
 import signal
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge.supervision.channel import read_text
+from regauge.processes import inspect_process
 from regauge.supervision.heartbeat import PHASES
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def take_snapshots(
     """Request stacks and collectives of all processes, and return their snapshots by rank."""
     beats = [heartbeats.read(rank) for rank in range(heartbeats.size)]
     reports.request_collectives()
-    states = [read_state(pid) for pid in pids]
+    states = [inspect_process(pid).state for pid in pids]
     for pid, state in zip(pids, states, strict=True):
         if state not in ("T", "t", "Z", ""):
             os.kill(pid, signal.SIGUSR1)
@@ -128,9 +127,3 @@ def take_snapshots(
 def blamed_rank(snapshots: list[ProcessSnapshot]) -> int:
     """Return the index of the process that the others wait for."""
     return min(snapshots, key=lambda snapshot: snapshot.progress_key).rank
-
-
-def read_state(pid: int) -> str:
-    """Return the state letter of a process; empty if it is gone."""
-    fields = read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
-    return fields[0] if fields else ""

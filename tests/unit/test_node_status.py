@@ -52,9 +52,8 @@ def test_running_stopped_and_killed(tmp_path: Path, child: subprocess.Popen[byte
         return process.rank, process.state, process.exit_code
 
     assert timing.wait_for(lambda: read() == (4, "running", None), 10, poll_seconds=0.01)
-    pid = child.pid
-    assert (
-        timing.wait_for(lambda: inspect_process(pid).resident_bytes, 10, poll_seconds=0.01) > 4096
+    assert timing.wait_for(
+        lambda: inspect_process(child.pid).resident_bytes > 4096, 10, poll_seconds=0.01
     )
     os.kill(child.pid, signal.SIGSTOP)
     assert timing.wait_for(lambda: read()[1] == "stopped", 10, poll_seconds=0.01)

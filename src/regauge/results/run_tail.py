@@ -29,6 +29,7 @@ from regauge.supervision.cost_meter import (
 )
 from regauge.supervision.folder_lock import MAX_OWNER_BYTES
 from regauge.supervision.goodput import Goodput, compute_goodput
+from regauge.trackers import TRAIN_LOSS, is_evaluation_metric
 from regauge.units import SECONDS_PER_HOUR
 
 RunState = Literal["running", "finished", "failed", "preempted", "unknown"]
@@ -118,8 +119,9 @@ class RunTail:
         chosen = target.get("metric") or (output.get("checkpoint") or {}).get("best_metric")
         if chosen and self.find_value(chosen) is not None:
             return str(chosen)
-        scores = [name for line in reversed(self.metrics) for name in line if _is_score(name)]
-        losses = [name for line in self.metrics for name in line if name == "train/loss"]
+        names = [name for line in reversed(self.metrics) for name in line]
+        scores = filter(is_evaluation_metric, names)
+        losses = [name for name in names if name == TRAIN_LOSS]
         return next(iter([*scores, *losses]), None)
 
     def compute_total_steps(self) -> int | None:
@@ -176,11 +178,6 @@ class RunTail:
         if self.launches and self.launches[-1].get("ended_at") is not None:
             return None
         return now if self.is_locked else self.last_seen_at
-
-
-def _is_score(name: str) -> bool:
-    """Return whether a key of a metrics line is a metric of an evaluation."""
-    return "/" in name and not name.startswith(("train/", "train."))
 
 
 def _price_line(line: Document, now: float, last_seen_at: float | None) -> float | None:

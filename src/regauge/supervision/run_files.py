@@ -26,6 +26,7 @@ from regauge.supervision.cost_meter import ATTEMPTS, AttemptLine, LedgerLine
 from regauge.supervision.failures import POLICIES
 from regauge.supervision.goodput import IDLE, PRODUCTIVE
 from regauge.supervision.rank_metrics import HEALTHY, RankHealth
+from regauge.trackers import is_evaluation_metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,8 +127,12 @@ class RunFiles:
                 continue
             if name in GAUGES:
                 self._gauges[GAUGES[name]] = number
-            elif _is_score(name) and (name in self._scores or len(self._scores) < MAX_SCORES):
-                self._scores[name] = number
+            elif is_evaluation_metric(name):
+                self._add_score(name, number)
+
+    def _add_score(self, name: str, value: float) -> None:
+        if name in self._scores or len(self._scores) < MAX_SCORES:
+            self._scores[name] = value
 
     def _describe_attempts(self) -> Iterator[Sample]:
         for kind, count in self._failures.items():
@@ -175,11 +180,6 @@ class RunFiles:
                     yield Sample(vocabulary.RUN_CHECKPOINT_STEP, step, self._labels)
                     yield Sample(vocabulary.RUN_CHECKPOINT_TIMESTAMP, saved_at, self._labels)
                     return
-
-
-def _is_score(name: str) -> bool:
-    """Return whether a metric comes from an evaluation; the others are of training."""
-    return "/" in name and not name.startswith(("train/", "train."))
 
 
 def _parse_number(value: Any) -> float | None:

@@ -30,6 +30,11 @@ def is_train_metric(name: str) -> bool:
     return name.startswith(("train/", "train."))
 
 
+def is_evaluation_metric(name: str) -> bool:
+    """Return whether a key of a metrics line is a metric of an evaluation."""
+    return "/" in name and not is_train_metric(name)
+
+
 @dataclass(frozen=True)
 class RunInfo:
     """The run that a tracker records."""

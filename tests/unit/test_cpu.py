@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from regauge import processes, timing
-from regauge.accelerators import Precision, _peak_floor, cpu
+from regauge.accelerators import Precision, _host_counters, _peak_floor, cpu
 
 GIB = 1 << 30
 AMX = frozenset({"avx512f", "avx512_bf16", "amx_bf16", "fma", "avx", "sse2"})
@@ -97,7 +97,7 @@ def test_a_control_group_without_a_limit_is_ignored(
     monkeypatch.setattr(cpu, "CGROUPS", (cgroup,))
     assert cpu._free_cgroup_bytes() is None
     memory = cpu.Cpu().memory_bytes(1)
-    available = cpu._read_kibibytes(Path("/proc/meminfo"), "MemAvailable")
+    available = _host_counters.read_kibibytes(Path("/proc/meminfo"), "MemAvailable")
     assert memory is not None
     assert available is not None
     assert memory == pytest.approx(available * 1024, rel=0.5)

@@ -24,15 +24,16 @@ class HostCounters:
 
     def read(self) -> tuple[DeviceCounters, ...]:
         """Return the counters of the machine as one device; none if the kernel has no files."""
-        total_bytes, free_bytes = _read_memory()
-        if total_bytes is None or free_bytes is None:
+        total = read_kibibytes(MEMORY, "MemTotal")
+        free = read_kibibytes(MEMORY, "MemAvailable")
+        if total is None or free is None:
             return ()
         return (
             DeviceCounters(
                 device="host",
                 utilization=self._read_utilization(),
-                memory_used_bytes=total_bytes - free_bytes,
-                memory_total_bytes=total_bytes,
+                memory_used_bytes=(total - free) * 1024,
+                memory_total_bytes=total * 1024,
                 power_watts=self._read_power(),
             ),
         )
@@ -66,13 +67,7 @@ def _read_times() -> tuple[float, float] | None:
     return sum(fields) - idle, sum(fields)
 
 
-def _read_memory() -> tuple[int | None, int | None]:
-    """Return the size of the memory and the bytes that are free without swapping."""
-    try:
-        lines = MEMORY.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None, None
-    kibibytes = {line.partition(":")[0]: line.split()[1] for line in lines if ":" in line}
-    sizes = [kibibytes.get(name) for name in ("MemTotal", "MemAvailable")]
-    total, free = (None if size is None else int(size) * 1024 for size in sizes)
-    return total, free
+def read_kibibytes(path: Path, name: str) -> int | None:
+    """Return the value of a line in a file of the kernel, which is in KiB."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)

@@ -162,7 +162,7 @@ class Cpu(Accelerator):
 
         `getrusage` is only the fallback: its value includes the peak of the parent process.
         """
-        peak = _read_kibibytes(Path("/proc/self/status"), "VmHWM")
+        peak = _host_counters.read_kibibytes(Path("/proc/self/status"), "VmHWM")
         return (peak or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024
 
     def open_counters(self) -> DeviceReader:
@@ -173,7 +173,7 @@ class Cpu(Accelerator):
 
         The limit of the control group counts, too.
         """
-        free = _read_kibibytes(Path("/proc/meminfo"), "MemAvailable")
+        free = _host_counters.read_kibibytes(Path("/proc/meminfo"), "MemAvailable")
         limits = [free and free * 1024, _free_cgroup_bytes()]
         known = [limit for limit in limits if limit is not None]
         return min(known) // num_processes if known else None
@@ -198,12 +198,6 @@ def instructions() -> frozenset[str]:
     lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return frozenset(flags.partition(":")[2].split())
-
-
-def _read_kibibytes(path: Path, name: str) -> int | None:
-    """Return the value of a line in a file of the kernel, which is in KiB."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)
 
 
 def _free_cgroup_bytes() -> int | None:

@@ -178,7 +178,7 @@ def test_the_first_of_two_concurrent_jobs_writes_the_job_file(tmp_path: Path) ->
         (second.folder / name).mkdir(parents=True)
     first.claim_folder(FACTS)
     before = (first.folder / "job.json").read_bytes()
-    second._write_job_file({"format": FORMAT, "artifact": "b"})
+    second.write_shared("job.json", {"format": FORMAT, "artifact": "b"})
     assert (first.folder / "job.json").read_bytes() == before
     assert not list(second.job_folder.iterdir())
 

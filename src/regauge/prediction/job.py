@@ -139,7 +139,7 @@ class PredictJob:
         if (stored := _read_job_file(self.folder)) is None:
             for name in (SHARDS, QUARANTINE):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
-            self._write_job_file(document)
+            self.write_shared(JOB, document)
             stored = _read_job_file(self.folder)
         self._compare(document, stored)
 
@@ -149,13 +149,13 @@ class PredictJob:
             problem = f"{self.folder} has the output of another job: {difference}"
             raise DataError(problem, OTHER_FOLDER_REMEDY)
 
-    def _write_job_file(self, document: dict[str, Any]) -> None:
-        """Write `job.json`, unless an equal job has just written it."""
-        temporary = self.job_folder / JOB
+    def write_shared(self, name: str, document: dict[str, Any]) -> None:
+        """Write a document of all jobs, unless an equal job has just written it."""
+        temporary = self.job_folder / name
         self.job_folder.mkdir(parents=True, exist_ok=True)
         write_json(temporary, document)
         with suppress(FileExistsError):
-            os.link(temporary, self.folder / JOB)
+            os.link(temporary, self.folder / name)
         temporary.unlink()
 
     def read_finished_shards(self) -> dict[ShardId, dict[str, Any]]:

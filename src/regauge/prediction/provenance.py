@@ -7,14 +7,12 @@ It is written when a job starts. `trace_output` combines it with `job.json` and 
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge import config
 from regauge.errors import RegaugeError, SettingsError
-from regauge.files import sha256, write_json
+from regauge.files import sha256
 from regauge.json_files import DocumentShape
 from regauge.log import logger
 from regauge.model_registry.lineage import collect_folder_lineage, describe_code
@@ -62,8 +60,7 @@ def resolve_version(artifact: str) -> RegisteredVersion | None:
 
 def write_lineage(job: PredictJob, artifact: Artifact, version: RegisteredVersion | None) -> None:
     """Write the lineage of the model of a job, unless an equal job has written it."""
-    target = job.folder / LINEAGE
-    if target.exists():
+    if (job.folder / LINEAGE).exists():
         return
     document = {
         "format": config.FORMAT,
@@ -73,11 +70,7 @@ def write_lineage(job: PredictJob, artifact: Artifact, version: RegisteredVersio
         "lineage": _find_lineage(artifact, version),
         "code": describe_code(),
     }
-    temporary = job.job_folder / LINEAGE
-    write_json(temporary, document)
-    with suppress(FileExistsError):
-        os.link(temporary, target)
-    temporary.unlink()
+    job.write_shared(LINEAGE, document)
 
 
 def trace_output(path: Path, registry: Registry | None = None) -> dict[str, Any]:
@@ -154,7 +147,8 @@ def _describe_files(folder: Path, path: Path) -> dict[str, Any]:
     if path.name not in hashes:
         raise SettingsError(f"{path} is no output file of its job", REMEDY)
     rows = next(line["rows"] for line in lines.values() if path.name in line["sha256"])
-    return {"sha256": sha256(path), "unchanged": sha256(path) == hashes[path.name], "rows": rows}
+    digest = sha256(path)
+    return {"sha256": digest, "unchanged": digest == hashes[path.name], "rows": rows}
 
 
 def _sum_rows(lines: Mapping[Any, Mapping[str, Any]]) -> int:

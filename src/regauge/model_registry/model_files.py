@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -11,7 +10,7 @@ from regauge.errors import DataError
 from regauge.json_files import DocumentShape, check_shape, find_json
 from regauge.model_registry.registry_documents import HashShape
 from regauge.model_registry.registry_storage import FileHash
-from regauge.models.hub import list_model_files, resolve_model
+from regauge.models.hub import combine_hashes, list_model_files, resolve_model
 
 if TYPE_CHECKING:
     import os
@@ -84,8 +83,7 @@ def find_manifest(folder: Path) -> ArtifactShape | None:
 
 def compute_content_hash(hashes: dict[str, FileHash]) -> str:
     """Return the hash that identifies a model that is no artifact, by the hashes of its files."""
-    lines = (f"{name} {hashes[name].sha256}\n" for name in sorted(hashes, key=Path))
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    return combine_hashes({name: item.sha256 for name, item in hashes.items()})
 
 
 def find_difference(

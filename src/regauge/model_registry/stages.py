@@ -113,10 +113,7 @@ def roll_back(
 ) -> StageEntry:
     """Point a stage to the version before; see `Registry.roll_back`."""
     _check_reason(why)
-    read_pointer(storage, name, stage)
-    current = find_pointer(storage, name, stage)
-    if current is None:
-        raise AssertionError(stage)
+    current = _require_pointer(storage, name, check_stage(stage))
     earlier = _build_history(read_log(storage, name, stage))[:-1]
     if not earlier:
         problem = f"{name}@{stage} had no version before version {current.version}"
@@ -155,6 +152,11 @@ def read_pointer(storage: RegistryStorage, name: str, stage: str) -> StageEntry:
     content = storage.read(stage_key(check_name(name), check_stage(stage)))
     if content is not None:  # one request, because servers poll it
         return _parse_pointer(storage, name, stage, content)
+    return _require_pointer(storage, name, stage)
+
+
+def _require_pointer(storage: RegistryStorage, name: str, stage: str) -> StageEntry:
+    """Return the pointer of a stage with its token; raises the errors of `read_pointer`."""
     entry = find_pointer(storage, name, stage)
     if entry is None:
         list_versions(storage, name)  # raises SettingsError for an unknown model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -98,8 +98,14 @@ def list_model_files(folder: Path) -> list[Path]:
 
 def hash_model(folder: Path) -> str:
     """Return the hash of the names and hashes of the files that a model is loaded from."""
-    paths = list_model_files(folder)
-    lines = (f"{path.relative_to(folder)} {sha256(path)}\n" for path in paths)
+    return combine_hashes(
+        {str(path.relative_to(folder)): sha256(path) for path in list_model_files(folder)}
+    )
+
+
+def combine_hashes(hashes: Mapping[str, str]) -> str:
+    """Return the hash of a model, given the SHA-256 of its files by their path in the folder."""
+    lines = (f"{name} {hashes[name]}\n" for name in sorted(hashes, key=Path))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 

@@ -24,6 +24,7 @@ from regauge.results.run_tail import (
     DONE,
     JOBS,
     RunTail,
+    find_file_id,
     is_any_run,
     list_held_locks,
     read_run_tail,
@@ -54,7 +55,7 @@ def check_removable(folder: Path, root: Path) -> None:
     tail = read_run_tail(folder)
     if tail.is_locked or _is_alive_elsewhere(tail):
         raise SettingsError(f"{folder} is running", STOP_FIRST)
-    user = next(_list_users(folder, root), None)
+    user = next(_list_users(folder, root, tail.identity.get("run_id")), None)
     if user is not None:
         raise SettingsError(f"{user} depends on {folder}", f"remove {user} first")
 
@@ -64,15 +65,15 @@ def _is_alive_elsewhere(tail: RunTail) -> bool:
     return tail.find_state(time.time()) == "running"
 
 
-def _list_users(folder: Path, root: Path) -> Iterator[Path]:
+def _list_users(folder: Path, root: Path, run_id: str | None) -> Iterator[Path]:
     """Yield the stages, runs and registered versions that depend on a run."""
     yield from _list_dependent_stages(folder)
-    path, run_id = folder.resolve(), read_run_tail(folder).identity.get("run_id")
+    path = folder.resolve()
     for other in find_runs(root) if root.is_dir() else ():
         if other.resolve() == path:
             continue
         tail = read_run_tail(other)
-        if any(_is_inside(value, path) for key, value in flatten(tail.settings) if value):
+        if any(_is_inside(value, path) for _, value in flatten(tail.settings) if value):
             yield other
     for registry in root.rglob(REGISTRY) if root.is_dir() else ():
         for version in registry.parent.rglob(VERSION):
@@ -147,6 +148,5 @@ def _remove_leftovers(parent: Path) -> None:
     """Delete the folders of killed removals, unless another process still deletes them."""
     locks = list_held_locks()
     for path in parent.glob(f".*{REMOVED}"):
-        status = (path / LOCK).stat() if (path / LOCK).exists() else None
-        if status is None or (status.st_dev, status.st_ino) not in locks:
+        if find_file_id(path / LOCK) not in locks:
             shutil.rmtree(path, ignore_errors=True)

@@ -226,7 +226,7 @@ def read_run_tail(folder: Path, held_locks: frozenset[FileId] | None = None) -> 
         launches=_read_launches(homes, is_predict=is_predict),
         has_result=bool(results),
         last_seen_at=_find_last_seen(homes, folder / "metrics.jsonl"),
-        is_locked=any(_find_id(home / LOCK) in locks for home in homes),
+        is_locked=any(find_file_id(home / LOCK) in locks for home in homes),
         lock_owner=next(filter(None, (_read_lock_owner(home / LOCK) for home in homes)), ""),
     )
 
@@ -295,7 +295,8 @@ def _parse_lock(line: str) -> FileId | None:
     return os.makedev(int(major, 16), int(minor, 16)), int(inode)
 
 
-def _find_id(path: Path) -> FileId | None:
+def find_file_id(path: Path) -> FileId | None:
+    """Return the device and the inode of a file; None if it cannot be read."""
     try:
         status = path.stat()
     except OSError:

@@ -99,7 +99,7 @@ class PredictReader:
                 FigureGroup("Records", _list_records(totals, seconds)),
                 FigureGroup("Cost", _list_costs(tail, totals, now)),
             ),
-            table=ViewTable("Jobs", COLUMNS, tuple(self._list_rows(tail))),
+            table=ViewTable("Jobs", COLUMNS, tuple(self._list_rows())),
             events=tuple(_list_events(tail)),
         )
 
@@ -136,8 +136,7 @@ class PredictReader:
         eta = seconds * (sum(sizes) - bytes_done) / bytes_done if is_known else None
         return ViewProgress("pieces", len(done), len(sizes) or None, eta)
 
-    def _list_rows(self, tail: RunTail) -> Iterator[TableRow]:
-        del tail
+    def _list_rows(self) -> Iterator[TableRow]:
         for job, shards in self._shards.items():
             totals = _sum(list(shards.values()))
             lines = jsonl.read_recent_lines(self._folder / JOBS / job / ATTEMPTS, PaidLine)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from regauge.errors import DataError, SettingsError, TransientError
 from regauge.json_files import parse_object
 from regauge.monitoring import vocabulary
+from regauge.serving.api_keys import VARIABLE as KEYS_VARIABLE
 from regauge.terminal_view.snapshot import (
     Column,
     Figure,
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS = 2.0
 MAX_ANSWER_BYTES = 1 << 24
-KEYS_VARIABLE = "REGAUGE_API_KEYS"
-"""Variable with the keys of a server; the first one is sent."""
 UNAUTHORIZED, MIN_ERROR = 401, 500
 COLUMNS = (
     Column("model", "MODEL", "text"),
@@ -100,6 +99,7 @@ class ServerReader:
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         )
         connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT_SECONDS)
+        # The variable has the keys of the server; the first one is sent.
         key = os.environ.get(KEYS_VARIABLE, "").partition(",")[0].strip()
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:

@@ -25,12 +25,12 @@ from regauge.supervision.cost_meter import (
     AttemptLine,
     LedgerLine,
     PaidLine,
+    extend_cost,
     read_last_seen,
 )
 from regauge.supervision.folder_lock import MAX_OWNER_BYTES
 from regauge.supervision.goodput import Goodput, compute_goodput
 from regauge.trackers import TRAIN_LOSS, is_evaluation_metric
-from regauge.units import SECONDS_PER_HOUR
 
 RunState = Literal["running", "finished", "failed", "preempted", "unknown"]
 """State of a run; it is unknown if the run ended without recording it, as after SIGKILL."""
@@ -187,8 +187,7 @@ def _price_line(line: Document, now: float, last_seen_at: float | None) -> float
     if line.get("ended_at") is not None or rate is None or line.get("started_at") is None:
         return usd
     until = min(now, last_seen_at) if last_seen_at is not None else line["started_at"]
-    hours: float = max(0.0, until - line["started_at"]) / SECONDS_PER_HOUR
-    return (usd or 0.0) + hours * float(rate) * int(line.get("nodes", 1))
+    return extend_cost(line, until).usd
 
 
 def is_any_run(folder: Path) -> bool:

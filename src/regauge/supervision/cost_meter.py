@@ -184,15 +184,23 @@ def read_paid(folder: Path, started_at: float, last_seen_at: float | None) -> tu
     last = jsonl.read_last_line(folder / ATTEMPTS, PaidLine)
     if last is None or last.get("started_at") is None:
         return Cost(), started_at
-    cost, began = parse_cost(last), last["started_at"]
+    began = last["started_at"]
     if last.get("ended_at") is not None:
-        return cost, max(started_at, float(last["ended_at"]))
+        return parse_cost(last), max(started_at, float(last["ended_at"]))
     until = last_seen_at if last_seen_at is not None and began < started_at else began
+    return extend_cost(last, until), max(started_at, float(began))
+
+
+def extend_cost(line: dict[str, Any], until: float) -> Cost:
+    """Return the cost up to a time, given the line of an attempt whose end was not written.
+
+    `until` is in seconds since the epoch.
+    """
     meter = CostMeter(
-        cost,
+        parse_cost(line),
         0.0,
-        int(last.get("nodes", 1)),
-        int(last.get("processes", 1)),
-        last.get("usd_per_hour"),
+        int(line.get("nodes", 1)),
+        int(line.get("processes", 1)),
+        line.get("usd_per_hour"),
     )
-    return meter.cost_after(until - began), max(started_at, float(began))
+    return meter.cost_after(until - line["started_at"])

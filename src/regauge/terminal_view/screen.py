@@ -35,7 +35,7 @@ EMPTY = "-"
 """Text of a value that is unknown."""
 GROUP_LINES = 1
 """Lines of the heading of a group, a table or the events."""
-MIN_TABLE_ROWS, MIN_EVENTS = 3, 2
+MIN_TABLE_ROWS = 3
 WIDE_COLUMNS = 130
 """Width from which the events are beside the table."""
 KEYS = "q quit"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS = 2.0
 MAX_ANSWER_BYTES = 1 << 24
-UNAUTHORIZED, MIN_ERROR = 401, 500
+UNAUTHORIZED = 401
 COLUMNS = (
     Column("model", "MODEL", "text"),
     Column("version", "VERSION", "text"),

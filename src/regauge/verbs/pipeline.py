@@ -18,6 +18,7 @@ from pydantic import Field
 from regauge import choices, config, files, log, processes, stop_signals, timing, verbs
 from regauge.errors import DifferenceError, RegaugeError, SettingsError, TransientError
 from regauge.monitoring.settings import Monitoring
+from regauge.pipelines.data_hashes import DataHasher
 from regauge.pipelines.deadline import DeadlineEvent, DeadlineTracker
 from regauge.pipelines.rounds import ROUNDS
 from regauge.pipelines.settings import RegistryModel, Repeat
@@ -121,7 +122,8 @@ def main(
         if watch is not None:
             watch_data(path, overrides, watch)
         # Another pipeline may have run stages before this one got the folder.
-        answer = run(load(path, overrides))
+        hasher = job.repetition.hasher if job.repetition else None
+        answer = run(load(path, overrides, hasher))
     if json:
         log.print_json(answer)
     else:
@@ -155,15 +157,22 @@ def watch_data(
         pause(seconds)
 
 
-def load(run_file: Path, overrides: tuple[str, ...]) -> PipelineJob:
-    """Resolve a pipeline; raises SettingsError if it cannot start."""
-    job = resolve(run_file, overrides)
+def load(
+    run_file: Path, overrides: tuple[str, ...], hasher: DataHasher | None = None
+) -> PipelineJob:
+    """Resolve a pipeline; raises SettingsError if it cannot start.
+
+    `hasher` knows the hashes of files that were read before.
+    """
+    job = resolve(run_file, overrides, hasher)
     if refusal := job.refusal:
         raise refusal
     return job
 
 
-def resolve(run_file: Path, overrides: tuple[str, ...]) -> PipelineJob:
+def resolve(
+    run_file: Path, overrides: tuple[str, ...], hasher: DataHasher | None = None
+) -> PipelineJob:
     """Validate every stage of a run file, and compare it with the finished stages."""
     shared_overrides, stage_overrides = _group_overrides(overrides)
     roots = verbs.settings_roots().values()
@@ -179,7 +188,7 @@ def resolve(run_file: Path, overrides: tuple[str, ...]) -> PipelineJob:
     folder = Path(settings.output.folder or Path("out") / run_file.stem)
     if settings.repeat is not None:
         selector = repetition.RoundSelector(
-            stages, shared, folder, settings.repeat, settings.registry
+            stages, shared, folder, settings.repeat, settings.registry, hasher or DataHasher(folder)
         )
         selection = selector.select()
         return PipelineJob(

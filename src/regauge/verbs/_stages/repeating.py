@@ -14,7 +14,7 @@ now, which is part of it.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,19 +27,18 @@ from regauge.pipelines.data_hashes import (
     hash_custom_code,
     hash_document,
 )
-from regauge.pipelines.serving_model import ServingModel, find_serving
+from regauge.pipelines.serving_model import ServingModel
 from regauge.verbs import _stages
 
 if TYPE_CHECKING:
     from regauge.pipelines.rounds import Round
-    from regauge.pipelines.settings import RegistryModel, Repeat
+    from regauge.pipelines.settings import Repeat
 
 SERVING = "@serving"
 """A value that stands for the model that serves; `@serving` alone is its folder."""
 START_KEY = "model.init_from"
 """The table whose `@serving` is the version that training starts from."""
 FOLDER_DIGITS = 12
-INCREMENT_KEY = "source.files"
 
 
 @dataclass(frozen=True)
@@ -218,15 +217,3 @@ def _find_compared(tables: config.Tables, inputs: RoundInputs) -> str | None:
         if value == SERVING and not key.startswith(START_KEY)
     ]
     return inputs.serving.version if values and inputs.serving is not None else None
-
-
-def find_model(registry: RegistryModel | None, version: str | None) -> ServingModel | None:
-    """Return a version of the registry; None if no version is given."""
-    if registry is None or version is None:
-        return None
-    return find_serving(registry, version)
-
-
-def repin(current: Round, serving: ServingModel | None) -> Round:
-    """Return a round that is compared with the model that serves now."""
-    return replace(current, serving=None if serving is None else serving.version)

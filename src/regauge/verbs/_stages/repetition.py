@@ -94,6 +94,7 @@ class RoundSelector:
     folder: Path
     repeat: Repeat
     registry: RegistryModel | None
+    hasher: DataHasher
 
     def select(self) -> RoundSelection:
         """Return the round to run; writes nothing.
@@ -101,21 +102,21 @@ class RoundSelector:
         An unfinished or refused round is continued. A finished one is followed by a new one if a
         file has arrived, or if another input of a stage has changed.
         """
-        rounds, hasher = read_rounds(self.folder), DataHasher(self.folder)
+        rounds = read_rounds(self.folder)
         patterns = list_increments(self.stages, self.shared, self.repeat)
-        present = {name: hasher.hash_patterns(item) for name, item in patterns.items()}
+        present = {name: self.hasher.hash_patterns(item) for name, item in patterns.items()}
         last = rounds[-1] if rounds else None
         if last is None:
-            return self._resolve(rounds, self._start_round(1, present), hasher)
+            return self._resolve(rounds, self._start_round(1, present))
         if last.state != "running":
             new_files = select_new_files(rounds, present)
             if new_files is not None:
-                return self._resolve(rounds, self._start_round(last.number + 1, new_files), hasher)
-        selection = self._resolve(rounds, last, hasher)
+                return self._resolve(rounds, self._start_round(last.number + 1, new_files))
+        selection = self._resolve(rounds, last)
         if all(status.state == "finished" for status in selection.statuses.values()):
             return selection
         if last.state == "finished":
-            return self._resolve(rounds, self._start_round(last.number + 1, last.files), hasher)
+            return self._resolve(rounds, self._start_round(last.number + 1, last.files))
         return self._compare_with_present(selection)
 
     def _start_round(self, number: int, new_files: dict[str, dict[str, str]]) -> Round:
@@ -134,19 +135,19 @@ class RoundSelector:
             return selection
         repetition = selection.repetition
         current = replace(current, serving=version)
-        return self._resolve(repetition.rounds, current, repetition.hasher)
+        return self._resolve(repetition.rounds, current)
 
     def _find_version(self) -> str | None:
         serving = None if self.registry is None else find_serving(self.registry)
         return None if serving is None else serving.version
 
-    def _resolve(self, rounds: list[Round], current: Round, hasher: DataHasher) -> RoundSelection:
+    def _resolve(self, rounds: list[Round], current: Round) -> RoundSelection:
         registry = self.registry
         base, serving = (
             find_serving(registry, version) if registry and version else None
             for version in (current.base, current.serving)
         )
-        inputs = RoundInputs(current, base, serving, hasher)
+        inputs = RoundInputs(current, base, serving, self.hasher)
         stages = resolve_round(self.stages, self.shared, self.folder, inputs)
-        repetition = Repetition(self.folder, self.repeat, rounds, current, hasher)
+        repetition = Repetition(self.folder, self.repeat, rounds, current, self.hasher)
         return RoundSelection(repetition, stages, inspect_stages(stages))

@@ -18,7 +18,6 @@ from pydantic import Field
 from regauge import choices, config, files, log, processes, stop_signals, timing, verbs
 from regauge.errors import DifferenceError, RegaugeError, SettingsError, TransientError
 from regauge.monitoring.settings import Monitoring
-from regauge.pipelines.data_hashes import DataHasher
 from regauge.pipelines.deadline import DeadlineEvent, DeadlineTracker
 from regauge.pipelines.rounds import ROUNDS
 from regauge.pipelines.settings import RegistryModel, Repeat
@@ -122,8 +121,7 @@ def main(
         if watch is not None:
             watch_data(path, overrides, watch)
         # Another pipeline may have run stages before this one got the folder.
-        hasher = job.repetition.hasher if job.repetition else None
-        answer = run(load(path, overrides, hasher))
+        answer = run(load(path, overrides, job.repetition))
     if json:
         log.print_json(answer)
     else:
@@ -158,20 +156,20 @@ def watch_data(
 
 
 def load(
-    run_file: Path, overrides: tuple[str, ...], hasher: DataHasher | None = None
+    run_file: Path, overrides: tuple[str, ...], earlier: repetition.Repetition | None = None
 ) -> PipelineJob:
     """Resolve a pipeline; raises SettingsError if it cannot start.
 
-    `hasher` knows the hashes of files that were read before.
+    `earlier` is the repetition that this command has resolved before, with the hashes of its files.
     """
-    job = resolve(run_file, overrides, hasher)
+    job = resolve(run_file, overrides, earlier)
     if refusal := job.refusal:
         raise refusal
     return job
 
 
 def resolve(
-    run_file: Path, overrides: tuple[str, ...], hasher: DataHasher | None = None
+    run_file: Path, overrides: tuple[str, ...], earlier: repetition.Repetition | None = None
 ) -> PipelineJob:
     """Validate every stage of a run file, and compare it with the finished stages."""
     shared_overrides, stage_overrides = _group_overrides(overrides)
@@ -188,7 +186,7 @@ def resolve(
     folder = Path(settings.output.folder or Path("out") / run_file.stem)
     if settings.repeat is not None:
         selector = repetition.RoundSelector(
-            stages, shared, folder, settings.repeat, settings.registry, hasher or DataHasher(folder)
+            stages, shared, folder, settings.repeat, settings.registry, earlier
         )
         selection = selector.select()
         return PipelineJob(

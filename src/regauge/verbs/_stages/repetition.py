@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from regauge.pipelines.data_hashes import DataHasher
@@ -94,7 +95,13 @@ class RoundSelector:
     folder: Path
     repeat: Repeat
     registry: RegistryModel | None
-    hasher: DataHasher
+    earlier: Repetition | None = None
+    """The selection before, whose hashes of files are known."""
+
+    @cached_property
+    def hasher(self) -> DataHasher:
+        """The hashes of the data."""
+        return self.earlier.hasher if self.earlier else DataHasher(self.folder)
 
     def select(self) -> RoundSelection:
         """Return the round to run; writes nothing.

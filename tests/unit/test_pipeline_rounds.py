@@ -20,7 +20,9 @@ from regauge.errors import (
     SettingsError,
     StopSignalError,
 )
+from regauge.files import sha256
 from regauge.model_registry.registry import open_registry
+from regauge.pipelines import data_hashes
 from regauge.pipelines.elapsed_time import SystemClock
 from regauge.verbs import pipeline
 from regauge.verbs._stages import repetition, save_outcome
@@ -106,6 +108,18 @@ def test_the_first_round_has_no_serving_model(run_file: Path) -> None:
     }
     assert find_serving() == 1
     assert [round_["state"] for round_ in read_rounds()] == ["finished"]
+
+
+def test_a_command_hashes_a_new_file_once(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths: list[str] = []
+
+    def record_hash(path: Path) -> str:
+        paths.append(str(path))
+        return sha256(path)
+
+    monkeypatch.setattr(data_hashes.files, "sha256", record_hash)
+    pipeline.main(run_file)
+    assert len([path for path in paths if path.endswith("data/1.jsonl")]) == 1
 
 
 def test_the_next_round_starts_from_the_serving_model_and_reads_only_new_files(

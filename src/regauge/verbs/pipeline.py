@@ -148,7 +148,7 @@ def watch_data(
     while True:
         try:
             job = load(run_file, overrides)
-            if not _is_settled(job):
+            if not _has_nothing_to_do(job):
                 _show_answer(run(job))
         except (DifferenceError, TransientError) as error:
             log.logger.warning("%s", error)
@@ -262,7 +262,7 @@ def _answer_unchanged(job: PipelineJob) -> dict[str, Any]:
     return {**answer, "unchanged": f"round {answer['round']} is finished, and no data is new"}
 
 
-def _is_settled(job: PipelineJob) -> bool:
+def _has_nothing_to_do(job: PipelineJob) -> bool:
     """Return whether a round has nothing to do: it is finished, or its gate refuses again."""
     rounds = job.repetition
     if rounds is None or rounds.is_new:

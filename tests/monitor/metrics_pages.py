@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 from loopback import serve
-from regauge.monitoring.vocabulary import METRICS, RANK_ALIVE, Metric
+from regauge.monitoring.vocabulary import METRICS, PREDICT_STATES, RANK_ALIVE, Metric
 
 LABEL_VALUES = {"run": "a", "rank": "0", "route": "/embed", "model": "m", "device": "0"}
 CONTENT_TYPE = "text/plain; version=0.0.4"
@@ -79,7 +79,7 @@ class Vocabulary:
 
     @staticmethod
     def _format_labels(metric: Metric) -> str:
-        special = {"status": "503", "state": "done", "phase": "step", "verb": "train"}
+        special = {"status": "503", "state": PREDICT_STATES[0], "phase": "step", "verb": "train"}
         values = {**LABEL_VALUES, **special}
         pairs = [f'{name}="{values.get(name, name)}"' for name in metric.labels]
         return f"{{{','.join(pairs)}}}" if pairs else ""

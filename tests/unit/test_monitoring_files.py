@@ -14,10 +14,11 @@ from launch.schemas import find_core_problems
 from monitor.node_packages import require_packages, run_node
 from regauge.cli import main
 from regauge.monitoring.bundle import build_manifests, list_exporters
+from regauge.monitoring.dashboards.build import build_dashboards, list_expressions
 from regauge.monitoring.local_prometheus import find_scrape_targets
 from regauge.monitoring.prometheus_settings import Prometheus
 from regauge.monitoring.rules.recording import load_vocabulary
-from regauge.monitoring.vocabulary import METRICS
+from regauge.monitoring.vocabulary import METRICS, PREDICT_STATES
 
 MANIFESTS = build_manifests(Prometheus(run_port=9470))
 OPERATOR_KINDS = ("PodMonitor", "PrometheusRule")
@@ -116,6 +117,13 @@ def test_rules_and_dashboards_use_metrics_of_the_vocabulary(tmp_path: Path) -> N
     known |= {f"{name}_{end}" for name in known for end in ("bucket", "sum", "count")}
     assert names <= known
     assert len(names) > 40
+
+
+def test_dashboards_select_states_that_prediction_exports() -> None:
+    expressions = list_expressions(build_dashboards()["regauge-prediction"])
+    states = [state for text in expressions for state in re.findall(r'state="(\w+)"', text)]
+    assert states
+    assert set(states) <= set(PREDICT_STATES)
 
 
 def test_files_are_not_replaced_without_a_flag(

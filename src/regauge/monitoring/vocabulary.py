@@ -100,6 +100,8 @@ EVALUATION_SCORE = _gauge(
 
 PREDICT_RECORDS = _counter("predict_records", RUN, "Records in finished shards.")
 PREDICT_FAILED_RECORDS = _counter("predict_failed_records", RUN, "Records without an output.")
+PREDICT_STATES = ("finished", "running", "requeued")
+"""States of shards; a shard that has not started is in none of them."""
 PREDICT_SHARDS = _gauge(
     "predict_shards", ("run", "state"), "Shards by state: finished, running or requeued."
 )

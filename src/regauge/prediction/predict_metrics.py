@@ -61,10 +61,6 @@ def _describe_progress(
     yield Sample(vocabulary.PREDICT_WORKERS, progress.num_workers, labels)
     if progress.usd is not None:
         yield Sample(vocabulary.RUN_COST, progress.usd, labels)
-    shards = {
-        "finished": counts["shards"],
-        "running": shard_queue.num_claimed,
-        "requeued": shard_queue.num_requeued,
-    }
-    for state, count in shards.items():
+    shards = (counts["shards"], shard_queue.num_claimed, shard_queue.num_requeued)
+    for state, count in zip(vocabulary.PREDICT_STATES, shards, strict=True):
         yield Sample(vocabulary.PREDICT_SHARDS, count, (run, state))

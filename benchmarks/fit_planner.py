@@ -1,0 +1,290 @@
+"""Fits the constants of the planner to measured rows, and writes them into the package.
+
+    python benchmarks/fit_planner.py --train FILE --memory FILE --gemm FILE --nccl FILE
+
+Each constant belongs to a chip and a software stack. Rows of one stack are fitted together, with
+priors, so that a stack with two rows does not get the noise of two rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+from planner_rows import Sample, read_samples
+from scipy.optimize import least_squares
+
+from regauge.planning import calibration as constants
+from regauge.planning.anchors import SIZE_WEIGHTS, describe
+from regauge.planning.calibration import (
+    ANY,
+    Calibration,
+    LinkConstants,
+    MatmulConstants,
+    MemoryConstants,
+    StackConstants,
+)
+from regauge.planning.memory import plan_parts
+from regauge.planning.step_time import BETWEEN, INSIDE, plan_step
+
+FOLDER = constants.CALIBRATION.parent
+FITTED = ("efficiency", "hidden_half", "token_half", "attention_efficiency")
+PRIOR = {
+    "efficiency": (0.65, 0.5),
+    "hidden_half": (500.0, 0.5),
+    "token_half": (1156.0, 0.5),
+    "attention_efficiency": (0.3, 0.4),
+}
+"""Median and log standard deviation of each constant before any row; medians by an A100 fit."""
+NOISE = 0.04
+"""Log standard deviation of one row around its stack."""
+OVERLAP, GROWTH = 0.9, 0.015
+"""Assumed, since no single-node row shows them."""
+NO_OVERLAP = ("NeMo", "Korthikanti", "MT-NLG")
+MIN_SPREAD, ONE_ROW_SPREAD, CHIP_SPREAD, ANY_SPREAD = 0.025, 0.12, 0.15, 0.35
+REFERENCE_FLOPS = 100e12
+"""FLOP/s to which efficiencies refer if the peak is unpublished."""
+
+
+def main() -> None:
+    """Fit all constants and write the data files of the package."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("train", "memory", "gemm", "nccl"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    options = parser.parse_args()
+    train, memory = read_samples(options.train), read_samples(options.memory)
+    document = {
+        "stacks": [asdict(entry) for entry in fit_stacks(train)],
+        "memory": [asdict(entry) for entry in fit_memory(memory)],
+        "links": [asdict(entry) for entry in default_links()],
+        "matmuls": [asdict(default_matmul())],
+    }
+    path = constants.CALIBRATION
+    path.write_text(json.dumps(_round(document), indent=1) + "\n", encoding="utf-8")
+    write_anchors(train, constants.parse_calibration(document))
+
+
+def fit_stacks(samples: Sequence[Sample]) -> list[StackConstants]:
+    """Return the constants of each chip and stack, of each chip, and of all."""
+    measured = [item for item in samples if item.step_seconds]
+    groups = _group(measured, lambda item: (item.machine.chip, item.job.stack or ANY))
+    stacks = [fit_stack(key, rows) for key, rows in groups.items()]
+    by_chip = _group(stacks, lambda item: item.chip)
+    chips = [_join(chip, entries, CHIP_SPREAD) for chip, entries in by_chip.items()]
+    by_stack = _group(stacks, lambda item: item.stack)
+    others = [_join(ANY, rows, ANY_SPREAD, stack) for stack, rows in by_stack.items()]
+    return [*stacks, *chips, *others, _join(ANY, stacks, ANY_SPREAD)]
+
+
+def fit_stack(key: tuple[str, str], rows: Sequence[Sample]) -> StackConstants:
+    """Return the constants of one chip and stack: the maximum a posteriori, with its spread."""
+    start = initial_constants(key, rows)
+    values = _solve(start, rows)
+    fitted = replace(start, **values)
+    return replace(fitted, spread=_spread(fitted, rows), rows=len(rows))
+
+
+def initial_constants(key: tuple[str, str], rows: Sequence[Sample]) -> StackConstants:
+    """Return the medians of the prior for a chip and a stack."""
+    chip, stack = key
+    peak = rows[0].machine.peak_flops
+    return StackConstants(
+        chip=chip,
+        stack=stack,
+        **{name: PRIOR[name][0] for name in FITTED},
+        overlap=0.0 if stack.startswith(NO_OVERLAP) else OVERLAP,
+        growth=GROWTH,
+        fixed_seconds=0.0,
+        spread=ONE_ROW_SPREAD,
+        rows=len(rows),
+        reference_flops=peak or REFERENCE_FLOPS,
+        source="; ".join(sorted({item.source for item in rows})),
+    )
+
+
+def _solve(start: StackConstants, rows: Sequence[Sample]) -> dict[str, float]:
+    """Return the fitted values: robust least squares of log errors, with the priors."""
+    medians = np.log([PRIOR[name][0] for name in FITTED])
+    widths = np.array([PRIOR[name][1] for name in FITTED])
+
+    def residuals(point: np.ndarray) -> np.ndarray:
+        candidate = replace(start, **dict(zip(FITTED, np.exp(point).tolist(), strict=True)))
+        errors = np.array([log_error(candidate, row) for row in rows]) / NOISE
+        return np.concatenate(
+            [np.sign(errors) * np.sqrt(_huber(errors)), (point - medians) / widths]
+        )
+
+    solution = least_squares(residuals, medians, max_nfev=60)
+    return dict(zip(FITTED, np.exp(solution.x).tolist(), strict=True))
+
+
+def _huber(errors: np.ndarray, limit: float = 2.0) -> np.ndarray:
+    """Return squared errors that grow linearly beyond the limit."""
+    size = np.abs(errors)
+    return np.where(size <= limit, size**2, 2 * limit * size - limit**2)
+
+
+def log_error(entry: StackConstants, row: Sample) -> float:
+    """Return log(predicted / measured) of a step."""
+    single = Calibration({(ANY, ANY): entry}, {}, _links(), {})
+    seconds = plan_step(row.job, row.machine, row.count, single).total
+    return math.log(seconds / (row.step_seconds or math.nan))
+
+
+def _spread(entry: StackConstants, rows: Sequence[Sample]) -> float:
+    """Return the standard deviation of log errors, corrected for the fitted constants."""
+    if len(rows) == 1:
+        return ONE_ROW_SPREAD
+    errors = np.array([log_error(entry, row) for row in rows])
+    used = min(len(FITTED), len(rows) / 2)
+    spread = math.sqrt(float((errors**2).sum()) / (len(rows) - used))
+    return max(math.hypot(spread, ONE_ROW_SPREAD / len(rows)), MIN_SPREAD)
+
+
+def _join(
+    chip: str, entries: Sequence[StackConstants], spread: float, stack: str = ANY
+) -> StackConstants:
+    """Return the constants that stand in for an unknown stack: geometric means."""
+    weights = np.sqrt([entry.rows for entry in entries])
+    means = {
+        name: float(
+            np.exp(np.average(np.log([getattr(e, name) for e in entries]), weights=weights))
+        )
+        for name in FITTED
+    }
+    between = float(np.std(np.log([entry.efficiency for entry in entries])))
+    return replace(
+        entries[0],
+        chip=chip,
+        stack=stack,
+        **means,
+        overlap=OVERLAP,
+        spread=max(spread, between),
+        rows=sum(entry.rows for entry in entries),
+        source="; ".join(sorted({e.source for e in entries})),
+    )
+
+
+def fit_memory(samples: Sequence[Sample]) -> list[MemoryConstants]:
+    """Return the constants of the memory of each stack, and of all."""
+    rows = [item for item in samples if item.memory_bytes and not item.is_out_of_memory]
+    everything = _fit_memory_of(ANY, rows, None)
+    groups = _group(rows, lambda item: item.job.stack or ANY)
+    return [everything, *(_fit_memory_of(k, g, everything) for k, g in groups.items())]
+
+
+MEMORY_FITTED = ("context_bytes", "fragmentation", "activation_scale")
+MEMORY_PRIOR = {
+    "context_bytes": (1.0e9, 0.4),
+    "fragmentation": (1.06, 0.03),
+    "activation_scale": (1.0, 0.25),
+}
+MEMORY_NOISE, MEMORY_SPREAD = 0.08, 0.12
+
+
+def _fit_memory_of(
+    stack: str, rows: Sequence[Sample], parent: MemoryConstants | None
+) -> MemoryConstants:
+    prior = dict(MEMORY_PRIOR)
+    if parent is not None:
+        prior = {n: (getattr(parent, n), MEMORY_PRIOR[n][1]) for n in MEMORY_FITTED}
+    medians = np.log([prior[name][0] for name in MEMORY_FITTED])
+    widths = np.array([prior[name][1] for name in MEMORY_FITTED])
+    source = "; ".join(sorted({item.source for item in rows}))
+    start = MemoryConstants(stack, 0.0, 1.0, 1.0, MEMORY_SPREAD, len(rows), source)
+
+    def build(point: np.ndarray) -> MemoryConstants:
+        entry = replace(start, **dict(zip(MEMORY_FITTED, np.exp(point).tolist(), strict=True)))
+        return replace(entry, fragmentation=max(entry.fragmentation, 1.0))
+
+    def residuals(point: np.ndarray) -> np.ndarray:
+        errors = np.array([memory_log_error(build(point), row) for row in rows]) / MEMORY_NOISE
+        return np.concatenate(
+            [np.sign(errors) * np.sqrt(_huber(errors)), (point - medians) / widths]
+        )
+
+    entry = build(least_squares(residuals, medians, max_nfev=60).x)
+    errors = np.array([memory_log_error(entry, row) for row in rows])
+    used = min(len(MEMORY_FITTED), len(rows) / 2)
+    spread = math.sqrt(float((errors**2).sum()) / (len(rows) - used))
+    return replace(entry, spread=max(math.hypot(spread, MEMORY_SPREAD / len(rows)), 0.03))
+
+
+def memory_log_error(entry: MemoryConstants, row: Sample) -> float:
+    """Return log(predicted / measured) of the peak memory."""
+    parts = plan_parts(row.job, row.devices, row.machine.devices, entry)
+    return math.log(parts.total / (row.memory_bytes or math.nan))
+
+
+def default_links() -> list[LinkConstants]:
+    """Return the constants of links without measurements."""
+    return [
+        LinkConstants(INSIDE, 0.8, 20e6, 20e-6, "PLANNER: S_half 8 to 34 MB inside a node, 80 %"),
+        LinkConstants(BETWEEN, 0.8, 60e6, 50e-6, "S_half 34 MB on p4de, 134 MB on p5; 80 %"),
+    ]
+
+
+def _links() -> dict[str, LinkConstants]:
+    return {entry.system: entry for entry in default_links()}
+
+
+def default_matmul() -> MatmulConstants:
+    """Return the roofline of systems without measurements."""
+    return MatmulConstants(ANY, 0.85, 0.8, 130.0, 200.0, 3.0, 3e-6, 0.12, 0, REFERENCE_FLOPS, "")
+
+
+def write_anchors(samples: Iterable[Sample], fitted: Calibration) -> None:
+    """Write the measured rows with their predictions, which the planner shows as nearest rows."""
+    names = (
+        "name",
+        "chip",
+        "stack",
+        "recomputation",
+        *SIZE_WEIGHTS,
+        "measured_seconds",
+        "predicted_seconds",
+        "source",
+        "date",
+    )
+    with (FOLDER / "measured_training.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        for item in samples:
+            if item.step_seconds:
+                seconds = plan_step(item.job, item.machine, item.count, fitted).total
+                writer.writerow(
+                    {
+                        "name": f"{item.row['model']}, {item.row['strategy']}, {item.name}",
+                        **asdict(describe(item.job, item.machine, item.count)),
+                        "measured_seconds": f"{item.step_seconds:.6g}",
+                        "predicted_seconds": f"{seconds:.6g}",
+                        "source": item.row["repo_file"] or item.source,
+                        "date": item.date,
+                    }
+                )
+
+
+def _group(items: Iterable, key: Callable) -> dict:
+    groups = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return groups
+
+
+def _round(value: object) -> object:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _round(item) for key, item in value.items()}
+    return [_round(item) for item in value] if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    main()

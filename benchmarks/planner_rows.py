@@ -1,0 +1,369 @@
+"""Reads published measurements as jobs of the planner: one sample for each row of a CSV file.
+
+The columns are those of the files that `fit_planner.py` and `planner_accuracy.py` take.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from regauge.planning import machines
+from regauge.planning.model_shape import AttentionShape, ModelShape
+from regauge.planning.training_job import Machine, ModelParallelism, TrainingJob
+
+GIB = 2**30
+CHIPS = {
+    "V100_16GB": "V100-SXM2-16GB",
+    "V100_32GB": "V100-SXM2-32GB",
+    "A10G_24GB": "A10G",
+    "A100_40GB": "A100-SXM-40GB",
+    "8xA100-class (see README)": "A100-SXM-40GB",
+    "A100_80GB": "A100-SXM-80GB",
+    "A800_80GB": "A800-SXM-80GB",
+    "H100_80GB": "H100-SXM-80GB",
+    "H100_94GB": "H100-SXM-96GB-HBM2e-500W (Meta Grand Teton)",
+    "H100_96GB(500W)": "H100-SXM-96GB-HBM2e-500W (Meta Grand Teton)",
+    "H800_80GB": "H800-SXM-80GB",
+    "H200_141GB": "H200-SXM-141GB",
+    "B200": "B200-SXM",
+    "MI300X": "MI300X",
+    "Gaudi1_32GB": "Gaudi1 (HL-205)",
+    "Gaudi2_96GB": "Gaudi2",
+    "Trainium1": "Trainium1",
+}
+BARE = {"TitanRTX_24GB": 24, "RTX3090_24GB": 24, "RTX4090_24GB": 24, "A6000_48GB": 48}
+"""Memory in GB of chips that the catalog does not have."""
+NETWORK = 400e9 / 8
+"""Bytes per second between machines of sources that do not state it: 8 x 50 Gb/s."""
+NETWORKS = {
+    "A100_80GB": 1600e9 / 8,
+    "A100_40GB": 1600e9 / 8,
+    "H100_80GB": 3200e9 / 8,
+    "H100_96GB(500W)": 3200e9 / 8,
+    "H200_141GB": 3200e9 / 8,
+    "Trainium1": 800e9 / 8,
+}
+KNOWN_SHAPES = {
+    # layers, hidden, heads, kv_heads, head_dim, ffn, vocab, is_gated
+    "falcon-7b": (32, 4544, 71, 1, 64, 18176, 65024, False),
+    "gemma-2b": (18, 2048, 8, 1, 256, 16384, 256000, True),
+    "gemma-7b": (28, 3072, 16, 16, 256, 24576, 256000, True),
+    "gemma-2-9b": (42, 3584, 16, 8, 256, 14336, 256000, True),
+    "phi-2": (32, 2560, 32, 32, 80, 10240, 51200, False),
+    "phi-1.5": (24, 2048, 32, 32, 64, 8192, 51200, False),
+    "Phi-3-mini-4k-instruct": (32, 3072, 32, 32, 96, 8192, 32064, True),
+    "StableLM Alpha": (16, 4096, 32, 32, 128, 16384, 50688, False),
+    "stablelm-base-alpha-3b": (16, 4096, 32, 32, 128, 16384, 50688, False),
+    "tiny-llama": (22, 2048, 32, 4, 64, 5632, 32000, True),
+    "baichuan2-13b": (40, 5120, 40, 40, 128, 13696, 125696, True),
+    "aquila2-7b": (32, 4096, 32, 32, 128, 11008, 100008, True),
+    "gpt-52b": (64, 8192, 64, 64, 128, 32768, 50257, False),
+    "T5-3B": (48, 1024, 32, 32, 128, 16384, 32128, False),
+}
+"""Sizes of models whose rows lack them, from their public config.json files."""
+TIED_GATED = ("gemma-2b", "gemma-7b", "gemma-2-9b", "llama3.2-3b")
+ENCODERS = ("bert", "roberta", "distilbert", "electra")
+FINE_TUNED = ("squad", "distilbert", "roberta")
+DEFAULT_LENGTHS = {"GPT-2 XL": 1024, "T5-3B": 512}
+LITGPT_LENGTH = 1037
+"""Tokens of the longest row of Alpaca, which the litgpt tables train on."""
+SHORT_ROW = 128
+"""Tokens of a row in the first phase of BERT's pre-training."""
+SHARDS_ALL = 3
+"""Stage of ZeRO that shards all states."""
+GLOBAL_BATCHES = {
+    "NVIDIA NeMo": lambda _: 2048,
+    "NVIDIA DeepLearningExamples": lambda length: 65536 if length <= SHORT_ROW else 32768,
+}
+"""Rows of an update, of sources whose rows omit it, by row length."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A measured row as a job of the planner."""
+
+    name: str
+    source: str
+    date: str
+    job: TrainingJob
+    machine: Machine
+    count: int
+    step_seconds: float | None
+    memory_bytes: float | None
+    is_out_of_memory: bool
+    published_mfu: float | None
+    row: dict[str, str]
+
+    @property
+    def devices(self) -> int:
+        """Number of devices of all machines."""
+        return self.machine.devices * self.count
+
+    @property
+    def family(self) -> str:
+        """Short name of the source."""
+        return short_source(self.source)
+
+
+def read_samples(path: Path) -> list[Sample]:
+    """Return the training rows of a file that the planner can express."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["kind"] == "train"]
+    samples = [parse_row(row) for row in rows]
+    return [sample for sample in samples if sample is not None]
+
+
+def short_source(source: str) -> str:
+    """Return a short name of a source."""
+    for name in (
+        "llm-foundry",
+        "torchtitan",
+        "NeMo",
+        "DeepLearningExamples",
+        "Neuron",
+        "habana",
+        "litgpt",
+        "torchtune",
+        "FlagPerf",
+        "BigScience",
+        "torchao",
+        "ultra-scale",
+        "DeepSpeed",
+        "Korthikanti",
+        "MT-NLG",
+        "ColossalAI",
+        "HF blog",
+        "awsome",
+    ):
+        if name.lower() in source.lower():
+            return name
+    return source
+
+
+def parse_row(row: dict[str, str]) -> Sample | None:
+    """Return a row as a sample; None if its model or its chip is unknown."""
+    shape = parse_shape(row)
+    if shape is None or (row["hardware"] not in CHIPS and row["hardware"] not in BARE):
+        return None
+    machine, count = parse_machine(row)
+    job = parse_job(row, shape, machine.devices * count)
+    memory = number(row["memory_gb"])
+    is_gib = "GiB" in row["notes"] or short_source(row["source"]) in (
+        "torchtitan",
+        "torchtune",
+        "torchao",
+        "awsome",
+        "FlagPerf",
+    )
+    return Sample(
+        name=row["id"],
+        source=row["source"],
+        date=row["date"],
+        job=job,
+        machine=machine,
+        count=count,
+        step_seconds=step_seconds(row, job, machine.devices * count),
+        memory_bytes=memory * (GIB if is_gib else 1e9) if memory else None,
+        is_out_of_memory=row["outcome"] == "OOM",
+        published_mfu=number(row["mfu"]),
+        row=row,
+    )
+
+
+def parse_shape(row: dict[str, str]) -> ModelShape | None:
+    """Return the shape of a row's model; None if its sizes are unknown."""
+    name, vocab = row["model"], int(number(row["vocab"]) or 0)
+    is_encoder = any(word in name.lower() for word in ENCODERS)
+    if number(row["layers"]):
+        layers, hidden, heads = (int(float(row[key])) for key in ("layers", "hidden", "heads"))
+        kv_heads = int(number(row["kv_heads"]) or heads)
+        ffn = int(number(row["ffn"]) or 4 * hidden)
+        head_dim, is_gated = hidden // heads, "llama" in name.lower() or "mistral" in name
+    elif name in KNOWN_SHAPES:
+        layers, hidden, heads, kv_heads, head_dim, ffn, vocab, is_gated = KNOWN_SHAPES[name]
+    else:
+        return None
+    length = row_length(row)
+    attention = AttentionShape(heads, kv_heads, head_dim, is_causal=not is_encoder)
+    is_tied = not is_gated or name in TIED_GATED
+    positions = 0 if is_gated else max(length, 512 if is_encoder else 0)
+    return ModelShape(
+        family=name,
+        layers=layers,
+        hidden=hidden,
+        ffn=ffn,
+        vocab=vocab or 50368,
+        attention=attention,
+        is_gated=is_gated,
+        is_tied=is_tied,
+        embedding_parameters=((vocab or 50368) + positions) * hidden,
+        vector_parameters=2 * hidden if is_gated or "mpt" in name else 9 * hidden + ffn,
+        norm_parameters=hidden,
+        head_parameters=0 if is_tied else vocab * hidden,
+        head_matmul=hidden * hidden if is_encoder else 0,
+    )
+
+
+def row_length(row: dict[str, str]) -> int:
+    """Return the tokens of a training row."""
+    default = DEFAULT_LENGTHS.get(row["model"], LITGPT_LENGTH)
+    return int(number(row["seq_len"]) or default)
+
+
+def parse_machine(row: dict[str, str]) -> tuple[Machine, int]:
+    """Return the machine of a row, and their number."""
+    hardware, devices = row["hardware"], int(float(row["n_devices"]))
+    count = int(number(row["n_nodes"]) or -(-devices // 8))
+    chips = max(devices // count, 1)
+    if hardware in BARE:
+        size = BARE[hardware] * GIB * machines.USABLE_SHARE
+        return Machine(hardware, hardware, chips, 100e12, size, 7e11, 1.6e10, NETWORK), count
+    return machines.build_machine(
+        hardware, CHIPS[hardware], chips, NETWORKS.get(hardware, NETWORK)
+    ), count
+
+
+def parse_job(row: dict[str, str], shape: ModelShape, devices: int) -> TrainingJob:
+    """Return the job of a row."""
+    tensor, pipeline = int(number(row["tp"]) or 1), int(number(row["pp"]) or 1)
+    context = int(number(row["cp"]) or 1)
+    parallelism = ModelParallelism(tensor, pipeline, context)
+    micro_batch = int(number(row["micro_batch"]) or 1)
+    length, source = row_length(row), short_source(row["source"])
+    batch = number(row["global_batch"])
+    if batch is None and row["source"].startswith(tuple(GLOBAL_BATCHES)):
+        rule = next(v for k, v in GLOBAL_BATCHES.items() if row["source"].startswith(k))
+        batch = rule(length)
+    copies = max(devices // parallelism.devices, 1)
+    accumulation = number(row["grad_accum"]) if source != "DeepLearningExamples" else None
+    if pipeline > 1 and "ColossalAI" not in source and "torchtitan" not in source:
+        accumulation = None
+    accumulation = accumulation or (batch or 0) / copies / micro_batch
+    if (source == "torchtitan" and pipeline > 1) or source == "ColossalAI":
+        accumulation, micro_batch = micro_batch, 1
+    is_lora = "lora" in row["strategy"].lower() or "Adapter" in row["strategy"]
+    return TrainingJob(
+        shape=shape,
+        length=length,
+        micro_batch=micro_batch,
+        accumulation=max(round(accumulation), 1),
+        strategy=parse_strategy(row, copies),
+        recomputation=parse_recomputation(row["activation_ckpt"]),
+        precision=parse_precision(row),
+        head=parse_head(row, shape),
+        parallelism=parallelism,
+        has_fused_attention=has_fused_attention(row),
+        dropout=not shape.attention.is_causal,
+        logits="chunked"
+        if "chunked" in row["strategy"]
+        else "fused"
+        if "compile" in row["strategy"]
+        else "eager",
+        optimizer="8bit" if source == "torchtune" and not is_lora else "adamw",
+        trained_fraction=0.003 if is_lora else 1.0,
+        stack=parse_stack(row),
+    )
+
+
+def parse_strategy(row: dict[str, str], copies: int) -> str:
+    """Return the strategy of a row."""
+    text, stage = row["strategy"], number(row["zero_stage"])
+    if copies == 1:
+        return "single"
+    if stage == SHARDS_ALL or "FSDP" in text or "ZeRO-3" in text:
+        return "fsdp"
+    if stage in (1, 2):
+        return f"zero{int(stage)}"
+    if short_source(row["source"]) == "NeMo":
+        return "zero1"
+    return "ddp"
+
+
+def parse_recomputation(text: str) -> str:
+    """Return the recomputation of a row."""
+    if text in ("True", "full"):
+        return "full"
+    return "selective" if "selective" in text else "none"
+
+
+def parse_precision(row: dict[str, str]) -> str:
+    """Return the precision of a row."""
+    text, source = row["precision"].lower(), short_source(row["source"])
+    if "qlora" in row["strategy"].lower() or "nf4" in row["strategy"]:
+        return "nf4"
+    if "fp8" in text:
+        return "fp8"
+    if "pure" in text or "true" in text or source == "torchtune":
+        return "pure"
+    if text.startswith("fp32"):
+        return "fp32"
+    if source in ("BigScience", "NeMo", "Korthikanti", "MT-NLG") or "ZeRO" in row["strategy"]:
+        return "bf16-master"
+    return "autocast"
+
+
+def parse_head(row: dict[str, str], shape: ModelShape) -> str:
+    """Return the output layer of a row's task."""
+    if shape.attention.is_causal:
+        return "lm"
+    name = row["model"].lower()
+    is_fine_tuned = any(word in name for word in FINE_TUNED) or "habana" in row["source"]
+    return "none" if is_fine_tuned else "masked-lm"
+
+
+def has_fused_attention(row: dict[str, str]) -> bool:
+    """Return whether the row's software never stores the scores of the attention."""
+    source = short_source(row["source"])
+    if source == "FlagPerf":
+        return "flash" in row["notes"] and "no flash" not in row["notes"]
+    return source not in ("BigScience", "DeepLearningExamples", "DeepSpeed", "HF blog", "habana")
+
+
+def parse_stack(row: dict[str, str]) -> str:
+    """Return the software stack of a row: its source, and the options that change its speed."""
+    source, text = short_source(row["source"]), row["strategy"]
+    options = ""
+    if source == "llm-foundry":
+        options = row["precision"].split("/")[0].replace("amp_", "") + (
+            " pure" if "PURE" in row["precision"] else ""
+        )
+    elif source in ("torchtitan", "torchao"):
+        options = ("compile" if "compile" in text else "eager") + (
+            " float8" if "fp8" in row["precision"] else ""
+        )
+    elif source == "DeepLearningExamples":
+        names = ("PyTorch", "TensorFlow2", "TensorFlow1", "TensorFlow")
+        options = next((name for name in names if name in row["notes"]), "")
+    elif source == "Neuron":
+        options = "fp32" if row["precision"] == "FP32" else "bf16"
+    elif source == "DeepSpeed":
+        options = "kernels" if "kernels" in text else "PyTorch"
+    return f"{source} {options}".strip()
+
+
+def step_seconds(row: dict[str, str], job: TrainingJob, devices: int) -> float | None:
+    """Return the measured seconds of a step, from the throughput."""
+    rate, unit = number(row["throughput"]), row["throughput_unit"]
+    if not rate:
+        return None
+    rows = max(devices // job.parallelism.devices, 1) * job.micro_batch * job.accumulation
+    if unit == "tokens/s/device":
+        return rows * job.length / (rate * devices)
+    if unit == "tokens/s":
+        return rows * job.length / rate
+    return rows / rate if unit in ("sequences/s", "samples/s") else None
+
+
+def number(text: str) -> float | None:
+    """Return the number in a cell; None if it is empty."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def with_stack(sample: Sample, stack: str | None) -> Sample:
+    """Return a sample with another stack."""
+    return replace(sample, job=replace(sample.job, stack=stack))

@@ -1,0 +1,86 @@
+"""Machines of the catalog, with the rates that the formulas need."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regauge.errors import SettingsError
+from regauge.files import read_csv_rows
+from regauge.planning.catalog import find_instance
+from regauge.planning.training_job import Machine
+from regauge.units import GIGA, TERA
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+GIB = 2**30
+USABLE_SHARE = 0.985
+"""Share of a chip's nominal memory that a program can reserve: the driver keeps the rest."""
+ECC_SHARE = 0.94
+"""The same for chips that store error correction in their memory: A10G has 22.5 of 24 GiB."""
+ECC_CHIPS = ("T4", "A10", "A10G", "L4", "L40S")
+BITS = 8
+CORES = {"Trainium1": 2, "Trainium2": 8, "Trainium3": 8, "Inferentia1": 4, "Inferentia2": 2}
+"""Cores of a chip that programs address as devices, each with its share of the chip."""
+HOST_LINK = 16.0
+"""GB/s between the chips of a machine whose link is unknown."""
+
+
+@cache
+def load_chip_rows() -> Mapping[str, Mapping[str, str]]:
+    """Return the rows of `chips.csv` by chip name."""
+    rows = read_csv_rows(Path(__file__).with_name("chips.csv"))
+    return {row["name"]: row for row in rows}
+
+
+@cache
+def _network_gigabits() -> Mapping[str, float]:
+    rows = read_csv_rows(Path(__file__).with_name("instances.csv"))
+    return {row["name"]: float(row["network_gbit_per_s"] or 0) for row in rows}
+
+
+def find_machine(name: str, key: str = "--on") -> Machine:
+    """Return a machine type of the catalog.
+
+    Raises SettingsError with the closest name if it is unknown, or if it has no accelerators.
+    """
+    instance = find_instance(name, key)
+    if not instance.chips or instance.chip not in load_chip_rows():
+        raise SettingsError(
+            f"{key}: '{name}' has no accelerator in the catalog",
+            "choose a type that `regauge catalog` lists with a chip",
+        )
+    network = _network_gigabits()[name] * GIGA / BITS
+    return build_machine(name, instance.chip, instance.chips, network, instance.usd_per_hour)
+
+
+def build_machine(
+    name: str, chip: str, chips: int, network_bandwidth: float, usd_per_hour: float | None = None
+) -> Machine:
+    """Return a machine with chips of the catalog; `network_bandwidth` in bytes per second.
+
+    Its devices are the cores that programs address; each has its share of a chip.
+
+    Raises SettingsError if the memory of the chip is unknown.
+    """
+    row = load_chip_rows()[chip]
+    if not row["memory_gb"] or not row["bandwidth_gb_per_s"]:
+        raise SettingsError(
+            f"the catalog does not know the memory of '{chip}'", "choose another machine type"
+        )
+    peak = row["bf16_teraflops"] or row["fp16_teraflops"]
+    cores = CORES.get(chip, 1)
+    share = ECC_SHARE if chip in ECC_CHIPS else USABLE_SHARE
+    return Machine(
+        name=name,
+        chip=chip,
+        devices=chips * cores,
+        peak_flops=float(peak) * TERA / cores if peak else None,
+        memory_bytes=float(row["memory_gb"]) * GIB * share / cores,
+        memory_bandwidth=float(row["bandwidth_gb_per_s"]) * GIGA / cores,
+        link_bandwidth=float(row["link_gb_per_s"] or HOST_LINK) * GIGA / cores,
+        network_bandwidth=network_bandwidth,
+        usd_per_hour=usd_per_hour,
+    )

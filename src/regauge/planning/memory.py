@@ -1,0 +1,197 @@
+"""Peak memory of one device in training, by part, in bytes.
+
+Sources: Rajbhandari et al., 2020 (ZeRO) for the states; Korthikanti et al., 2022, for the
+activations: 34 h + 5 a S bytes a token and layer in bf16, of which the 5 a S are not stored by a
+fused attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal
+
+from regauge.planning.calibration import MemoryConstants
+from regauge.planning.flops import MASKED_FRACTION
+
+if TYPE_CHECKING:
+    from regauge.planning.training_job import Estimate, TrainingJob
+
+Verdict = Literal["fits", "uncertain", "does not fit"]
+STATE_BYTES = {
+    "fp32": (4.0, 4.0, 0.0),
+    "tf32": (4.0, 4.0, 0.0),
+    "autocast": (4.0, 4.0, 0.0),
+    "bf16-master": (2.0, 2.0, 4.0),
+    "pure": (2.0, 2.0, 0.0),
+    "fp8": (4.0, 4.0, 0.0),
+    "nf4": (0.55, 2.0, 0.0),
+}
+"""Bytes of a weight, of its gradient, and of its master copy."""
+MOMENT_BYTES = {"adamw": 8.0, "sgd": 4.0, "8bit": 2.0}
+"""Bytes of the moments of a parameter; half of them for bf16 weights without a master copy."""
+LOGIT_BYTES = {"eager": 10.0, "fused": 4.0, "chunked": 1.0}
+"""Bytes of a logit: bf16 logits, fp32 copy and fp32 gradient; fused; in chunks."""
+SELECTIVE_SHARE = 0.37
+"""Share of the activations that selective recomputation stores."""
+GATHERED_LAYERS = 2
+"""Layers of which FSDP holds the whole weights at once: the current one and the next."""
+
+
+@dataclass(frozen=True)
+class MemoryParts:
+    """Bytes of one device by part; their sum is the peak."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    working_set: float
+    """Gathered layers of FSDP, or the casts of the weights."""
+    context: float
+    """Libraries, kernels and communication buffers."""
+    fragmentation: float
+    """Memory that the allocator reserves and cannot use."""
+
+    @property
+    def total(self) -> float:
+        """Peak in bytes."""
+        return sum(getattr(self, part.name) for part in fields(self))
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The memory of one device: parts, interval and verdict."""
+
+    parts: MemoryParts
+    total: Estimate
+    capacity: float
+    verdict: Verdict
+
+
+def shard_devices(job: TrainingJob, devices: int, devices_per_machine: int) -> int:
+    """Return the number of devices over which the strategy divides its states."""
+    copies = max(devices // (job.parallelism.tensor * job.parallelism.pipeline), 1)
+    if job.strategy in ("single", "ddp"):
+        return 1
+    return min(copies, devices_per_machine) if job.strategy == "hsdp" else copies
+
+
+def plan_parts(
+    job: TrainingJob, devices: int, devices_per_machine: int, constants: MemoryConstants
+) -> MemoryParts:
+    """Return the bytes of one device by part."""
+    shards = shard_devices(job, devices, devices_per_machine)
+    weights, gradients, optimizer = _state_bytes(job, shards)
+    activations = _activation_bytes(job) * constants.activation_scale
+    logits = _logit_bytes(job)
+    working_set = _working_set(job, shards)
+    used = weights + gradients + optimizer + activations + logits + working_set
+    return MemoryParts(
+        weights,
+        gradients,
+        optimizer,
+        activations,
+        logits,
+        working_set,
+        constants.context_bytes,
+        used * (constants.fragmentation - 1),
+    )
+
+
+def judge(total: Estimate, capacity: float) -> Verdict:
+    """Return whether the memory fits: certain only if the whole interval is on one side."""
+    if total.p90 <= capacity:
+        return "fits"
+    return "does not fit" if total.p10 > capacity else "uncertain"
+
+
+def _local_parameters(job: TrainingJob) -> float:
+    """Return the parameters of one device before sharding.
+
+    The first or the last pipeline stage has the most: its layers, and one embedding matrix.
+    """
+    shape, parallel = job.shape, job.parallelism
+    total = shape.parameters(job.head)
+    if parallel.pipeline == 1:
+        return total / parallel.tensor
+    layers = -(-shape.layers // parallel.pipeline) * shape.layer_parameters
+    return (layers + shape.embedding_parameters) / parallel.tensor
+
+
+def _state_bytes(job: TrainingJob, shards: int) -> tuple[float, float, float]:
+    """Return the bytes of weights, gradients and optimizer.
+
+    ZeRO-1 shards the optimizer, ZeRO-2 the gradients too, FSDP all.
+    """
+    parameters = _local_parameters(job)
+    weight, gradient, master = STATE_BYTES[job.precision]
+    moments = MOMENT_BYTES[job.optimizer] * (0.5 if job.precision in ("pure", "nf4") else 1.0)
+    trained = parameters * job.trained_fraction
+    is_full = job.strategy in ("fsdp", "hsdp")
+    gradient_shards = shards if is_full or job.strategy == "zero2" else 1
+    return (
+        weight * parameters / (shards if is_full else 1),
+        gradient * trained / gradient_shards,
+        (moments + master) * trained / shards,
+    )
+
+
+def layer_activation_bytes(job: TrainingJob) -> float:
+    """Return the bytes that one layer stores for a micro-batch without recomputation."""
+    shape, attention = job.shape, job.shape.attention
+    tokens = job.tokens_per_pass / job.parallelism.context
+    width, kv_width = attention.width, 2 * attention.kv_width
+    if shape.is_gated:
+        per_token = 4 * shape.hidden + 2 * (width + kv_width) + 6 * shape.hidden + 8 * shape.ffn
+    else:
+        per_token = 16 * shape.hidden + 4 * shape.ffn + (2 * shape.hidden if job.dropout else 0)
+    scores = 4.0 * attention.heads
+    if not job.has_fused_attention:
+        scores = (5 if job.dropout else 4) * attention.heads * shape.attended(job.length)
+    scale = 2.0 if job.precision in ("fp32", "tf32") else 1.0
+    return (per_token + scores) * tokens * scale / job.parallelism.tensor
+
+
+def _activation_bytes(job: TrainingJob) -> float:
+    """Return the bytes of the stored activations of all layers.
+
+    A pipeline of p stages holds up to p micro-batches, each for its share of the layers.
+    """
+    shape, parallel = job.shape, job.parallelism
+    layer = layer_activation_bytes(job)
+    scale = 2.0 if job.precision in ("fp32", "tf32") else 1.0
+    tokens = job.tokens_per_pass / parallel.context
+    inputs = 2 * shape.hidden * tokens * scale
+    layers = -(-shape.layers // parallel.pipeline)
+    in_flight = min(parallel.pipeline, max(job.accumulation, 1))
+    if job.recomputation == "full":
+        return inputs * layers * in_flight + layer
+    share = SELECTIVE_SHARE if job.recomputation == "selective" else 1.0
+    frozen = 1.0 if job.trained_fraction == 1 else 0.75
+    return layer * layers * in_flight * share * frozen + inputs
+
+
+def _logit_bytes(job: TrainingJob) -> float:
+    """Return the bytes of the logits and of their gradients."""
+    if job.head == "none":
+        return 0.0
+    positions = MASKED_FRACTION if job.head == "masked-lm" else 1.0
+    tokens = job.tokens_per_pass / job.parallelism.context * positions
+    return job.shape.vocab * tokens * LOGIT_BYTES[job.logits] / job.parallelism.tensor
+
+
+def _working_set(job: TrainingJob, shards: int) -> float:
+    """Return the bytes of what is held for a moment alone.
+
+    FSDP gathers two layers and holds the gradients of two, or the whole embedding. Autocast keeps
+    a bf16 copy of the weights.
+    """
+    shape = job.shape
+    unit = max(shape.layer_parameters, shape.embedding_parameters / GATHERED_LAYERS)
+    if job.strategy in ("fsdp", "hsdp") and shards > 1:
+        gradient = STATE_BYTES[job.precision][1] if job.trained_fraction == 1 else 0.0
+        return GATHERED_LAYERS * unit * (2.0 + gradient) / job.parallelism.tensor
+    if job.precision in ("autocast", "fp8"):
+        return 2.0 * _local_parameters(job)
+    return 0.0

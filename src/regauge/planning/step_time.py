@@ -1,0 +1,164 @@
+"""Seconds of one training step, by part.
+
+step = compute (1 + s)^log2(machines) + exposed communication + optimizer + fixed.
+compute = g T (6 N + head) / (peak e0) (1 + h0 / h) (1 + t0 / T) + attention / (peak ea), with the
+recomputed share. exposed = max(0, communication - overlap compute) + communication / L.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from regauge.planning import flops
+from regauge.planning.memory import MOMENT_BYTES, STATE_BYTES, shard_devices
+from regauge.planning.network import Topology, link_between, link_inside
+
+if TYPE_CHECKING:
+    from regauge.planning.calibration import Calibration, StackConstants
+    from regauge.planning.network import Link
+    from regauge.planning.training_job import Machine, TrainingJob
+
+INSIDE, BETWEEN = "any inside", "any between"
+"""Names of the links that stand in for those without measurements."""
+CAUSAL_SHARE = 0.5
+"""Share of the attention scores that a causal mask leaves."""
+GRADIENT_BYTES = 2.0
+"""Bytes of a gradient or a weight on the wire; 4 without mixed precision."""
+OPTIMIZER_BANDWIDTH = 0.7
+"""Share of the memory bandwidth that the update achieves: it reads and writes every state once."""
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Seconds of one step by part; their sum is the step."""
+
+    matmul: float
+    attention: float
+    bubble: float
+    """Idle seconds of a pipeline."""
+    growth: float
+    """Seconds lost to stragglers, by the number of machines."""
+    exposed: float
+    """Seconds of communication that the computation does not hide."""
+    optimizer: float
+    fixed: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return sum(getattr(self, part.name) for part in fields(self))
+
+
+@dataclass(frozen=True)
+class Communication:
+    """Seconds of communication in one step, before overlap."""
+
+    gradients: float
+    """All-reduce, or reduce-scatter and all-gather, of the strategy."""
+    tensor: float
+    """All-reduces of tensor parallelism, which nothing hides."""
+
+    @property
+    def total(self) -> float:
+        """All seconds."""
+        return self.gradients + self.tensor
+
+
+def plan_step(
+    job: TrainingJob, machine: Machine, count: int, calibration: Calibration
+) -> StepParts:
+    """Return the seconds of one step on `count` machines, by part."""
+    constants = calibration.find_stack(machine.chip, job.stack)
+    matmul, attention = compute_seconds(job, constants)
+    compute = matmul + attention
+    bubble = compute * (job.parallelism.pipeline - 1) / max(job.accumulation, 1)
+    growth = compute * ((1 + constants.growth) ** math.log2(count) - 1)
+    communication = plan_communication(job, machine, count, calibration)
+    exposed = max(0.0, communication.gradients - constants.overlap * compute)
+    exposed += communication.gradients / max(job.shape.layers, 1) + communication.tensor
+    return StepParts(
+        matmul,
+        attention,
+        bubble,
+        growth,
+        exposed,
+        optimizer_seconds(job, machine, count),
+        constants.fixed_seconds,
+    )
+
+
+def compute_seconds(job: TrainingJob, constants: StackConstants) -> tuple[float, float]:
+    """Return the seconds of matrix products and of the attention in one step of one device."""
+    shape = job.shape
+    tokens = job.tokens_per_pass * job.accumulation
+    split = job.parallelism.devices
+    again = 1 + flops.recomputed_share(job.recomputation) * flops.FORWARD_SHARE
+    backward = 1.0 if job.trained_fraction == 1 else 2 / 3  # frozen weights need no gradient
+    speed = constants.reference_flops * constants.efficiency
+    slower = (1 + constants.hidden_half / shape.hidden) * (
+        1 + constants.token_half / job.tokens_per_pass
+    )
+    products = flops.matmul_flops(shape) * again + flops.head_flops(shape, job.head)
+    scores = flops.attention_flops(shape, job.length) * again
+    scores *= CAUSAL_SHARE if shape.attention.is_causal else 1.0
+    attention_speed = constants.reference_flops * constants.attention_efficiency
+    return (
+        products * backward * tokens * slower / speed / split,
+        scores * tokens / attention_speed / split,
+    )
+
+
+def plan_communication(
+    job: TrainingJob, machine: Machine, count: int, calibration: Calibration
+) -> Communication:
+    """Return the seconds of communication of one step.
+
+    In units of an all-gather of the weights: DDP 2; ZeRO-1 and 2 one for each microbatch and one
+    more; FSDP 3 for each microbatch. HSDP does those inside its machine, and an all-reduce of the
+    shards between machines.
+    """
+    inside = link_inside(machine, calibration.find_link(machine.name, INSIDE))
+    between = link_between(machine, calibration.find_link(f"{machine.name} network", BETWEEN))
+    parallel = job.parallelism
+    devices = max(machine.devices // parallel.tensor, 1)
+    machines = max(count // max(parallel.pipeline * parallel.tensor // machine.devices, 1), 1)
+    topology = Topology(inside, between, devices, machines)
+    local = Topology(inside, between, devices, 1)
+    wire = GRADIENT_BYTES * (2 if job.precision in ("fp32", "tf32") else 1)
+    size = wire * job.shape.parameters(job.head) / (parallel.tensor * parallel.pipeline)
+    trained, passes = size * job.trained_fraction, max(job.accumulation, 1)
+    gather = topology.seconds("all_gather", size)
+    seconds = 0.0
+    if job.strategy == "ddp":
+        seconds = topology.seconds("all_reduce", trained)
+    elif job.strategy in ("zero1", "zero2"):
+        seconds = (passes + 1) * topology.seconds("all_gather", trained)
+    elif job.strategy == "fsdp":
+        scatter = topology.seconds("reduce_scatter", trained)
+        seconds = passes * (2 * gather + scatter)
+    elif job.strategy == "hsdp":
+        seconds = passes * 3 * local.seconds("all_gather", size)
+        seconds += between.seconds("all_reduce", trained / machine.devices, machines)
+    return Communication(seconds, _tensor_seconds(job, inside, wire))
+
+
+def _tensor_seconds(job: TrainingJob, inside: Link, wire: float) -> float:
+    """Return the seconds of the all-reduces of tensor parallelism: 4 for each layer."""
+    if job.parallelism.tensor == 1:
+        return 0.0
+    size = wire * job.shape.hidden * job.tokens_per_pass
+    layers = job.shape.layers / job.parallelism.pipeline
+    one = inside.seconds("all_reduce", size, job.parallelism.tensor)
+    return 4 * layers * one * max(job.accumulation, 1)
+
+
+def optimizer_seconds(job: TrainingJob, machine: Machine, count: int) -> float:
+    """Return the seconds of the update: every state is read and written once."""
+    shards = shard_devices(job, machine.devices * count, machine.devices)
+    weight, gradient, master = STATE_BYTES[job.precision]
+    state = 2 * (weight + MOMENT_BYTES[job.optimizer] + master) + gradient
+    parameters = job.shape.parameters(job.head) * job.trained_fraction
+    parameters /= job.parallelism.tensor * job.parallelism.pipeline * shards
+    return parameters * state / (machine.memory_bandwidth * OPTIMIZER_BANDWIDTH)

@@ -1,0 +1,168 @@
+"""The plan of a training job on some machines: memory, step time, throughput, cost, intervals.
+
+`plan_training` joins the formulas of this package. It allocates nothing and imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from regauge.planning import anchors, flops, intervals, memory, step_time
+from regauge.planning.calibration import ANY, load_calibration
+from regauge.planning.training_job import Estimate
+from regauge.units import SECONDS_PER_HOUR
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from regauge.planning.anchors import Anchor, Neighbour
+    from regauge.planning.calibration import Calibration, StackConstants
+    from regauge.planning.memory import MemoryPlan
+    from regauge.planning.step_time import StepParts
+    from regauge.planning.training_job import Machine, TrainingJob
+
+FAR = 3.0
+"""Distance from which a plan says that no measured row is near."""
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What a training job needs on `count` machines."""
+
+    job: TrainingJob
+    machine: Machine
+    count: int
+    memory: MemoryPlan
+    step_parts: StepParts
+    """Formula alone; `step_seconds` is corrected by the user's near runs."""
+    step_seconds: Estimate
+    constants: StackConstants
+    nearest: tuple[Neighbour, ...]
+    """The nearest measured rows, nearest first."""
+    notes: tuple[str, ...]
+    """What lowers the confidence in this plan, one sentence for each fact."""
+
+    @property
+    def devices(self) -> int:
+        """Number of devices of all machines."""
+        return self.machine.devices * self.count
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of one update: the global batch."""
+        copies = max(self.devices // self.job.parallelism.devices, 1)
+        return copies * self.job.micro_batch * self.job.accumulation
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Real tokens of one update, without padding."""
+        return self.rows_per_step * self.job.length * self.job.useful_fraction
+
+    @property
+    def tokens_per_second(self) -> Estimate:
+        """Real tokens per second of all devices."""
+        return self.step_seconds.invert(self.tokens_per_step)
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilization at p50, padding included; None if the peak is unpublished."""
+        peak = self.machine.peak_flops
+        computed = self.rows_per_step * self.job.length / self.step_seconds.p50 / self.devices
+        return flops.mfu(self.job, computed, peak) if peak else None
+
+    @property
+    def hfu(self) -> float | None:
+        """Hardware FLOPs utilization at p50: MFU with the recomputed products."""
+        rho = flops.recomputed_share(self.job.recomputation)
+        return self.mfu * (1 + rho * flops.FORWARD_SHARE) if self.mfu is not None else None
+
+    def hours(self, steps: float, goodput: float = 1.0) -> Estimate:
+        """Return the hours of `steps` updates at a goodput."""
+        return self.step_seconds.scale(steps / goodput / SECONDS_PER_HOUR)
+
+    def usd(self, steps: float, goodput: float = 1.0, discount: float = 0.0) -> Estimate | None:
+        """Return the dollars of `steps` updates; None if the price is unknown.
+
+        `discount`: share of the list price that the user does not pay.
+        """
+        price = self.machine.usd_per_hour
+        if price is None:
+            return None
+        return self.hours(steps, goodput).scale(price * self.count * (1 - discount))
+
+
+def plan_training(
+    job: TrainingJob,
+    machine: Machine,
+    count: int = 1,
+    runs: Iterable[Anchor] = (),
+    calibration: Calibration | None = None,
+) -> TrainingPlan:
+    """Return the plan of a job on `count` machines.
+
+    `runs`: the user's measured runs, by `anchors.load_history`.
+    """
+    calibration = calibration or load_calibration()
+    constants = calibration.find_stack(machine.chip, job.stack)
+    features = anchors.describe(job, machine, count)
+    own_runs = anchors.find_nearest(features, runs)
+    nearest = anchors.find_nearest(features, (*anchors.load_published(), *runs))
+    distance = nearest[0].distance if nearest else math.inf
+    parts = step_time.plan_step(job, machine, count, calibration)
+    spread = intervals.widen(constants.spread, min(distance, 2 * anchors.OTHER_CHIP))
+    seconds = parts.total * anchors.correct(own_runs)
+    return TrainingPlan(
+        job,
+        machine,
+        count,
+        _plan_memory(job, machine, count, calibration, own_runs),
+        parts,
+        intervals.estimate(seconds, spread),
+        constants,
+        nearest,
+        _notes(machine, constants, distance),
+    )
+
+
+def plan_scaling(
+    job: TrainingJob, machine: Machine, counts: Sequence[int], runs: Iterable[Anchor] = ()
+) -> list[TrainingPlan]:
+    """Return the plans of a job for several numbers of machines, with constant work per device."""
+    runs = tuple(runs)
+    return [plan_training(job, machine, count, runs) for count in counts]
+
+
+def scaling_efficiency(plan: TrainingPlan, base: TrainingPlan) -> float:
+    """Return the throughput per machine of a plan as a share of the base plan's."""
+    rate = plan.tokens_per_second.p50 / plan.count
+    return rate / (base.tokens_per_second.p50 / base.count)
+
+
+def _plan_memory(
+    job: TrainingJob,
+    machine: Machine,
+    count: int,
+    calibration: Calibration,
+    runs: Sequence[Neighbour],
+) -> MemoryPlan:
+    constants = calibration.find_memory(job.stack)
+    parts = memory.plan_parts(job, machine.devices * count, machine.devices, constants)
+    total = intervals.estimate(parts.total * anchors.correct_memory(runs), constants.spread)
+    return memory.MemoryPlan(
+        parts, total, machine.memory_bytes, memory.judge(total, machine.memory_bytes)
+    )
+
+
+def _notes(machine: Machine, constants: StackConstants, distance: float) -> tuple[str, ...]:
+    notes = []
+    if constants.chip == ANY:
+        notes.append(f"no measured row on {machine.chip}: its speed comes from the data sheet")
+    elif constants.stack == ANY:
+        notes.append(f"no measured row of this software on {machine.chip}")
+    if distance > FAR:
+        notes.append("no measured row is near this job: the interval is wide")
+    if machine.peak_flops is None:
+        notes.append(f"the peak of {machine.chip} is unpublished: no MFU")
+    return tuple(notes)

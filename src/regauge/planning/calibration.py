@@ -8,7 +8,7 @@ without rows those of all chips, with a wider interval.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,13 @@ class StackConstants:
     reference_flops: float
     """FLOP/s to which the efficiencies refer: the dense peak, or an arbitrary unit without one."""
     source: str
+
+
+    def refer_to(self, peak_flops: float | None) -> StackConstants:
+        """Return the constants for a chip with another peak, if they are those of all chips."""
+        if self.chip != ANY or not peak_flops:
+            return self
+        return replace(self, reference_flops=peak_flops)
 
 
 @dataclass(frozen=True)

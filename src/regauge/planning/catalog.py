@@ -8,6 +8,7 @@ name. An empty cell means unknown; it is never guessed from another row.
 from __future__ import annotations
 
 import datetime as dt
+import difflib
 import os
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,6 +19,7 @@ from regauge.choices import did_you_mean
 from regauge.errors import SettingsError
 from regauge.files import read_csv_rows
 from regauge.units import SECONDS_PER_HOUR
+from regauge.wording import join_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,6 +37,8 @@ STALE_DAYS = 90
 """Age from which a price is reported as old: p5.48xlarge fell from 98.32 to 55.04 in a year."""
 
 
+MAX_SUGGESTIONS = 6
+"""Machine types that a message names."""
 CHIPS, INSTANCES, PRICES = "chips.csv", "instances.csv", "price_history.csv"
 """Files of the catalog, in this folder and in the folder of a user."""
 
@@ -240,12 +244,24 @@ def find_instance(name: str, key: str = "price.instance") -> Instance:
 
     `key` is the setting that names it.
     """
+    if name not in load_instances() and key.startswith("--"):
+        raise SettingsError(f"{key}: '{name}' is not in the catalog", _suggest_instance(name))
     if name not in load_instances():
         suggestion = did_you_mean(name, list(load_instances()))
         alternative = "set usd_per_hour instead" if key == "price.instance" else f"correct {key}"
         remedy = suggestion if suggestion.startswith("did") else alternative
         raise SettingsError(f"{key} = '{name}' is not in the catalog", remedy)
     return load_instances()[name]
+
+
+def _suggest_instance(name: str) -> str:
+    """Return the closest machine type, or those with the chip that a name contains."""
+    instances = load_instances()
+    with_chip = [item.name for item in instances.values() if name.lower() in item.chip.lower()]
+    if with_chip:
+        return f"write a machine type with that chip: {join_first(with_chip, MAX_SUGGESTIONS)}"
+    (nearest,) = difflib.get_close_matches(name, list(instances), n=1, cutoff=0.0)
+    return f"did you mean '{nearest}'? All names: regauge catalog list"
 
 
 @cache

@@ -70,7 +70,7 @@ def plan_step(
     job: TrainingJob, machine: Machine, count: int, calibration: Calibration
 ) -> StepParts:
     """Return the seconds of one step on `count` machines, by part."""
-    constants = calibration.find_stack(machine.chip, job.stack)
+    constants = calibration.find_stack(machine.chip, job.stack).refer_to(machine.peak_flops)
     matmul, attention = compute_seconds(job, constants)
     compute = matmul + attention
     bubble = compute * (job.parallelism.pipeline - 1) / max(job.accumulation, 1)

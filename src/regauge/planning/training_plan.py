@@ -105,7 +105,7 @@ def plan_training(
     `runs`: the user's measured runs, by `anchors.load_history`.
     """
     calibration = calibration or load_calibration()
-    constants = calibration.find_stack(machine.chip, job.stack)
+    constants = calibration.find_stack(machine.chip, job.stack).refer_to(machine.peak_flops)
     features = anchors.describe(job, machine, count)
     own_runs = anchors.find_nearest(features, runs)
     nearest = anchors.find_nearest(features, (*anchors.load_published(), *runs))

@@ -1,0 +1,311 @@
+"""Documents of plans: JSON-ready values with units in their names, and texts with intervals."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+from regauge.planning import anchors, training_plan
+from regauge.planning.catalog import find_instance, find_listed_price
+from regauge.units import GIGA, SECONDS_PER_HOUR, TERA
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from regauge.planning.anchors import Anchor
+    from regauge.planning.run_request import TrainingRequest
+    from regauge.planning.search import Option
+    from regauge.planning.training_job import Estimate, TrainingJob
+    from regauge.planning.training_plan import TrainingPlan
+
+GRAPHS_WITHOUT_SHAPE = 3
+"""Graphs of a lazy device besides those of the shapes: two of the optimizer state, the update."""
+HISTORY_LENGTH = 5
+"""Latest measured runs that a plan lists."""
+
+
+def describe_estimate(estimate: Estimate | None, scale: float = 1.0) -> dict[str, float] | None:
+    """Return p10, p50 and p90, divided by `scale`; None if unknown."""
+    if estimate is None:
+        return None
+    return {name: round_digits(value / scale) for name, value in asdict(estimate).items()}
+
+
+def round_digits(value: float, digits: int = 4) -> float:
+    """Return a number with `digits` significant digits."""
+    if not value or not math.isfinite(value):
+        return value
+    return round(value, digits - 1 - math.floor(math.log10(abs(value))))
+
+
+def format_estimate(estimate: dict[str, float] | None, unit: str) -> str:
+    """Return an estimate as text: p50 with p10 to p90."""
+    if estimate is None:
+        return "unknown"
+    values = {name: f"{value:,.4g}" for name, value in estimate.items()}
+    return f"{values['p50']} {unit} (p10 {values['p10']}, p90 {values['p90']})"
+
+
+def describe_settings(request: TrainingRequest, job: TrainingJob) -> dict[str, Any]:
+    """Return the settings of a job as keys of a run file with their values."""
+    rows = max(job.micro_batch // request.sequences_per_row, 1)
+    strategy = {"zero2": "fsdp (shard-grad-op)"}.get(job.strategy, job.strategy)
+    return {
+        "strategy.kind": strategy,
+        "execution.activation_checkpointing": job.recomputation,
+        "batch.rows": request.run.batch.rows,
+        "batch.microbatch_rows": rows,
+        "accumulation": job.accumulation,
+    }
+
+
+def describe_option(request: TrainingRequest, option: Option) -> dict[str, Any]:
+    """Return one option of a ranking as a row of a table; equal ranks are ties."""
+    job, plan = option.plan.job, option.plan
+    hours, usd = describe_estimate(option.hours), describe_estimate(option.usd)
+    row: dict[str, Any] = {
+        "rank": option.rank,
+        "machines": option.name,
+        "strategy": job.strategy,
+        "recomputation": job.recomputation,
+        "microbatch_rows": max(job.micro_batch // request.sequences_per_row, 1),
+        "memory": plan.memory.verdict,
+    }
+    for name, values in (("hours", hours), ("usd", usd)):
+        row[name] = values["p50"] if values else None
+        row[f"{name}_p10"] = values["p10"] if values else None
+        row[f"{name}_p90"] = values["p90"] if values else None
+    return row
+
+
+def describe_plan(request: TrainingRequest, option: Option) -> dict[str, Any]:
+    """Return memory, time, cost and confidence of a job on some machines."""
+    plan = option.plan
+    job, machine = plan.job, plan.machine
+    shapes = [f"{job.micro_batch} x {length}" for length in request.lengths.shapes]
+    answer: dict[str, Any] = {
+        "machines": f"{option.name} ({plan.devices} x {machine.chip})",
+        "parameters": round(job.shape.parameters(job.head)),
+        "settings": describe_settings(request, job),
+        "fits": plan.memory.verdict,
+        "memory": describe_memory(plan),
+        "memory_gb": describe_estimate(plan.memory.total, GIGA),
+        "capacity_gb": round_digits(plan.memory.capacity / GIGA),
+        "step": describe_step(plan),
+        "step_seconds": describe_estimate(plan.step_seconds),
+        "tokens_per_second": describe_estimate(plan.tokens_per_second),
+        "mfu": _round(plan.mfu),
+        "hfu": _round(plan.hfu),
+        "real_token_fraction": round(job.useful_fraction, 4),
+        "lengths_from": request.lengths.source,
+        "batch_shapes": shapes,
+        "num_graphs": GRAPHS_WITHOUT_SHAPE + (min(job.accumulation, 2) + 1) * len(shapes),
+        "steps": request.steps,
+        "goodput": round(option.goodput.share, 4),
+        "hours": describe_estimate(option.hours),
+        "usd": describe_estimate(option.usd),
+        "price": describe_price(option),
+    }
+    return answer
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def describe_memory(plan: TrainingPlan) -> list[dict[str, Any]]:
+    """Return the GB of one device by part; parts of no bytes are left out."""
+    parts = plan.memory.parts
+    sizes = {field.name: getattr(parts, field.name) for field in fields(parts)}
+    return [
+        {"part": name, "gb": round_digits(size / GIGA), "percent": round(100 * size / parts.total)}
+        for name, size in sizes.items()
+        if size
+    ]
+
+
+def describe_step(plan: TrainingPlan) -> list[dict[str, Any]]:
+    """Return the milliseconds of one step by part; parts of no time are left out."""
+    parts = plan.step_parts
+    times = {field.name: getattr(parts, field.name) for field in fields(parts)}
+    return [
+        {
+            "part": name,
+            "milliseconds": round_digits(1000 * seconds),
+            "percent": round(100 * seconds / parts.total),
+        }
+        for name, seconds in times.items()
+        if seconds
+    ]
+
+
+def describe_scaling(request: TrainingRequest, options: Sequence[Option]) -> list[dict[str, Any]]:
+    """Return the scaling curve: equal global batch, and equal work per device (weak scaling)."""
+    base = options[0].plan
+    weak = training_plan.plan_scaling(
+        base.job, base.machine, [option.plan.count for option in options]
+    )
+    rows = []
+    for option, weak_plan in zip(options, weak, strict=True):
+        hours, usd = describe_estimate(option.hours), describe_estimate(option.usd)
+        rows.append({
+            "machines": option.plan.count,
+            "microbatch_rows": max(option.plan.job.micro_batch // request.sequences_per_row, 1),
+            "step_seconds": round_digits(option.plan.step_seconds.p50),
+            "tokens_per_second": round_digits(option.plan.tokens_per_second.p50),
+            "efficiency": round(training_plan.scaling_efficiency(option.plan, base), 3),
+            "weak_scaling_efficiency": round(
+                training_plan.scaling_efficiency(weak_plan, weak[0]), 3
+            ),
+            "memory": option.plan.memory.verdict,
+            "hours": hours["p50"] if hours else None,
+            "usd": usd["p50"] if usd else None,
+        })
+    return rows
+
+
+def describe_confidence(plan: TrainingPlan, runs: Sequence[Anchor]) -> dict[str, Any]:
+    """Return the nearest measured rows, and how far the planner was off in the user's runs."""
+    nearest = [
+        {
+            "row": neighbour.anchor.name,
+            "chip": neighbour.anchor.features.chip,
+            "distance": round(neighbour.distance, 2),
+            "measured_seconds": round_digits(neighbour.anchor.measured_seconds),
+            "error_percent": _error_percent(neighbour.anchor),
+            "source": neighbour.anchor.source,
+        }
+        for neighbour in plan.nearest
+    ]
+    constants = plan.constants
+    speed = f"{constants.chip} under {constants.stack}, {constants.rows} measured rows"
+    answer: dict[str, Any] = {
+        "speed_from": f"{speed}, deviation {100 * constants.spread:.0f} %",
+        "nearest": nearest,
+    }
+    if runs:
+        errors = [abs(_error_percent(run)) for run in runs]
+        answer["own_runs"] = len(runs)
+        answer["own_mean_error_percent"] = round(sum(errors) / len(errors), 1)
+        answer["own_errors_percent"] = [_error_percent(run) for run in runs[-HISTORY_LENGTH:]]
+    return answer
+
+
+def _error_percent(anchor: Anchor) -> float:
+    """Return how much longer the prediction is than the measurement, in percent."""
+    return round(100 * (anchor.predicted_seconds / anchor.measured_seconds - 1), 1)
+
+
+def describe_price(option: Option) -> str:
+    """Return the price of the machines per hour, with its source and date."""
+    machine = option.plan.machine
+    if machine.usd_per_hour is None:
+        return "unknown; set execution.price.usd_per_hour"
+    listed = find_listed_price(find_instance(machine.name))
+    is_listed = listed is not None and listed.usd_per_hour == machine.usd_per_hour
+    source = f"{listed.source}, {listed.as_of}" if listed and is_listed else "run file"
+    total = machine.usd_per_hour * option.plan.count
+    return f"{total:.2f} USD per hour ({option.plan.count} x {machine.usd_per_hour:g}, {source})"
+
+
+def list_warnings(option: Option, today: dt.date) -> list[str]:
+    """Return warnings about an old price."""
+    price = find_listed_price(find_instance(option.plan.machine.name))
+    if price is None or price.usd_per_hour != option.plan.machine.usd_per_hour:
+        return []
+    warning = price.staleness_warning(today)
+    return [warning] if warning else []
+
+
+def explain_plan(option: Option) -> list[str]:
+    """Return each formula with its numbers, one line for each part of memory and time."""
+    return [*_explain_memory(option.plan), *_explain_time(option.plan), *_explain_cost(option)]
+
+
+def _explain_memory(plan: TrainingPlan) -> list[str]:
+    from regauge.planning import memory
+
+    job, parts, shape = plan.job, plan.memory.parts, plan.job.shape
+    shards = memory.shard_devices(job, plan.devices, plan.machine.devices)
+    weight, gradient, master = memory.STATE_BYTES[job.precision]
+    moments = memory.MOMENT_BYTES[job.optimizer]
+    parameters = shape.parameters(job.head)
+    is_full = job.strategy in ("fsdp", "hsdp")
+    is_partial = is_full or job.strategy == "zero2"
+    trained = f"{parameters * job.trained_fraction / GIGA:.4g}e9 trained parameters"
+    layer = memory.layer_activation_bytes(job)
+    kept = {"none": "1", "selective": f"{memory.SELECTIVE_SHARE}", "full": "inputs only"}
+    states = [
+        ("weights", f"{weight:g} B x {parameters / GIGA:.4g}e9", shards if is_full else 1),
+        ("gradients", f"{gradient:g} B x {trained}", shards if is_partial else 1),
+        ("optimizer", f"({moments:g} + {master:g}) B x {trained}", shards),
+    ]
+    return [
+        *(
+            f"{name} = {text} / {number} shards = {getattr(parts, name) / GIGA:.4g} GB"
+            for name, text, number in states
+        ),
+        f"activations = {shape.layers} layers x {layer / GIGA:.4g} GB for"
+        f" {job.tokens_per_pass} tokens, kept: {kept[job.recomputation]}"
+        f" = {parts.activations / GIGA:.4g} GB",
+        f"logits = vocabulary {shape.vocab} x tokens x {memory.LOGIT_BYTES[job.logits]:g} B"
+        f" = {parts.logits / GIGA:.4g} GB",
+        f"working set = gathered layers or bf16 copies = {parts.working_set / GIGA:.4g} GB",
+        f"context = {parts.context / GIGA:.4g} GB, fragmentation"
+        f" = {parts.fragmentation / GIGA:.4g} GB",
+    ]
+
+
+def _explain_time(plan: TrainingPlan) -> list[str]:
+    from regauge.planning import flops
+
+    job, constants, parts = plan.job, plan.constants, plan.step_parts
+    shape, tokens = job.shape, job.tokens_per_pass * job.accumulation
+    products = flops.matmul_flops(shape) + flops.head_flops(shape, job.head)
+    efficiency = (
+        constants.efficiency
+        / (1 + constants.hidden_half / shape.hidden)
+        / (1 + constants.token_half / job.tokens_per_pass)
+    )
+    rho = flops.recomputed_share(job.recomputation)
+    return [
+        f"matmul = {tokens} tokens x {products / GIGA:.4g} GFLOP x (1 + {rho:g} / 3)"
+        f" / ({constants.reference_flops / TERA:.4g} TFLOP/s x {efficiency:.3f})"
+        f" = {parts.matmul:.4g} s",
+        f"efficiency = {constants.efficiency:.3f} / (1 + {constants.hidden_half:.0f} /"
+        f" {shape.hidden}) / (1 + {constants.token_half:.0f} / {job.tokens_per_pass})"
+        f" = {efficiency:.3f}",
+        f"attention = 12 x {shape.layers} layers x {shape.attention.width} x {job.length} for each"
+        f" token{', half of it causal' if shape.attention.is_causal else ''}"
+        f" = {parts.attention:.4g} s",
+        f"growth = compute x ((1 + {constants.growth:g})^log2({plan.count}) - 1)"
+        f" = {parts.growth:.4g} s",
+        f"exposed = max(0, communication - {constants.overlap:g} x compute) + communication /"
+        f" {shape.layers} = {parts.exposed:.4g} s",
+        f"optimizer = {parts.optimizer:.4g} s, fixed = {parts.fixed:.4g} s",
+    ]
+
+
+def _explain_cost(option: Option) -> list[str]:
+    plan, goodput = option.plan, option.goodput
+    lines = [
+        f"goodput = {goodput.share:.4f} (checkpoint every {goodput.interval_seconds / 60:.0f} min,"
+        f" {goodput.failures_per_day:.3g} failures per day)"
+    ]
+    if option.hours is not None:
+        steps = option.hours.p50 * SECONDS_PER_HOUR * goodput.share / plan.step_seconds.p50
+        lines.append(
+            f"hours = {steps:.0f} steps x {plan.step_seconds.p50:.4g} s / {goodput.share:.4f}"
+            f" / 3600 = {option.hours.p50:.4g} h"
+        )
+    if option.hours is not None and option.usd is not None:
+        price = plan.machine.usd_per_hour
+        lines.append(f"usd = {option.hours.p50:.4g} h x {plan.count} x {price:g} USD/h")
+    return lines
+
+
+def load_runs() -> tuple[Anchor, ...]:
+    """Return the user's measured runs, oldest first."""
+    return anchors.load_history()

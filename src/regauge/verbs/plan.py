@@ -1,0 +1,98 @@
+"""Plan a run before it starts: whether it fits, how long it takes, what it costs, and where."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from regauge import verbs
+from regauge.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from regauge.planning.run_request import TrainingRequest
+    from regauge.planning.search import Option
+    from regauge.planning.training_job import Machine
+
+DEFAULT_MAX_NODES = 64
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Machines:
+    """The machines of a plan."""
+
+    on: Annotated[
+        str | None, Parameter(help="Machine type and count, such as p5.48xlarge:16.")
+    ] = None
+    compare: Annotated[
+        str | None, Parameter(help="Machine types to compare, such as p5.48xlarge:2,p4d.24xlarge.")
+    ] = None
+    cheapest: Annotated[
+        bool, Parameter(help="Search all machine types, counts, strategies and micro-batches.")
+    ] = False
+    deadline: Annotated[
+        str | None, Parameter(help="Longest time of the run, such as 7d, 12h or 90m.")
+    ] = None
+    max_nodes: Annotated[
+        int, Parameter(help="Largest number of machines of a search.")
+    ] = DEFAULT_MAX_NODES
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Purpose:
+    """Plans other than that of one training run."""
+
+    to_target: Annotated[
+        Path | None, Parameter(help="Folder of a short run: plan the time to stop.target.")
+    ] = None
+    serve: Annotated[
+        float | None, Parameter(help="Requests per second: plan a server of an artifact.")
+    ] = None
+    predict: Annotated[
+        int | None, Parameter(help="Number of rows: plan batch inference with an artifact.")
+    ] = None
+    slo_ms: Annotated[
+        float | None, Parameter(help="With --serve: milliseconds that a request may take.")
+    ] = None
+    lengths: Annotated[
+        Path | None, Parameter(help="With --serve, --predict: a prepared dataset with lengths.")
+    ] = None
+
+
+ANYWHERE, TRAINING = Machines(), Purpose()
+
+
+def main(
+    subject: Annotated[
+        Path, Parameter(help="Run file; with --serve and --predict the folder of an artifact.")
+    ],
+    *overrides: verbs.Override,
+    machines: Machines = ANYWHERE,
+    purpose: Purpose = TRAINING,
+    stage: Annotated[
+        str | None, Parameter(help="Stage of a pipeline's run file; by default the only one.")
+    ] = None,
+    explain: Annotated[
+        bool, Parameter(help="Print each formula with its numbers, and the nearest measured rows.")
+    ] = False,
+    json: verbs.OutputFormat = verbs.TEXT,
+) -> dict[str, Any]:
+    """Plan memory, time and dollars of a run without an accelerator, and rank machine types.
+
+    Every prediction has p10 to p90. Nothing is allocated, and no network is used.
+    """
+    from regauge.verbs import _plan
+
+    if purpose.serve is not None or purpose.predict is not None:
+        answer = _plan.plan_inference(subject, machines, purpose)
+    else:
+        request = _plan.read_run(subject, overrides, stage)
+        answer = _plan.plan_run(request, machines, purpose.to_target, explain=explain)
+    return _plan.show(answer, as_json=json.is_json)

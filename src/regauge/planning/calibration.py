@@ -48,7 +48,6 @@ class StackConstants:
     """FLOP/s to which the efficiencies refer: the dense peak, or an arbitrary unit without one."""
     source: str
 
-
     def refer_to(self, peak_flops: float | None) -> StackConstants:
         """Return the constants for a chip with another peak, if they are those of all chips."""
         if self.chip != ANY or not peak_flops:

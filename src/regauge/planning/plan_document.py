@@ -150,19 +150,21 @@ def describe_scaling(request: TrainingRequest, options: Sequence[Option]) -> lis
     rows = []
     for option, weak_plan in zip(options, weak, strict=True):
         hours, usd = describe_estimate(option.hours), describe_estimate(option.usd)
-        rows.append({
-            "machines": option.plan.count,
-            "microbatch_rows": max(option.plan.job.micro_batch // request.sequences_per_row, 1),
-            "step_seconds": round_digits(option.plan.step_seconds.p50),
-            "tokens_per_second": round_digits(option.plan.tokens_per_second.p50),
-            "efficiency": round(training_plan.scaling_efficiency(option.plan, base), 3),
-            "weak_scaling_efficiency": round(
-                training_plan.scaling_efficiency(weak_plan, weak[0]), 3
-            ),
-            "memory": option.plan.memory.verdict,
-            "hours": hours["p50"] if hours else None,
-            "usd": usd["p50"] if usd else None,
-        })
+        rows.append(
+            {
+                "machines": option.plan.count,
+                "microbatch_rows": max(option.plan.job.micro_batch // request.sequences_per_row, 1),
+                "step_seconds": round_digits(option.plan.step_seconds.p50),
+                "tokens_per_second": round_digits(option.plan.tokens_per_second.p50),
+                "efficiency": round(training_plan.scaling_efficiency(option.plan, base), 3),
+                "weak_scaling_efficiency": round(
+                    training_plan.scaling_efficiency(weak_plan, weak[0]), 3
+                ),
+                "memory": option.plan.memory.verdict,
+                "hours": hours["p50"] if hours else None,
+                "usd": usd["p50"] if usd else None,
+            }
+        )
     return rows
 
 

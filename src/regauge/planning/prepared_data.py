@@ -104,6 +104,23 @@ def read_lengths(folder: Path, max_buckets: int = DEFAULT_BUCKETS) -> RowLengths
     return _measure(histograms, split.rows, max_buckets, common)
 
 
+def read_histogram(folder: Path) -> list[int]:
+    """Return the length histogram of the training texts of prepared data.
+
+    Rows of packed texts count with their full length. Raises DataError without prepared data.
+    """
+    document = read_json(folder / MANIFEST, REMEDY, _ManifestShape)
+    columns = _ManifestShape.model_validate(document).columns.values()
+    texts = [column for column in columns if column.kind == TOKENS]
+    histograms = [column.lengths[TRAIN] for column in texts if any(column.lengths.get(TRAIN, []))]
+    if histograms:
+        return add_histograms(histograms)
+    longest = max((column.max_length for column in texts), default=0)
+    if not longest:
+        raise DataError(f"{folder} has no column of tokens", "name a dataset of texts")
+    return [*[0] * longest, 1]
+
+
 def _measure(
     histograms: Sequence[Sequence[int]], rows: int, max_buckets: int, common: Mapping[str, Any]
 ) -> RowLengths:

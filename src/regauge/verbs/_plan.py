@@ -42,8 +42,13 @@ if TYPE_CHECKING:
     from regauge.verbs.plan import Machines
 
 OTHER_TABLES = frozenset(
-    name
-    for name in ()
+    {
+        *("artifact", "benchmark", "buckets", "candidates", "closed_loop", "cluster", "comparison"),
+        *("evaluate", "export", "filter", "generation", "image", "inference", "launch", "models"),
+        *("open_loop", "parity", "predict", "prepare", "regression", "replay", "report", "rows"),
+        *("saturation", "serve", "server", "source", "split", "stage", "text", "tokenizer"),
+        *("trace", "validation", "weights"),
+    }
 )
 """Tables of other verbs that a run file may have."""
 HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}
@@ -204,9 +209,7 @@ def _place(request: TrainingRequest, machine: Machine, count: int) -> TrainingJo
     return job
 
 
-def _find_refusal(
-    request: TrainingRequest, option: Option, deadline: str | None
-) -> dict[str, Any]:
+def _find_refusal(request: TrainingRequest, option: Option, deadline: str | None) -> dict[str, Any]:
     """Return why a plan cannot be used, with the change that makes it fit; empty if it can."""
     plan = option.plan
     answer: dict[str, Any] = {}
@@ -309,7 +312,9 @@ def plan_target(
     forecast = forecast_target(folder, target)
     if not math.isfinite(forecast.steps.p50):
         share = f"{100 * forecast.reach_probability:.0f} %"
-        problem = f"the curve of {target.metric} reaches {target.threshold:g} in {share} of the fits"
+        problem = (
+            f"the curve of {target.metric} reaches {target.threshold:g} in {share} of the fits"
+        )
         raise SettingsError(problem, f"lower the target: the best value is {forecast.best_value:g}")
     request = replace(request, steps=max(round(forecast.steps.p50), 1))
     deadline = None if machines.deadline is None else parse_hours(machines.deadline)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from regauge import verbs
 from regauge.errors import SettingsError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from regauge.planning.run_request import TrainingRequest
-    from regauge.planning.search import Option
-    from regauge.planning.training_job import Machine
 
 DEFAULT_MAX_NODES = 64
 
@@ -27,9 +19,9 @@ DEFAULT_MAX_NODES = 64
 class Machines:
     """The machines of a plan."""
 
-    on: Annotated[
-        str | None, Parameter(help="Machine type and count, such as p5.48xlarge:16.")
-    ] = None
+    on: Annotated[str | None, Parameter(help="Machine type and count, such as p5.48xlarge:16.")] = (
+        None
+    )
     compare: Annotated[
         str | None, Parameter(help="Machine types to compare, such as p5.48xlarge:2,p4d.24xlarge.")
     ] = None
@@ -39,9 +31,9 @@ class Machines:
     deadline: Annotated[
         str | None, Parameter(help="Longest time of the run, such as 7d, 12h or 90m.")
     ] = None
-    max_nodes: Annotated[
-        int, Parameter(help="Largest number of machines of a search.")
-    ] = DEFAULT_MAX_NODES
+    max_nodes: Annotated[int, Parameter(help="Largest number of machines of a search.")] = (
+        DEFAULT_MAX_NODES
+    )
 
 
 @Parameter(name="*")
@@ -88,11 +80,20 @@ def main(
 
     Every prediction has p10 to p90. Nothing is allocated, and no network is used.
     """
-    from regauge.verbs import _plan
+    from regauge.verbs import _plan, _plan_inference
 
     if purpose.serve is not None or purpose.predict is not None:
-        answer = _plan.plan_inference(subject, machines, purpose)
+        answer = _plan_inference.plan_inference(subject, machines, purpose)
     else:
+        _check_training(purpose)
         request = _plan.read_run(subject, overrides, stage)
         answer = _plan.plan_run(request, machines, purpose.to_target, explain=explain)
     return _plan.show(answer, as_json=json.is_json)
+
+
+def _check_training(purpose: Purpose) -> None:
+    """Raise SettingsError for options that only a plan of inference has."""
+    for name in ("slo_ms", "lengths"):
+        if getattr(purpose, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise SettingsError(f"{option} needs --serve or --predict", "add one of them")

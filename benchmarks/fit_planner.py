@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
+import planner_products as products
 from planner_rows import Sample, read_samples
 from scipy.optimize import least_squares
 
@@ -31,6 +32,7 @@ from regauge.planning.calibration import (
     MemoryConstants,
     StackConstants,
 )
+from regauge.planning.collectives import CurveKey, build_curves
 from regauge.planning.memory import plan_parts
 from regauge.planning.step_time import BETWEEN, INSIDE, plan_step
 
@@ -60,15 +62,48 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, required=True)
     options = parser.parse_args()
     train, memory = read_samples(options.train), read_samples(options.memory)
+    gemm = read_rows(options.gemm)
+    large = products.read_products(gemm)
+    matmuls = fit_matmuls(large, gemm[0]["source"].split(",")[0])
     document = {
         "stacks": [asdict(entry) for entry in fit_stacks(train)],
         "memory": [asdict(entry) for entry in fit_memory(memory)],
         "links": [asdict(entry) for entry in default_links()],
-        "matmuls": [asdict(default_matmul())],
+        "matmuls": [asdict(entry) for entry in matmuls.values()],
     }
     path = constants.CALIBRATION
     path.write_text(json.dumps(_round(document), indent=1) + "\n", encoding="utf-8")
     write_anchors(train, constants.parse_calibration(document))
+    products.write_matmul_rows(FOLDER / "matmul_rows.csv", large, matmuls)
+    write_rows(FOLDER / "collective_rows.csv", merge_collectives(read_rows(options.nccl)))
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, str]]) -> None:
+    """Write rows with equal keys as a CSV file."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def merge_collectives(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Return one row for each system, library version, collective, devices and size."""
+    source = rows[0]["source"].split(",")[0]
+    curves = build_curves(products.as_rows(products.read_messages(rows)))
+    messages = [
+        products.Message(
+            CurveKey(curve.system, curve.collective, curve.devices, curve.version), size, seconds
+        )
+        for curve in curves
+        for size, seconds in zip(curve.sizes, curve.seconds, strict=True)
+    ]
+    return [{**row, "source": source} for row in products.as_rows(messages)]
 
 
 def fit_stacks(samples: Sequence[Sample]) -> list[StackConstants]:
@@ -235,9 +270,23 @@ def _links() -> dict[str, LinkConstants]:
     return {entry.system: entry for entry in default_links()}
 
 
-def default_matmul() -> MatmulConstants:
-    """Return the roofline of systems without measurements."""
-    return MatmulConstants(ANY, 0.85, 0.8, 130.0, 200.0, 3.0, 3e-6, 0.12, 0, REFERENCE_FLOPS, "")
+def fit_matmuls(rows: Sequence[products.Product], source: str) -> dict[str, MatmulConstants]:
+    """Return the roofline of each system, and of all."""
+    groups = _group(rows, lambda item: item.system)
+    fitted = {name: products.fit_matmul(name, group, source) for name, group in groups.items()}
+    return fitted | {ANY: products.fit_matmul(ANY, rows, source)}
+
+
+def hold_calibration(
+    stacks: Sequence[StackConstants], memory: Sequence[MemoryConstants] = ()
+) -> Calibration:
+    """Return constants as the planner reads them, without a file."""
+    return Calibration(
+        {(entry.chip, entry.stack): entry for entry in stacks},
+        {entry.stack: entry for entry in memory},
+        _links(),
+        {},
+    )
 
 
 def write_anchors(samples: Iterable[Sample], fitted: Calibration) -> None:

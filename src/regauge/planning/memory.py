@@ -7,6 +7,7 @@ fused attention.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
@@ -56,7 +57,7 @@ class MemoryParts:
     @property
     def total(self) -> float:
         """Peak in bytes."""
-        return sum(getattr(self, part.name) for part in fields(self))
+        return math.fsum(getattr(self, part.name) for part in fields(self))
 
 
 @dataclass(frozen=True)

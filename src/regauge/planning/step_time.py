@@ -48,7 +48,7 @@ class StepParts:
     @property
     def total(self) -> float:
         """Seconds of the step."""
-        return sum(getattr(self, part.name) for part in fields(self))
+        return math.fsum(getattr(self, part.name) for part in fields(self))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,277 @@
+"""Prints how far the planner is from measured rows, by cross-validation.
+
+    python benchmarks/planner_accuracy.py --train FILE --memory FILE --gemm FILE --nccl FILE
+
+Rows of the package's own calibration are predicted by constants that did not see them: in a stack
+by folds, across stacks without the row's source. With --held-out, the constants of the package are
+used unchanged, for rows that it never saw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import planner_products as products
+from fit_planner import fit_memory, fit_stacks, hold_calibration
+from planner_rows import Sample, read_samples
+
+from regauge.planning import anchors, flops, intervals, memory
+from regauge.planning.calibration import ANY, Calibration, load_calibration
+from regauge.planning.step_time import plan_step
+
+RESULT = Path("benchmarks/results/planner_accuracy.json")
+FOLDS = 5
+DIFFERENT = 0.10
+"""Relative difference of two measured rows from which their order counts."""
+MIN_TRAINED = 3
+Prediction = tuple[Sample, float, float]
+"""A row, its predicted value, and the standard deviation of its logarithm."""
+
+
+def main() -> None:
+    """Print the table and write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("train", "memory", "gemm", "nccl"):
+        parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--held-out", action="store_true", help="use the package's constants")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    options = parser.parse_args()
+    tables: dict[str, dict[str, object]] = {}
+    if options.train:
+        tables |= judge_training(read_samples(options.train), is_held_out=options.held_out)
+    if options.memory:
+        tables |= judge_memory(read_samples(options.memory), is_held_out=options.held_out)
+    if options.gemm:
+        tables |= products.judge_products(_read(options.gemm), is_held_out=options.held_out)
+    if options.nccl:
+        tables |= products.judge_collectives(_read(options.nccl), is_held_out=options.held_out)
+    for name, table in tables.items():
+        sys.stdout.write(f"{name}: {json.dumps(table)}\n")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(tables, indent=1) + "\n", encoding="utf-8")
+
+
+def judge_training(samples: Sequence[Sample], *, is_held_out: bool) -> dict[str, dict[str, object]]:
+    """Return the errors of step times: in the stack, across stacks, and of more machines."""
+    rows = [row for row in samples if row.step_seconds]
+    if is_held_out:
+        fitted = load_calibration()
+        known = [row for row in rows if (row.machine.chip, row.job.stack) in fitted.stacks]
+        others = [row for row in rows if row not in known]
+        inside = [_predict(row, fitted) for row in known]
+        across = [_predict(row, fitted) for row in others]
+    else:
+        inside = _cross_validate(rows, fold_of_row)
+        across = _leave_out_sources(rows)
+    more = [item for item in inside if item[0].count > 1]
+    return {
+        "time, same stack": _summarize(inside),
+        "time, same stack, several machines": _summarize(more),
+        "time, other stack (source left out)": _summarize(across),
+        **{f"time, same stack, {name}": _summarize(group) for name, group in _by_source(inside)},
+        **{f"time, other stack, {name}": _summarize(group) for name, group in _by_source(across)},
+        "ranking of strategies": rank(inside),
+        "published MFU": judge_mfu(samples),
+    }
+
+
+def fold_of_row(row: Sample, index: int) -> int:
+    """Return the fold of a row."""
+    return index % FOLDS
+
+
+def _cross_validate(
+    rows: Sequence[Sample], fold: Callable[[Sample, int], int]
+) -> list[Prediction]:
+    """Return predictions of rows by constants fitted to the other folds.
+
+    Rows of a stack that the other folds lack are left out: they are predicted across stacks.
+    """
+    order = np.random.default_rng(0).permutation(len(rows))
+    folds = {rows[position].name: fold(rows[position], index) for index, position in enumerate(order)}
+    predictions = []
+    for number in range(FOLDS):
+        kept = [row for row in rows if folds[row.name] != number]
+        fitted = hold_calibration(fit_stacks(kept))
+        near = _anchors(kept, fitted)
+        held = [row for row in rows if folds[row.name] == number]
+        predictions += [
+            _predict(row, fitted, near)
+            for row in held
+            if (row.machine.chip, row.job.stack) in fitted.stacks
+        ]
+    return predictions
+
+
+def _leave_out_sources(rows: Sequence[Sample]) -> list[Prediction]:
+    """Return predictions of each source by constants of the others."""
+    predictions = []
+    for source in sorted({row.family for row in rows}):
+        kept = [row for row in rows if row.family != source]
+        fitted = hold_calibration(fit_stacks(kept))
+        chips = {row.machine.chip for row in kept}
+        held = [row for row in rows if row.family == source and row.machine.chip in chips]
+        predictions += [_predict(row, fitted) for row in held]
+    return predictions
+
+
+def _anchors(rows: Iterable[Sample], fitted: Calibration) -> list[anchors.Anchor]:
+    return [
+        anchors.Anchor(
+            row.name,
+            anchors.describe(row.job, row.machine, row.count),
+            row.step_seconds or math.nan,
+            plan_step(row.job, row.machine, row.count, fitted).total,
+            row.source,
+        )
+        for row in rows
+    ]
+
+
+def _predict(
+    row: Sample, fitted: Calibration, near: Sequence[anchors.Anchor] = ()
+) -> Prediction:
+    seconds = plan_step(row.job, row.machine, row.count, fitted).total
+    features = anchors.describe(row.job, row.machine, row.count)
+    neighbours = anchors.find_nearest(features, near or anchors.load_published())
+    factor = anchors.correct(neighbours) if near else 1.0
+    spread = fitted.find_stack(row.machine.chip, row.job.stack).spread
+    return row, seconds * factor, intervals.widen(spread, neighbours[0].distance)
+
+
+def _summarize(predictions: Sequence[Prediction]) -> dict[str, object]:
+    """Return number, mean and p90 of the relative errors, and the coverage of p10 to p90."""
+    if not predictions:
+        return {"rows": 0}
+    errors = [abs(value / (row.step_seconds or math.nan) - 1) for row, value, _ in predictions]
+    inside = [
+        _covers(value, spread, row.step_seconds or math.nan) for row, value, spread in predictions
+    ]
+    return _figures(errors) | {"coverage": round(statistics.mean(inside), 3)}
+
+
+def _covers(value: float, spread: float, measured: float) -> bool:
+    interval = intervals.estimate(value, spread)
+    return interval.p10 <= measured <= interval.p90
+
+
+def _figures(errors: Sequence[float]) -> dict[str, object]:
+    return {
+        "rows": len(errors),
+        "mean": round(statistics.mean(errors), 4),
+        "p90": round(float(np.quantile(errors, 0.9)), 4),
+    }
+
+
+def _by_source(predictions: Sequence[Prediction]) -> Iterable[tuple[str, list[Prediction]]]:
+    for name in sorted({row.family for row, _, _ in predictions}):
+        yield name, [item for item in predictions if item[0].family == name]
+
+
+def rank(predictions: Sequence[Prediction]) -> dict[str, object]:
+    """Return Kendall's tau over rows of one model on one chip and number of devices.
+
+    Pairs count if their seconds per token differ by more than 10 %.
+    """
+    groups: dict[tuple[str, str, int, int], list[tuple[float, float]]] = {}
+    for row, value, _ in predictions:
+        key = (row.row["model"], row.machine.chip, row.devices, row.job.length)
+        tokens = row.job.tokens_per_pass * row.job.accumulation / row.job.parallelism.devices
+        groups.setdefault(key, []).append((value / tokens, (row.step_seconds or 0) / tokens))
+    agree = [
+        (first[0] - second[0]) * (first[1] - second[1]) > 0
+        for group in groups.values()
+        for index, first in enumerate(group)
+        for second in group[:index]
+        if abs(math.log(first[1] / second[1])) > math.log1p(DIFFERENT)
+    ]
+    tau = 2 * statistics.mean(agree) - 1 if agree else None
+    return {"pairs": len(agree), "tau": round(tau, 3) if tau is not None else None}
+
+
+def judge_mfu(samples: Sequence[Sample]) -> dict[str, object]:
+    """Return the difference between computed and published MFU, in points."""
+    points = []
+    for row in samples:
+        if row.published_mfu and row.step_seconds and row.machine.peak_flops:
+            copies = row.devices / row.job.parallelism.devices
+            rows = copies * row.job.micro_batch * row.job.accumulation
+            rate = rows * row.job.length / row.step_seconds / row.devices
+            peak = row.machine.peak_flops * (2 if row.job.precision == "fp8" else 1)
+            points.append(abs(100 * flops.mfu(row.job, rate, peak) - row.published_mfu))
+    if not points:
+        return {"rows": 0}
+    return {
+        "rows": len(points),
+        "mean points": round(statistics.mean(points), 3),
+        "within 0.1": sum(point <= 0.1 for point in points),
+    }
+
+
+def judge_memory(samples: Sequence[Sample], *, is_held_out: bool) -> dict[str, dict[str, object]]:
+    """Return the errors of the peak memory, and the verdicts on rows that ran and that did not."""
+    order = np.random.default_rng(0).permutation(len(samples))
+    folds = {samples[position].name: index % FOLDS for index, position in enumerate(order)}
+    plans = []
+    for number in range(1 if is_held_out else FOLDS):
+        kept = [row for row in samples if folds[row.name] != number]
+        fitted = load_calibration() if is_held_out else hold_calibration([], fit_memory(kept))
+        held = [row for row in samples if is_held_out or folds[row.name] == number]
+        plans += [(row, *_plan_memory(row, fitted)) for row in held]
+    errors = [
+        (row, abs(total.p50 / row.memory_bytes - 1))
+        for row, total, _ in plans
+        if row.memory_bytes and not row.is_out_of_memory
+    ]
+    inside = [
+        total.p10 <= row.memory_bytes <= total.p90
+        for row, total, _ in plans
+        if row.memory_bytes and not row.is_out_of_memory
+    ]
+    by_source = {
+        f"memory, {name}": _figures([error for row, error in errors if row.family == name])
+        for name in sorted({row.family for row, _ in errors})
+    }
+    verdicts = [(row.is_out_of_memory, verdict) for row, _, verdict in plans]
+    return {
+        "memory": _figures([error for _, error in errors])
+        | {"coverage": round(statistics.mean(inside), 3)},
+        **by_source,
+        "memory verdicts": {
+            "out of memory, called a fit": verdicts.count((True, "fits")),
+            "out of memory, uncertain": verdicts.count((True, "uncertain")),
+            "out of memory, refused": verdicts.count((True, "does not fit")),
+            "ran, called a fit": verdicts.count((False, "fits")),
+            "ran, uncertain": verdicts.count((False, "uncertain")),
+            "ran, refused": verdicts.count((False, "does not fit")),
+            "wrong rows": [
+                row.name for row, _, verdict in plans
+                if verdict == ("fits" if row.is_out_of_memory else "does not fit")
+            ],
+        },
+    }
+
+
+def _plan_memory(row: Sample, fitted: Calibration) -> tuple[intervals.Estimate, str]:
+    constants = fitted.find_memory(row.job.stack)
+    parts = memory.plan_parts(row.job, row.devices, row.machine.devices, constants)
+    total = intervals.estimate(parts.total, constants.spread)
+    return total, memory.judge(total, row.machine.memory_bytes)
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+if __name__ == "__main__":
+    main()

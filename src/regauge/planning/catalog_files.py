@@ -224,9 +224,9 @@ def _find_stem(column: str) -> tuple[str, ...]:
 
 def _clean_row(row: Mapping[str, str], location: str) -> dict[str, str]:
     """Return a row without spaces around its cells; raises SettingsError for other lengths."""
-    cells: Mapping[str | None, object] = {**row}  # None is the key, or the value, of a wrong length
-    if None in cells or None in cells.values():
-        problem = f"{location} has {'more' if None in cells else 'fewer'} cells than the header"
+    names, cells = list[object](row), list[object](row.values())
+    if None in names or None in cells:  # csv stores the cells of a wrong length as None
+        problem = f"{location} has {'more' if None in names else 'fewer'} cells than the header"
         raise SettingsError(problem, "quote cells that contain commas")
     return {name: cell.strip() for name, cell in row.items()}
 

@@ -7,12 +7,12 @@ import math
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from regauge.planning import anchors, training_plan
+from regauge.planning import training_plan
 from regauge.planning.catalog import find_instance, find_listed_price
-from regauge.units import GIGA, SECONDS_PER_HOUR, TERA
+from regauge.units import GIGA
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from regauge.planning.anchors import Anchor
     from regauge.planning.run_request import TrainingRequest
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from regauge.planning.training_job import Estimate, TrainingJob
     from regauge.planning.training_plan import TrainingPlan
 
+UNITS = {"memory_gb": "GB", "step_seconds": "s", "hours": "h", "usd": "USD"}
+"""Units of intervals in the text format."""
 GRAPHS_WITHOUT_SHAPE = 3
 """Graphs of a lazy device besides those of the shapes: two of the optimizer state, the update."""
 HISTORY_LENGTH = 5
@@ -45,7 +47,19 @@ def format_estimate(estimate: dict[str, float] | None, unit: str) -> str:
     if estimate is None:
         return "unknown"
     values = {name: f"{value:,.4g}" for name, value in estimate.items()}
-    return f"{values['p50']} {unit} (p10 {values['p10']}, p90 {values['p90']})"
+    interval = f"(p10 {values['p10']}, p90 {values['p90']})"
+    return f"{values['p50']} {unit} {interval}" if unit else f"{values['p50']} {interval}"
+
+
+def format_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document for the text format: an interval is one text."""
+    return {name: _format_entry(name, value) for name, value in answer.items()}
+
+
+def _format_entry(name: str, value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return format_estimate(value, UNITS.get(name, "")) if "p50" in value else format_answer(value)
 
 
 def describe_settings(request: TrainingRequest, job: TrainingJob) -> dict[str, Any]:
@@ -113,6 +127,20 @@ def describe_plan(request: TrainingRequest, option: Option) -> dict[str, Any]:
 
 def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
+
+
+def describe_forecast(option: Option) -> dict[str, Any]:
+    """Return the main numbers of a plan, for `launch` and `train --dry-run`."""
+    plan = option.plan
+    return {
+        "machines": option.name,
+        "fits": plan.memory.verdict,
+        "memory_gb": describe_estimate(plan.memory.total, GIGA),
+        "capacity_gb": round_digits(plan.memory.capacity / GIGA),
+        "step_seconds": describe_estimate(plan.step_seconds),
+        "hours": describe_estimate(option.hours),
+        "usd": describe_estimate(option.usd),
+    }
 
 
 def describe_memory(plan: TrainingPlan) -> list[dict[str, Any]]:
@@ -219,95 +247,3 @@ def list_warnings(option: Option, today: dt.date) -> list[str]:
         return []
     warning = price.staleness_warning(today)
     return [warning] if warning else []
-
-
-def explain_plan(option: Option) -> list[str]:
-    """Return each formula with its numbers, one line for each part of memory and time."""
-    return [*_explain_memory(option.plan), *_explain_time(option.plan), *_explain_cost(option)]
-
-
-def _explain_memory(plan: TrainingPlan) -> list[str]:
-    from regauge.planning import memory
-
-    job, parts, shape = plan.job, plan.memory.parts, plan.job.shape
-    shards = memory.shard_devices(job, plan.devices, plan.machine.devices)
-    weight, gradient, master = memory.STATE_BYTES[job.precision]
-    moments = memory.MOMENT_BYTES[job.optimizer]
-    parameters = shape.parameters(job.head)
-    is_full = job.strategy in ("fsdp", "hsdp")
-    is_partial = is_full or job.strategy == "zero2"
-    trained = f"{parameters * job.trained_fraction / GIGA:.4g}e9 trained parameters"
-    layer = memory.layer_activation_bytes(job)
-    kept = {"none": "1", "selective": f"{memory.SELECTIVE_SHARE}", "full": "inputs only"}
-    states = [
-        ("weights", f"{weight:g} B x {parameters / GIGA:.4g}e9", shards if is_full else 1),
-        ("gradients", f"{gradient:g} B x {trained}", shards if is_partial else 1),
-        ("optimizer", f"({moments:g} + {master:g}) B x {trained}", shards),
-    ]
-    return [
-        *(
-            f"{name} = {text} / {number} shards = {getattr(parts, name) / GIGA:.4g} GB"
-            for name, text, number in states
-        ),
-        f"activations = {shape.layers} layers x {layer / GIGA:.4g} GB for"
-        f" {job.tokens_per_pass} tokens, kept: {kept[job.recomputation]}"
-        f" = {parts.activations / GIGA:.4g} GB",
-        f"logits = vocabulary {shape.vocab} x tokens x {memory.LOGIT_BYTES[job.logits]:g} B"
-        f" = {parts.logits / GIGA:.4g} GB",
-        f"working set = gathered layers or bf16 copies = {parts.working_set / GIGA:.4g} GB",
-        f"context = {parts.context / GIGA:.4g} GB, fragmentation"
-        f" = {parts.fragmentation / GIGA:.4g} GB",
-    ]
-
-
-def _explain_time(plan: TrainingPlan) -> list[str]:
-    from regauge.planning import flops
-
-    job, constants, parts = plan.job, plan.constants, plan.step_parts
-    shape, tokens = job.shape, job.tokens_per_pass * job.accumulation
-    products = flops.matmul_flops(shape) + flops.head_flops(shape, job.head)
-    efficiency = (
-        constants.efficiency
-        / (1 + constants.hidden_half / shape.hidden)
-        / (1 + constants.token_half / job.tokens_per_pass)
-    )
-    rho = flops.recomputed_share(job.recomputation)
-    return [
-        f"matmul = {tokens} tokens x {products / GIGA:.4g} GFLOP x (1 + {rho:g} / 3)"
-        f" / ({constants.reference_flops / TERA:.4g} TFLOP/s x {efficiency:.3f})"
-        f" = {parts.matmul:.4g} s",
-        f"efficiency = {constants.efficiency:.3f} / (1 + {constants.hidden_half:.0f} /"
-        f" {shape.hidden}) / (1 + {constants.token_half:.0f} / {job.tokens_per_pass})"
-        f" = {efficiency:.3f}",
-        f"attention = 12 x {shape.layers} layers x {shape.attention.width} x {job.length} for each"
-        f" token{', half of it causal' if shape.attention.is_causal else ''}"
-        f" = {parts.attention:.4g} s",
-        f"growth = compute x ((1 + {constants.growth:g})^log2({plan.count}) - 1)"
-        f" = {parts.growth:.4g} s",
-        f"exposed = max(0, communication - {constants.overlap:g} x compute) + communication /"
-        f" {shape.layers} = {parts.exposed:.4g} s",
-        f"optimizer = {parts.optimizer:.4g} s, fixed = {parts.fixed:.4g} s",
-    ]
-
-
-def _explain_cost(option: Option) -> list[str]:
-    plan, goodput = option.plan, option.goodput
-    lines = [
-        f"goodput = {goodput.share:.4f} (checkpoint every {goodput.interval_seconds / 60:.0f} min,"
-        f" {goodput.failures_per_day:.3g} failures per day)"
-    ]
-    if option.hours is not None:
-        steps = option.hours.p50 * SECONDS_PER_HOUR * goodput.share / plan.step_seconds.p50
-        lines.append(
-            f"hours = {steps:.0f} steps x {plan.step_seconds.p50:.4g} s / {goodput.share:.4f}"
-            f" / 3600 = {option.hours.p50:.4g} h"
-        )
-    if option.hours is not None and option.usd is not None:
-        price = plan.machine.usd_per_hour
-        lines.append(f"usd = {option.hours.p50:.4g} h x {plan.count} x {price:g} USD/h")
-    return lines
-
-
-def load_runs() -> tuple[Anchor, ...]:
-    """Return the user's measured runs, oldest first."""
-    return anchors.load_history()

@@ -164,7 +164,9 @@ def choose_lengths(histogram: Sequence[int], max_buckets: int) -> tuple[int, ...
     ends = range(step, longest + step, step)
     covered = [0, *accumulate(sum(histogram[max(end - step + 1, 0) : end + 1]) for end in ends)]
     covered = [0, *(count + histogram[0] for count in covered[1:])]
-    best = {index + 1: (covered[index + 1] * end, (end,)) for index, end in enumerate(ends)}
+    best: dict[int, tuple[int, tuple[int, ...]]] = {
+        index: (covered[index] * end, (end,)) for index, end in enumerate(ends, start=1)
+    }
     for _ in range(max_buckets - 1):
         extended = dict(best)
         for index, end in enumerate(ends, start=1):
@@ -172,6 +174,11 @@ def choose_lengths(histogram: Sequence[int], max_buckets: int) -> tuple[int, ...
                 (best[start][0] + (covered[index] - covered[start]) * end, (*best[start][1], end))
                 for start in range(1, index)
             )
-            extended[index] = min((best[index], *options))
+            extended[index] = min((best[index], *options), key=_order)
         best = extended
     return best[len(ends)][1]
+
+
+def _order(choice: tuple[int, tuple[int, ...]]) -> tuple[int, int]:
+    """Return the padded tokens and the number of lengths: fewer lengths are better at a tie."""
+    return choice[0], len(choice[1])

@@ -6,8 +6,9 @@ micro-batches and the time of one. Options whose intervals overlap are ties, the
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from regauge.errors import SettingsError
 from regauge.planning import intervals, memory, step_time
@@ -49,14 +50,8 @@ RESTART_SECONDS = 300.0
 """Assumed time from a failure to the next step."""
 MAX_LISTED = 10
 """Options of a ranking that are planned in full."""
-
-
-class Choices(NamedTuple):
-    """The settings of a job that a search may change."""
-
-    strategy: Strategy
-    recomputation: Recomputation
-    micro_batch: int
+MAX_PER_TYPE = 2
+"""Options of a ranking with the same machine type."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,10 @@ class Option:
         return (self.plan.count, ranks, RECOMPUTATIONS.index(job.recomputation))
 
 
-class Candidate(NamedTuple):
+@dataclass(frozen=True)
+class Candidate:
+    """A job on some machines with the seconds of a step, before it is planned in full."""
+
     job: TrainingJob
     machine: Machine
     count: int
@@ -100,10 +98,18 @@ def list_machines(discounts: Mapping[str, float] | None = None) -> list[Machine]
         if not instance.chips or instance.chip in INFERENCE_ONLY or instance.usd_per_hour is None:
             continue
         try:
-            machines.append(apply_discounts(find_machine(name), discounts))
+            machine = apply_discounts(find_machine(name), discounts)
         except SettingsError:  # the memory of its chip is unknown
             continue
+        if has_known_speed(machine):
+            machines.append(machine)
     return machines
+
+
+def has_known_speed(machine: Machine) -> bool:
+    """Return whether the speed of a machine follows from measured rows or from a data sheet."""
+    constants = load_calibration().find_stack(machine.chip)
+    return machine.peak_flops is not None or constants.chip == machine.chip
 
 
 def apply_discounts(machine: Machine, discounts: Mapping[str, float] | None) -> Machine:
@@ -137,7 +143,7 @@ def choose_settings(
 
     Without `is_free`, strategy and recomputation are those of the run file.
     """
-    candidates = [item for item in _list_candidates(request, machine, count, is_free=is_free)]
+    candidates = list(_list_candidates(request, machine, count, is_free=is_free))
     for verdict in ("fits", "uncertain"):
         if fitting := [item for item in candidates if item.verdict == verdict]:
             return min(fitting, key=lambda item: item.seconds)
@@ -197,6 +203,35 @@ def judge_memory(job: TrainingJob, machine: Machine, count: int) -> memory.Verdi
     parts = memory.plan_parts(job, machine.devices * count, machine.devices, constants)
     total = intervals.estimate(parts.total, constants.spread)
     return memory.judge(total, machine.memory_bytes)
+
+
+def place_job(request: TrainingRequest, machine: Machine, count: int) -> TrainingJob:
+    """Return the job of a run file on machines; an open micro-batch is the largest that fits.
+
+    Raises SettingsError if the machines cannot train, if their speed is unknown, or if they have
+    more devices than the batch has rows.
+    """
+    check_machine(machine)
+    devices = machine.devices * count
+    if request.place(devices) is None:
+        problem = f"batch.rows = {request.run.batch.rows} is less than the {devices} devices"
+        raise SettingsError(problem, f"set batch.rows to {devices} or more, or use fewer machines")
+    if request.micro_batch is None:
+        candidate = choose_settings(request, machine, count, is_free=False)
+        if candidate is not None:
+            return candidate.job
+    job = request.place(devices, request.micro_batch or request.sequences_per_row)
+    return job or request.job
+
+
+def check_machine(machine: Machine) -> None:
+    """Raise SettingsError if a machine cannot train, or if its speed is unknown."""
+    if machine.chip in INFERENCE_ONLY:
+        problem = f"{machine.name} has {machine.chip}, which cannot train"
+        raise SettingsError(problem, "name a machine type for training, such as trn1.32xlarge")
+    if not has_known_speed(machine):
+        problem = f"the speed of {machine.chip} is neither in the catalog nor measured"
+        raise SettingsError(problem, "add it with: regauge catalog import FILE")
 
 
 def find_smallest_change(
@@ -294,15 +329,19 @@ def _plan_best(
     """Return full plans of the cheapest candidates that meet the deadline and surely fit."""
     is_sure = any(item.verdict == "fits" for item in candidates)
     usable = [item for item in candidates if item.verdict == "fits" or not is_sure]
-    options = []
+    options: list[Option] = []
     steps = request.steps or 1
+    counts: Counter[str] = Counter()
     for item in sorted(usable, key=_cost_per_step):
+        if counts[item.machine.name] == MAX_PER_TYPE:
+            continue
         if deadline_hours and item.seconds * steps / SECONDS_PER_HOUR > deadline_hours:
             continue
         option = plan_option(request, item.job, item.machine, item.count, runs)
         is_late = option.hours is None or (deadline_hours and option.hours.p90 > deadline_hours)
         if not is_late:
             options.append(option)
+            counts[item.machine.name] += 1
         if len(options) == MAX_LISTED:
             break
     return options

@@ -32,7 +32,7 @@ GRID = 60
 EXPONENTS = (0.05, 2.0)
 ASYMPTOTES = (0.01, 5.0)
 """Distance of the asymptote from the best value, in units of the improvement so far."""
-NOISE_FLOOR = 0.002
+NOISE_FLOOR = 0.01
 """Smallest standard deviation of a value, in units of the improvement so far."""
 QUANTILES = (0.1, 0.5, 0.9)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from regauge import choices, config, verbs
 from regauge.errors import SettingsError
 from regauge.planning import anchors, search
+from regauge.planning.explain_plan import explain_plan
 from regauge.planning.machines import find_machine
 from regauge.planning.pipeline_stage import select_stage
 from regauge.planning.plan_document import (
@@ -20,8 +21,7 @@ from regauge.planning.plan_document import (
     describe_plan,
     describe_scaling,
     describe_settings,
-    explain_plan,
-    format_estimate,
+    format_answer,
     list_warnings,
 )
 from regauge.planning.run_request import read_request
@@ -54,7 +54,6 @@ OTHER_TABLES = frozenset(
 HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
 _MACHINES = re.compile(r"([^:\s]+)(?::(\d+))?")
-UNITS = {"memory_gb": "GB", "step_seconds": "s", "hours": "h", "usd": "USD"}
 SHORT_NAMES = {
     "recomputation": "recompute",
     "microbatch_rows": "rows",
@@ -163,10 +162,7 @@ def plan_one(
 
     `error` and `code` are added if the run does not fit, or if it misses the deadline.
     """
-    if machine.chip in search.INFERENCE_ONLY:
-        problem = f"{machine.name} has {machine.chip}, which cannot train"
-        raise SettingsError(problem, "name a machine type for training, such as trn1.32xlarge")
-    job = _place(request, machine, count)
+    job = search.place_job(request, machine, count)
     option = search.plan_option(request, job, machine, count, runs)
     answer = describe_plan(request, option)
     scaling = [
@@ -189,24 +185,6 @@ def _today() -> dt.date:
 
 def _list_counts(count: int) -> list[int]:
     return sorted({*(2**power for power in range(count.bit_length())), count})
-
-
-def _place(request: TrainingRequest, machine: Machine, count: int) -> TrainingJob:
-    """Return the job on the machines; raises SettingsError if they have more devices than rows.
-
-    An open micro-batch is the largest that fits.
-    """
-    devices = machine.devices * count
-    if request.place(devices) is None:
-        problem = f"batch.rows = {request.run.batch.rows} is less than the {devices} devices"
-        raise SettingsError(problem, f"set batch.rows to {devices} or more, or use fewer machines")
-    if request.micro_batch is None:
-        candidate = search.choose_settings(request, machine, count, is_free=False)
-        if candidate is not None:
-            return candidate.job
-    job = request.place(devices, request.micro_batch or request.sequences_per_row)
-    assert job is not None  # noqa: S101 (checked above)
-    return job
 
 
 def _find_refusal(request: TrainingRequest, option: Option, deadline: str | None) -> dict[str, Any]:
@@ -361,19 +339,17 @@ def show(answer: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
     """Print a plan; in the text format an interval is one cell, and a measured row one line."""
     if as_json:
         return verbs.show(answer, as_json=True)
-    texts = {
+    shown = {
         name: _format_value(name, value)
         for name, value in answer.items()
-        if value not in ([], (), None)
+        if value not in ([], None)
     }
-    verbs.show(texts, as_json=False)
+    verbs.show(format_answer(shown), as_json=False)
     return answer
 
 
 def _format_value(name: str, value: Any) -> Any:
     """Return a value of a plan for the text format."""
-    if isinstance(value, dict) and "p50" in value:
-        return format_estimate(value, UNITS.get(name, ""))
     if name == "nearest":
         return [_format_row(row) for row in value]
     if name in ("options", "scaling"):

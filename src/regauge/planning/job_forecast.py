@@ -1,0 +1,40 @@
+"""The plan of a job that is about to start, for `launch` and for `train --dry-run`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from regauge.errors import RegaugeError
+from regauge.planning import anchors, search
+from regauge.planning.catalog import find_instance
+from regauge.planning.machines import find_machine
+from regauge.planning.plan_document import describe_forecast
+from regauge.planning.run_request import read_request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+def forecast_job(
+    tables: Mapping[str, Any], run_file: Path, instance: str | None, count: int
+) -> dict[str, Any]:
+    """Return memory, step time, hours and dollars of a training run, by the planner.
+
+    The result is empty without a machine type with accelerators, as the planner knows no speed of
+    processors. It has `unknown`, the reason, if the run cannot be planned.
+    """
+    if instance is None or not find_instance(instance).chips:
+        return {}
+    try:
+        request = read_request(tables, run_file)
+        price = request.run.execution.price
+        machine = search.apply_discounts(find_machine(instance), price.discounts)
+        if price.usd_per_hour is not None:
+            machine = replace(machine, usd_per_hour=price.usd_per_hour)
+        job = search.place_job(request, machine, count)
+        runs = anchors.load_history()
+        return describe_forecast(search.plan_option(request, job, machine, count, runs))
+    except RegaugeError as error:
+        return {"unknown": error.problem}

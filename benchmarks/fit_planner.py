@@ -19,11 +19,18 @@ from pathlib import Path
 
 import numpy as np
 import planner_products as products
+import planner_references as references
 from planner_rows import Sample, read_samples
 from scipy.optimize import least_squares
 
 from regauge.planning import calibration as constants
-from regauge.planning.anchors import SIZE_WEIGHTS, describe
+from regauge.planning.anchors import (
+    MEASURED,
+    MEASURED_MEMORY,
+    MEASUREMENTS,
+    Anchor,
+    describe,
+)
 from regauge.planning.calibration import (
     ANY,
     Calibration,
@@ -33,6 +40,7 @@ from regauge.planning.calibration import (
     StackConstants,
 )
 from regauge.planning.collectives import CurveKey, build_curves
+from regauge.planning.machines import find_machine
 from regauge.planning.memory import plan_parts
 from regauge.planning.step_time import BETWEEN, INSIDE, plan_step
 
@@ -49,8 +57,10 @@ NOISE = 0.04
 """Log standard deviation of one row around its stack."""
 OVERLAP, GROWTH = 0.9, 0.015
 """Assumed, since no single-node row shows them."""
-NO_OVERLAP = ("NeMo", "Korthikanti", "MT-NLG")
-MIN_SPREAD, ONE_ROW_SPREAD, CHIP_SPREAD, ANY_SPREAD = 0.025, 0.12, 0.15, 0.35
+NO_OVERLAP = ("NeMo", "Korthikanti", "MT-NLG", "DeepSpeed ZeRO-1")
+"""Stacks whose collectives wait for the backward pass by default."""
+MIN_SPREAD, ONE_ROW_SPREAD = 0.025, 0.12
+FAMILY_SPREAD, CHIP_SPREAD, ANY_SPREAD = 0.1, 0.15, 0.35
 REFERENCE_FLOPS = 100e12
 """FLOP/s to which efficiencies refer if the peak is unpublished."""
 
@@ -58,7 +68,7 @@ REFERENCE_FLOPS = 100e12
 def main() -> None:
     """Fit all constants and write the data files of the package."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("train", "memory", "gemm", "nccl"):
+    for name in ("train", "memory", "gemm", "nccl", "collectives"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     options = parser.parse_args()
     train, memory = read_samples(options.train), read_samples(options.memory)
@@ -66,14 +76,18 @@ def main() -> None:
     large = products.read_products(gemm)
     matmuls = fit_matmuls(large, gemm[0]["source"].split(",")[0])
     document = {
-        "stacks": [asdict(entry) for entry in fit_stacks(train)],
+        "stacks": [asdict(entry) for entry in fit_stacks([*train, *references.single_machines()])],
         "memory": [asdict(entry) for entry in fit_memory(memory)],
-        "links": [asdict(entry) for entry in default_links()],
+        "links": [asdict(entry) for entry in fit_links(read_rows(options.collectives))],
         "matmuls": [asdict(entry) for entry in matmuls.values()],
     }
     path = constants.CALIBRATION
     path.write_text(json.dumps(_round(document), indent=1) + "\n", encoding="utf-8")
-    write_anchors(train, constants.parse_calibration(document))
+    fitted = constants.parse_calibration(document)
+    timed = [build_anchor(item, fitted) for item in train if item.step_seconds]
+    ran = [item for item in memory if item.memory_bytes and not item.is_out_of_memory]
+    write_anchors(MEASURED, timed, MEASUREMENTS[:2])
+    write_anchors(MEASURED_MEMORY, [build_anchor(i, fitted) for i in ran], MEASUREMENTS[2:])
     products.write_matmul_rows(FOLDER / "matmul_rows.csv", large, matmuls)
     write_rows(FOLDER / "collective_rows.csv", merge_collectives(read_rows(options.nccl)))
 
@@ -113,6 +127,10 @@ def fit_stacks(samples: Sequence[Sample]) -> list[StackConstants]:
     stacks = [fit_stack(key, rows) for key, rows in groups.items()]
     by_chip = _group(stacks, lambda item: item.chip)
     chips = [_join(chip, entries, CHIP_SPREAD) for chip, entries in by_chip.items()]
+    by_family = _group(stacks, lambda item: constants.find_family(item.chip))
+    chips += [_join(name, entries, CHIP_SPREAD) for name, entries in by_family.items()]
+    pairs = _group(stacks, lambda item: (constants.find_family(item.chip), item.stack))
+    chips += [_join(key[0], entries, FAMILY_SPREAD, key[1]) for key, entries in pairs.items()]
     by_stack = _group(stacks, lambda item: item.stack)
     others = [_join(ANY, rows, ANY_SPREAD, stack) for stack, rows in by_stack.items()]
     return [*stacks, *chips, *others, _join(ANY, stacks, ANY_SPREAD)]
@@ -217,9 +235,9 @@ def fit_memory(samples: Sequence[Sample]) -> list[MemoryConstants]:
 
 MEMORY_FITTED = ("context_bytes", "fragmentation", "activation_scale")
 MEMORY_PRIOR = {
-    "context_bytes": (1.0e9, 0.4),
-    "fragmentation": (1.06, 0.03),
-    "activation_scale": (1.0, 0.25),
+    "context_bytes": (1.0e9, 0.5),
+    "fragmentation": (1.06, 0.08),
+    "activation_scale": (1.0, 0.5),
 }
 MEMORY_NOISE, MEMORY_SPREAD = 0.08, 0.12
 
@@ -260,10 +278,46 @@ def memory_log_error(entry: MemoryConstants, row: Sample) -> float:
 
 def default_links() -> list[LinkConstants]:
     """Return the constants of links without measurements."""
+    inside, between = "8 to 34 MB on 8 GPUs, 80 % of nominal", "Ethernet and InfiniBand: assumed"
     return [
-        LinkConstants(INSIDE, 0.8, 20e6, 20e-6, "PLANNER: S_half 8 to 34 MB inside a node, 80 %"),
-        LinkConstants(BETWEEN, 0.8, 60e6, 50e-6, "S_half 34 MB on p4de, 134 MB on p5; 80 %"),
+        LinkConstants(INSIDE, 0.8, 20e6, 20e-6, inside),
+        LinkConstants(BETWEEN, 0.8, 10e6, 50e-6, between),
     ]
+
+
+LINKED = {
+    "p4de.24xlarge": ("p4de.24xlarge", "p4d.24xlarge"),
+    "p5.48xlarge": ("p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge"),
+}
+"""Machine types whose network one measured system stands for."""
+
+
+def fit_links(rows: Sequence[dict[str, str]]) -> list[LinkConstants]:
+    """Return the constants of networks between machines: B and S_half by least squares."""
+    links = default_links()
+    for system, names in LINKED.items():
+        chosen = [
+            row
+            for row in rows
+            if row["system"].startswith(system)
+            and int(row["n_nodes"]) > 1
+            and float(row["size_bytes"]) >= products.MIN_BYTES
+        ]
+        nominal = find_machine(system).network_bandwidth
+        sizes = np.array([float(row["size_bytes"]) for row in chosen])
+        seconds = np.array([float(row["time_us"]) for row in chosen]) / 1e6
+        machines = np.array([float(row["n_nodes"]) for row in chosen])
+
+        def errors(point: np.ndarray) -> np.ndarray:
+            efficiency, half = np.exp(point)
+            moved = 2 * (machines - 1) / machines * (sizes + half)  # noqa: B023 (used at once)
+            return np.log((moved / (nominal * efficiency) + 50e-6) / seconds)  # noqa: B023
+
+        point = least_squares(errors, np.log([0.8, 3e7]), loss="soft_l1", f_scale=0.1).x
+        efficiency, half = np.exp(point).tolist()
+        source = chosen[0]["repo_file"]
+        links += [LinkConstants(f"{n} network", efficiency, half, 50e-6, source) for n in names]
+    return links
 
 
 def _links() -> dict[str, LinkConstants]:
@@ -289,35 +343,40 @@ def hold_calibration(
     )
 
 
-def write_anchors(samples: Iterable[Sample], fitted: Calibration) -> None:
-    """Write the measured rows with their predictions, which the planner shows as nearest rows."""
-    names = (
-        "name",
-        "chip",
-        "stack",
-        "recomputation",
-        *SIZE_WEIGHTS,
-        "measured_seconds",
-        "predicted_seconds",
-        "source",
-        "date",
+def build_anchor(item: Sample, fitted: Calibration) -> Anchor:
+    """Return a measured row beside its prediction."""
+    plan = plan_step(item.job, item.machine, item.count, fitted) if item.step_seconds else None
+    memory = fitted.find_memory(item.job.stack) if item.memory_bytes else None
+    parts = memory and plan_parts(item.job, item.devices, item.machine.devices, memory)
+    return Anchor(
+        f"{item.row['model']}, {item.row['strategy']}, {item.name}",
+        describe(item.job, item.machine, item.count),
+        item.row["repo_file"] or item.source,
+        measured_seconds=item.step_seconds,
+        predicted_seconds=plan.total if plan else None,
+        date=item.date,
+        measured_bytes=item.memory_bytes,
+        predicted_bytes=parts.total if parts else None,
     )
-    with (FOLDER / "measured_training.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        for item in samples:
-            if item.step_seconds:
-                seconds = plan_step(item.job, item.machine, item.count, fitted).total
-                writer.writerow(
-                    {
-                        "name": f"{item.row['model']}, {item.row['strategy']}, {item.name}",
-                        **asdict(describe(item.job, item.machine, item.count)),
-                        "measured_seconds": f"{item.step_seconds:.6g}",
-                        "predicted_seconds": f"{seconds:.6g}",
-                        "source": item.row["repo_file"] or item.source,
-                        "date": item.date,
-                    }
-                )
+
+
+def write_anchors(path: Path, anchors: Iterable[Anchor], measurements: Sequence[str]) -> None:
+    """Write the measured rows with their predictions, which the planner shows as nearest rows."""
+    rows = []
+    for anchor in anchors:
+        values = asdict(anchor)
+        features = values.pop("features")
+        figures = {name: f"{values[name]:.6g}" for name in measurements}
+        rows.append(
+            {
+                "name": anchor.name,
+                **features,
+                **figures,
+                "source": anchor.source,
+                "date": anchor.date,
+            }
+        )
+    write_rows(path, rows)
 
 
 def _group(items: Iterable, key: Callable) -> dict:

@@ -15,24 +15,27 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import planner_products as products
-from fit_planner import fit_memory, fit_stacks, hold_calibration
+import planner_references as references
+from fit_planner import build_anchor, fit_memory, fit_stacks, hold_calibration
 from planner_rows import Sample, read_samples
 
-from regauge.planning import anchors, flops, intervals, memory
-from regauge.planning.calibration import ANY, Calibration, load_calibration
+from regauge.planning import anchors, flops, intervals
+from regauge.planning.calibration import Calibration, load_calibration
 from regauge.planning.step_time import plan_step
+from regauge.planning.training_plan import plan_memory
 
 RESULT = Path("benchmarks/results/planner_accuracy.json")
 FOLDS = 5
 DIFFERENT = 0.10
 """Relative difference of two measured rows from which their order counts."""
-MIN_TRAINED = 3
+EXACT_POINTS = 0.1
+"""Difference in points within which a published MFU is reproduced."""
 Prediction = tuple[Sample, float, float]
 """A row, its predicted value, and the standard deviation of its logarithm."""
 
@@ -54,6 +57,7 @@ def main() -> None:
         tables |= products.judge_products(_read(options.gemm), is_held_out=options.held_out)
     if options.nccl:
         tables |= products.judge_collectives(_read(options.nccl), is_held_out=options.held_out)
+    tables |= references.judge_references()
     for name, table in tables.items():
         sys.stdout.write(f"{name}: {json.dumps(table)}\n")
     options.output.parent.mkdir(parents=True, exist_ok=True)
@@ -67,10 +71,11 @@ def judge_training(samples: Sequence[Sample], *, is_held_out: bool) -> dict[str,
         fitted = load_calibration()
         known = [row for row in rows if (row.machine.chip, row.job.stack) in fitted.stacks]
         others = [row for row in rows if row not in known]
-        inside = [_predict(row, fitted) for row in known]
+        near = anchors.load_published()
+        inside = [_predict(row, fitted, near) for row in known]
         across = [_predict(row, fitted) for row in others]
     else:
-        inside = _cross_validate(rows, fold_of_row)
+        inside = _cross_validate(rows)
         across = _leave_out_sources(rows)
     more = [item for item in inside if item[0].count > 1]
     return {
@@ -84,25 +89,18 @@ def judge_training(samples: Sequence[Sample], *, is_held_out: bool) -> dict[str,
     }
 
 
-def fold_of_row(row: Sample, index: int) -> int:
-    """Return the fold of a row."""
-    return index % FOLDS
-
-
-def _cross_validate(
-    rows: Sequence[Sample], fold: Callable[[Sample, int], int]
-) -> list[Prediction]:
+def _cross_validate(rows: Sequence[Sample]) -> list[Prediction]:
     """Return predictions of rows by constants fitted to the other folds.
 
     Rows of a stack that the other folds lack are left out: they are predicted across stacks.
     """
     order = np.random.default_rng(0).permutation(len(rows))
-    folds = {rows[position].name: fold(rows[position], index) for index, position in enumerate(order)}
+    folds = {rows[position].name: index % FOLDS for index, position in enumerate(order)}
     predictions = []
     for number in range(FOLDS):
         kept = [row for row in rows if folds[row.name] != number]
         fitted = hold_calibration(fit_stacks(kept))
-        near = _anchors(kept, fitted)
+        near = [build_anchor(replace(row, memory_bytes=None), fitted) for row in kept]
         held = [row for row in rows if folds[row.name] == number]
         predictions += [
             _predict(row, fitted, near)
@@ -124,22 +122,7 @@ def _leave_out_sources(rows: Sequence[Sample]) -> list[Prediction]:
     return predictions
 
 
-def _anchors(rows: Iterable[Sample], fitted: Calibration) -> list[anchors.Anchor]:
-    return [
-        anchors.Anchor(
-            row.name,
-            anchors.describe(row.job, row.machine, row.count),
-            row.step_seconds or math.nan,
-            plan_step(row.job, row.machine, row.count, fitted).total,
-            row.source,
-        )
-        for row in rows
-    ]
-
-
-def _predict(
-    row: Sample, fitted: Calibration, near: Sequence[anchors.Anchor] = ()
-) -> Prediction:
+def _predict(row: Sample, fitted: Calibration, near: Sequence[anchors.Anchor] = ()) -> Prediction:
     seconds = plan_step(row.job, row.machine, row.count, fitted).total
     features = anchors.describe(row.job, row.machine, row.count)
     neighbours = anchors.find_nearest(features, near or anchors.load_published())
@@ -180,19 +163,21 @@ def _by_source(predictions: Sequence[Prediction]) -> Iterable[tuple[str, list[Pr
 def rank(predictions: Sequence[Prediction]) -> dict[str, object]:
     """Return Kendall's tau over rows of one model on one chip and number of devices.
 
-    Pairs count if their seconds per token differ by more than 10 %.
+    Pairs count if their seconds per token differ by more than 10 %, and if their jobs differ:
+    several releases of one software under one job are no choice of a strategy.
     """
-    groups: dict[tuple[str, str, int, int], list[tuple[float, float]]] = {}
+    groups: dict[tuple[str, str, int, int], list[tuple[float, float, object]]] = {}
     for row, value, _ in predictions:
         key = (row.row["model"], row.machine.chip, row.devices, row.job.length)
         tokens = row.job.tokens_per_pass * row.job.accumulation / row.job.parallelism.devices
-        groups.setdefault(key, []).append((value / tokens, (row.step_seconds or 0) / tokens))
+        job = replace(row.job, stack=None)
+        groups.setdefault(key, []).append((value / tokens, (row.step_seconds or 0) / tokens, job))
     agree = [
         (first[0] - second[0]) * (first[1] - second[1]) > 0
         for group in groups.values()
         for index, first in enumerate(group)
         for second in group[:index]
-        if abs(math.log(first[1] / second[1])) > math.log1p(DIFFERENT)
+        if abs(math.log(first[1] / second[1])) > math.log1p(DIFFERENT) and first[2] != second[2]
     ]
     tau = 2 * statistics.mean(agree) - 1 if agree else None
     return {"pairs": len(agree), "tau": round(tau, 3) if tau is not None else None}
@@ -207,13 +192,15 @@ def judge_mfu(samples: Sequence[Sample]) -> dict[str, object]:
             rows = copies * row.job.micro_batch * row.job.accumulation
             rate = rows * row.job.length / row.step_seconds / row.devices
             peak = row.machine.peak_flops * (2 if row.job.precision == "fp8" else 1)
-            points.append(abs(100 * flops.mfu(row.job, rate, peak) - row.published_mfu))
+            parameters = float(row.row["params"])
+            work = rate * flops.simple_flops(row.job.shape, row.job.length, parameters)
+            points.append(abs(100 * work / peak - row.published_mfu))
     if not points:
         return {"rows": 0}
     return {
         "rows": len(points),
         "mean points": round(statistics.mean(points), 3),
-        "within 0.1": sum(point <= 0.1 for point in points),
+        "within 0.1": sum(point <= EXACT_POINTS for point in points),
     }
 
 
@@ -226,7 +213,16 @@ def judge_memory(samples: Sequence[Sample], *, is_held_out: bool) -> dict[str, d
         kept = [row for row in samples if folds[row.name] != number]
         fitted = load_calibration() if is_held_out else hold_calibration([], fit_memory(kept))
         held = [row for row in samples if is_held_out or folds[row.name] == number]
-        plans += [(row, *_plan_memory(row, fitted)) for row in held]
+        near = (
+            anchors.load_published(anchors.MEASURED_MEMORY)
+            if is_held_out
+            else [
+                build_anchor(replace(row, step_seconds=None), fitted)
+                for row in kept
+                if row.memory_bytes and not row.is_out_of_memory
+            ]
+        )
+        plans += [(row, *_plan_memory(row, fitted, near)) for row in held]
     errors = [
         (row, abs(total.p50 / row.memory_bytes - 1))
         for row, total, _ in plans
@@ -254,18 +250,20 @@ def judge_memory(samples: Sequence[Sample], *, is_held_out: bool) -> dict[str, d
             "ran, uncertain": verdicts.count((False, "uncertain")),
             "ran, refused": verdicts.count((False, "does not fit")),
             "wrong rows": [
-                row.name for row, _, verdict in plans
+                row.name
+                for row, _, verdict in plans
                 if verdict == ("fits" if row.is_out_of_memory else "does not fit")
             ],
         },
     }
 
 
-def _plan_memory(row: Sample, fitted: Calibration) -> tuple[intervals.Estimate, str]:
-    constants = fitted.find_memory(row.job.stack)
-    parts = memory.plan_parts(row.job, row.devices, row.machine.devices, constants)
-    total = intervals.estimate(parts.total, constants.spread)
-    return total, memory.judge(total, row.machine.memory_bytes)
+def _plan_memory(
+    row: Sample, fitted: Calibration, near: Sequence[anchors.Anchor]
+) -> tuple[intervals.Estimate, str]:
+    neighbours = anchors.find_nearest(anchors.describe(row.job, row.machine, row.count), near)
+    plan = plan_memory(row.job, row.machine, row.count, fitted, neighbours)
+    return plan.total, plan.verdict
 
 
 def _read(path: Path) -> list[dict[str, str]]:

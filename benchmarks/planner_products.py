@@ -30,8 +30,14 @@ REFERENCE_FLOPS = 500e12
 """FLOP/s of a chip whose peak is unpublished; its efficiency refers to it."""
 LIKE = math.log(1.25)
 """Distance of peak and bandwidth within which one system stands in for another."""
-FITTED = ("efficiency", "bandwidth_efficiency", "inner_half", "outer_half", "sharpness",
-          "launch_seconds")
+FITTED = (
+    "efficiency",
+    "bandwidth_efficiency",
+    "inner_half",
+    "outer_half",
+    "sharpness",
+    "launch_seconds",
+)
 START = (0.85, 0.85, 130.0, 200.0, 3.0, 3e-6)
 LOWER = (0.1, 0.2, 1.0, 1.0, 1.0, 1e-7)
 UPPER = (1.5, 1.3, 2000.0, 5000.0, 8.0, 6e-5)
@@ -62,8 +68,12 @@ def find_chip_row(system: str) -> Mapping[str, str]:
     if words[0] == "rtx":
         return rows["RTX-PRO-6000-SE (g7e)"]
     names = [name for name in rows if name.lower().split("-")[0] == words[0]]
-    return rows[max(names, key=lambda name: sum(word in name.lower() for word in words) * 100
-                    + float(rows[name]["memory_gb"] or 0) / 1000)]
+
+    def likeness(name: str) -> tuple[int, bool, float]:
+        same = sum(word in name.lower() for word in words)
+        return same, "(" not in name, float(rows[name]["memory_gb"] or 0)
+
+    return rows[max(names, key=likeness)]
 
 
 def find_rates(system: str) -> tuple[float, float]:
@@ -123,8 +133,9 @@ def log_residual(product: Product, constants: MatmulConstants) -> MeasuredProduc
     return MeasuredProduct((m, n, k), math.log(product.seconds / seconds))
 
 
-def write_matmul_rows(path: Path, products: Sequence[Product],
-                      constants: Mapping[str, MatmulConstants]) -> None:
+def write_matmul_rows(
+    path: Path, products: Sequence[Product], constants: Mapping[str, MatmulConstants]
+) -> None:
     """Write the errors of the measured products against the roofline of their system."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -139,7 +150,8 @@ def find_stand_in(system: str, fitted: Mapping[str, MatmulConstants]) -> str:
     rates = find_rates(system)
     distances = {
         name: max(abs(math.log(a / b)) for a, b in zip(rates, find_rates(name), strict=True))
-        for name in fitted if name != ANY
+        for name in fitted
+        if name != ANY
     }
     nearest = min(distances, key=lambda name: distances[name], default=ANY)
     return nearest if distances.get(nearest, math.inf) <= 2 * LIKE else ANY
@@ -165,10 +177,13 @@ def judge_products(
     if is_held_out:
         fitted, known = load_calibration().matmuls, load_products()
         return {
-            f"products, {name}" + ("" if name in fitted else " (data sheet alone)"): _figures([
-                predict_product(item, fitted, known) / item.seconds - 1
-                for item in products if item.system == name
-            ])
+            f"products, {name}" + ("" if name in fitted else " (data sheet alone)"): _figures(
+                [
+                    predict_product(item, fitted, known) / item.seconds - 1
+                    for item in products
+                    if item.system == name
+                ]
+            )
             for name in systems
         }
     tables = {}
@@ -177,10 +192,14 @@ def judge_products(
         others = [item for item in products if item.system != name]
         tables[f"products, {name}"] = _figures(_cross_validate_products(name, own))
         if others:
-            fitted = {s: fit_matmul(s, [i for i in others if i.system == s])
-                      for s in systems if s != name} | {ANY: fit_matmul(ANY, others)}
-            residuals = {s: [log_residual(i, fitted[s]) for i in others if i.system == s]
-                         for s in systems if s != name}
+            fitted = {
+                s: fit_matmul(s, [i for i in others if i.system == s]) for s in systems if s != name
+            } | {ANY: fit_matmul(ANY, others)}
+            residuals = {
+                s: [log_residual(i, fitted[s]) for i in others if i.system == s]
+                for s in systems
+                if s != name
+            }
             errors = [predict_product(i, fitted, residuals) / i.seconds - 1 for i in own]
             tables[f"products, {name} (data sheet alone)"] = _figures(errors)
     return tables
@@ -236,26 +255,36 @@ def judge_collectives(
         known = {curve.system for curve in curves}
         links = find_links([*systems, *known])
         return {
-            f"collectives, {name}" + ("" if name in known else " (data sheet alone)"): _figures([
-                collective_seconds(item.key, item.size, curves, links) / item.seconds - 1
-                for item in messages if item.key.system == name and item.size > MIN_BYTES
-            ])
+            f"collectives, {name}" + ("" if name in known else " (data sheet alone)"): _figures(
+                [
+                    collective_seconds(item.key, item.size, curves, links) / item.seconds - 1
+                    for item in messages
+                    if item.key.system == name and item.size > MIN_BYTES
+                ]
+            )
             for name in systems
         }
     links, tables = find_links(systems), {}
     order = np.random.default_rng(0).permutation(len(messages)) % FOLDS
-    folds = [build_curves(as_rows([m for m, f in zip(messages, order, strict=True) if f != number]))
-             for number in range(FOLDS)]
+    folds = [
+        build_curves(as_rows([m for m, f in zip(messages, order, strict=True) if f != number]))
+        for number in range(FOLDS)
+    ]
     for name in systems:
-        own = [(m, f) for m, f in zip(messages, order, strict=True)
-               if m.key.system == name and m.size > MIN_BYTES]
-        errors = [collective_seconds(m.key, m.size, folds[f], links) / m.seconds - 1
-                  for m, f in own]
+        own = [
+            (m, f)
+            for m, f in zip(messages, order, strict=True)
+            if m.key.system == name and m.size > MIN_BYTES
+        ]
+        errors = [
+            collective_seconds(m.key, m.size, folds[f], links) / m.seconds - 1 for m, f in own
+        ]
         tables[f"collectives, {name}"] = _figures(errors)
         others = build_curves(as_rows([m for m in messages if m.key.system != name]))
         if others:
-            errors = [collective_seconds(m.key, m.size, others, links) / m.seconds - 1
-                      for m, _ in own]
+            errors = [
+                collective_seconds(m.key, m.size, others, links) / m.seconds - 1 for m, _ in own
+            ]
             tables[f"collectives, {name} (data sheet alone)"] = _figures(errors)
     return tables
 

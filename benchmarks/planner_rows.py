@@ -6,6 +6,7 @@ The columns are those of the files that `fit_planner.py` and `planner_accuracy.p
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,6 +65,8 @@ KNOWN_SHAPES = {
 }
 """Sizes of models whose rows lack them, from their public config.json files."""
 TIED_GATED = ("gemma-2b", "gemma-7b", "gemma-2-9b", "llama3.2-3b")
+SEQUENCE_PARALLEL = ("torchtitan", "Korthikanti")
+"""Sources whose tensor parallelism divides the inputs of a layer by position, too."""
 ENCODERS = ("bert", "roberta", "distilbert", "electra")
 FINE_TUNED = ("squad", "distilbert", "roberta")
 DEFAULT_LENGTHS = {"GPT-2 XL": 1024, "T5-3B": 512}
@@ -147,6 +150,8 @@ def parse_row(row: dict[str, str]) -> Sample | None:
     shape = parse_shape(row)
     if shape is None or (row["hardware"] not in CHIPS and row["hardware"] not in BARE):
         return None
+    if "offload" in row["strategy"].lower():  # states in main memory: no strategy of the planner
+        return None
     machine, count = parse_machine(row)
     job = parse_job(row, shape, machine.devices * count)
     memory = number(row["memory_gb"])
@@ -229,9 +234,10 @@ def parse_job(row: dict[str, str], shape: ModelShape, devices: int) -> TrainingJ
     """Return the job of a row."""
     tensor, pipeline = int(number(row["tp"]) or 1), int(number(row["pp"]) or 1)
     context = int(number(row["cp"]) or 1)
-    parallelism = ModelParallelism(tensor, pipeline, context)
+    source = short_source(row["source"])
+    parallelism = ModelParallelism(tensor, pipeline, context, source in SEQUENCE_PARALLEL)
     micro_batch = int(number(row["micro_batch"]) or 1)
-    length, source = row_length(row), short_source(row["source"])
+    length = row_length(row)
     batch = number(row["global_batch"])
     if batch is None and row["source"].startswith(tuple(GLOBAL_BATCHES)):
         rule = next(v for k, v in GLOBAL_BATCHES.items() if row["source"].startswith(k))
@@ -249,22 +255,28 @@ def parse_job(row: dict[str, str], shape: ModelShape, devices: int) -> TrainingJ
         length=length,
         micro_batch=micro_batch,
         accumulation=max(round(accumulation), 1),
-        strategy=parse_strategy(row, copies),
-        recomputation=parse_recomputation(row["activation_ckpt"]),
+        strategy=parse_strategy(row, devices // (tensor * pipeline)),
+        recomputation=parse_recomputation(row),
         precision=parse_precision(row),
         head=parse_head(row, shape),
         parallelism=parallelism,
         has_fused_attention=has_fused_attention(row),
         dropout=not shape.attention.is_causal,
-        logits="chunked"
-        if "chunked" in row["strategy"]
-        else "fused"
-        if "compile" in row["strategy"]
-        else "eager",
+        logits=parse_logits(row),
         optimizer="8bit" if source == "torchtune" and not is_lora else "adamw",
         trained_fraction=0.003 if is_lora else 1.0,
+        has_fp32_gradients=has_fp32_gradients(row),
         stack=parse_stack(row),
     )
+
+
+def parse_logits(row: dict[str, str]) -> str:
+    """Return how a row's software computes the loss; torchtune has chunks by default."""
+    text = row["strategy"]
+    is_default = short_source(row["source"]) == "torchtune" and not row["activation_ckpt"]
+    if "chunked" in text or "+activation" in text or is_default:
+        return "chunked"
+    return "fused" if "compile" in text else "eager"
 
 
 def parse_strategy(row: dict[str, str], copies: int) -> str:
@@ -276,13 +288,16 @@ def parse_strategy(row: dict[str, str], copies: int) -> str:
         return "fsdp"
     if stage in (1, 2):
         return f"zero{int(stage)}"
-    if short_source(row["source"]) == "NeMo":
+    if short_source(row["source"]) == "NeMo" or is_megatron(row):
         return "zero1"
     return "ddp"
 
 
-def parse_recomputation(text: str) -> str:
-    """Return the recomputation of a row."""
+def parse_recomputation(row: dict[str, str]) -> str:
+    """Return the recomputation of a row; the recipes of torchtune recompute by default."""
+    text = row["activation_ckpt"]
+    if not text and short_source(row["source"]) == "torchtune":
+        return "full"
     if text in ("True", "full"):
         return "full"
     return "selective" if "selective" in text else "none"
@@ -299,9 +314,25 @@ def parse_precision(row: dict[str, str]) -> str:
         return "pure"
     if text.startswith("fp32"):
         return "fp32"
+    if is_megatron(row):
+        return "bf16-master"
     if source in ("BigScience", "NeMo", "Korthikanti", "MT-NLG") or "ZeRO" in row["strategy"]:
         return "bf16-master"
     return "autocast"
+
+
+def has_fp32_gradients(row: dict[str, str]) -> bool:
+    """Return whether the software accumulates the gradients of bf16 weights in fp32."""
+    source = short_source(row["source"])
+    if source == "FlagPerf":
+        return is_megatron(row)
+    return source == "NeMo" or (source == "BigScience" and row["precision"] == "bf16")
+
+
+def is_megatron(row: dict[str, str]) -> bool:
+    """Return whether Megatron ran a row of FlagPerf."""
+    text = row["strategy"]
+    return "Megatron" in text or "FlagScale" in text or bool(re.match(r"TP\d", text))
 
 
 def parse_head(row: dict[str, str], shape: ModelShape) -> str:
@@ -317,7 +348,7 @@ def has_fused_attention(row: dict[str, str]) -> bool:
     """Return whether the row's software never stores the scores of the attention."""
     source = short_source(row["source"])
     if source == "FlagPerf":
-        return "flash" in row["notes"] and "no flash" not in row["notes"]
+        return is_megatron(row) or ("flash" in row["notes"] and "no flash" not in row["notes"])
     return source not in ("BigScience", "DeepLearningExamples", "DeepSpeed", "HF blog", "habana")
 
 
@@ -336,8 +367,18 @@ def parse_stack(row: dict[str, str]) -> str:
     elif source == "DeepLearningExamples":
         names = ("PyTorch", "TensorFlow2", "TensorFlow1", "TensorFlow")
         options = next((name for name in names if name in row["notes"]), "")
+        options += " " + row["repo_file"].split("@")[-1][:7]
+        options += " ELECTRA" if "ELECTRA" in row["repo_file"] else ""
     elif source == "Neuron":
         options = "fp32" if row["precision"] == "FP32" else "bf16"
+        options += "" if "xNC(DP)" in text else " distributed"
+    elif source == "litgpt":
+        options = "lora" if "lora" in text.lower() or "Adapter" in text else "full"
+        options += " nf4" if parse_precision(row) == "nf4" else ""
+    elif source == "FlagPerf":
+        options = "Megatron" if is_megatron(row) else "DeepSpeed" if "Deep" in text else ""
+    elif source == "torchtune":
+        options = "LoRA" if "LoRA" in text else "full"
     elif source == "DeepSpeed":
         options = "kernels" if "kernels" in text else "PyTorch"
     return f"{source} {options}".strip()

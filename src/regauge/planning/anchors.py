@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import asdict, dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from regauge.planning.training_job import Machine, TrainingJob
 
 MEASURED = Path(__file__).with_name("measured_training.csv")
-OTHER_CHIP, OTHER_STACK, OTHER_RECOMPUTATION = 6.0, 2.0, 1.0
-"""Distances of a row on another chip, under another stack, with other recomputation."""
+MEASURED_MEMORY = Path(__file__).with_name("measured_memory.csv")
+OTHER = {"chip": 6.0, "stack": 2.0, "recomputation": 1.0, "strategy": 0.7}
+"""Distance of a row whose chip, stack, recomputation or strategy differs."""
 REACH = 0.7
 """Distance over which the error of a run counts for another one."""
 PRIOR_WEIGHT = 0.1
@@ -37,6 +38,8 @@ class Features:
     chip: str
     stack: str
     recomputation: str
+    strategy: str
+    """Strategy and degrees of tensor, pipeline and context parallelism."""
     layers: int
     hidden: int
     length: int
@@ -44,15 +47,20 @@ class Features:
     accumulation: int
     devices: int
 
-    def distance(self, other: Features) -> float:
-        """Return the distance: 1 for a factor of e in one size."""
-        squares = sum(
-            math.log(getattr(self, name) / getattr(other, name)) ** 2 * weight
+    @cached_property
+    def scaled_logs(self) -> tuple[float, ...]:
+        """Logarithms of the sizes, scaled by the square roots of their weights."""
+        return tuple(
+            math.log(getattr(self, name)) * math.sqrt(weight)
             for name, weight in SIZE_WEIGHTS.items()
         )
-        squares += OTHER_CHIP**2 * (self.chip != other.chip)
-        squares += OTHER_STACK**2 * (self.stack != other.stack)
-        squares += OTHER_RECOMPUTATION**2 * (self.recomputation != other.recomputation)
+
+    def distance(self, other: Features) -> float:
+        """Return the distance: 1 for a factor of e in one size of weight 1."""
+        squares = math.dist(self.scaled_logs, other.scaled_logs) ** 2
+        for name, distance in OTHER.items():
+            if getattr(self, name) != getattr(other, name):
+                squares += distance**2
         return math.sqrt(squares)
 
 
@@ -67,24 +75,29 @@ SIZE_WEIGHTS = {
 """Weight of each size in the distance: step time is less sensitive to those below 1."""
 
 
+MEASUREMENTS = ("measured_seconds", "predicted_seconds", "measured_bytes", "predicted_bytes")
+
+
 @dataclass(frozen=True)
 class Anchor:
     """A measured run beside its prediction without anchors."""
 
     name: str
     features: Features
-    measured_seconds: float
-    """Seconds of a step."""
-    predicted_seconds: float
     source: str
+    measured_seconds: float | None = None
+    """Seconds of a step; None if not measured."""
+    predicted_seconds: float | None = None
     date: str = ""
     measured_bytes: float | None = None
     """Peak memory of one device."""
     predicted_bytes: float | None = None
 
     @property
-    def log_error(self) -> float:
-        """Return log(measured / predicted) of the step time."""
+    def log_error(self) -> float | None:
+        """Return log(measured / predicted) of the step time; None without a measurement."""
+        if not self.measured_seconds or not self.predicted_seconds:
+            return None
         return math.log(self.measured_seconds / self.predicted_seconds)
 
     @property
@@ -105,10 +118,12 @@ class Neighbour:
 
 def describe(job: TrainingJob, machine: Machine, count: int) -> Features:
     """Return the features of a job on `count` machines."""
+    parallel = job.parallelism
     return Features(
         chip=machine.chip,
         stack=job.stack or "",
         recomputation=job.recomputation,
+        strategy=f"{job.strategy} {parallel.tensor}.{parallel.pipeline}.{parallel.context}",
         layers=job.shape.layers,
         hidden=job.shape.hidden,
         length=job.length,
@@ -121,8 +136,11 @@ def describe(job: TrainingJob, machine: Machine, count: int) -> Features:
 def find_nearest(
     features: Features, anchors: Iterable[Anchor], limit: int = 3
 ) -> tuple[Neighbour, ...]:
-    """Return the nearest measured runs, nearest first."""
-    neighbours = [Neighbour(features.distance(item.features), item) for item in anchors]
+    """Return the nearest measured runs on the chip, nearest first; on others if they are few."""
+    anchors = tuple(anchors)
+    same_chip = [item for item in anchors if item.features.chip == features.chip]
+    near = same_chip if len(same_chip) >= limit else anchors
+    neighbours = [Neighbour(features.distance(item.features), item) for item in near]
     return tuple(sorted(neighbours, key=lambda item: item.distance)[:limit])
 
 
@@ -135,31 +153,27 @@ def correct(neighbours: Sequence[Neighbour]) -> float:
 def correct_memory(neighbours: Sequence[Neighbour]) -> float:
     """Return the factor by which the errors of near runs correct a predicted peak memory."""
     errors = [(item.distance, item.anchor.log_memory_error) for item in neighbours]
-    return math.exp(_weighted_error([(d, e) for d, e in errors if e is not None]))
+    return math.exp(_weighted_error(errors))
 
 
-def _weighted_error(errors: Sequence[tuple[float, float]]) -> float:
-    weights = [math.exp(-0.5 * (distance / REACH) ** 2) for distance, _ in errors]
-    total = sum(weight * error for weight, (_, error) in zip(weights, errors, strict=True))
-    return total / (sum(weights) + PRIOR_WEIGHT)
+def _weighted_error(errors: Sequence[tuple[float, float | None]]) -> float:
+    known = [(math.exp(-0.5 * (far / REACH) ** 2), error) for far, error in errors if error]
+    total = sum(weight * error for weight, error in known)
+    return total / (sum(weight for weight, _ in known) + PRIOR_WEIGHT)
 
 
 @cache
 def load_published(path: Path = MEASURED) -> tuple[Anchor, ...]:
-    """Return the published rows of the package."""
+    """Return the published rows of the package, of step time or of memory."""
     return tuple(_parse_row(row) for row in read_csv_rows(path))
 
 
 def _parse_row(row: dict[str, str]) -> Anchor:
-    sizes = {name: int(row[name]) for name in SIZE_WEIGHTS}
-    features = Features(row["chip"], row["stack"], row["recomputation"], **sizes)
+    sizes: dict[str, Any] = {name: int(row[name]) for name in SIZE_WEIGHTS}
+    names: dict[str, Any] = {name: row[name] for name in OTHER}
+    values = {name: float(row[name]) if row.get(name) else None for name in MEASUREMENTS}
     return Anchor(
-        row["name"],
-        features,
-        float(row["measured_seconds"]),
-        float(row["predicted_seconds"]),
-        row["source"],
-        row["date"],
+        row["name"], Features(**names, **sizes), row["source"], date=row["date"], **values
     )
 
 

@@ -113,10 +113,14 @@ class Calibration:
     def find_stack(self, chip: str, stack: str | None = None) -> StackConstants:
         """Return the constants of a chip under a stack.
 
-        Without rows for the stack, they are those of the chip; without rows for the chip, those
+        Chips of one family, such as A100 with 40 and with 80 GB, stand in for each other. Without
+        rows for the stack, the constants are those of the chip; without rows for the chip, those
         of all chips.
         """
-        for key in ((chip, stack or ANY), (chip, ANY), (ANY, stack or ANY), (ANY, ANY)):
+        family = find_family(chip)
+        names = [(name, stack or ANY) for name in (chip, family)]
+        names += [(chip, ANY), (family, ANY), (ANY, stack or ANY), (ANY, ANY)]
+        for key in names:
             if key in self.stacks:
                 return self.stacks[key]
         raise AssertionError(f"{CALIBRATION} has no constants for any chip")
@@ -132,6 +136,11 @@ class Calibration:
     def find_matmul(self, system: str) -> MatmulConstants:
         """Return the roofline of a system, or the one of all systems."""
         return self.matmuls.get(system, self.matmuls[ANY])
+
+
+def find_family(chip: str) -> str:
+    """Return the family of a chip: its name without form and memory, such as A100."""
+    return chip.split("-", maxsplit=1)[0].split(" ", maxsplit=1)[0]
 
 
 @cache

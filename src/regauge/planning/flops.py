@@ -50,6 +50,14 @@ def recomputed_share(recomputation: Recomputation) -> float:
     return RECOMPUTED[recomputation]
 
 
+def simple_flops(shape: ModelShape, length: int, parameters: float) -> float:
+    """Return 6 P + 12 L h S for one token: P counts all parameters, embeddings too.
+
+    Many published figures of MFU use this form.
+    """
+    return 6.0 * parameters + attention_flops(shape, length)
+
+
 def mfu(job: TrainingJob, tokens_per_second: float, peak_flops: float) -> float:
     """Return the model FLOPs utilization at tokens per second of one device."""
     return tokens_per_second * training_flops(job.shape, job.length, job.head) / peak_flops

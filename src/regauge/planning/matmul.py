@@ -48,7 +48,7 @@ def roofline_seconds(
     moved = BF16_BYTES * (float(m) * k + float(k) * n + float(m) * n)
     memory = moved / (bandwidth * constants.bandwidth_efficiency)
     power = constants.sharpness
-    return (compute**power + memory**power) ** (1 / power) + constants.launch_seconds
+    return math.pow(compute**power + memory**power, 1 / power) + constants.launch_seconds
 
 
 def correct_product(size: tuple[int, int, int], rows: Sequence[MeasuredProduct]) -> float:

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
+from regauge.planning import intervals
 from regauge.planning.calibration import MemoryConstants
 from regauge.planning.flops import MASKED_FRACTION
 
@@ -34,6 +35,8 @@ LOGIT_BYTES = {"eager": 10.0, "fused": 4.0, "chunked": 1.0}
 """Bytes of a logit: bf16 logits, fp32 copy and fp32 gradient; fused; in chunks."""
 SELECTIVE_SHARE = 0.37
 """Share of the activations that selective recomputation stores."""
+CERTAIN = 2.0
+"""Standard deviations beyond which a verdict is certain: 1 of 40 is wrong."""
 GATHERED_LAYERS = 2
 """Layers of which FSDP holds the whole weights at once: the current one and the next."""
 
@@ -101,10 +104,14 @@ def plan_parts(
 
 
 def judge(total: Estimate, capacity: float) -> Verdict:
-    """Return whether the memory fits: certain only if the whole interval is on one side."""
-    if total.p90 <= capacity:
+    """Return whether the memory fits; certain only beyond `CERTAIN` standard deviations.
+
+    A wrong "fits" ends a run, and a wrong "does not fit" buys a larger machine.
+    """
+    width = (total.p90 / total.p50) ** (CERTAIN / intervals.NORMAL_P90)
+    if total.p50 * width <= capacity:
         return "fits"
-    return "does not fit" if total.p10 > capacity else "uncertain"
+    return "does not fit" if total.p50 / width > capacity else "uncertain"
 
 
 def _local_parameters(job: TrainingJob) -> float:
@@ -127,6 +134,7 @@ def _state_bytes(job: TrainingJob, shards: int) -> tuple[float, float, float]:
     """
     parameters = _local_parameters(job)
     weight, gradient, master = STATE_BYTES[job.precision]
+    gradient = 4.0 if job.has_fp32_gradients else gradient
     moments = MOMENT_BYTES[job.optimizer] * (0.5 if job.precision in ("pure", "nf4") else 1.0)
     trained = parameters * job.trained_fraction
     is_full = job.strategy in ("fsdp", "hsdp")
@@ -164,6 +172,7 @@ def _activation_bytes(job: TrainingJob) -> float:
     scale = 2.0 if job.precision in ("fp32", "tf32") else 1.0
     tokens = job.tokens_per_pass / parallel.context
     inputs = 2 * shape.hidden * tokens * scale
+    inputs /= parallel.tensor if parallel.has_sequence_parallelism else 1
     layers = -(-shape.layers // parallel.pipeline)
     in_flight = min(parallel.pipeline, max(job.accumulation, 1))
     if job.recomputation == "full":

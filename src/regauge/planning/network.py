@@ -62,11 +62,12 @@ class Topology:
     """Devices of one machine that take part."""
     machines: int = 1
 
-    def seconds(self, collective: Collective, size: float) -> float:
-        """Return the seconds of a collective over all devices.
+    def seconds(self, collective: Collective, size: float, messages: float = 1.0) -> float:
+        """Return the seconds of `size` bytes over all devices, divided into equal messages.
 
         The slower link decides. The ring between machines moves 1 / devices of the message for
         each device, which is the whole message for a machine.
         """
-        local = self.inside.seconds(collective, size, self.devices)
-        return max(local, self.between.seconds(collective, size, self.machines))
+        count = max(messages, 1.0)
+        local = self.inside.seconds(collective, size / count, self.devices)
+        return count * max(local, self.between.seconds(collective, size / count, self.machines))

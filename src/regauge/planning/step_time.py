@@ -2,7 +2,8 @@
 
 step = compute (1 + s)^log2(machines) + exposed communication + optimizer + fixed.
 compute = g T (6 N + head) / (peak e0) (1 + h0 / h) (1 + t0 / T) + attention / (peak ea), with the
-recomputed share. exposed = max(0, communication - overlap compute) + communication / L.
+recomputed share. exposed = max(0, communication - overlap compute) + communication / L;
+here L counts the embeddings, too, in units of a layer.
 """
 
 from __future__ import annotations
@@ -24,8 +25,12 @@ INSIDE, BETWEEN = "any inside", "any between"
 """Names of the links that stand in for those without measurements."""
 CAUSAL_SHARE = 0.5
 """Share of the attention scores that a causal mask leaves."""
+EAGER_ATTENTION = 0.4
+"""Speed of an attention that stores its scores, against a fused one."""
 GRADIENT_BYTES = 2.0
 """Bytes of a gradient or a weight on the wire; 4 without mixed precision."""
+BUCKET_BYTES, ZERO_BUCKET_BYTES = 25e6, 500e6
+"""Bytes of a message: the bucket of DDP, and the one of DeepSpeed's ZeRO; FSDP sends a layer."""
 OPTIMIZER_BANDWIDTH = 0.7
 """Share of the memory bandwidth that the update achieves: it reads and writes every state once."""
 
@@ -77,7 +82,7 @@ def plan_step(
     growth = compute * ((1 + constants.growth) ** math.log2(count) - 1)
     communication = plan_communication(job, machine, count, calibration)
     exposed = max(0.0, communication.gradients - constants.overlap * compute)
-    exposed += communication.gradients / max(job.shape.layers, 1) + communication.tensor
+    exposed += communication.gradients / _layers_of_weights(job) + communication.tensor
     return StepParts(
         matmul,
         attention,
@@ -87,6 +92,14 @@ def plan_step(
         optimizer_seconds(job, machine, count),
         constants.fixed_seconds,
     )
+
+
+def _layers_of_weights(job: TrainingJob) -> float:
+    """Return the weights in units of one layer: L, and the embeddings.
+
+    Nothing hides the communication of the last layer, because no computation follows.
+    """
+    return max(job.shape.parameters(job.head) / job.shape.layer_parameters, 1.0)
 
 
 def compute_seconds(job: TrainingJob, constants: StackConstants) -> tuple[float, float]:
@@ -104,6 +117,7 @@ def compute_seconds(job: TrainingJob, constants: StackConstants) -> tuple[float,
     scores = flops.attention_flops(shape, job.length) * again
     scores *= CAUSAL_SHARE if shape.attention.is_causal else 1.0
     attention_speed = constants.reference_flops * constants.attention_efficiency
+    attention_speed *= 1.0 if job.has_fused_attention else EAGER_ATTENTION
     return (
         products * backward * tokens * slower / speed / split,
         scores * tokens / attention_speed / split,
@@ -129,18 +143,18 @@ def plan_communication(
     wire = GRADIENT_BYTES * (2 if job.precision in ("fp32", "tf32") else 1)
     size = wire * job.shape.parameters(job.head) / (parallel.tensor * parallel.pipeline)
     trained, passes = size * job.trained_fraction, max(job.accumulation, 1)
-    gather = topology.seconds("all_gather", size)
-    seconds = 0.0
+    seconds, layers = 0.0, max(job.shape.layers / parallel.pipeline, 1)
     if job.strategy == "ddp":
-        seconds = topology.seconds("all_reduce", trained)
+        seconds = topology.seconds("all_reduce", trained, trained / BUCKET_BYTES)
     elif job.strategy in ("zero1", "zero2"):
-        seconds = (passes + 1) * topology.seconds("all_gather", trained)
-    elif job.strategy == "fsdp":
-        scatter = topology.seconds("reduce_scatter", trained)
-        seconds = passes * (2 * gather + scatter)
-    elif job.strategy == "hsdp":
-        seconds = passes * 3 * local.seconds("all_gather", size)
-        seconds += between.seconds("all_reduce", trained / machine.devices, machines)
+        messages = trained / ZERO_BUCKET_BYTES
+        seconds = (passes + 1) * topology.seconds("all_gather", trained, messages)
+    elif job.strategy in ("fsdp", "hsdp"):
+        group = topology if job.strategy == "fsdp" else local
+        seconds = passes * 2 * group.seconds("all_gather", size, layers)
+        seconds += passes * group.seconds("reduce_scatter", trained, layers)
+    if job.strategy == "hsdp":  # the shards of a machine, which its network carries at once
+        seconds += between.seconds("all_reduce", trained, machines)
     return Communication(seconds, _tensor_seconds(job, inside, wire))
 
 

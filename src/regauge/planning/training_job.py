@@ -21,6 +21,8 @@ class ModelParallelism:
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
+    has_sequence_parallelism: bool = False
+    """Tensor parallelism divides the inputs of a layer by position, too."""
 
     @property
     def devices(self) -> int:
@@ -51,6 +53,8 @@ class TrainingJob:
     logits: Literal["eager", "fused", "chunked"] = "eager"
     """How the loss is computed: 10, 4 or 1 bytes for each logit."""
     optimizer: Literal["adamw", "sgd", "8bit"] = "adamw"
+    has_fp32_gradients: bool = False
+    """Gradients of bf16 weights are accumulated in fp32, as Megatron does."""
     trained_fraction: float = 1.0
     """Share of the parameters that are trained; below 1 for LoRA."""
     useful_fraction: float = 1.0

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from regauge.planning.step_time import StepParts
     from regauge.planning.training_job import Machine, TrainingJob
 
+MAX_DISTANCE = 12.0
+"""Distance beyond which an interval no longer widens."""
 FAR = 3.0
 """Distance from which a plan says that no measured row is near."""
 
@@ -36,7 +38,7 @@ class TrainingPlan:
     count: int
     memory: MemoryPlan
     step_parts: StepParts
-    """Formula alone; `step_seconds` is corrected by the user's near runs."""
+    """Formula alone; `step_seconds` is corrected by near measured rows."""
     step_seconds: Estimate
     constants: StackConstants
     nearest: tuple[Neighbour, ...]
@@ -107,17 +109,18 @@ def plan_training(
     calibration = calibration or load_calibration()
     constants = calibration.find_stack(machine.chip, job.stack).refer_to(machine.peak_flops)
     features = anchors.describe(job, machine, count)
-    own_runs = anchors.find_nearest(features, runs)
+    runs = tuple(runs)
     nearest = anchors.find_nearest(features, (*anchors.load_published(), *runs))
+    measured = (*anchors.load_published(anchors.MEASURED_MEMORY), *runs)
     distance = nearest[0].distance if nearest else math.inf
     parts = step_time.plan_step(job, machine, count, calibration)
-    spread = intervals.widen(constants.spread, min(distance, 2 * anchors.OTHER_CHIP))
-    seconds = parts.total * anchors.correct(own_runs)
+    spread = intervals.widen(constants.spread, min(distance, MAX_DISTANCE))
+    seconds = parts.total * anchors.correct(nearest)
     return TrainingPlan(
         job,
         machine,
         count,
-        _plan_memory(job, machine, count, calibration, own_runs),
+        plan_memory(job, machine, count, calibration, anchors.find_nearest(features, measured)),
         parts,
         intervals.estimate(seconds, spread),
         constants,
@@ -140,16 +143,17 @@ def scaling_efficiency(plan: TrainingPlan, base: TrainingPlan) -> float:
     return rate / (base.tokens_per_second.p50 / base.count)
 
 
-def _plan_memory(
+def plan_memory(
     job: TrainingJob,
     machine: Machine,
     count: int,
     calibration: Calibration,
-    runs: Sequence[Neighbour],
+    nearest: Sequence[Neighbour],
 ) -> MemoryPlan:
+    """Return the memory of one device, corrected by the nearest measured rows."""
     constants = calibration.find_memory(job.stack)
     parts = memory.plan_parts(job, machine.devices * count, machine.devices, constants)
-    total = intervals.estimate(parts.total * anchors.correct_memory(runs), constants.spread)
+    total = intervals.estimate(parts.total * anchors.correct_memory(nearest), constants.spread)
     return memory.MemoryPlan(
         parts, total, machine.memory_bytes, memory.judge(total, machine.memory_bytes)
     )

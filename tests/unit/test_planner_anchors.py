@@ -1,0 +1,168 @@
+"""Measured runs that correct plans, measured products and measured collectives."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from pathlib import Path
+
+import pytest
+
+from regauge.planning import anchors
+from regauge.planning.anchors import Anchor
+from regauge.planning.calibration import load_calibration
+from regauge.planning.collectives import CurveKey, build_curves, collective_seconds, load_curves
+from regauge.planning.machines import find_machine, load_chip_rows
+from regauge.planning.matmul import (
+    MeasuredProduct,
+    correct_product,
+    load_products,
+    roofline_seconds,
+)
+from regauge.planning.model_shape import shape_from_config
+from regauge.planning.training_job import TrainingJob
+from regauge.planning.training_plan import TrainingPlan, plan_training
+
+MACHINE = find_machine("g5.12xlarge")
+CONFIG = {
+    "model_type": "bert",
+    "vocab_size": 8192,
+    "max_position_embeddings": 512,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+}
+JOB = TrainingJob(shape_from_config(CONFIG), 128, 16, head="masked-lm", stack="regauge")
+
+
+def _measure(plan: TrainingPlan, factor: float) -> Anchor:
+    """Return a run that took `factor` times the plan, and used `factor` times its memory."""
+    return Anchor(
+        "probe",
+        anchors.describe(plan.job, plan.machine, plan.count),
+        "local",
+        measured_seconds=plan.step_parts.total * factor,
+        predicted_seconds=plan.step_parts.total,
+        measured_bytes=plan.memory.parts.total * factor,
+        predicted_bytes=plan.memory.parts.total,
+    )
+
+
+@pytest.mark.parametrize("factor", [0.3, 2.5])
+def test_a_probe_corrects_the_next_plan(factor: float, tmp_path: Path) -> None:
+    """After a run is recorded, the plan of its job is within 10 % of it, on 1 and 2 machines."""
+    history = tmp_path / "state" / "planner_runs.jsonl"
+    for count in (1, 2):
+        anchors.record_run(_measure(plan_training(JOB, MACHINE, count), factor), history)
+    runs = anchors.load_history(history)
+    for count in (1, 2):
+        plan = plan_training(JOB, MACHINE, count, runs)
+        measured = plan.step_parts.total * factor
+        assert plan.step_seconds.p50 == pytest.approx(measured, rel=0.10)
+        assert plan.memory.total.p50 == pytest.approx(plan.memory.parts.total * factor, rel=0.10)
+        assert plan.nearest[0].distance == 0
+        assert plan.nearest[0].anchor.source == "local"
+
+
+def test_a_far_run_changes_nothing() -> None:
+    """A run of a model with 64 times the width says nothing about a small one."""
+    large = dataclasses.replace(JOB, shape=shape_from_config(CONFIG | {"hidden_size": 16384}))
+    runs = [_measure(plan_training(large, MACHINE), 3.0)]
+    plan, alone = plan_training(JOB, MACHINE, 1, runs), plan_training(JOB, MACHINE)
+    assert plan.step_seconds.p50 == pytest.approx(alone.step_seconds.p50)
+    assert plan.memory.total.p50 == pytest.approx(alone.memory.total.p50)
+
+
+def test_the_history_keeps_every_field(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A damaged line is skipped with a warning."""
+    path = tmp_path / "runs.jsonl"
+    run = dataclasses.replace(_measure(plan_training(JOB, MACHINE), 1.5), date="2026-11-27")
+    assert anchors.load_history(path) == ()
+    anchors.record_run(run, path)
+    with path.open("a") as file:
+        file.write("{damaged\n")
+    with caplog.at_level(logging.WARNING):
+        assert anchors.load_history(path) == (run,)
+    assert run.log_error == pytest.approx(math.log(1.5))
+    assert run.log_memory_error == pytest.approx(math.log(1.5))
+
+
+def test_the_history_is_in_the_state_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """XDG_STATE_HOME decides."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert anchors.find_history() == tmp_path / "regauge" / "planner_runs.jsonl"
+
+
+def test_published_rows_have_sources() -> None:
+    """Each row of the package names its source, and its chip is in the catalog."""
+    rows = anchors.load_published() + anchors.load_published(anchors.MEASURED_MEMORY)
+    assert len(rows) > 500
+    assert all(row.source for row in rows)
+    timed = [row for row in rows if row.measured_seconds]
+    assert {row.features.chip for row in timed} <= set(load_chip_rows())
+
+
+def test_constants_name_their_rows() -> None:
+    """Each constant of a stack counts the rows behind it, and is in its physical range."""
+    for entry in load_calibration().stacks.values():
+        assert entry.rows > 0
+        assert entry.source
+        assert 0 < entry.attention_efficiency < entry.efficiency * 2
+        assert 0 < entry.spread < 1
+
+
+def test_near_products_correct_the_roofline() -> None:
+    """An equal product decides; without rows, the roofline stands alone."""
+    size = (4096, 4096, 1024)
+    point = tuple(math.log(value) for value in size)
+    rows = [MeasuredProduct(point, 0.2), MeasuredProduct((1.0, 1.0, 1.0), -3.0)]  # type: ignore[arg-type]
+    assert correct_product(size, rows) == pytest.approx(math.exp(0.2), rel=0.01)
+    assert correct_product(size, []) == 1.0
+
+
+def test_products_follow_the_roofline() -> None:
+    """A large product on H100 takes at least its FLOPs / peak, and twice k at most twice that."""
+    constants = load_calibration().find_matmul("h100_sxm")
+    rows = load_products()["h100_sxm"]
+    times = []
+    for size in ((8192, 8192, 4096), (8192, 8192, 8192)):
+        seconds = roofline_seconds(size, constants, 989.4e12, 3.35e12)
+        times.append(seconds * correct_product(size, rows))
+        assert times[-1] > 2 * math.prod(size) / 989.4e12
+    assert times[0] < times[1] < 2.2 * times[0]
+
+
+LINKS = {"a": 3e11, "b": 6e11}
+
+
+def test_curves_are_interpolated_and_scaled() -> None:
+    """Between two sizes by logarithms; a system without curves by the ratio of its link."""
+    rows = [
+        {
+            "system": "a",
+            "version": "2",
+            "collective": "all_reduce",
+            "devices": "8",
+            "bytes": str(size),
+            "seconds": str(seconds),
+        }
+        for size, seconds in ((1e6, 1e-5), (1e8, 1e-3), (1e8, 1e-3))
+    ]
+    curves = build_curves(rows)
+    known = CurveKey("a", "all_reduce", 8)
+    assert collective_seconds(known, 1e7, curves, LINKS) == pytest.approx(1e-4)
+    assert collective_seconds(known, 1e9, curves, LINKS) == pytest.approx(1e-2)
+    other = CurveKey("b", "all_reduce", 8)
+    assert collective_seconds(other, 1e9, curves, LINKS) == pytest.approx(1e-5 + (1e-2 - 1e-5) / 2)
+
+
+def test_measured_curves_grow_with_the_message() -> None:
+    """Ten times the bytes takes longer on each measured system."""
+    curves = load_curves()
+    assert {curve.system for curve in curves} >= {"a100_sxm", "h100_sxm", "b200_sxm"}
+    for curve in curves:
+        assert curve.read(1e8) > curve.read(1e7)

@@ -1,0 +1,271 @@
+"""Plans of training jobs: order, monotonicity, intervals and the published DL1 tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regauge.errors import SettingsError
+from regauge.planning import intervals, memory
+from regauge.planning.calibration import ANY, load_calibration
+from regauge.planning.goodput import plan_goodput
+from regauge.planning.machines import GIB, find_machine
+from regauge.planning.model_shape import shape_from_config
+from regauge.planning.network import Link, Topology
+from regauge.planning.step_time import plan_step
+from regauge.planning.training_job import Machine, ModelParallelism, TrainingJob
+from regauge.planning.training_plan import TrainingPlan, plan_training
+
+P5 = "p5.48xlarge"
+STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")
+
+
+def _config(layers: int = 12, hidden: int = 1024) -> dict[str, object]:
+    return {
+        "model_type": "llama",
+        "vocab_size": 32000,
+        "hidden_size": hidden,
+        "intermediate_size": 3 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // 64,
+    }
+
+
+def _job(layers: int = 12, **fields: object) -> TrainingJob:
+    defaults = {"length": 1024, "micro_batch": 4, "strategy": "fsdp"}
+    return TrainingJob(shape_from_config(_config(layers)), **(defaults | fields))  # type: ignore[arg-type]
+
+
+def _formula_bytes(job: TrainingJob, count: int = 1) -> float:
+    machine, constants = find_machine(P5), load_calibration().find_memory()
+    return memory.plan_parts(job, machine.devices * count, machine.devices, constants).total
+
+
+def _step(job: TrainingJob, count: int = 1) -> float:
+    return plan_step(job, find_machine(P5), count, load_calibration()).total
+
+
+@given(
+    layers=st.integers(1, 80),
+    batch=st.integers(1, 64),
+    length=st.sampled_from([128, 512, 4096]),
+    recomputation=st.sampled_from(["none", "selective", "full"]),
+    strategy=st.sampled_from(STRATEGIES),
+)
+def test_more_work_never_costs_less(
+    layers: int, batch: int, length: int, recomputation: str, strategy: str
+) -> None:
+    """One more row, twice the length or one more layer: more memory and more seconds."""
+    options = {"recomputation": recomputation, "strategy": strategy}
+    base = _job(layers, micro_batch=batch, length=length, **options)
+    for larger in (
+        _job(layers, micro_batch=batch + 1, length=length, **options),
+        _job(layers, micro_batch=batch, length=2 * length, **options),
+        _job(layers + 1, micro_batch=batch, length=length, **options),
+    ):
+        assert _formula_bytes(larger) > _formula_bytes(base)
+        assert _step(larger) > _step(base)
+
+
+@given(count=st.integers(1, 64), layers=st.integers(1, 80), batch=st.integers(1, 64))
+def test_sharding_orders_the_strategies(count: int, layers: int, batch: int) -> None:
+    """More machines never need more memory under FSDP; ZeRO-2 needs at most that of ZeRO-1."""
+    job = _job(layers, micro_batch=batch)
+    assert _formula_bytes(job, count + 1) <= _formula_bytes(job, count)
+    sizes = {
+        name: _formula_bytes(dataclasses.replace(job, strategy=name), count)  # type: ignore[arg-type]
+        for name in STRATEGIES
+    }
+    assert sizes["zero2"] <= sizes["zero1"] <= sizes["ddp"]
+    hsdp = _formula_bytes(dataclasses.replace(job, strategy="hsdp"), count)
+    assert hsdp >= sizes["fsdp"]
+
+
+@given(batch=st.integers(1, 64), layers=st.integers(2, 80))
+def test_recomputation_trades_memory_for_time(batch: int, layers: int) -> None:
+    """Full recomputation stores least and computes most."""
+    jobs = [_job(layers, micro_batch=batch, recomputation=name) for name in ("none", "full")]
+    assert _formula_bytes(jobs[1]) < _formula_bytes(jobs[0])
+    assert _step(jobs[1]) > _step(jobs[0])
+
+
+@given(devices=st.integers(2, 64), size=st.floats(1e3, 1e10))
+def test_a_bucket_has_an_efficient_size(devices: int, size: float) -> None:
+    """Many small messages take longer than one, and never less than the bandwidth permits."""
+    link = Link(3e11, 2e7, 2e-5)
+    topology = Topology(link, link, devices, 4)
+    whole = topology.seconds("all_reduce", size)
+    assert topology.seconds("all_reduce", size, 8) > whole > size * 1.5 / 3e11
+
+
+def test_gathered_states_need_bytes_of_the_formula() -> None:
+    """DDP with bf16 autocast and Adam holds 16 bytes a parameter, and a cast of 2."""
+    job = _job(strategy="ddp")
+    parts = memory.plan_parts(job, 8, 8, load_calibration().find_memory())
+    parameters = job.shape.parameters("lm")
+    assert parts.weights + parts.gradients + parts.optimizer == 16 * parameters
+    assert parts.working_set == 2 * parameters
+    sharded = memory.plan_parts(_job(), 8, 8, load_calibration().find_memory())
+    assert sharded.weights + sharded.gradients + sharded.optimizer == 2 * parameters
+
+
+@pytest.mark.parametrize(
+    ("size", "verdict"), [(40, "fits"), (70, "uncertain"), (120, "does not fit")]
+)
+def test_verdicts_are_certain_only_far_from_the_capacity(size: float, verdict: str) -> None:
+    """80 GiB, with a spread of 10 %."""
+    total = intervals.estimate(size * GIB, 0.10)
+    assert memory.judge(total, 80 * GIB) == verdict
+
+
+def test_head_dim_changes_memory_and_time() -> None:
+    """A head_dim of twice hidden / heads needs more of both."""
+    wide = shape_from_config(_config() | {"head_dim": 128})
+    job = _job()
+    wider = dataclasses.replace(job, shape=wide)
+    assert _formula_bytes(wider) > _formula_bytes(job)
+    assert _step(wider) > 1.05 * _step(job)
+
+
+GAUDI_TABLES = [
+    (1024, 24, 16, (32, 8), {1: 1379.76, 2: 2705.57, 4: 5291.58, 8: 9977.54}),
+    (1600, 48, 25, (16, 24), {1: 276.66, 8: 1883.63, 16: 3659.15}),
+]
+
+
+@pytest.mark.parametrize(("hidden", "layers", "heads", "batch", "rates"), GAUDI_TABLES)
+def test_the_gaudi_tables_are_within_five_percent(
+    hidden: int, layers: int, heads: int, batch: tuple[int, int], rates: dict[int, float]
+) -> None:
+    """One machine calibrates the stack; the others are predictions. 32 x 8 is an assumption."""
+    config = {
+        "model_type": "bert",
+        "vocab_size": 30522,
+        "max_position_embeddings": 512,
+        "hidden_size": hidden,
+        "intermediate_size": 4 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+    }
+    job = TrainingJob(
+        shape_from_config(config),
+        128,
+        *batch,
+        strategy="zero1",
+        precision="bf16-master",
+        head="masked-lm",
+        has_fused_attention=False,
+        dropout=True,
+        stack="DeepSpeed ZeRO-1",
+    )
+    for count, rate in rates.items():
+        plan = plan_training(job, find_machine("dl1.24xlarge"), count)
+        assert plan.rows_per_step / plan.step_seconds.p50 == pytest.approx(rate, rel=0.05)
+        assert plan.mfu is None, "the peak of Gaudi1 is unpublished"
+
+
+def test_intervals_cover_rows_drawn_from_the_model() -> None:
+    """p10 to p90 covers 75 to 85 % of rows with the spread of the stack."""
+    plan = plan_training(_job(), find_machine(P5))
+    spread = math.log(plan.step_seconds.p90 / plan.step_seconds.p50) / intervals.NORMAL_P90
+    draw = random.Random(7)  # noqa: S311 (no secret)
+    rows = [plan.step_seconds.p50 * math.exp(draw.gauss(0, spread)) for _ in range(4000)]
+    inside = sum(plan.step_seconds.p10 <= row <= plan.step_seconds.p90 for row in rows)
+    assert 0.75 <= inside / len(rows) <= 0.85
+
+
+def _relative_width(plan: TrainingPlan) -> float:
+    return plan.step_seconds.p90 / plan.step_seconds.p10
+
+
+def test_a_plan_far_from_measured_rows_is_wide_and_says_so() -> None:
+    """A measured job on H100, then a job of another size, then a chip without rows."""
+    shape = shape_from_config(_config(32, 4096))
+    near = TrainingJob(shape, 2048, 6, strategy="fsdp", stack="llm-foundry bf16")
+    far = dataclasses.replace(near, length=64, micro_batch=1)
+    machine = find_machine(P5)
+    plans = [plan_training(near, machine), plan_training(far, machine)]
+    plans.append(plan_training(near, find_machine("g6.12xlarge")))
+    widths = [_relative_width(plan) for plan in plans]
+    assert widths[0] < widths[1] < widths[2]
+    assert "no measured row is near this job: the interval is wide" in plans[1].notes
+    assert "no measured row on L4: its speed comes from the data sheet" in plans[2].notes
+    assert plans[2].constants.chip == ANY
+
+
+def test_cost_and_hours_follow_the_step() -> None:
+    """Dollars are hours x machines x price; a discount lowers them."""
+    plan = plan_training(_job(), find_machine(P5), 4)
+    hours, usd = plan.hours(1000, goodput=0.9), plan.usd(1000, goodput=0.9)
+    price = plan.machine.usd_per_hour
+    assert price is not None
+    assert usd is not None
+    assert hours.p50 == pytest.approx(plan.step_seconds.p50 * 1000 / 0.9 / 3600)
+    assert usd.p90 == pytest.approx(hours.p90 * 4 * price)
+    reduced = plan.usd(1000, goodput=0.9, discount=0.25)
+    assert reduced is not None
+    assert reduced.p10 == pytest.approx(0.75 * usd.p10)
+    unknown = dataclasses.replace(plan.machine, usd_per_hour=None)
+    assert plan_training(_job(), unknown).usd(1) is None
+
+
+def test_padding_lowers_useful_throughput_alone() -> None:
+    """A third of real tokens: a third of the rate, and the same seconds."""
+    machine = find_machine(P5)
+    full, padded = (plan_training(_job(useful_fraction=x), machine) for x in (1.0, 1 / 3))
+    assert padded.step_seconds == full.step_seconds
+    ratio = full.tokens_per_second.p50 / padded.tokens_per_second.p50
+    assert ratio == pytest.approx(3)
+
+
+def test_pipelines_idle_and_tensor_parallelism_divides() -> None:
+    """A pipeline of 4 with 8 microbatches idles 3 / 8 of the computation."""
+    job = _job(strategy="single", accumulation=8, parallelism=ModelParallelism(1, 4))
+    parts = plan_step(job, find_machine(P5), 1, load_calibration())
+    assert parts.bubble == pytest.approx(3 / 8 * (parts.matmul + parts.attention))
+    halved = dataclasses.replace(job, parallelism=ModelParallelism(2, 4))
+    assert plan_step(halved, find_machine(P5), 1, load_calibration()).matmul == parts.matmul / 2
+
+
+def test_goodput_has_its_best_interval() -> None:
+    """The interval of Young and Daly loses less than half or twice of it."""
+    plan = plan_goodput(16, checkpoint_seconds=30, restart_seconds=300)
+    between = 86400 / plan.failures_per_day
+
+    def lost(interval: float) -> float:
+        return 30 / interval + (interval / 2 + 300) / between
+
+    best = lost(plan.interval_seconds)
+    assert plan.share == pytest.approx(1 - best)
+    assert best < min(lost(plan.interval_seconds / 2), lost(plan.interval_seconds * 2))
+
+
+def test_unknown_machines_are_refused() -> None:
+    """The nearest name is offered, and a machine without accelerators is refused."""
+    with pytest.raises(SettingsError, match=r"did you mean 'p5\.48xlarge'"):
+        find_machine("p5.48xlarg")
+    with pytest.raises(SettingsError, match="no accelerator"):
+        find_machine("c7i.4xlarge")
+
+
+def test_trainium_devices_are_cores() -> None:
+    """trn1.32xlarge has 16 chips of 2 cores; each core has half of a chip."""
+    machine: Machine = find_machine("trn1.32xlarge")
+    assert machine.devices == 32
+    assert machine.peak_flops == 95e12
+
+
+def test_a_plan_needs_neither_torch_nor_numpy() -> None:
+    """In a new process, as `regauge plan` runs."""
+    code = (
+        "import sys; from regauge.planning import training_plan, collectives, matmul;"
+        "sys.exit(bool({'torch', 'numpy', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,16 +1,16 @@
 """Steps to a target metric, from the curve of a short run with its uncertainty.
 
 The curve is a + b s^-c for a metric that falls, and a - b s^-c for one that rises; s counts steps.
-Each pair of an asymptote a and an exponent c on a grid has a weight, by the residuals of its best
-b. The steps to the target are quantiles of these weights; a curve that never reaches the target
-counts as infinitely many steps.
+Each exponent c on a grid, with asymptotes a around its best one, has a weight. It follows from the
+residuals of the best b. The steps to the target are quantiles of these weights. A curve that never
+reaches the target counts as infinitely many steps.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from regauge import jsonl
 from regauge.errors import SettingsError
@@ -28,10 +28,10 @@ MIN_POINTS = 4
 MAX_POINTS = 100
 """Most evaluations that are used, evenly spaced."""
 GRID = 60
-"""Values of a and of c on the grid."""
+"""Values of the exponent c."""
 EXPONENTS = (0.05, 2.0)
-ASYMPTOTES = (0.01, 5.0)
-"""Distance of the asymptote from the best value, in units of the improvement so far."""
+DEVIATIONS = tuple(step / 4 for step in range(-12, 13))
+"""Deviations of the asymptote from the best one, in standard errors."""
 NOISE_FLOOR = 0.01
 """Smallest standard deviation of a value, in units of the improvement so far."""
 QUANTILES = (0.1, 0.5, 0.9)
@@ -75,7 +75,7 @@ def forecast_target(folder: Path, target: Target) -> TargetForecast:
         problem = f"{target.metric} did not improve in {folder}"
         raise SettingsError(problem, "measure a longer run, or correct the settings first")
     bound = find_bound([value for _, value in points], is_rising=is_rising)
-    weighted = sorted(_weigh_curves(values, goal, best, improvement, bound))
+    weighted = sorted(_weigh_curves(values, goal, improvement, bound))
     total = sum(weight for _, weight in weighted)
     quantiles = [_find_quantile(weighted, share * total) for share in QUANTILES]
     reach = sum(weight for steps, weight in weighted if math.isfinite(steps)) / total
@@ -128,31 +128,59 @@ def find_bound(values: Sequence[float], *, is_rising: bool) -> float:
 def _weigh_curves(
     values: Sequence[tuple[int, float]],
     goal: float,
-    best: float,
     improvement: float,
     bound: float,
 ) -> Iterator[tuple[float, float]]:
-    """Yield the steps to the goal and the weight of each curve on the grid."""
+    """Yield the steps to the goal and the weight of each curve.
+
+    For each exponent, the asymptotes lie around the best one, in units of its standard error.
+    """
+    fits = [(exponent, _fit_line(values, exponent)) for exponent in _space(*EXPONENTS)]
+    freedom = max(len(values) - 3, 1)
+    smallest = min(fit.residual for _, fit in fits)
+    variance = max(smallest / freedom, (NOISE_FLOOR * improvement) ** 2)
     curves = []
-    for exponent in _space(*EXPONENTS):
+    for exponent, fit in fits:
         powers = [step**-exponent for step, _ in values]
-        for distance in _space(*ASYMPTOTES):
-            asymptote = best - distance * improvement
-            if asymptote < bound:
-                continue
+        for deviation in DEVIATIONS:
+            asymptote = max(fit.asymptote + deviation * math.sqrt(variance * fit.factor), bound)
             scale, residual = _fit_scale(values, powers, asymptote)
             steps = math.inf
             if goal > asymptote and scale > 0:
                 steps = _compute_steps(scale / (goal - asymptote), exponent)
             curves.append((steps, residual))
-    if not curves:  # the best value is at the bound already
-        yield math.inf, 1.0
-        return
-    freedom = max(len(values) - 3, 1)
     smallest = min(residual for _, residual in curves)
-    variance = max(smallest / freedom, (NOISE_FLOOR * improvement) ** 2)
     for steps, residual in curves:
         yield steps, math.exp(-(residual - smallest) / (2 * variance))
+
+
+class _Line(NamedTuple):
+    """The line a + b x with the least squares."""
+
+    asymptote: float
+    residual: float
+    factor: float
+    """Variance of the asymptote for a variance of 1 of the values."""
+
+
+def _fit_line(values: Sequence[tuple[int, float]], exponent: float) -> _Line:
+    """Return the line through the values over x = step^-exponent."""
+    powers = [step**-exponent for step, _ in values]
+    count = len(values)
+    mean_power = sum(powers) / count
+    mean = sum(value for _, value in values) / count
+    spread = sum((power - mean_power) ** 2 for power in powers)
+    product = sum(
+        (power - mean_power) * (value - mean)
+        for power, (_, value) in zip(powers, values, strict=True)
+    )
+    scale = product / spread
+    asymptote = mean - scale * mean_power
+    residual = sum(
+        (value - asymptote - scale * power) ** 2
+        for power, (_, value) in zip(powers, values, strict=True)
+    )
+    return _Line(asymptote, residual, 1 / count + mean_power**2 / spread)
 
 
 def _compute_steps(ratio: float, exponent: float) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from regauge.errors import SettingsError
@@ -197,6 +198,26 @@ def _list_micro_batches(request: TrainingRequest) -> tuple[int, ...]:
     return tuple(request.sequences_per_row * 2**power for power in sizes)
 
 
+def shrink_to_fit(
+    request: TrainingRequest, candidate: Candidate, runs: Sequence[Anchor] = ()
+) -> Candidate:
+    """Return a candidate with a micro-batch that fits after the correction by measured rows.
+
+    The formulas alone decide in a search, as it compares thousands of candidates. If no smaller
+    micro-batch fits, the candidate is returned as it is.
+    """
+    machine, count = candidate.machine, candidate.count
+    variant = replace(request, job=candidate.job)
+    size = candidate.job.micro_batch
+    while size and (job := variant.place(machine.devices * count, size)) is not None:
+        verdict = plan_training(job, machine, count, runs).memory.verdict
+        if verdict == "fits":
+            seconds = step_time.plan_step(job, machine, count, load_calibration()).total
+            return replace(candidate, job=job, seconds=seconds, verdict=verdict)
+        size //= 2
+    return candidate
+
+
 def judge_memory(job: TrainingJob, machine: Machine, count: int) -> memory.Verdict:
     """Return whether a job fits on the devices of `count` machines."""
     constants = load_calibration().find_memory(job.stack)
@@ -219,7 +240,7 @@ def place_job(request: TrainingRequest, machine: Machine, count: int) -> Trainin
     if request.micro_batch is None:
         candidate = choose_settings(request, machine, count, is_free=False)
         if candidate is not None:
-            return candidate.job
+            return shrink_to_fit(request, candidate).job
     job = request.place(devices, request.micro_batch or request.sequences_per_row)
     return job or request.job
 
@@ -243,11 +264,12 @@ def find_smallest_change(
     """
     while count <= max_count:
         original = request.place(machine.devices * count)
-        candidates = [
-            item for item in _list_changes(request, machine, count) if item.verdict == "fits"
-        ]
-        if candidates and original is not None:
-            return min(candidates, key=lambda item: _count_changes(item, original))
+        if original is not None:
+            changes = list(_list_changes(request, machine, count))
+            for item in sorted(changes, key=partial(_count_changes, original=original)):
+                candidate = shrink_to_fit(request, item)
+                if plan_training(candidate.job, machine, count).memory.verdict == "fits":
+                    return candidate
         count *= 2
     return None
 
@@ -305,6 +327,11 @@ def search_options(
             "reduce model.config or batch, or raise --max-nodes",
         )
     options = _plan_best(request, candidates, deadline_hours, runs)
+    if not options and not deadline_hours:
+        raise SettingsError(
+            "the model surely fits on no machines of the catalog",
+            "plan single options with --compare, or reduce batch and model.config",
+        )
     if not options:
         fastest = min(candidates, key=lambda item: item.seconds)
         option = plan_option(request, fastest.job, fastest.machine, fastest.count, runs)
@@ -337,7 +364,10 @@ def _plan_best(
             continue
         if deadline_hours and item.seconds * steps / SECONDS_PER_HOUR > deadline_hours:
             continue
-        option = plan_option(request, item.job, item.machine, item.count, runs)
+        fitting = shrink_to_fit(request, item, runs)
+        option = plan_option(request, fitting.job, item.machine, item.count, runs)
+        if is_sure and option.plan.memory.verdict != "fits":
+            continue
         is_late = option.hours is None or (deadline_hours and option.hours.p90 > deadline_hours)
         if not is_late:
             options.append(option)

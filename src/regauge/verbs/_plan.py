@@ -259,7 +259,8 @@ def compare(
         free = replace(request, micro_batch=None)
         candidate = candidate or search.choose_settings(free, machine, count)
         if candidate is not None:
-            options.append(search.plan_option(request, candidate.job, machine, count, runs))
+            fitting = search.shrink_to_fit(request, candidate, runs)
+            options.append(search.plan_option(request, fitting.job, machine, count, runs))
     if not options:
         names = ", ".join(f"{count} x {machine.name}" for machine, count in selected)
         raise SettingsError(f"the run fits on none of: {names}", "search with --cheapest")

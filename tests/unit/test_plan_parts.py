@@ -102,7 +102,7 @@ def test_a_search_is_fast_and_finds_no_cheaper_option_than_it_lists() -> None:
     began_at = time.process_time()
     machines = search.list_machines()
     options = search.search_options(request, machines, None)
-    assert time.process_time() - began_at < 3, "the limit is 1 s on a machine without other load"
+    assert time.process_time() - began_at < 1
     best = min(option.usd.p50 for option in options if option.usd)
     for machine in machines:
         candidate = search.choose_settings(request, machine, 1)
@@ -260,6 +260,23 @@ def test_another_chip_has_a_wider_interval_and_follows_its_data_sheet() -> None:
     measured, other = options["g6.xlarge"].rows_per_second, options["p5.4xlarge"].rows_per_second
     assert other.p50 / measured.p50 == pytest.approx(min(989.4 / 121, 3350 / 300))
     assert other.p90 / other.p10 > 2 * measured.p90 / measured.p10
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "inf1", "inf2"),
+    [(1, 256, 35.7, 8.31), (10, 256, 343.7, 72.9), (1, 128, 28.2, 3.1), (10, 128, 121.1, 23.6)],
+)
+def test_published_times_of_inf2_are_within_the_interval_from_inf1(
+    rows: int, length: int, inf1: float, inf2: float
+) -> None:
+    times = build_bucket_times(
+        [BucketTime(length=length, rows=rows, milliseconds=inf1)], threads=1, chip="Inferentia1"
+    )
+    request = InferenceRequest(times, ((length, rows),), "Inferentia1", 1, (*[0] * length, 1), {})
+    (option,) = inference_plan.plan_prediction(request, 1000, ["inf2.xlarge"])
+    published = 2 * rows * 1000 / inf2 * inference_plan.HOST_SHARE  # two cores
+    assert option.replicas == 2
+    assert option.rows_per_second.p10 <= published <= option.rows_per_second.p90
 
 
 def test_inference_is_refused_without_a_usable_machine() -> None:

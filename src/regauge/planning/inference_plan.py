@@ -21,6 +21,7 @@ from regauge.planning.catalog import (
     load_chips,
     load_instances,
 )
+from regauge.planning.machines import CORES
 from regauge.planning.training_job import Estimate
 from regauge.units import MILLION, SECONDS_PER_HOUR
 
@@ -121,7 +122,7 @@ def list_placements(request: InferenceRequest, names: Sequence[str] = ()) -> lis
             factor = _compare_chips(measured, chip)
         if factor is None or instance.usd_per_hour is None:
             continue
-        replicas = instance.chips or max((instance.vcpus or 1) // max(request.threads, 1), 1)
+        replicas = count_replicas(instance, request.threads)
         placements.append(Placed(instance, factor, replicas, is_measured))
     if not placements:
         problem = f"the chip '{request.chip}' of the artifact is not in the catalog"
@@ -130,10 +131,17 @@ def list_placements(request: InferenceRequest, names: Sequence[str] = ()) -> lis
     return placements
 
 
+def count_replicas(instance: Instance, threads: int) -> int:
+    """Return the programs that compute at the same time: one for each core or group of threads."""
+    if instance.chips:
+        return instance.chips * CORES.get(instance.chip, 1)
+    return max((instance.vcpus or 1) // max(threads, 1), 1)
+
+
 def _compare_chips(measured: CatalogChip, chip: CatalogChip) -> float | None:
     """Return how much longer a chip computes than the measured one; None if a peak is unknown.
 
-    A processor and an accelerator are not compared.
+    Cores are compared, if a chip has several. A processor and an accelerator are not compared.
     """
     if (measured.vendor == NO_VENDOR) != (chip.vendor == NO_VENDOR):
         return None
@@ -143,7 +151,7 @@ def _compare_chips(measured: CatalogChip, chip: CatalogChip) -> float | None:
     ratio = before / after
     if measured.bandwidth_gb_per_s and chip.bandwidth_gb_per_s:
         ratio = max(ratio, measured.bandwidth_gb_per_s / chip.bandwidth_gb_per_s)
-    return ratio
+    return ratio * CORES.get(chip.name, 1) / CORES.get(measured.name, 1)
 
 
 def _find_peak(chip: CatalogChip) -> float | None:

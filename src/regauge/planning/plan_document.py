@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from regauge.planning import training_plan
-from regauge.planning.catalog import find_instance, find_listed_price
+from regauge.planning.catalog import STALE_DAYS, find_instance, find_listed_price
 from regauge.units import GIGA
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def describe_confidence(plan: TrainingPlan, runs: Sequence[Anchor]) -> dict[str,
             "row": neighbour.anchor.name,
             "chip": neighbour.anchor.features.chip,
             "distance": round(neighbour.distance, 2),
-            "measured_seconds": round_digits(neighbour.anchor.measured_seconds),
+            "measured_seconds": round_digits(neighbour.anchor.measured_seconds or 0.0),
             "error_percent": _error_percent(neighbour.anchor),
             "source": neighbour.anchor.source,
         }
@@ -215,17 +215,20 @@ def describe_confidence(plan: TrainingPlan, runs: Sequence[Anchor]) -> dict[str,
         "speed_from": f"{speed}, deviation {100 * constants.spread:.0f} %",
         "nearest": nearest,
     }
-    if runs:
-        errors = [abs(_error_percent(run)) for run in runs]
-        answer["own_runs"] = len(runs)
-        answer["own_mean_error_percent"] = round(sum(errors) / len(errors), 1)
-        answer["own_errors_percent"] = [_error_percent(run) for run in runs[-HISTORY_LENGTH:]]
+    errors = [error for run in runs if (error := _error_percent(run)) is not None]
+    if errors:
+        answer["own_runs"] = len(errors)
+        answer["own_mean_error_percent"] = round(sum(map(abs, errors)) / len(errors), 1)
+        answer["own_errors_percent"] = errors[-HISTORY_LENGTH:]
     return answer
 
 
-def _error_percent(anchor: Anchor) -> float:
-    """Return how much longer the prediction is than the measurement, in percent."""
-    return round(100 * (anchor.predicted_seconds / anchor.measured_seconds - 1), 1)
+def _error_percent(anchor: Anchor) -> float | None:
+    """Return how much longer the prediction is than the measurement; None without a time."""
+    measured, predicted = anchor.measured_seconds, anchor.predicted_seconds
+    if not measured or predicted is None:
+        return None
+    return round(100 * (predicted / measured - 1), 1)
 
 
 def describe_price(option: Option) -> str:
@@ -240,10 +243,16 @@ def describe_price(option: Option) -> str:
     return f"{total:.2f} USD per hour ({option.plan.count} x {machine.usd_per_hour:g}, {source})"
 
 
-def list_warnings(option: Option, today: dt.date) -> list[str]:
-    """Return warnings about an old price."""
-    price = find_listed_price(find_instance(option.plan.machine.name))
-    if price is None or price.usd_per_hour != option.plan.machine.usd_per_hour:
+def list_warnings(options: Sequence[Option], today: dt.date) -> list[str]:
+    """Return a warning about old prices of the catalog; empty if all prices are recent."""
+    stale: dict[str, str] = {}
+    for option in options:
+        machine = option.plan.machine
+        price = find_listed_price(find_instance(machine.name))
+        is_listed = price is not None and price.usd_per_hour == machine.usd_per_hour
+        if price is not None and is_listed and price.staleness_warning(today):
+            stale[machine.name] = f"{machine.name} of {price.as_of}"
+    if not stale:
         return []
-    warning = price.staleness_warning(today)
-    return [warning] if warning else []
+    names = ", ".join(stale.values())
+    return [f"prices older than {STALE_DAYS} days: {names}; run: regauge catalog refresh"]

@@ -175,7 +175,7 @@ def plan_one(
     if explain:
         answer["formulas"] = explain_plan(option)
     answer["notes"] = [*request.notes, *option.plan.notes]
-    answer["warnings"] = list_warnings(option, _today())
+    answer["warnings"] = list_warnings([option], _today())
     return answer | _find_refusal(request, option, deadline)
 
 
@@ -237,9 +237,8 @@ def rank(
     notes = [*request.notes, *dict.fromkeys(note for o in options for note in o.plan.notes)]
     if ties > 1:
         notes.append(f"the first {ties} options are ties: the planner cannot tell them apart")
-    warnings = dict.fromkeys(text for o in options for text in list_warnings(o, _today()))
     answer: dict[str, Any] = {"steps": request.steps, "options": rows}
-    return answer | {"notes": notes, "warnings": list(warnings)}
+    return answer | {"notes": notes, "warnings": list_warnings(options, _today())}
 
 
 def compare(

@@ -46,6 +46,10 @@ def main(
         answer = import_files(names)
     else:
         answer = refresh_prices(names, region)
+    if action == "show" and not json.is_json:
+        for entry in answer["entries"]:
+            verbs.show({entry["name"]: entry}, as_json=False)
+        return answer
     return verbs.show(answer, as_json=json.is_json)
 
 

@@ -14,60 +14,73 @@ from regauge.errors import SettingsError
 DEFAULT_MAX_NODES = 64
 
 
-@Parameter(name="*")
 @dataclass(frozen=True)
 class Machines:
     """The machines of a plan."""
 
-    on: Annotated[str | None, Parameter(help="Machine type and count, such as p5.48xlarge:16.")] = (
-        None
-    )
-    compare: Annotated[
-        str | None, Parameter(help="Machine types to compare, such as p5.48xlarge:2,p4d.24xlarge.")
-    ] = None
-    cheapest: Annotated[
-        bool, Parameter(help="Search all machine types, counts, strategies and micro-batches.")
-    ] = False
-    deadline: Annotated[
-        str | None, Parameter(help="Longest time of the run, such as 7d, 12h or 90m.")
-    ] = None
-    max_nodes: Annotated[int, Parameter(help="Largest number of machines of a search.")] = (
-        DEFAULT_MAX_NODES
-    )
+    on: str | None = None
+    """Machine type with a count."""
+    compare: str | None = None
+    """Machine types with counts, separated by commas."""
+    cheapest: bool = False
+    """Whether to search all machine types."""
+    deadline: str | None = None
+    """Longest time of the run."""
+    max_nodes: int = DEFAULT_MAX_NODES
+    """Largest number of machines of a search."""
 
 
-@Parameter(name="*")
 @dataclass(frozen=True)
 class Purpose:
-    """Plans other than that of one training run."""
+    """A plan other than that of one training run."""
 
-    to_target: Annotated[
-        Path | None, Parameter(help="Folder of a short run: plan the time to stop.target.")
-    ] = None
-    serve: Annotated[
-        float | None, Parameter(help="Requests per second: plan a server of an artifact.")
-    ] = None
-    predict: Annotated[
-        int | None, Parameter(help="Number of rows: plan batch inference with an artifact.")
-    ] = None
-    slo_ms: Annotated[
-        float | None, Parameter(help="With --serve: milliseconds that a request may take.")
-    ] = None
-    lengths: Annotated[
-        Path | None, Parameter(help="With --serve, --predict: a prepared dataset with lengths.")
-    ] = None
+    to_target: Path | None = None
+    """Folder of a short run, whose curve is continued to the target."""
+    serve: float | None = None
+    """Requests per second of a server."""
+    predict: int | None = None
+    """Number of rows of batch inference."""
+    slo_ms: float | None = None
+    """Milliseconds that a request may take."""
+    lengths: Path | None = None
+    """Folder of a prepared dataset with the lengths of the texts."""
 
 
-ANYWHERE, TRAINING = Machines(), Purpose()
-
-
-def main(
+def main(  # noqa: PLR0913 - the flags of the command line
     subject: Annotated[
         Path, Parameter(help="Run file; with --serve and --predict the folder of an artifact.")
     ],
     *overrides: verbs.Override,
-    machines: Machines = ANYWHERE,
-    purpose: Purpose = TRAINING,
+    on: Annotated[
+        str | None, Parameter(help="Machine type and count, such as p5.48xlarge:16.")
+    ] = None,
+    compare: Annotated[
+        str | None, Parameter(help="Machine types to compare, such as p5.48xlarge:2,p4d.24xlarge.")
+    ] = None,
+    cheapest: Annotated[
+        bool, Parameter(help="Search all machine types, counts, strategies and micro-batches.")
+    ] = False,
+    deadline: Annotated[
+        str | None, Parameter(help="Longest time of the run, such as 7d, 12h or 90m.")
+    ] = None,
+    max_nodes: Annotated[
+        int, Parameter(help="Largest number of machines of a search.")
+    ] = DEFAULT_MAX_NODES,
+    to_target: Annotated[
+        Path | None, Parameter(help="Folder of a short run: plan the time to stop.target.")
+    ] = None,
+    serve: Annotated[
+        float | None, Parameter(help="Requests per second: plan a server of an artifact.")
+    ] = None,
+    predict: Annotated[
+        int | None, Parameter(help="Number of rows: plan batch inference with an artifact.")
+    ] = None,
+    slo_ms: Annotated[
+        float | None, Parameter(help="With --serve: milliseconds that a request may take.")
+    ] = None,
+    lengths: Annotated[
+        Path | None, Parameter(help="With --serve, --predict: a prepared dataset with lengths.")
+    ] = None,
     stage: Annotated[
         str | None, Parameter(help="Stage of a pipeline's run file; by default the only one.")
     ] = None,
@@ -82,6 +95,8 @@ def main(
     """
     from regauge.verbs import _plan, _plan_inference
 
+    machines = Machines(on, compare, cheapest, deadline, max_nodes)
+    purpose = Purpose(to_target, serve, predict, slo_ms, lengths)
     if purpose.serve is not None or purpose.predict is not None:
         answer = _plan_inference.plan_inference(subject, machines, purpose)
     else:

@@ -10,8 +10,8 @@ import pytest
 from regauge import cli
 from regauge.errors import SettingsError
 from regauge.planning import catalog
-from regauge.planning.catalog_files import TABLES, import_file
 from regauge.planning.settings import Price
+from regauge.planning.updates.catalog_files import TABLES, import_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,12 +18,12 @@ from regauge.artifacts.bucket_times import BucketTime, build_bucket_times
 from regauge.data.buckets import choose_bucket_lengths, real_token_fraction
 from regauge.errors import SettingsError
 from regauge.models.settings import Lora, Model
-from regauge.planning import inference_plan, search
-from regauge.planning.default_sizes import DEFAULT_SIZES
+from regauge.planning import inference_plan, option_search
 from regauge.planning.inference_plan import InferenceRequest
 from regauge.planning.machines import find_machine
-from regauge.planning.prepared_data import choose_lengths
-from regauge.planning.run_request import count_trained_fraction, read_request, read_shape
+from regauge.planning.requests.default_sizes import DEFAULT_SIZES
+from regauge.planning.requests.prepared_data import choose_lengths
+from regauge.planning.requests.run_request import count_trained_fraction, read_request, read_shape
 from regauge.planning.target_curve import combine, forecast_target
 from regauge.planning.training_job import Estimate
 from regauge.training.settings import Target
@@ -31,7 +31,7 @@ from regauge.training.settings import Target
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from regauge.planning.run_request import TrainingRequest
+    from regauge.planning.requests.run_request import TrainingRequest
 
 LLAMA = ROOT / "runs" / "llama2-7b.toml"
 
@@ -86,8 +86,11 @@ def test_lora_trains_the_parameters_of_its_adapters() -> None:
 def test_the_smallest_change_changes_one_setting_if_that_is_enough() -> None:
     request = read_llama(micro_batch=64, batch_sequences=4096)
     machine = find_machine("p5.48xlarge")
-    assert search.judge_memory(search.place_job(request, machine, 1), machine, 1) != "fits"
-    change = search.find_smallest_change(request, machine, 1)
+    assert (
+        option_search.judge_memory(option_search.place_job(request, machine, 1), machine, 1)
+        != "fits"
+    )
+    change = option_search.find_smallest_change(request, machine, 1)
     assert change is not None
     job = request.place(8)
     assert job is not None
@@ -100,23 +103,23 @@ def test_the_smallest_change_changes_one_setting_if_that_is_enough() -> None:
 def test_a_search_is_fast_and_finds_no_cheaper_option_than_it_lists() -> None:
     request = read_llama(batch_sequences=1024)
     began_at = time.process_time()
-    machines = search.list_machines()
-    options = search.search_options(request, machines, None)
+    machines = option_search.list_machines()
+    options = option_search.search_options(request, machines, None)
     assert time.process_time() - began_at < 1
     best = min(option.usd.p50 for option in options if option.usd)
     for machine in machines:
-        candidate = search.choose_settings(request, machine, 1)
+        candidate = option_search.choose_settings(request, machine, 1)
         if candidate is not None and candidate.verdict == "fits":
-            option = search.plan_option(request, candidate.job, machine, 1)
+            option = option_search.plan_option(request, candidate.job, machine, 1)
             assert option.usd is not None
             assert option.usd.p50 >= best * 0.999
 
 
 def test_a_deadline_is_met_with_p90() -> None:
     request = read_llama(batch_sequences=1024)
-    free = search.search_options(request, search.list_machines(), None)
+    free = option_search.search_options(request, option_search.list_machines(), None)
     slowest = max(option.hours.p90 for option in free if option.hours)
-    limited = search.search_options(request, search.list_machines(), slowest / 4)
+    limited = option_search.search_options(request, option_search.list_machines(), slowest / 4)
     assert all(option.hours.p90 <= slowest / 4 for option in limited if option.hours)
 
 
@@ -125,10 +128,10 @@ def test_ties_are_ordered_by_simplicity() -> None:
     machine = find_machine("p5.48xlarge")
     options = []
     for count in (4, 2, 1):
-        candidate = search.choose_settings(request, machine, count)
+        candidate = option_search.choose_settings(request, machine, count)
         assert candidate is not None
-        options.append(search.plan_option(request, candidate.job, machine, count))
-    ranked = search.rank_options(options)
+        options.append(option_search.plan_option(request, candidate.job, machine, count))
+    ranked = option_search.rank_options(options)
     tied = [option.plan.count for option in ranked if option.rank == 1]
     assert tied == sorted(tied)
     assert len(tied) >= 2

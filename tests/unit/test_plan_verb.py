@@ -14,7 +14,7 @@ from architecture.tree import ROOT
 from regauge import cli, verbs
 from regauge.planning import catalog
 from regauge.training.settings import TrainSettings
-from regauge.verbs._plan import OTHER_TABLES
+from regauge.verbs._planning.training_plans import OTHER_TABLES
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,8 @@ import pytest
 
 from regauge.errors import DataError, PreflightError, SettingsError, TransientError
 from regauge.planning import catalog
-from regauge.planning.catalog_files import store_prices
-from regauge.planning.price_refresh import fetch_prices, read_price
+from regauge.planning.updates.catalog_files import store_prices
+from regauge.planning.updates.price_refresh import fetch_prices, read_price
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

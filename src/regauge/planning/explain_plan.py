@@ -8,7 +8,7 @@ from regauge.planning import flops, memory
 from regauge.units import GIGA, SECONDS_PER_HOUR, SECONDS_PER_MINUTE, TERA
 
 if TYPE_CHECKING:
-    from regauge.planning.search import Option
+    from regauge.planning.option_search import Option
     from regauge.planning.training_plan import TrainingPlan
 
 

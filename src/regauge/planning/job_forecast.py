@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from regauge.errors import RegaugeError
-from regauge.planning import anchors, search
+from regauge.planning import anchors, option_search
 from regauge.planning.catalog import find_instance
 from regauge.planning.machines import find_machine
 from regauge.planning.plan_document import describe_forecast
-from regauge.planning.run_request import read_request
+from regauge.planning.requests.run_request import read_request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,11 +30,11 @@ def forecast_job(
     try:
         request = read_request(tables, run_file)
         price = request.run.execution.price
-        machine = search.apply_discounts(find_machine(instance), price.discounts)
+        machine = option_search.apply_discounts(find_machine(instance), price.discounts)
         if price.usd_per_hour is not None:
             machine = replace(machine, usd_per_hour=price.usd_per_hour)
-        job = search.place_job(request, machine, count)
+        job = option_search.place_job(request, machine, count)
         runs = anchors.load_history()
-        return describe_forecast(search.plan_option(request, job, machine, count, runs))
+        return describe_forecast(option_search.plan_option(request, job, machine, count, runs))
     except RegaugeError as error:
         return {"unknown": error.problem}

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from regauge.planning.anchors import Anchor
-    from regauge.planning.run_request import TrainingRequest
-    from regauge.planning.search import Option
+    from regauge.planning.option_search import Option
+    from regauge.planning.requests.run_request import TrainingRequest
     from regauge.planning.training_job import Estimate, TrainingJob
     from regauge.planning.training_plan import TrainingPlan
 

@@ -151,7 +151,7 @@ def import_files(names: Sequence[str]) -> dict[str, Any]:
 
     Raises SettingsError without files, and for a file with another column, unit or value.
     """
-    from regauge.planning.catalog_files import import_file
+    from regauge.planning.updates.catalog_files import import_file
 
     if not names:
         raise SettingsError("'import' needs a file", "write: regauge catalog import prices.csv")
@@ -164,8 +164,8 @@ def refresh_prices(names: Sequence[str], region: str = catalog.REGION) -> dict[s
     Without names, all machine types are read. Returns the changes. Raises PreflightError without
     boto3 or credentials, and TransientError if the service is unreachable.
     """
-    from regauge.planning.catalog_files import store_prices
-    from regauge.planning.price_refresh import fetch_prices
+    from regauge.planning.updates.catalog_files import store_prices
+    from regauge.planning.updates.price_refresh import fetch_prices
 
     before = catalog.load_instances()
     requested = list(names) or list(before)

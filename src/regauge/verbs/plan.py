@@ -93,17 +93,17 @@ def main(  # noqa: PLR0913 - the flags of the command line
 
     Every prediction has p10 to p90. Nothing is allocated, and no network is used.
     """
-    from regauge.verbs import _plan, _plan_inference
+    from regauge.verbs._planning import inference_plans, training_plans
 
     machines = Machines(on, compare, cheapest, deadline, max_nodes)
     purpose = Purpose(to_target, serve, predict, slo_ms, lengths)
     if purpose.serve is not None or purpose.predict is not None:
-        answer = _plan_inference.plan_inference(subject, machines, purpose)
+        answer = inference_plans.plan_inference(subject, machines, purpose)
     else:
         _check_training(purpose)
-        request = _plan.read_run(subject, overrides, stage)
-        answer = _plan.plan_run(request, machines, purpose.to_target, explain=explain)
-    return _plan.show(answer, as_json=json.is_json)
+        request = training_plans.read_run(subject, overrides, stage)
+        answer = training_plans.plan_run(request, machines, purpose.to_target, explain=explain)
+    return training_plans.show(answer, as_json=json.is_json)
 
 
 def _check_training(purpose: Purpose) -> None:

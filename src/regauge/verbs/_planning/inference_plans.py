@@ -10,7 +10,7 @@ from regauge.errors import SettingsError
 from regauge.planning import inference_plan, intervals
 from regauge.planning.inference_plan import InferenceOption, InferenceRequest
 from regauge.planning.plan_document import describe_estimate, round_digits
-from regauge.planning.prepared_data import read_histogram
+from regauge.planning.requests.prepared_data import read_histogram
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

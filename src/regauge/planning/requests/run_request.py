@@ -16,9 +16,9 @@ from regauge.errors import DataError, SettingsError
 from regauge.json_files import read_json
 from regauge.models.hub import CONFIG, resolve_model
 from regauge.models.settings import Model
-from regauge.planning.default_sizes import DEFAULT_SIZES
 from regauge.planning.model_shape import shape_from_config
-from regauge.planning.prepared_data import DEFAULT_BUCKETS, RowLengths, read_lengths
+from regauge.planning.requests.default_sizes import DEFAULT_SIZES
+from regauge.planning.requests.prepared_data import DEFAULT_BUCKETS, RowLengths, read_lengths
 from regauge.planning.training_job import TrainingJob
 from regauge.training.settings import Batch, Execution, Optimizer, Stop
 

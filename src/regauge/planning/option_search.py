@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from regauge.planning.anchors import Anchor
     from regauge.planning.goodput import Goodput
-    from regauge.planning.run_request import TrainingRequest
+    from regauge.planning.requests.run_request import TrainingRequest
     from regauge.planning.training_job import (
         Estimate,
         Machine,
@@ -82,7 +82,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class JobCandidate:
     """A job on some machines with the seconds of a step, before it is planned in full."""
 
     job: TrainingJob
@@ -139,7 +139,7 @@ def plan_option(
 
 def choose_settings(
     request: TrainingRequest, machine: Machine, count: int, *, is_free: bool = True
-) -> Candidate | None:
+) -> JobCandidate | None:
     """Return the fastest settings that fit on `count` machines; None if nothing fits.
 
     Without `is_free`, strategy and recomputation are those of the run file.
@@ -153,7 +153,7 @@ def choose_settings(
 
 def _list_candidates(
     request: TrainingRequest, machine: Machine, count: int, *, is_free: bool
-) -> Iterator[Candidate]:
+) -> Iterator[JobCandidate]:
     """Yield for each strategy and recomputation the largest micro-batch that fits."""
     calibration = load_calibration()
     devices = machine.devices * count
@@ -170,7 +170,7 @@ def _list_candidates(
             placed = _find_largest(request, variant, machine, count)
             if placed is not None:
                 seconds = step_time.plan_step(placed[0], machine, count, calibration).total
-                yield Candidate(placed[0], machine, count, seconds, placed[1])
+                yield JobCandidate(placed[0], machine, count, seconds, placed[1])
 
 
 def _find_largest(
@@ -199,8 +199,8 @@ def _list_micro_batches(request: TrainingRequest) -> tuple[int, ...]:
 
 
 def shrink_to_fit(
-    request: TrainingRequest, candidate: Candidate, runs: Sequence[Anchor] = ()
-) -> Candidate:
+    request: TrainingRequest, candidate: JobCandidate, runs: Sequence[Anchor] = ()
+) -> JobCandidate:
     """Return a candidate with a micro-batch that fits after the correction by measured rows.
 
     The formulas alone decide in a search, as it compares thousands of candidates. If no smaller
@@ -257,7 +257,7 @@ def check_machine(machine: Machine) -> None:
 
 def find_smallest_change(
     request: TrainingRequest, machine: Machine, count: int, max_count: int = MAX_COUNT
-) -> Candidate | None:
+) -> JobCandidate | None:
     """Return the settings that fit and differ least from the run file; None if nothing fits.
 
     Fewer changed settings are better, then the shorter step. More machines are the last resort.
@@ -274,13 +274,13 @@ def find_smallest_change(
     return None
 
 
-def _count_changes(candidate: Candidate, original: TrainingJob) -> tuple[int, float]:
+def _count_changes(candidate: JobCandidate, original: TrainingJob) -> tuple[int, float]:
     names = ("strategy", "recomputation", "micro_batch")
     changes = sum(getattr(candidate.job, name) != getattr(original, name) for name in names)
     return changes, candidate.seconds
 
 
-def _list_changes(request: TrainingRequest, machine: Machine, count: int) -> Iterator[Candidate]:
+def _list_changes(request: TrainingRequest, machine: Machine, count: int) -> Iterator[JobCandidate]:
     """Yield the jobs with other strategies, recomputation, and halved micro-batches."""
     calibration = load_calibration()
     original = request.place(machine.devices * count)
@@ -296,7 +296,7 @@ def _list_changes(request: TrainingRequest, machine: Machine, count: int) -> Ite
                 verdict = judge_memory(placed, machine, count)
                 if verdict == "fits":
                     parts = step_time.plan_step(placed, machine, count, calibration)
-                    yield Candidate(placed, machine, count, parts.total, verdict)
+                    yield JobCandidate(placed, machine, count, parts.total, verdict)
                     break
 
 
@@ -349,7 +349,7 @@ def _list_counts(max_count: int) -> list[int]:
 
 def _plan_best(
     request: TrainingRequest,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[JobCandidate],
     deadline_hours: float | None,
     runs: Sequence[Anchor],
 ) -> list[Option]:
@@ -377,7 +377,7 @@ def _plan_best(
     return options
 
 
-def _cost_per_step(item: Candidate) -> float:
+def _cost_per_step(item: JobCandidate) -> float:
     return item.seconds * item.count * (item.machine.usd_per_hour or float("inf"))
 
 

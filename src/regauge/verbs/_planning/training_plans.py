@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import choices, config, verbs
 from regauge.errors import SettingsError
-from regauge.planning import anchors, search
+from regauge.planning import anchors, option_search
 from regauge.planning.explain_plan import explain_plan
 from regauge.planning.machines import find_machine
-from regauge.planning.pipeline_stage import select_stage
 from regauge.planning.plan_document import (
     describe_confidence,
     describe_estimate,
@@ -24,7 +23,8 @@ from regauge.planning.plan_document import (
     format_answer,
     list_warnings,
 )
-from regauge.planning.run_request import read_request
+from regauge.planning.requests.pipeline_stage import select_stage
+from regauge.planning.requests.run_request import read_request
 from regauge.planning.target_curve import combine, forecast_target
 from regauge.planning.training_job import Estimate
 from regauge.supervision.settings import parse_node_range
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from regauge.planning.anchors import Anchor
-    from regauge.planning.run_request import TrainingRequest
-    from regauge.planning.search import Option
+    from regauge.planning.option_search import Option
+    from regauge.planning.requests.run_request import TrainingRequest
     from regauge.planning.target_curve import TargetForecast
     from regauge.planning.training_job import Machine, TrainingJob
     from regauge.verbs.plan import Machines
@@ -143,7 +143,7 @@ def _parse_machines(text: str, key: str, request: TrainingRequest) -> tuple[Mach
         problem = f"{key}: '{text}' is no machine type with a count"
         raise SettingsError(problem, "write it as p5.48xlarge:16")
     price = request.run.execution.price
-    machine = search.apply_discounts(find_machine(match[1], key), price.discounts)
+    machine = option_search.apply_discounts(find_machine(match[1], key), price.discounts)
     if price.usd_per_hour is not None and price.instance in (None, machine.name):
         machine = replace(machine, usd_per_hour=price.usd_per_hour)
     return machine, int(match[2] or 1)
@@ -162,11 +162,11 @@ def plan_one(
 
     `error` and `code` are added if the run does not fit, or if it misses the deadline.
     """
-    job = search.place_job(request, machine, count)
-    option = search.plan_option(request, job, machine, count, runs)
+    job = option_search.place_job(request, machine, count)
+    option = option_search.plan_option(request, job, machine, count, runs)
     answer = describe_plan(request, option)
     scaling = [
-        search.plan_option(request, placed, machine, number, runs)
+        option_search.plan_option(request, placed, machine, number, runs)
         for number in _list_counts(count)
         if (placed := request.place(machine.devices * number, request.micro_batch)) is not None
     ]
@@ -192,7 +192,7 @@ def _find_refusal(request: TrainingRequest, option: Option, deadline: str | None
     plan = option.plan
     answer: dict[str, Any] = {}
     if plan.memory.verdict != "fits":
-        change = search.find_smallest_change(request, plan.machine, plan.count)
+        change = option_search.find_smallest_change(request, plan.machine, plan.count)
         answer["change"] = _describe_change(request, plan.job, plan.count, change)
     if plan.memory.verdict == "does not fit":
         gigabytes, capacity = plan.memory.total.p50 / 1e9, plan.memory.capacity / 1e9
@@ -208,7 +208,10 @@ def _find_refusal(request: TrainingRequest, option: Option, deadline: str | None
 
 
 def _describe_change(
-    request: TrainingRequest, job: TrainingJob, count: int, change: search.Candidate | None
+    request: TrainingRequest,
+    job: TrainingJob,
+    count: int,
+    change: option_search.JobCandidate | None,
 ) -> str:
     """Return the settings to change so that a run surely fits, as overrides of the run file."""
     if change is None:
@@ -228,8 +231,8 @@ def rank(
     deadline = None if machines.deadline is None else parse_hours(machines.deadline)
     if machines.cheapest:
         free = replace(request, micro_batch=None)
-        listed = search.list_machines(request.run.execution.price.discounts)
-        options = search.search_options(free, listed, deadline, runs, machines.max_nodes)
+        listed = option_search.list_machines(request.run.execution.price.discounts)
+        options = option_search.search_options(free, listed, deadline, runs, machines.max_nodes)
     else:
         options = compare(request, select_machines(request, machines), deadline, runs)
     rows = [describe_option(request, option) for option in options]
@@ -254,12 +257,12 @@ def compare(
     """
     options = []
     for machine, count in selected:
-        candidate = search.choose_settings(request, machine, count, is_free=False)
+        candidate = option_search.choose_settings(request, machine, count, is_free=False)
         free = replace(request, micro_batch=None)
-        candidate = candidate or search.choose_settings(free, machine, count)
+        candidate = candidate or option_search.choose_settings(free, machine, count)
         if candidate is not None:
-            fitting = search.shrink_to_fit(request, candidate, runs)
-            options.append(search.plan_option(request, fitting.job, machine, count, runs))
+            fitting = option_search.shrink_to_fit(request, candidate, runs)
+            options.append(option_search.plan_option(request, fitting.job, machine, count, runs))
     if not options:
         names = ", ".join(f"{count} x {machine.name}" for machine, count in selected)
         raise SettingsError(f"the run fits on none of: {names}", "search with --cheapest")
@@ -273,7 +276,7 @@ def compare(
         problem = f"none of these machines finishes within {deadline:g} h"
         remedy = f"allow {fastest.hours.p90:.3g} h, the p90 of {fastest.name}"
         raise SettingsError(problem, remedy)
-    return search.rank_options(in_time or options)
+    return option_search.rank_options(in_time or options)
 
 
 def plan_target(
@@ -299,8 +302,8 @@ def plan_target(
     unlimited = replace(machines, deadline=None)
     if machines.cheapest:
         free = replace(request, micro_batch=None)
-        listed = search.list_machines(request.run.execution.price.discounts)
-        options = search.search_options(free, listed, deadline, runs, machines.max_nodes)
+        listed = option_search.list_machines(request.run.execution.price.discounts)
+        options = option_search.search_options(free, listed, deadline, runs, machines.max_nodes)
     else:
         options = compare(request, select_machines(request, unlimited), None, runs)
     options = [_spread(option, forecast) for option in options]
@@ -317,7 +320,7 @@ def plan_target(
         "best_value": forecast.best_value,
         "reach_probability": round(forecast.reach_probability, 3),
         "steps": describe_estimate(forecast.steps),
-        "options": [describe_option(request, item) for item in search.rank_options(in_time)],
+        "options": [describe_option(request, item) for item in option_search.rank_options(in_time)],
         "notes": list(request.notes),
     }
 

@@ -30,18 +30,19 @@ from regauge.planning.anchors import (
     MEASUREMENTS,
     Anchor,
     describe,
+    parse_year,
 )
 from regauge.planning.calibration import (
     ANY,
-    Calibration,
     LinkConstants,
     MatmulConstants,
     MemoryConstants,
+    PlannerConstants,
     StackConstants,
 )
-from regauge.planning.collectives import CurveKey, build_curves
+from regauge.planning.collective_times import CurveKey, build_curves
 from regauge.planning.machines import find_machine
-from regauge.planning.memory import plan_parts
+from regauge.planning.memory_plan import plan_parts
 from regauge.planning.step_time import BETWEEN, INSIDE, plan_step
 
 FOLDER = constants.CALIBRATION.parent
@@ -125,15 +126,22 @@ def fit_stacks(samples: Sequence[Sample]) -> list[StackConstants]:
     measured = [item for item in samples if item.step_seconds]
     groups = _group(measured, lambda item: (item.machine.chip, item.job.stack or ANY))
     stacks = [fit_stack(key, rows) for key, rows in groups.items()]
-    by_chip = _group(stacks, lambda item: item.chip)
-    chips = [_join(chip, entries, CHIP_SPREAD) for chip, entries in by_chip.items()]
     by_family = _group(stacks, lambda item: constants.find_family(item.chip))
-    chips += [_join(name, entries, CHIP_SPREAD) for name, entries in by_family.items()]
+    chips = [_join(name, entries, CHIP_SPREAD) for name, entries in by_family.items()]
+    kinds = _group(stacks, lambda item: (constants.find_family(item.chip), kind_of(item)))
+    chips += [_join(key[0], entries, CHIP_SPREAD, key[1]) for key, entries in kinds.items()]
     pairs = _group(stacks, lambda item: (constants.find_family(item.chip), item.stack))
     chips += [_join(key[0], entries, FAMILY_SPREAD, key[1]) for key, entries in pairs.items()]
+    all_kinds = _group(stacks, kind_of)
+    chips += [_join(ANY, entries, ANY_SPREAD, key) for key, entries in all_kinds.items()]
     by_stack = _group(stacks, lambda item: item.stack)
     others = [_join(ANY, rows, ANY_SPREAD, stack) for stack, rows in by_stack.items()]
     return [*stacks, *chips, *others, _join(ANY, stacks, ANY_SPREAD)]
+
+
+def kind_of(entry: StackConstants) -> str:
+    """Return the name of the stacks with the same kind of attention."""
+    return constants.ANY_KIND[entry.has_fused_attention]
 
 
 def fit_stack(key: tuple[str, str], rows: Sequence[Sample]) -> StackConstants:
@@ -158,6 +166,7 @@ def initial_constants(key: tuple[str, str], rows: Sequence[Sample]) -> StackCons
         spread=ONE_ROW_SPREAD,
         rows=len(rows),
         reference_flops=peak or REFERENCE_FLOPS,
+        has_fused_attention=rows[0].job.has_fused_attention,
         source="; ".join(sorted({item.source for item in rows})),
     )
 
@@ -186,7 +195,7 @@ def _huber(errors: np.ndarray, limit: float = 2.0) -> np.ndarray:
 
 def log_error(entry: StackConstants, row: Sample) -> float:
     """Return log(predicted / measured) of a step."""
-    single = Calibration({(ANY, ANY): entry}, {}, _links(), {})
+    single = PlannerConstants({(ANY, ANY): entry}, {}, _links(), {})
     seconds = plan_step(row.job, row.machine, row.count, single).total
     return math.log(seconds / (row.step_seconds or math.nan))
 
@@ -289,7 +298,7 @@ LINKED = {
     "p4de.24xlarge": ("p4de.24xlarge", "p4d.24xlarge"),
     "p5.48xlarge": ("p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge"),
 }
-"""Machine types whose network one measured system stands for."""
+"""MachineRates types whose network one measured system stands for."""
 
 
 def fit_links(rows: Sequence[dict[str, str]]) -> list[LinkConstants]:
@@ -333,9 +342,9 @@ def fit_matmuls(rows: Sequence[products.Product], source: str) -> dict[str, Matm
 
 def hold_calibration(
     stacks: Sequence[StackConstants], memory: Sequence[MemoryConstants] = ()
-) -> Calibration:
+) -> PlannerConstants:
     """Return constants as the planner reads them, without a file."""
-    return Calibration(
+    return PlannerConstants(
         {(entry.chip, entry.stack): entry for entry in stacks},
         {entry.stack: entry for entry in memory},
         _links(),
@@ -343,14 +352,14 @@ def hold_calibration(
     )
 
 
-def build_anchor(item: Sample, fitted: Calibration) -> Anchor:
+def build_anchor(item: Sample, fitted: PlannerConstants) -> Anchor:
     """Return a measured row beside its prediction."""
     plan = plan_step(item.job, item.machine, item.count, fitted) if item.step_seconds else None
     memory = fitted.find_memory(item.job.stack) if item.memory_bytes else None
     parts = memory and plan_parts(item.job, item.devices, item.machine.devices, memory)
     return Anchor(
         f"{item.row['model']}, {item.row['strategy']}, {item.name}",
-        describe(item.job, item.machine, item.count),
+        replace(describe(item.job, item.machine, item.count), year=parse_year(item.date)),
         item.row["repo_file"] or item.source,
         measured_seconds=item.step_seconds,
         predicted_seconds=plan.total if plan else None,
@@ -366,6 +375,7 @@ def write_anchors(path: Path, anchors: Iterable[Anchor], measurements: Sequence[
     for anchor in anchors:
         values = asdict(anchor)
         features = values.pop("features")
+        features.pop("year")
         figures = {name: f"{values[name]:.6g}" for name in measurements}
         rows.append(
             {

@@ -26,7 +26,7 @@ from fit_planner import build_anchor, fit_memory, fit_stacks, hold_calibration
 from planner_rows import Sample, read_samples
 
 from regauge.planning import anchors, flops, intervals
-from regauge.planning.calibration import Calibration, load_calibration
+from regauge.planning.calibration import PlannerConstants, load_calibration
 from regauge.planning.step_time import plan_step
 from regauge.planning.training_plan import plan_memory
 
@@ -122,12 +122,20 @@ def _leave_out_sources(rows: Sequence[Sample]) -> list[Prediction]:
     return predictions
 
 
-def _predict(row: Sample, fitted: Calibration, near: Sequence[anchors.Anchor] = ()) -> Prediction:
-    seconds = plan_step(row.job, row.machine, row.count, fitted).total
+def _describe(row: Sample) -> anchors.Features:
     features = anchors.describe(row.job, row.machine, row.count)
+    return replace(features, year=anchors.parse_year(row.date))
+
+
+def _predict(
+    row: Sample, fitted: PlannerConstants, near: Sequence[anchors.Anchor] = ()
+) -> Prediction:
+    seconds = plan_step(row.job, row.machine, row.count, fitted).total
+    features = _describe(row)
     neighbours = anchors.find_nearest(features, near or anchors.load_published())
     factor = anchors.correct(neighbours) if near else 1.0
-    spread = fitted.find_stack(row.machine.chip, row.job.stack).spread
+    fused = row.job.has_fused_attention
+    spread = fitted.find_stack(row.machine.chip, row.job.stack, is_fused=fused).spread
     return row, seconds * factor, intervals.widen(spread, neighbours[0].distance)
 
 
@@ -259,9 +267,9 @@ def judge_memory(samples: Sequence[Sample], *, is_held_out: bool) -> dict[str, d
 
 
 def _plan_memory(
-    row: Sample, fitted: Calibration, near: Sequence[anchors.Anchor]
+    row: Sample, fitted: PlannerConstants, near: Sequence[anchors.Anchor]
 ) -> tuple[intervals.Estimate, str]:
-    neighbours = anchors.find_nearest(anchors.describe(row.job, row.machine, row.count), near)
+    neighbours = anchors.find_nearest(_describe(row), near)
     plan = plan_memory(row.job, row.machine, row.count, fitted, neighbours)
     return plan.total, plan.verdict
 

@@ -13,7 +13,12 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from regauge.planning.calibration import ANY, MatmulConstants, load_calibration
-from regauge.planning.collectives import CurveKey, build_curves, collective_seconds, load_curves
+from regauge.planning.collective_times import (
+    CurveKey,
+    build_curves,
+    collective_seconds,
+    load_curves,
+)
 from regauge.planning.machines import load_chip_rows
 from regauge.planning.matmul import (
     MeasuredProduct,
@@ -102,7 +107,7 @@ def read_products(rows: Sequence[Mapping[str, str]]) -> list[Product]:
 
 
 def fit_matmul(system: str, products: Sequence[Product], source: str = "") -> MatmulConstants:
-    """Return the roofline of one system, or of several with their own rates."""
+    """Return the roofline of one system, or of several with their judged rates."""
     start = MatmulConstants(system, *START, 0.12, len(products), REFERENCE_FLOPS, source)
     rates = {item.system: find_rates(item.system) for item in products}
     sizes = np.array([item.size for item in products], dtype=float)
@@ -188,9 +193,9 @@ def judge_products(
         }
     tables = {}
     for name in systems:
-        own = [item for item in products if item.system == name]
+        judged = [item for item in products if item.system == name]
         others = [item for item in products if item.system != name]
-        tables[f"products, {name}"] = _figures(_cross_validate_products(name, own))
+        tables[f"products, {name}"] = _figures(_cross_validate_products(name, judged))
         if others:
             fitted = {
                 s: fit_matmul(s, [i for i in others if i.system == s]) for s in systems if s != name
@@ -200,7 +205,7 @@ def judge_products(
                 for s in systems
                 if s != name
             }
-            errors = [predict_product(i, fitted, residuals) / i.seconds - 1 for i in own]
+            errors = [predict_product(i, fitted, residuals) / i.seconds - 1 for i in judged]
             tables[f"products, {name} (data sheet alone)"] = _figures(errors)
     return tables
 
@@ -271,19 +276,19 @@ def judge_collectives(
         for number in range(FOLDS)
     ]
     for name in systems:
-        own = [
+        judged = [
             (m, f)
             for m, f in zip(messages, order, strict=True)
             if m.key.system == name and m.size > MIN_BYTES
         ]
         errors = [
-            collective_seconds(m.key, m.size, folds[f], links) / m.seconds - 1 for m, f in own
+            collective_seconds(m.key, m.size, folds[f], links) / m.seconds - 1 for m, f in judged
         ]
         tables[f"collectives, {name}"] = _figures(errors)
         others = build_curves(as_rows([m for m in messages if m.key.system != name]))
         if others:
             errors = [
-                collective_seconds(m.key, m.size, others, links) / m.seconds - 1 for m, _ in own
+                collective_seconds(m.key, m.size, others, links) / m.seconds - 1 for m, _ in judged
             ]
             tables[f"collectives, {name} (data sheet alone)"] = _figures(errors)
     return tables

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from planner_rows import Sample
 
-from regauge.planning.calibration import Calibration, load_calibration
+from regauge.planning.calibration import PlannerConstants, load_calibration
 from regauge.planning.machines import find_machine
 from regauge.planning.model_shape import shape_from_config
 from regauge.planning.step_time import plan_step
-from regauge.planning.training_job import Machine, TrainingJob
+from regauge.planning.training_job import MachineRates, TrainingJob
 
 BERT = {
     "model_type": "bert",
@@ -46,11 +46,11 @@ class Reference:
 
     name: str
     job: TrainingJob
-    machine: Machine
+    machine: MachineRates
     rates: dict[int, float]
     assumptions: str
 
-    def predict(self, count: int, calibration: Calibration) -> float:
+    def predict(self, count: int, calibration: PlannerConstants) -> float:
         """Return the planned sequences per second."""
         rows = self.machine.devices * count * self.job.micro_batch * self.job.accumulation
         return rows / plan_step(self.job, self.machine, count, calibration).total
@@ -122,7 +122,7 @@ def judge_references() -> dict[str, dict[str, object]]:
     return tables
 
 
-def llama_efficiency(calibration: Calibration, counts: Sequence[int] = (1, 16)) -> float:
+def llama_efficiency(calibration: PlannerConstants, counts: Sequence[int] = (1, 16)) -> float:
     """Return the weak scaling efficiency of Llama-2 7B; size and batch are assumed."""
     machine = find_machine("p5.48xlarge")
     job = TrainingJob(shape_from_config(LLAMA2_7B), 4096, 1, strategy="fsdp", recomputation="full")

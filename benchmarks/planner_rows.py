@@ -12,7 +12,7 @@ from pathlib import Path
 
 from regauge.planning import machines
 from regauge.planning.model_shape import AttentionShape, ModelShape
-from regauge.planning.training_job import Machine, ModelParallelism, TrainingJob
+from regauge.planning.training_job import MachineRates, ModelParallelism, TrainingJob
 
 GIB = 2**30
 CHIPS = {
@@ -91,7 +91,7 @@ class Sample:
     source: str
     date: str
     job: TrainingJob
-    machine: Machine
+    machine: MachineRates
     count: int
     step_seconds: float | None
     memory_bytes: float | None
@@ -217,14 +217,14 @@ def row_length(row: dict[str, str]) -> int:
     return int(number(row["seq_len"]) or default)
 
 
-def parse_machine(row: dict[str, str]) -> tuple[Machine, int]:
+def parse_machine(row: dict[str, str]) -> tuple[MachineRates, int]:
     """Return the machine of a row, and their number."""
     hardware, devices = row["hardware"], int(float(row["n_devices"]))
     count = int(number(row["n_nodes"]) or -(-devices // 8))
     chips = max(devices // count, 1)
     if hardware in BARE:
         size = BARE[hardware] * GIB * machines.USABLE_SHARE
-        return Machine(hardware, hardware, chips, 100e12, size, 7e11, 1.6e10, NETWORK), count
+        return MachineRates(hardware, hardware, chips, 100e12, size, 7e11, 1.6e10, NETWORK), count
     return machines.build_machine(
         hardware, CHIPS[hardware], chips, NETWORKS.get(hardware, NETWORK)
     ), count

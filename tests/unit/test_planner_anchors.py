@@ -12,7 +12,12 @@ import pytest
 from regauge.planning import anchors
 from regauge.planning.anchors import Anchor
 from regauge.planning.calibration import load_calibration
-from regauge.planning.collectives import CurveKey, build_curves, collective_seconds, load_curves
+from regauge.planning.collective_times import (
+    CurveKey,
+    build_curves,
+    collective_seconds,
+    load_curves,
+)
 from regauge.planning.machines import find_machine, load_chip_rows
 from regauge.planning.matmul import (
     MeasuredProduct,

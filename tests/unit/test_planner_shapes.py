@@ -79,7 +79,7 @@ def test_sliding_layers_attend_to_their_window() -> None:
     shape = shape_from_config(gemma)
     assert shape.attention.sliding_layers == 10
     expected = (2 * 32768 + 10 * gemma["sliding_window"]) / 12
-    assert shape.attended(32768) == pytest.approx(expected)
+    assert shape.attention_span(32768) == pytest.approx(expected)
     assert shape_from_config(transformers.Qwen2Config().to_dict()).attention.window is None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
@@ -19,12 +20,16 @@ from regauge.files import read_csv_rows
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from regauge.planning.training_job import Machine, TrainingJob
+    from regauge.planning.training_job import MachineRates, TrainingJob
 
 MEASURED = Path(__file__).with_name("measured_training.csv")
 MEASURED_MEMORY = Path(__file__).with_name("measured_memory.csv")
 OTHER = {"chip": 6.0, "stack": 2.0, "recomputation": 1.0, "strategy": 0.7}
 """Distance of a row whose chip, stack, recomputation or strategy differs."""
+PER_YEAR = 0.7
+"""Distance for each year between two measurements."""
+MIDDLE_MONTH = 7
+"""Month of a date that has only a year."""
 REACH = 0.7
 """Distance over which the error of a run counts for another one."""
 PRIOR_WEIGHT = 0.1
@@ -46,6 +51,8 @@ class Features:
     tokens_per_pass: int
     accumulation: int
     devices: int
+    year: float = 0.0
+    """Year of the measurement, with its fraction; 0 if unknown. Software changes with time."""
 
     @cached_property
     def scaled_logs(self) -> tuple[float, ...]:
@@ -61,6 +68,8 @@ class Features:
         for name, distance in OTHER.items():
             if getattr(self, name) != getattr(other, name):
                 squares += distance**2
+        if self.year and other.year:
+            squares += (PER_YEAR * (self.year - other.year)) ** 2
         return math.sqrt(squares)
 
 
@@ -116,7 +125,7 @@ class Neighbour:
     anchor: Anchor
 
 
-def describe(job: TrainingJob, machine: Machine, count: int) -> Features:
+def describe(job: TrainingJob, machine: MachineRates, count: int) -> Features:
     """Return the features of a job on `count` machines."""
     parallel = job.parallelism
     return Features(
@@ -175,6 +184,14 @@ def _parse_row(row: dict[str, str]) -> Anchor:
     return Anchor(
         row["name"], Features(**names, **sizes), row["source"], date=row["date"], **values
     )
+
+
+def parse_year(date: str) -> float:
+    """Return the year of a date such as 2024-09-16, with its fraction; 0 if it is empty."""
+    match = re.match(r"(\d{4})(?:-(\d{2}))?", date)
+    if match is None:
+        return 0.0
+    return int(match[1]) + (int(match[2] or MIDDLE_MONTH) - 1) / 12
 
 
 def find_history() -> Path:

@@ -8,7 +8,7 @@ without rows those of all chips, with a wider interval.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from regauge.json_files import read_json
 CALIBRATION = Path(__file__).with_name("calibration.json")
 ANY = "any"
 """Name of the chip or stack of the constants that stand in for unknown ones."""
+ANY_KIND = {True: "any with fused attention", False: "any with stored scores"}
+"""Names of the stacks that stand in for unknown ones, by whether their attention is fused."""
 REINSTALL = "reinstall regauge"
 
 
@@ -46,13 +48,8 @@ class StackConstants:
     rows: int
     reference_flops: float
     """FLOP/s to which the efficiencies refer: the dense peak, or an arbitrary unit without one."""
+    has_fused_attention: bool
     source: str
-
-    def refer_to(self, peak_flops: float | None) -> StackConstants:
-        """Return the constants for a chip with another peak, if they are those of all chips."""
-        if self.chip != ANY or not peak_flops:
-            return self
-        return replace(self, reference_flops=peak_flops)
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ class MatmulConstants:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class PlannerConstants:
     """All fitted constants."""
 
     stacks: Mapping[tuple[str, str], StackConstants]
@@ -110,16 +107,19 @@ class Calibration:
     links: Mapping[str, LinkConstants]
     matmuls: Mapping[str, MatmulConstants]
 
-    def find_stack(self, chip: str, stack: str | None = None) -> StackConstants:
+    def find_stack(
+        self, chip: str, stack: str | None = None, *, is_fused: bool = True
+    ) -> StackConstants:
         """Return the constants of a chip under a stack.
 
         Chips of one family, such as A100 with 40 and with 80 GB, stand in for each other. Without
-        rows for the stack, the constants are those of the chip; without rows for the chip, those
-        of all chips.
+        rows for the stack, the constants are those of the family's stacks with the same kind of
+        attention; without rows for the family, those of all chips.
         """
         family = find_family(chip)
-        names = [(name, stack or ANY) for name in (chip, family)]
-        names += [(chip, ANY), (family, ANY), (ANY, stack or ANY), (ANY, ANY)]
+        kind = ANY_KIND[is_fused]
+        names = [(name, stack) for name in (chip, family) if stack]
+        names += [(family, kind), (family, ANY), (ANY, stack or ANY), (ANY, kind), (ANY, ANY)]
         for key in names:
             if key in self.stacks:
                 return self.stacks[key]
@@ -144,18 +144,18 @@ def find_family(chip: str) -> str:
 
 
 @cache
-def load_calibration(path: Path = CALIBRATION) -> Calibration:
+def load_calibration(path: Path = CALIBRATION) -> PlannerConstants:
     """Return the fitted constants; raises DataError if the file is damaged."""
     return parse_calibration(read_json(path, REINSTALL))
 
 
-def parse_calibration(document: Mapping[str, Any]) -> Calibration:
+def parse_calibration(document: Mapping[str, Any]) -> PlannerConstants:
     """Return the constants of a document with the lists stacks, memory, links and matmuls."""
     stacks = [StackConstants(**entry) for entry in document["stacks"]]
     memory = [MemoryConstants(**entry) for entry in document["memory"]]
     links = [LinkConstants(**entry) for entry in document["links"]]
     matmuls = [MatmulConstants(**entry) for entry in document["matmuls"]]
-    return Calibration(
+    return PlannerConstants(
         {(entry.chip, entry.stack): entry for entry in stacks},
         {entry.stack: entry for entry in memory},
         {entry.system: entry for entry in links},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from regauge.planning import flops, memory
+from regauge.planning import flops, memory_plan
 from regauge.units import GIGA, SECONDS_PER_HOUR, SECONDS_PER_MINUTE, TERA
 
 if TYPE_CHECKING:
@@ -19,15 +19,15 @@ def explain_plan(option: Option) -> list[str]:
 
 def _explain_memory(plan: TrainingPlan) -> list[str]:
     job, parts, shape = plan.job, plan.memory.parts, plan.job.shape
-    shards = memory.shard_devices(job, plan.devices, plan.machine.devices)
-    weight, gradient, master = memory.STATE_BYTES[job.precision]
-    moments = memory.MOMENT_BYTES[job.optimizer]
+    shards = memory_plan.shard_devices(job, plan.devices, plan.machine.devices)
+    weight, gradient, master = memory_plan.STATE_BYTES[job.precision]
+    moments = memory_plan.MOMENT_BYTES[job.optimizer]
     parameters = shape.parameters(job.head)
     is_full = job.strategy in ("fsdp", "hsdp")
     is_partial = is_full or job.strategy == "zero2"
     trained = f"{parameters * job.trained_fraction / GIGA:.4g}e9 trained parameters"
-    layer = memory.layer_activation_bytes(job)
-    kept = {"none": "1", "selective": f"{memory.SELECTIVE_SHARE}", "full": "inputs only"}
+    layer = memory_plan.layer_activation_bytes(job)
+    kept = {"none": "1", "selective": f"{memory_plan.SELECTIVE_SHARE}", "full": "inputs only"}
     states = [
         ("weights", f"{weight:g} B x {parameters / GIGA:.4g}e9", shards if is_full else 1),
         ("gradients", f"{gradient:g} B x {trained}", shards if is_partial else 1),
@@ -44,8 +44,8 @@ def _explain_memory(plan: TrainingPlan) -> list[str]:
             f" = {parts.activations / GIGA:.4g} GB"
         ),
         (
-            f"logits = vocabulary {shape.vocab} x tokens x {memory.LOGIT_BYTES[job.logits]:g} B"
-            f" = {parts.logits / GIGA:.4g} GB"
+            f"logits = vocabulary {shape.vocab} x tokens x"
+            f" {memory_plan.LOGIT_BYTES[job.logits]:g} B = {parts.logits / GIGA:.4g} GB"
         ),
         f"working set = gathered layers or bf16 copies = {parts.working_set / GIGA:.4g} GB",
         (

@@ -37,7 +37,7 @@ def attention_flops(shape: ModelShape, length: int) -> float:
 
     h is heads x head_dim; S is the mean number of attended positions, without a causal mask.
     """
-    return 12.0 * shape.layers * shape.attention.width * shape.attended(length)
+    return 12.0 * shape.layers * shape.attention.width * shape.attention_span(length)
 
 
 def training_flops(shape: ModelShape, length: int, head: Head = "lm") -> float:

@@ -21,7 +21,7 @@ from regauge.planning.catalog import (
     load_chips,
     load_instances,
 )
-from regauge.planning.machines import CORES
+from regauge.planning.machines import load_cores
 from regauge.planning.training_job import Estimate
 from regauge.units import MILLION, SECONDS_PER_HOUR
 
@@ -134,7 +134,7 @@ def list_placements(request: InferenceRequest, names: Sequence[str] = ()) -> lis
 def count_replicas(instance: Instance, threads: int) -> int:
     """Return the programs that compute at the same time: one for each core or group of threads."""
     if instance.chips:
-        return instance.chips * CORES.get(instance.chip, 1)
+        return instance.chips * load_cores().get(instance.chip, 1)
     return max((instance.vcpus or 1) // max(threads, 1), 1)
 
 
@@ -151,7 +151,7 @@ def _compare_chips(measured: CatalogChip, chip: CatalogChip) -> float | None:
     ratio = before / after
     if measured.bandwidth_gb_per_s and chip.bandwidth_gb_per_s:
         ratio = max(ratio, measured.bandwidth_gb_per_s / chip.bandwidth_gb_per_s)
-    return ratio * CORES.get(chip.name, 1) / CORES.get(measured.name, 1)
+    return ratio * load_cores().get(chip.name, 1) / load_cores().get(measured.name, 1)
 
 
 def _find_peak(chip: CatalogChip) -> float | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from regauge.errors import SettingsError
 from regauge.files import read_csv_rows
 from regauge.planning.catalog import find_instance, load_chips
-from regauge.planning.training_job import Machine
+from regauge.planning.training_job import MachineRates
 from regauge.units import GIGA, TERA
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ ECC_SHARE = 0.94
 """The same for chips that store error correction in their memory: A10G has 22.5 of 24 GiB."""
 ECC_CHIPS = ("T4", "A10", "A10G", "L4", "L40S")
 BITS = 8
-CORES = {"Trainium1": 2, "Trainium2": 8, "Trainium3": 8, "Inferentia1": 4, "Inferentia2": 2}
-"""Cores of a chip that programs address as devices, each with its share of the chip."""
 HOST_LINK = 16.0
 """GB/s between the chips of a machine whose link is unknown."""
 
@@ -35,7 +33,14 @@ def load_chip_rows() -> Mapping[str, Mapping[str, str]]:
     return {row["name"]: row for row in rows}
 
 
-def find_machine(name: str, key: str = "--on") -> Machine:
+@cache
+def load_cores() -> Mapping[str, int]:
+    """Return the cores of each chip whose cores programs address as devices."""
+    rows = read_csv_rows(Path(__file__).with_name("cores.csv"))
+    return {row["chip"]: int(row["cores"]) for row in rows}
+
+
+def find_machine(name: str, key: str = "--on") -> MachineRates:
     """Return a machine type of the catalog.
 
     Raises SettingsError with the closest name if it is unknown, or if it has no accelerators.
@@ -52,7 +57,7 @@ def find_machine(name: str, key: str = "--on") -> Machine:
 
 def build_machine(
     name: str, chip: str, chips: int, network_bandwidth: float, usd_per_hour: float | None = None
-) -> Machine:
+) -> MachineRates:
     """Return a machine with chips of the catalog; `network_bandwidth` in bytes per second.
 
     Its devices are the cores that programs address; each has its share of a chip.
@@ -65,9 +70,9 @@ def build_machine(
             f"the catalog does not know the memory of '{chip}'", "choose another machine type"
         )
     peak = entry.bf16_teraflops or entry.fp16_teraflops
-    cores = CORES.get(chip, 1)
+    cores = load_cores().get(chip, 1)
     share = ECC_SHARE if chip in ECC_CHIPS else USABLE_SHARE
-    return Machine(
+    return MachineRates(
         name=name,
         chip=chip,
         devices=chips * cores,

@@ -91,7 +91,7 @@ class ModelShape:
         pooler = self.pooler_parameters if head == "none" else 0
         return body + self.norm_parameters + pooler + output
 
-    def attended(self, length: int) -> float:
+    def attention_span(self, length: int) -> float:
         """Return the mean number of positions that a token attends to, over the layers.
 
         A causal mask is ignored here: `flops` counts 12 L h S for comparison with published MFU.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from regauge.planning.calibration import LinkConstants
-    from regauge.planning.training_job import Machine
+    from regauge.planning.training_job import MachineRates
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "alltoall"]
 
@@ -40,13 +40,13 @@ def ring_factor(collective: Collective, devices: int) -> float:
     return (2.0 if collective == "all_reduce" else 1.0) * (devices - 1) / devices
 
 
-def link_inside(machine: Machine, constants: LinkConstants) -> Link:
+def link_inside(machine: MachineRates, constants: LinkConstants) -> Link:
     """Return the link between the devices of one machine."""
     bandwidth = machine.link_bandwidth * constants.efficiency
     return Link(bandwidth, constants.half_bytes, constants.latency_seconds)
 
 
-def link_between(machine: Machine, constants: LinkConstants) -> Link:
+def link_between(machine: MachineRates, constants: LinkConstants) -> Link:
     """Return the network of a whole machine."""
     bandwidth = machine.network_bandwidth * constants.efficiency
     return Link(bandwidth, constants.half_bytes, constants.latency_seconds)

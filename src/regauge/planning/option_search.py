@@ -12,10 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from regauge.errors import SettingsError
-from regauge.planning import intervals, memory, step_time
-from regauge.planning.calibration import load_calibration
+from regauge.planning import intervals, memory_plan, step_time
+from regauge.planning.calibration import find_family, load_calibration
 from regauge.planning.catalog import find_instance, find_listed_price, load_instances
-from regauge.planning.goodput import plan_goodput
+from regauge.planning.expected_goodput import plan_goodput
 from regauge.planning.machines import find_machine
 from regauge.planning.training_plan import plan_training
 from regauge.units import GIGA, SECONDS_PER_HOUR
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from regauge.planning.anchors import Anchor
-    from regauge.planning.goodput import Goodput
+    from regauge.planning.expected_goodput import ExpectedGoodput
     from regauge.planning.requests.run_request import TrainingRequest
     from regauge.planning.training_job import (
         Estimate,
-        Machine,
+        MachineRates,
         Recomputation,
         Strategy,
         TrainingJob,
@@ -60,7 +60,7 @@ class Option:
     """A job on some machines, with its time and cost."""
 
     plan: TrainingPlan
-    goodput: Goodput
+    goodput: ExpectedGoodput
     hours: Estimate | None
     """Hours of the run, failures included; None if its steps are unknown."""
     usd: Estimate | None
@@ -86,13 +86,13 @@ class JobCandidate:
     """A job on some machines with the seconds of a step, before it is planned in full."""
 
     job: TrainingJob
-    machine: Machine
+    machine: MachineRates
     count: int
     seconds: float
-    verdict: memory.Verdict
+    verdict: memory_plan.Verdict
 
 
-def list_machines(discounts: Mapping[str, float] | None = None) -> list[Machine]:
+def list_machines(discounts: Mapping[str, float] | None = None) -> list[MachineRates]:
     """Return the machine types with accelerators that can train and have a price."""
     machines = []
     for name, instance in load_instances().items():
@@ -107,13 +107,14 @@ def list_machines(discounts: Mapping[str, float] | None = None) -> list[Machine]
     return machines
 
 
-def has_known_speed(machine: Machine) -> bool:
+def has_known_speed(machine: MachineRates) -> bool:
     """Return whether the speed of a machine follows from measured rows or from a data sheet."""
-    constants = load_calibration().find_stack(machine.chip)
-    return machine.peak_flops is not None or constants.chip == machine.chip
+    names = {machine.chip, find_family(machine.chip)}
+    is_measured = any(chip in names for chip, *_ in load_calibration().stacks)
+    return machine.peak_flops is not None or is_measured
 
 
-def apply_discounts(machine: Machine, discounts: Mapping[str, float] | None) -> Machine:
+def apply_discounts(machine: MachineRates, discounts: Mapping[str, float] | None) -> MachineRates:
     """Return a machine with the price that the user pays."""
     price = find_listed_price(find_instance(machine.name), discounts)
     return replace(machine, usd_per_hour=price.usd_per_hour if price else None)
@@ -122,7 +123,7 @@ def apply_discounts(machine: Machine, discounts: Mapping[str, float] | None) -> 
 def plan_option(
     request: TrainingRequest,
     job: TrainingJob,
-    machine: Machine,
+    machine: MachineRates,
     count: int,
     runs: Iterable[Anchor] = (),
 ) -> Option:
@@ -138,7 +139,7 @@ def plan_option(
 
 
 def choose_settings(
-    request: TrainingRequest, machine: Machine, count: int, *, is_free: bool = True
+    request: TrainingRequest, machine: MachineRates, count: int, *, is_free: bool = True
 ) -> JobCandidate | None:
     """Return the fastest settings that fit on `count` machines; None if nothing fits.
 
@@ -152,7 +153,7 @@ def choose_settings(
 
 
 def _list_candidates(
-    request: TrainingRequest, machine: Machine, count: int, *, is_free: bool
+    request: TrainingRequest, machine: MachineRates, count: int, *, is_free: bool
 ) -> Iterator[JobCandidate]:
     """Yield for each strategy and recomputation the largest micro-batch that fits."""
     calibration = load_calibration()
@@ -174,10 +175,10 @@ def _list_candidates(
 
 
 def _find_largest(
-    request: TrainingRequest, variant: TrainingJob, machine: Machine, count: int
-) -> tuple[TrainingJob, memory.Verdict] | None:
+    request: TrainingRequest, variant: TrainingJob, machine: MachineRates, count: int
+) -> tuple[TrainingJob, memory_plan.Verdict] | None:
     """Return the job with the largest micro-batch that fits, or that may fit; None if none may."""
-    best: tuple[TrainingJob, memory.Verdict] | None = None
+    best: tuple[TrainingJob, memory_plan.Verdict] | None = None
     previous = 0
     for size in _list_micro_batches(request):
         job = replace(request, job=variant).place(machine.devices * count, size)
@@ -218,15 +219,15 @@ def shrink_to_fit(
     return candidate
 
 
-def judge_memory(job: TrainingJob, machine: Machine, count: int) -> memory.Verdict:
+def judge_memory(job: TrainingJob, machine: MachineRates, count: int) -> memory_plan.Verdict:
     """Return whether a job fits on the devices of `count` machines."""
     constants = load_calibration().find_memory(job.stack)
-    parts = memory.plan_parts(job, machine.devices * count, machine.devices, constants)
+    parts = memory_plan.plan_parts(job, machine.devices * count, machine.devices, constants)
     total = intervals.estimate(parts.total, constants.spread)
-    return memory.judge(total, machine.memory_bytes)
+    return memory_plan.judge(total, machine.memory_bytes)
 
 
-def place_job(request: TrainingRequest, machine: Machine, count: int) -> TrainingJob:
+def place_job(request: TrainingRequest, machine: MachineRates, count: int) -> TrainingJob:
     """Return the job of a run file on machines; an open micro-batch is the largest that fits.
 
     Raises SettingsError if the machines cannot train, if their speed is unknown, or if they have
@@ -245,7 +246,7 @@ def place_job(request: TrainingRequest, machine: Machine, count: int) -> Trainin
     return job or request.job
 
 
-def check_machine(machine: Machine) -> None:
+def check_machine(machine: MachineRates) -> None:
     """Raise SettingsError if a machine cannot train, or if its speed is unknown."""
     if machine.chip in INFERENCE_ONLY:
         problem = f"{machine.name} has {machine.chip}, which cannot train"
@@ -256,7 +257,7 @@ def check_machine(machine: Machine) -> None:
 
 
 def find_smallest_change(
-    request: TrainingRequest, machine: Machine, count: int, max_count: int = MAX_COUNT
+    request: TrainingRequest, machine: MachineRates, count: int, max_count: int = MAX_COUNT
 ) -> JobCandidate | None:
     """Return the settings that fit and differ least from the run file; None if nothing fits.
 
@@ -280,7 +281,9 @@ def _count_changes(candidate: JobCandidate, original: TrainingJob) -> tuple[int,
     return changes, candidate.seconds
 
 
-def _list_changes(request: TrainingRequest, machine: Machine, count: int) -> Iterator[JobCandidate]:
+def _list_changes(
+    request: TrainingRequest, machine: MachineRates, count: int
+) -> Iterator[JobCandidate]:
     """Yield the jobs with other strategies, recomputation, and halved micro-batches."""
     calibration = load_calibration()
     original = request.place(machine.devices * count)
@@ -302,7 +305,7 @@ def _list_changes(request: TrainingRequest, machine: Machine, count: int) -> Ite
 
 def search_options(
     request: TrainingRequest,
-    machines: Sequence[Machine],
+    machines: Sequence[MachineRates],
     deadline_hours: float | None,
     runs: Sequence[Anchor] = (),
     max_count: int = MAX_COUNT,

@@ -13,13 +13,13 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from regauge.planning import flops
-from regauge.planning.memory import MOMENT_BYTES, STATE_BYTES, shard_devices
+from regauge.planning.memory_plan import MOMENT_BYTES, STATE_BYTES, shard_devices
 from regauge.planning.network import Topology, link_between, link_inside
 
 if TYPE_CHECKING:
-    from regauge.planning.calibration import Calibration, StackConstants
+    from regauge.planning.calibration import PlannerConstants, StackConstants
     from regauge.planning.network import Link
-    from regauge.planning.training_job import Machine, TrainingJob
+    from regauge.planning.training_job import MachineRates, TrainingJob
 
 INSIDE, BETWEEN = "any inside", "any between"
 """Names of the links that stand in for those without measurements."""
@@ -72,11 +72,12 @@ class Communication:
 
 
 def plan_step(
-    job: TrainingJob, machine: Machine, count: int, calibration: Calibration
+    job: TrainingJob, machine: MachineRates, count: int, calibration: PlannerConstants
 ) -> StepParts:
     """Return the seconds of one step on `count` machines, by part."""
-    constants = calibration.find_stack(machine.chip, job.stack).refer_to(machine.peak_flops)
-    matmul, attention = compute_seconds(job, constants)
+    fused = job.has_fused_attention
+    constants = calibration.find_stack(machine.chip, job.stack, is_fused=fused)
+    matmul, attention = compute_seconds(job, machine, constants)
     compute = matmul + attention
     bubble = compute * (job.parallelism.pipeline - 1) / max(job.accumulation, 1)
     growth = compute * ((1 + constants.growth) ** math.log2(count) - 1)
@@ -102,21 +103,24 @@ def _layers_of_weights(job: TrainingJob) -> float:
     return max(job.shape.parameters(job.head) / job.shape.layer_parameters, 1.0)
 
 
-def compute_seconds(job: TrainingJob, constants: StackConstants) -> tuple[float, float]:
+def compute_seconds(
+    job: TrainingJob, machine: MachineRates, constants: StackConstants
+) -> tuple[float, float]:
     """Return the seconds of matrix products and of the attention in one step of one device."""
     shape = job.shape
     tokens = job.tokens_per_pass * job.accumulation
     split = job.parallelism.devices
     again = 1 + flops.recomputed_share(job.recomputation) * flops.FORWARD_SHARE
     backward = 1.0 if job.trained_fraction == 1 else 2 / 3  # frozen weights need no gradient
-    speed = constants.reference_flops * constants.efficiency
+    peak = machine.peak_flops or constants.reference_flops
+    speed = peak * constants.efficiency
     slower = (1 + constants.hidden_half / shape.hidden) * (
         1 + constants.token_half / job.tokens_per_pass
     )
     products = flops.matmul_flops(shape) * again + flops.head_flops(shape, job.head)
     scores = flops.attention_flops(shape, job.length) * again
     scores *= CAUSAL_SHARE if shape.attention.is_causal else 1.0
-    attention_speed = constants.reference_flops * constants.attention_efficiency
+    attention_speed = peak * constants.attention_efficiency
     attention_speed *= 1.0 if job.has_fused_attention else EAGER_ATTENTION
     return (
         products * backward * tokens * slower / speed / split,
@@ -125,7 +129,7 @@ def compute_seconds(job: TrainingJob, constants: StackConstants) -> tuple[float,
 
 
 def plan_communication(
-    job: TrainingJob, machine: Machine, count: int, calibration: Calibration
+    job: TrainingJob, machine: MachineRates, count: int, calibration: PlannerConstants
 ) -> Communication:
     """Return the seconds of communication of one step.
 
@@ -168,7 +172,7 @@ def _tensor_seconds(job: TrainingJob, inside: Link, wire: float) -> float:
     return 4 * layers * one * max(job.accumulation, 1)
 
 
-def optimizer_seconds(job: TrainingJob, machine: Machine, count: int) -> float:
+def optimizer_seconds(job: TrainingJob, machine: MachineRates, count: int) -> float:
     """Return the seconds of the update: every state is read and written once."""
     shards = shard_devices(job, machine.devices * count, machine.devices)
     weight, gradient, master = STATE_BYTES[job.precision]

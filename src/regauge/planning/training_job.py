@@ -69,7 +69,7 @@ class TrainingJob:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineRates:
     """A machine type with what the formulas need. Rates are per second and per device."""
 
     name: str

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from regauge.planning import anchors, flops, intervals, memory, step_time
-from regauge.planning.calibration import ANY, load_calibration
+from regauge.planning import anchors, flops, intervals, memory_plan, step_time
+from regauge.planning.calibration import ANY, ANY_KIND, load_calibration
 from regauge.planning.training_job import Estimate
 from regauge.units import SECONDS_PER_HOUR
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from regauge.planning.anchors import Anchor, Neighbour
-    from regauge.planning.calibration import Calibration, StackConstants
-    from regauge.planning.memory import MemoryPlan
+    from regauge.planning.calibration import PlannerConstants, StackConstants
+    from regauge.planning.memory_plan import MemoryPlan
     from regauge.planning.step_time import StepParts
-    from regauge.planning.training_job import Machine, TrainingJob
+    from regauge.planning.training_job import MachineRates, TrainingJob
 
 MAX_DISTANCE = 12.0
 """Distance beyond which an interval no longer widens."""
@@ -34,7 +34,7 @@ class TrainingPlan:
     """What a training job needs on `count` machines."""
 
     job: TrainingJob
-    machine: Machine
+    machine: MachineRates
     count: int
     memory: MemoryPlan
     step_parts: StepParts
@@ -97,17 +97,18 @@ class TrainingPlan:
 
 def plan_training(
     job: TrainingJob,
-    machine: Machine,
+    machine: MachineRates,
     count: int = 1,
     runs: Iterable[Anchor] = (),
-    calibration: Calibration | None = None,
+    calibration: PlannerConstants | None = None,
 ) -> TrainingPlan:
     """Return the plan of a job on `count` machines.
 
     `runs`: the user's measured runs, by `anchors.load_history`.
     """
     calibration = calibration or load_calibration()
-    constants = calibration.find_stack(machine.chip, job.stack).refer_to(machine.peak_flops)
+    fused = job.has_fused_attention
+    constants = calibration.find_stack(machine.chip, job.stack, is_fused=fused)
     features = anchors.describe(job, machine, count)
     runs = tuple(runs)
     nearest = anchors.find_nearest(features, (*anchors.load_published(), *runs))
@@ -130,7 +131,7 @@ def plan_training(
 
 
 def plan_scaling(
-    job: TrainingJob, machine: Machine, counts: Sequence[int], runs: Iterable[Anchor] = ()
+    job: TrainingJob, machine: MachineRates, counts: Sequence[int], runs: Iterable[Anchor] = ()
 ) -> list[TrainingPlan]:
     """Return the plans of a job for several numbers of machines, with constant work per device."""
     runs = tuple(runs)
@@ -145,25 +146,25 @@ def scaling_efficiency(plan: TrainingPlan, base: TrainingPlan) -> float:
 
 def plan_memory(
     job: TrainingJob,
-    machine: Machine,
+    machine: MachineRates,
     count: int,
-    calibration: Calibration,
+    calibration: PlannerConstants,
     nearest: Sequence[Neighbour],
 ) -> MemoryPlan:
     """Return the memory of one device, corrected by the nearest measured rows."""
     constants = calibration.find_memory(job.stack)
-    parts = memory.plan_parts(job, machine.devices * count, machine.devices, constants)
+    parts = memory_plan.plan_parts(job, machine.devices * count, machine.devices, constants)
     total = intervals.estimate(parts.total * anchors.correct_memory(nearest), constants.spread)
-    return memory.MemoryPlan(
-        parts, total, machine.memory_bytes, memory.judge(total, machine.memory_bytes)
+    return memory_plan.MemoryPlan(
+        parts, total, machine.memory_bytes, memory_plan.judge(total, machine.memory_bytes)
     )
 
 
-def _notes(machine: Machine, constants: StackConstants, distance: float) -> tuple[str, ...]:
+def _notes(machine: MachineRates, constants: StackConstants, distance: float) -> tuple[str, ...]:
     notes = []
     if constants.chip == ANY:
         notes.append(f"no measured row on {machine.chip}: its speed comes from the data sheet")
-    elif constants.stack == ANY:
+    elif constants.stack in (ANY, *ANY_KIND.values()):
         notes.append(f"no measured row of this software on {machine.chip}")
     if distance > FAR:
         notes.append("no measured row is near this job: the interval is wide")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from regauge.planning.option_search import Option
     from regauge.planning.requests.run_request import TrainingRequest
     from regauge.planning.target_curve import TargetForecast
-    from regauge.planning.training_job import Machine, TrainingJob
+    from regauge.planning.training_job import MachineRates, TrainingJob
     from regauge.verbs.plan import Machines
 
 OTHER_TABLES = frozenset(
@@ -119,7 +119,7 @@ def parse_hours(text: str) -> float:
     return float(match[1]) * HOURS[match[2]]
 
 
-def select_machines(request: TrainingRequest, machines: Machines) -> list[tuple[Machine, int]]:
+def select_machines(request: TrainingRequest, machines: Machines) -> list[tuple[MachineRates, int]]:
     """Return the requested machine types with their counts.
 
     Without an option they are those of the run file. Raises SettingsError for an unknown type.
@@ -137,7 +137,7 @@ def select_machines(request: TrainingRequest, machines: Machines) -> list[tuple[
     return [_parse_machines(item.strip(), key, request) for item in text.split(",")]
 
 
-def _parse_machines(text: str, key: str, request: TrainingRequest) -> tuple[Machine, int]:
+def _parse_machines(text: str, key: str, request: TrainingRequest) -> tuple[MachineRates, int]:
     match = _MACHINES.fullmatch(text)
     if match is None or match[2] == "0":
         problem = f"{key}: '{text}' is no machine type with a count"
@@ -151,7 +151,7 @@ def _parse_machines(text: str, key: str, request: TrainingRequest) -> tuple[Mach
 
 def plan_one(
     request: TrainingRequest,
-    machine: Machine,
+    machine: MachineRates,
     count: int,
     deadline: str | None = None,
     runs: Sequence[Anchor] = (),
@@ -246,7 +246,7 @@ def rank(
 
 def compare(
     request: TrainingRequest,
-    selected: Sequence[tuple[Machine, int]],
+    selected: Sequence[tuple[MachineRates, int]],
     deadline: float | None,
     runs: Sequence[Anchor],
 ) -> list[Option]:

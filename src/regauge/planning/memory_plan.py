@@ -157,7 +157,7 @@ def layer_activation_bytes(job: TrainingJob) -> float:
         per_token = 16 * shape.hidden + 4 * shape.ffn + (2 * shape.hidden if job.dropout else 0)
     scores = 4.0 * attention.heads
     if not job.has_fused_attention:
-        scores = (5 if job.dropout else 4) * attention.heads * shape.attended(job.length)
+        scores = (5 if job.dropout else 4) * attention.heads * shape.attention_span(job.length)
     scale = 2.0 if job.precision in ("fp32", "tf32") else 1.0
     return (per_token + scores) * tokens * scale / job.parallelism.tensor
 

@@ -24,7 +24,7 @@ ROWS = Path(__file__).with_name("collective_rows.csv")
 
 
 @dataclass(frozen=True)
-class Curve:
+class CollectiveCurve:
     """Seconds of one collective by message size on one system."""
 
     system: str
@@ -60,7 +60,7 @@ class CurveKey:
 
 
 def collective_seconds(
-    key: CurveKey, size: float, curves: Iterable[Curve], links: Mapping[str, float]
+    key: CurveKey, size: float, curves: Iterable[CollectiveCurve], links: Mapping[str, float]
 ) -> float:
     """Return the seconds of a collective with `size` bytes.
 
@@ -74,11 +74,13 @@ def collective_seconds(
     return latency + (seconds - latency) * scale
 
 
-def find_curve(key: CurveKey, curves: Iterable[Curve], links: Mapping[str, float]) -> Curve:
+def find_curve(
+    key: CurveKey, curves: Iterable[CollectiveCurve], links: Mapping[str, float]
+) -> CollectiveCurve:
     """Return the nearest curve: by link, then by number of devices, then by library version."""
     candidates = [curve for curve in curves if curve.collective == key.collective]
 
-    def distance(curve: Curve) -> tuple[float, float, bool, int]:
+    def distance(curve: CollectiveCurve) -> tuple[float, float, bool, int]:
         link = abs(math.log(links[curve.system] / links[key.system]))
         devices = abs(math.log(curve.devices / key.devices))
         is_other = curve.system != key.system
@@ -88,7 +90,7 @@ def find_curve(key: CurveKey, curves: Iterable[Curve], links: Mapping[str, float
     return min(candidates, key=distance)
 
 
-def build_curves(rows: Iterable[Mapping[str, str]]) -> list[Curve]:
+def build_curves(rows: Iterable[Mapping[str, str]]) -> list[CollectiveCurve]:
     """Return the curves of measured rows; repeated sizes are averaged geometrically."""
     groups: dict[tuple[str, str, str, int], dict[float, list[float]]] = {}
     for row in rows:
@@ -98,14 +100,16 @@ def build_curves(rows: Iterable[Mapping[str, str]]) -> list[Curve]:
     return [_build_curve(key, sizes) for key, sizes in groups.items()]
 
 
-def _build_curve(key: tuple[str, str, str, int], sizes: Mapping[float, Sequence[float]]) -> Curve:
+def _build_curve(
+    key: tuple[str, str, str, int], sizes: Mapping[float, Sequence[float]]
+) -> CollectiveCurve:
     system, version, collective, devices = key
     ordered = sorted(sizes)
     seconds = [math.exp(sum(sizes[size]) / len(sizes[size])) for size in ordered]
-    return Curve(system, version, collective, devices, ordered, seconds)  # type: ignore[arg-type]
+    return CollectiveCurve(system, version, collective, devices, ordered, seconds)  # type: ignore[arg-type]
 
 
 @cache
-def load_curves(path: Path = ROWS) -> Sequence[Curve]:
+def load_curves(path: Path = ROWS) -> Sequence[CollectiveCurve]:
     """Return the measured curves of the package."""
     return build_curves(read_csv_rows(path))

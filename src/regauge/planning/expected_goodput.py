@@ -18,7 +18,7 @@ Source: Dubey et al., 2024 (Llama 3): 419 unexpected failures of 2,048 machines 
 
 
 @dataclass(frozen=True)
-class Goodput:
+class ExpectedGoodput:
     """The loss by failures and checkpoints, and the interval that minimizes it."""
 
     share: float
@@ -33,7 +33,7 @@ def plan_goodput(
     checkpoint_seconds: float,
     restart_seconds: float,
     mtbf_hours: float = MACHINE_MTBF_HOURS,
-) -> Goodput:
+) -> ExpectedGoodput:
     """Return the goodput 1 - C / tau - (tau / 2 + R) / M at tau = sqrt(2 C M).
 
     C: seconds that a checkpoint stops the training; R: seconds from a failure to the next step;
@@ -43,4 +43,4 @@ def plan_goodput(
     interval = math.sqrt(2 * checkpoint_seconds * between)
     pause = checkpoint_seconds / interval if interval else 0.0
     share = 1 - pause - (interval / 2 + restart_seconds) / between
-    return Goodput(max(share, 0.0), interval, 24 * SECONDS_PER_HOUR / between)
+    return ExpectedGoodput(max(share, 0.0), interval, 24 * SECONDS_PER_HOUR / between)

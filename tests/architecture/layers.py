@@ -39,6 +39,7 @@ MACHINERY = (
     "results",
     "artifacts",
     "training",
+    "run_plans",
     "evaluation",
     "comparison",
     "reporting",

@@ -18,20 +18,21 @@ from regauge.artifacts.bucket_times import BucketTime, build_bucket_times
 from regauge.data.buckets import choose_bucket_lengths, real_token_fraction
 from regauge.errors import SettingsError
 from regauge.models.settings import Lora, Model
-from regauge.planning import inference_plan, option_search
+from regauge.planning import inference_plan
 from regauge.planning.inference_plan import InferenceRequest
 from regauge.planning.machines import find_machine
-from regauge.planning.requests.default_sizes import DEFAULT_SIZES
-from regauge.planning.requests.prepared_data import choose_lengths
-from regauge.planning.requests.run_request import count_trained_fraction, read_request, read_shape
-from regauge.planning.target_curve import combine, forecast_target
 from regauge.planning.training_job import Estimate
+from regauge.run_plans import option_search
+from regauge.run_plans.default_sizes import DEFAULT_SIZES
+from regauge.run_plans.prepared_data import choose_lengths
+from regauge.run_plans.run_request import count_trained_fraction, read_request, read_shape
+from regauge.run_plans.target_curve import combine, forecast_target
 from regauge.training.settings import Target
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from regauge.planning.requests.run_request import TrainingRequest
+    from regauge.run_plans.run_request import TrainingRequest
 
 LLAMA = ROOT / "runs" / "llama2-7b.toml"
 

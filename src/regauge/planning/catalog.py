@@ -274,6 +274,12 @@ def find_efa_interfaces(instance: str) -> int:
     return _load_efa_interfaces().get(instance, 0)
 
 
+@cache
+def load_inference_chips() -> frozenset[str]:
+    """Return the names of the chips that cannot train."""
+    return frozenset(row["chip"] for row in _read_rows("inference_chips.csv"))
+
+
 def find_vendor(instance: Instance) -> str:
     """Return the vendor of a machine type's accelerators; `NO_VENDOR` without accelerators."""
     chip = load_chips().get(instance.chip)

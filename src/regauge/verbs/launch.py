@@ -13,8 +13,8 @@ from regauge.launchers import LaunchPlan
 from regauge.launching.job_spec import LaunchRequest
 from regauge.launching.planning import check_lints, describe_plan, plan_job, select_launcher
 from regauge.launching.settings import LaunchSettings
-from regauge.planning.job_forecast import forecast_job
-from regauge.planning.plan_document import format_answer
+from regauge.run_plans.job_forecast import forecast_job
+from regauge.run_plans.plan_document import format_answer
 
 ROOT = LaunchSettings
 VERBS = ("compile", "evaluate", "export", "predict", "prepare", "train")

@@ -12,8 +12,8 @@ from regauge import choices, processes, verbs
 from regauge.callbacks import check_callbacks
 from regauge.errors import SettingsError
 from regauge.json_files import read_json
-from regauge.planning.plan_document import format_answer
 from regauge.results import formatting
+from regauge.run_plans.plan_document import format_answer
 from regauge.supervision.nodes.topology import is_whole_node
 from regauge.training.settings import TrainSettings
 from regauge.verbs import AsJson, DryRun, Override, RunFile

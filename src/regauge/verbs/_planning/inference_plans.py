@@ -9,14 +9,14 @@ from regauge.artifacts.bucket_times import read_bucket_times
 from regauge.errors import SettingsError
 from regauge.planning import inference_plan, intervals
 from regauge.planning.inference_plan import InferenceOption, InferenceRequest
-from regauge.planning.plan_document import describe_estimate, round_digits
-from regauge.planning.requests.prepared_data import read_histogram
+from regauge.run_plans.plan_document import describe_estimate, round_digits
+from regauge.run_plans.prepared_data import read_histogram
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from regauge.verbs.plan import Machines, Purpose
+    from regauge.verbs._planning.plan_options import Machines, Purpose
 
 DEFAULT_SLO_MS = 1000.0
 MAX_LISTED = 10

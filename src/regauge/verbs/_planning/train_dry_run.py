@@ -11,10 +11,9 @@ from regauge.data.unprepared import describe_datasets, find_rows, is_prepared
 from regauge.garbage import pause_collection
 from regauge.log import logger
 from regauge.models import hub
-from regauge.planning.job_forecast import forecast_job
 from regauge.preparation.default_tables import complete_tables
+from regauge.run_plans.job_forecast import forecast_job
 from regauge.supervision.nodes.topology import is_whole_node
-from regauge.supervision.settings import parse_node_range
 from regauge.training import dry_run, warm_start
 from regauge.training.defaults import check_device
 
@@ -41,12 +40,11 @@ def plan_training(settings: TrainSettings, dataset_rows: RowsByFolder) -> dict[s
 
 def _forecast(settings: TrainSettings, dataset_rows: RowsByFolder) -> dict[str, Any]:
     """Return the numbers of `regauge plan` for the machine type of the settings, if any."""
-    _, count = parse_node_range(settings.execution.nodes.count or 1)
-    instance = settings.execution.price.instance
+    instance, nodes = settings.execution.price.instance, settings.execution.nodes.count
     tables = config.dump(settings)
     if (rows := find_rows(dataset_rows, settings.task_configs[0].data.path)) is not None:
         tables["rows"] = config.dump(rows)
-    forecast = forecast_job(tables, Path(settings.output.folder), instance, count)
+    forecast = forecast_job(tables, Path(settings.output.folder), instance, nodes)
     return {"forecast": forecast} if forecast else {}
 
 

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import choices, config, verbs
 from regauge.errors import SettingsError
-from regauge.planning import anchors, option_search
-from regauge.planning.explain_plan import explain_plan
+from regauge.planning import anchors
 from regauge.planning.machines import find_machine
-from regauge.planning.plan_document import (
+from regauge.planning.training_job import Estimate
+from regauge.run_plans import option_search
+from regauge.run_plans.explain_plan import explain_plan
+from regauge.run_plans.pipeline_stage import select_stage
+from regauge.run_plans.plan_document import (
     describe_confidence,
     describe_estimate,
     describe_option,
@@ -23,10 +26,8 @@ from regauge.planning.plan_document import (
     format_answer,
     list_warnings,
 )
-from regauge.planning.requests.pipeline_stage import select_stage
-from regauge.planning.requests.run_request import read_request
-from regauge.planning.target_curve import combine, forecast_target
-from regauge.planning.training_job import Estimate
+from regauge.run_plans.run_request import read_request
+from regauge.run_plans.target_curve import combine, forecast_target
 from regauge.supervision.settings import parse_node_range
 from regauge.training.settings import TrainSettings
 
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from regauge.planning.anchors import Anchor
-    from regauge.planning.option_search import Option
-    from regauge.planning.requests.run_request import TrainingRequest
-    from regauge.planning.target_curve import TargetForecast
     from regauge.planning.training_job import MachineRates, TrainingJob
-    from regauge.verbs.plan import Machines
+    from regauge.run_plans.option_search import Option
+    from regauge.run_plans.run_request import TrainingRequest
+    from regauge.run_plans.target_curve import TargetForecast
+    from regauge.verbs._planning.plan_options import Machines
 
 OTHER_TABLES = frozenset(
     {

@@ -8,8 +8,8 @@ from regauge.planning import flops, memory_plan
 from regauge.units import GIGA, SECONDS_PER_HOUR, SECONDS_PER_MINUTE, TERA
 
 if TYPE_CHECKING:
-    from regauge.planning.option_search import Option
     from regauge.planning.training_plan import TrainingPlan
+    from regauge.run_plans.option_search import Option
 
 
 def explain_plan(option: Option) -> list[str]:

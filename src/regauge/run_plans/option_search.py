@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 from regauge.errors import SettingsError
 from regauge.planning import intervals, memory_plan, step_time
 from regauge.planning.calibration import find_family, load_calibration
-from regauge.planning.catalog import find_instance, find_listed_price, load_instances
+from regauge.planning.catalog import (
+    find_instance,
+    find_listed_price,
+    load_inference_chips,
+    load_instances,
+)
 from regauge.planning.expected_goodput import plan_goodput
 from regauge.planning.machines import find_machine
 from regauge.planning.training_plan import plan_training
@@ -25,7 +30,6 @@ if TYPE_CHECKING:
 
     from regauge.planning.anchors import Anchor
     from regauge.planning.expected_goodput import ExpectedGoodput
-    from regauge.planning.requests.run_request import TrainingRequest
     from regauge.planning.training_job import (
         Estimate,
         MachineRates,
@@ -34,12 +38,11 @@ if TYPE_CHECKING:
         TrainingJob,
     )
     from regauge.planning.training_plan import TrainingPlan
+    from regauge.run_plans.run_request import TrainingRequest
 
 STRATEGIES: tuple[Strategy, ...] = ("single", "ddp", "zero1", "fsdp", "hsdp")
 """Strategies of Regauge, the simplest first; `zero2` is fsdp with `shard-grad-op`."""
 RECOMPUTATIONS: tuple[Recomputation, ...] = ("none", "selective", "full")
-INFERENCE_ONLY = ("Inferentia1", "Inferentia2", "Qualcomm-AI100-Standard")
-"""Chips that cannot train."""
 MAX_COUNT = 64
 """Most machines of a search."""
 MAX_MICRO_BATCH = 4096
@@ -96,7 +99,11 @@ def list_machines(discounts: Mapping[str, float] | None = None) -> list[MachineR
     """Return the machine types with accelerators that can train and have a price."""
     machines = []
     for name, instance in load_instances().items():
-        if not instance.chips or instance.chip in INFERENCE_ONLY or instance.usd_per_hour is None:
+        if (
+            not instance.chips
+            or instance.chip in load_inference_chips()
+            or instance.usd_per_hour is None
+        ):
             continue
         try:
             machine = apply_discounts(find_machine(name), discounts)
@@ -248,7 +255,7 @@ def place_job(request: TrainingRequest, machine: MachineRates, count: int) -> Tr
 
 def check_machine(machine: MachineRates) -> None:
     """Raise SettingsError if a machine cannot train, or if its speed is unknown."""
-    if machine.chip in INFERENCE_ONLY:
+    if machine.chip in load_inference_chips():
         problem = f"{machine.name} has {machine.chip}, which cannot train"
         raise SettingsError(problem, "name a machine type for training, such as trn1.32xlarge")
     if not has_known_speed(machine):

@@ -17,9 +17,9 @@ from regauge.json_files import read_json
 from regauge.models.hub import CONFIG, resolve_model
 from regauge.models.settings import Model
 from regauge.planning.model_shape import shape_from_config
-from regauge.planning.requests.default_sizes import DEFAULT_SIZES
-from regauge.planning.requests.prepared_data import DEFAULT_BUCKETS, RowLengths, read_lengths
 from regauge.planning.training_job import TrainingJob
+from regauge.run_plans.default_sizes import DEFAULT_SIZES
+from regauge.run_plans.prepared_data import DEFAULT_BUCKETS, RowLengths, read_lengths
 from regauge.training.settings import Batch, Execution, Optimizer, Stop
 
 if TYPE_CHECKING:
@@ -41,11 +41,17 @@ class PlannedRun(Settings):
     """The tables of a run file that decide memory and time."""
 
     model: Model
+    """The model."""
     batch: Batch
+    """The global batch and the microbatch."""
     data: DataSettings | None = None
+    """The prepared dataset."""
     execution: Execution = Execution()
+    """Precision, recomputation, machines and price."""
     stop: Stop = Stop(steps=1)
+    """Length of the run, and its target."""
     optimizer: Optimizer = Optimizer()
+    """The optimizer, whose moments need memory."""
 
 
 @dataclass(frozen=True)

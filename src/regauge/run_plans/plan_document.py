@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from regauge.planning.anchors import Anchor
-    from regauge.planning.option_search import Option
-    from regauge.planning.requests.run_request import TrainingRequest
     from regauge.planning.training_job import Estimate, TrainingJob
     from regauge.planning.training_plan import TrainingPlan
+    from regauge.run_plans.option_search import Option
+    from regauge.run_plans.run_request import TrainingRequest
 
 UNITS = {"memory_gb": "GB", "step_seconds": "s", "hours": "h", "usd": "USD"}
 """Units of intervals in the text format."""

@@ -3,6 +3,7 @@
 # test-xla: contracts and unit tests with torch 2.9 and torch_xla, in a separate environment
 # test-launch: jobs on the schedulers that are installed here, and their rehearsal
 # test-serve: the server with real processes: faults, attacks, overload, new versions under load
+# test-monitor: metrics, alerts, notifications, the registry and pipelines with Prometheus, tmux and real runs
 # test-peers: outputs of tiny models of many architectures equal those of transformers and sentence-transformers
 # test-docs: the code blocks of README and docs · test-all: every test
 # docs: the documentation site, with its links checked · check: style and types
@@ -21,16 +22,16 @@ export PYTHONDONTWRITEBYTECODE :=
 
 XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/regauge/xla
 
-.PHONY: demo test test-all test-launch test-serve test-peers test-xla environment-xla test-faults test-rest test-docs docs check bench bench-quick
+.PHONY: demo test test-all test-launch test-serve test-monitor test-peers test-xla environment-xla test-faults test-rest test-docs docs check bench bench-quick
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
 	$(BIN)/regauge pipeline runs/quickstart.toml
 
 # Three files at a time; the fault tests run alone, because they depend on time. Waiting threads do not spin.
-test test-rest test-faults test-launch test-serve test-peers test-docs test-xla: export OMP_WAIT_POLICY := PASSIVE
+test test-rest test-faults test-launch test-serve test-monitor test-peers test-docs test-xla: export OMP_WAIT_POLICY := PASSIVE
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/faults --ignore tests/documentation --ignore tests/launch --ignore tests/peers --ignore tests/serve
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/faults --ignore tests/documentation --ignore tests/launch --ignore tests/peers --ignore tests/serve --ignore tests/monitor
 	$(BIN)/python -m pytest tests/faults
 
 environment-xla: $(XLA)/.installed
@@ -43,7 +44,7 @@ test-faults: $(INSTALLED)
 	$(BIN)/python -m pytest tests/faults -m "$(FAULTS)"
 
 test-rest: $(INSTALLED)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests/contracts tests/unit tests/end_to_end tests/distributed tests/launch tests/serve -m full
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests/contracts tests/unit tests/end_to_end tests/distributed tests/launch tests/serve tests/monitor -m full
 
 # One file at a time: the jobs wait for each other, and some tests measure the time of a recovery.
 test-launch: $(INSTALLED)
@@ -52,6 +53,10 @@ test-launch: $(INSTALLED)
 # One file at a time: the tests load the server, and print its rates and latencies.
 test-serve: $(INSTALLED)
 	$(BIN)/python -m pytest tests/serve
+
+# One file at a time: the tests watch runs, and some of them stop a rank.
+test-monitor: $(INSTALLED)
+	$(BIN)/python -m pytest tests/monitor
 
 test-peers: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 tests/peers
@@ -64,7 +69,7 @@ test-docs: $(INSTALLED)
 	$(BIN)/python -m pytest tests/documentation
 
 test-all:
-	$(MAKE) test test-launch test-serve test-peers test-rest test-faults test-docs docs test-xla check FAULTS="full or not full"
+	$(MAKE) test test-launch test-serve test-monitor test-peers test-rest test-faults test-docs docs test-xla check FAULTS="full or not full"
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

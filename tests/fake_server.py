@@ -86,9 +86,9 @@ class FakeServer:
     async def _answer_metrics(self, _: Request) -> Response:
         seconds = len(self.requests)
         lines = [
-            "# TYPE regauge_phase_seconds counter",
-            f'regauge_phase_seconds_total{{phase="compute"}} {0.002 * seconds}',
-            f'regauge_phase_seconds_total{{phase="tokenize"}} {0.001 * seconds}',
+            "# TYPE regauge_serve_phase_seconds counter",
+            f'regauge_serve_phase_seconds_total{{phase="compute"}} {0.002 * seconds}',
+            f'regauge_serve_phase_seconds_total{{phase="tokenize"}} {0.001 * seconds}',
         ]
         return PlainTextResponse("\n".join(lines) + "\n")
 

@@ -14,16 +14,19 @@ from typing import Any
 
 __version__ = "0.1.0"
 
+_PACKAGE = Path(__file__).parent
 _VERBS = frozenset(
     path.stem
-    for path in (Path(__file__).parent / "verbs").glob("*.py")
-    if not path.stem.startswith("_")
+    for path in (_PACKAGE / "verbs").glob("*.py")
+    # The verb `models` has the name of a package; its functions are the methods of `Registry`.
+    if not path.stem.startswith("_") and not (_PACKAGE / path.stem).is_dir()
 )
 
 _CLASSES = {
     "AsyncClient": "regauge.api.client",
     "Callback": "regauge.callbacks",
     "Client": "regauge.api.client",
+    "Registry": "regauge.model_registry.registry",
     "TrainingEvent": "regauge.callbacks",
 }
 """Public classes by their module."""

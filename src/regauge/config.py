@@ -415,7 +415,7 @@ def flatten(tree: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
     return leaves
 
 
-def check_format(document: object, path: Path, remedy: str) -> None:
+def check_format(document: object, path: Path | str, remedy: str) -> None:
     """Raise DataError if a JSON document has another format than FORMAT.
 
     `remedy` replaces a document of an earlier format, such as "run 'regauge prepare' again".

@@ -64,8 +64,8 @@ def write_json(path: Path, document: Any) -> None:
     write_atomic(path, json.dumps(document, indent=1, sort_keys=True))
 
 
-def read_content(path: Path, remedy: str) -> bytes | None:
-    """Return the content of a file; None if there is no such file.
+def read_content(path: Path, remedy: str, last_bytes: int | None = None) -> bytes | None:
+    """Return the content of a file, or only its last bytes; None if there is no such file.
 
     Raises DataError, with the remedy, if it cannot be read, and PermissionError.
     """
@@ -74,6 +74,8 @@ def read_content(path: Path, remedy: str) -> bytes | None:
         with os.fdopen(handle, "rb") as file:
             kind = _describe_kind(os.fstat(handle).st_mode)
             if kind is None:
+                if last_bytes is not None:
+                    file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
                 return file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -72,7 +72,9 @@ def read_json_list(path: Path, remedy: str) -> list[Any]:
     return document
 
 
-def check_shape(document: object, path: Path, remedy: str, shape: type[DocumentShape]) -> None:
+def check_shape(
+    document: object, path: Path | str, remedy: str, shape: type[DocumentShape]
+) -> None:
     """Raise DataError, with the remedy, if the document of a file has another shape."""
     if problem := find_mismatch(document, shape):
         raise DataError(f"{path} is damaged: {problem}", remedy)

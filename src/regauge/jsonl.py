@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from regauge.errors import DataError
 from regauge.files import open_in_place, read_content
 from regauge.json_files import DocumentShape, find_mismatch, parse_object
 from regauge.log import logger
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 REMEDY = "move it away"
+RECENT_BYTES = 1 << 16
+"""Bytes at the end of a file that `read_recent_lines` reads: about a hundred lines."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
 """A number of things, such as steps, that a double represents exactly."""
 
@@ -89,11 +92,28 @@ def read_last_line(path: Path, shape: type[DocumentShape] = DocumentShape) -> di
     return document
 
 
+def read_recent_lines(
+    path: Path, shape: type[DocumentShape] = DocumentShape, max_bytes: int = RECENT_BYTES
+) -> list[dict[str, Any]]:
+    """Return the documents at the end of a file that another process may write at this moment.
+
+    Only the last `max_bytes` are read. Lines that are incomplete, damaged or of another shape are
+    skipped without a message. A file that is missing or cannot be read has no lines.
+    """
+    try:
+        content = read_content(path, REMEDY, max_bytes) or b""
+    except (DataError, OSError):
+        return []
+    documents = (_parse_line(line, shape) for line in content.splitlines() if line.strip())
+    return [document for document in documents if document is not None]
+
+
 class Tail:
     """Reads each line of a growing file once; the file may not exist yet."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, shape: type[DocumentShape] = DocumentShape) -> None:
+        """Start at the beginning of a file; lines of another shape are skipped."""
+        self._path, self._shape = path, shape
         self._offset = 0
 
     def read(self) -> list[dict[str, Any]]:
@@ -107,7 +127,7 @@ class Tail:
         end = data.rfind(b"\n") + 1
         self._offset += end
         lines = data[:end].splitlines()
-        documents = (_parse_line(line, DocumentShape) for line in lines)
+        documents = (_parse_line(line, self._shape) for line in lines)
         return [document for document in documents if document is not None]
 
 

@@ -319,7 +319,7 @@ def _wait_and_stop(children: list[Child]) -> int:
     try:
         return _wait_for_exit(children)
     finally:
-        _stop_processes(children)
+        stop_processes(children)
 
 
 def die_with_parent() -> None:
@@ -348,7 +348,8 @@ def _wait_for_exit(children: list[Child]) -> int:
     return convert_return_code(find_exit_code(children) or 0)
 
 
-def _stop_processes(children: list[Child]) -> None:
+def stop_processes(children: list[Child]) -> None:
+    """Send SIGTERM to child processes, and SIGKILL to those that still run after ten seconds."""
     for child in children:
         if child.poll() is None:
             child.terminate()

@@ -31,12 +31,14 @@ FOUNDATION = (
 )
 PARTS = ("data", "models")
 MACHINERY = (
+    "monitoring",
     "testing",
     "planning",
     "checkpoint",
     "health",
     "supervision",
     "results",
+    "model_registry",
     "artifacts",
     "training",
     "run_plans",
@@ -48,7 +50,9 @@ MACHINERY = (
     "serving",
     "benchmarking",
     "recipes",
+    "pipelines",
     "launching",
+    "terminal_view",
     "clusters",
 )
 """What verbs share, in order: a package imports those before it, and their settings modules."""

@@ -20,6 +20,8 @@ from architecture.tree import CHOICES, Source, imports, sources
 
 MAX_MODULES = 25
 """Modules in one folder, without its `__init__.py`."""
+FOLDER_BUDGETS = {"regauge/verbs": 32}
+"""Folders with more modules: a command is a file of `verbs`."""
 MAX_IMPORTS = 12
 """Modules of other packages and of its own that a file imports, without those of the foundation."""
 IMPORT_BUDGETS = {
@@ -142,7 +144,11 @@ def test_a_folder_holds_few_modules() -> None:
     for source in sources():
         folder, _, name = source.path.rpartition("/")
         folders[folder] = folders.get(folder, 0) + (name != "__init__.py")
-    problems = [f"{folder}: {count}" for folder, count in folders.items() if count > MAX_MODULES]
+    problems = [
+        f"{folder}: {count}"
+        for folder, count in folders.items()
+        if count > FOLDER_BUDGETS.get(folder, MAX_MODULES)
+    ]
     assert not problems, "\n".join(problems)
 
 

@@ -37,8 +37,8 @@ class Rule:
     """A part of the path or the query."""
     effect: str
     """`slow` answers 503, `late` answers after `LATE_SECONDS`, `reset` closes the connection,
-    `cut` closes it in the middle of an answer, `deny` answers 403, `hide` leaves keys out of a
-    listing."""
+    `cut` closes it in the middle of an answer, `lost` does the request and closes it, `deny`
+    answers 403, `ignore` removes the conditions of a write, `hide` leaves keys out of a listing."""
     count: int = 1
     """Number of requests that fail."""
     num_triggered: int = 0
@@ -71,21 +71,9 @@ def _build_application(
         for rule in store.rules:
             if rule.method == method and rule.match in address and rule.num_triggered < rule.count:
                 rule.num_triggered += 1
-                if rule.effect == "slow":
-                    _drain(environ)
-                    start("503 Slow Down", [("Content-Type", "application/xml")])
-                    return [SLOW_DOWN]
-                if rule.effect == "deny":
-                    start("403 Forbidden", [("Content-Type", "application/xml")])
-                    return [DENIED if method != "HEAD" else b""]
-                if rule.effect == "cut":
-                    body = b"".join(inner(environ, start))
-                    return [body[: len(body) // 2]]
-                if rule.effect == "late":
-                    time.sleep(LATE_SECONDS)
-                if rule.effect == "reset":
-                    environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
-                    raise ConnectionResetError
+                answer = _apply_rule(rule, inner, environ, start)
+                if answer is not None:
+                    return answer
         body_parts: Iterable[bytes] = inner(environ, start)
         hidden = [rule.match for rule in store.rules if rule.effect == "hide"]
         if method == "GET" and "list-type" in address and hidden:
@@ -93,6 +81,37 @@ def _build_application(
         return body_parts
 
     return application
+
+
+def _apply_rule(
+    rule: Rule, inner: Any, environ: dict[str, Any], start: Start
+) -> list[bytes] | None:
+    """Return the answer of a request that fails; None if it is answered as usual."""
+    if rule.effect == "slow":
+        _drain(environ)
+        return _refuse(start, "503 Slow Down", SLOW_DOWN)
+    if rule.effect == "deny":
+        is_head = environ["REQUEST_METHOD"] == "HEAD"
+        return _refuse(start, "403 Forbidden", b"" if is_head else DENIED)
+    if rule.effect == "cut":
+        body = b"".join(inner(environ, start))
+        return [body[: len(body) // 2]]
+    if rule.effect == "late":
+        time.sleep(LATE_SECONDS)
+    if rule.effect == "ignore":
+        environ.pop("HTTP_IF_MATCH", None)
+        environ.pop("HTTP_IF_NONE_MATCH", None)
+    if rule.effect == "lost":
+        list(inner(environ, start))
+    if rule.effect in ("reset", "lost"):
+        environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+        raise ConnectionResetError
+    return None
+
+
+def _refuse(start: Start, status: str, body: bytes) -> list[bytes]:
+    start(status, [("Content-Type", "application/xml")])
+    return [body]
 
 
 def _drain(environ: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ from regauge.supervision.nodes.interface import LocalLauncher
 from regauge.supervision.signals import SupervisorSignals
 from regauge.training.run import attempt
 from regauge.training.settings import TrainSettings
-from regauge.verbs._planning.train_dry_run import check_before_start
+from regauge.verbs._parts.train_plan import check_before_start
 
 Pair = tuple[str, str]
 """The path of a file in a folder, and the name of a damage."""

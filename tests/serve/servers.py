@@ -178,15 +178,18 @@ def start_server(
 ) -> Iterator[ServerProcess]:
     """Serve models on a free port; check that no process is left behind.
 
-    The output is in `server.log` of the folder. `arguments` are those of the command.
+    The output is in `server.log` of the folder. `arguments` are those of the command; a model has
+    one worker by default, on a machine of any size.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "server.log"
     port = () if "--port" in arguments else ("--port", "0")
+    is_counted = any(argument.startswith("serve.workers.count=") for argument in arguments)
+    count = () if is_counted else ("serve.workers.count=1",)
     variables = {"PYTHONPATH": str(SOURCE), "OMP_WAIT_POLICY": "PASSIVE"}
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "regauge", "serve", *arguments, *port],
+            [sys.executable, "-m", "regauge", "serve", *arguments, *port, *count],
             stdout=file,
             stderr=subprocess.STDOUT,
             cwd=folder,

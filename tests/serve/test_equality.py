@@ -69,7 +69,7 @@ def test_vectors_are_those_of_predict_under_concurrent_clients(
 
     with ThreadPoolExecutor(NUM_CLIENTS) as executor:
         list(executor.map(send, range(NUM_CLIENTS)))
-    assert "regauge_batch_records_count" in running.get("/metrics").text
+    assert "regauge_serve_batch_records_count" in running.get("/metrics").text
 
 
 def test_a_vector_does_not_depend_on_what_was_computed_before(

@@ -54,6 +54,8 @@ REPLICA = b"ray::ServeReplica:regauge"
 CLIENTS = 4
 REPLACE_SECONDS = 240.0
 """Time in which Ray replaces a replica; the machine may be busy."""
+EXACT = ("serve.batch_invariant=true",)
+"""An answer has the same bits in every batch, and so on every replica."""
 QUEUE = "serve.queue.max_wait_seconds=60"
 
 
@@ -152,12 +154,12 @@ def test_replicas_answer_as_the_plain_server_and_leave_nothing(
     encoder: Path, tmp_path: Path
 ) -> None:
     texts = draw_texts(32)
-    with start_server(tmp_path / "plain", f"model={encoder}") as plain:
+    with start_server(tmp_path / "plain", f"model={encoder}", *EXACT) as plain:
         expected = plain.embed(texts)
     tables = ("serve.workers.ray.replicas=2", "serve.workers.ray.route_prefix=/models")
     variables = {**RAY_VARIABLES, VARIABLE: KEY}
     with start_server(
-        tmp_path / "ray", f"model={encoder}", *tables, QUEUE, environment=variables
+        tmp_path / "ray", f"model={encoder}", *tables, *EXACT, QUEUE, environment=variables
     ) as server:
         assert server.address.endswith("/models")
         assert server.health()["workers"] == 1
@@ -178,7 +180,7 @@ def test_a_killed_replica_is_replaced_and_loses_only_requests_in_flight(
 ) -> None:
     texts = draw_texts(32)
     tables = (f"serve.workers.ray.address={cluster.address}", "serve.workers.ray.replicas=2")
-    arguments = (f"model={encoder}", *tables, QUEUE)
+    arguments = (f"model={encoder}", *tables, *EXACT, QUEUE)
     with start_server(tmp_path / "ray", *arguments, environment=RAY_VARIABLES) as server:
         load = Load(server.address, texts, server.embed(texts))
 

@@ -257,7 +257,7 @@ def test_a_second_signal_ends_the_server_soon(
         head = f"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(head + body)
-            wait_for(lambda: "regauge_phase_seconds_total" in server.get("/metrics").text)
+            wait_for(lambda: "regauge_serve_phase_seconds_total" in server.get("/metrics").text)
             server.process.send_signal(signal.SIGTERM)
             wait_for(lambda: "Draining" in server.log)
             time.sleep(REPEAT_SECONDS + 0.1)  # earlier signals are one request

@@ -173,4 +173,4 @@ def test_health_and_metrics_are_open(http: httpx.Client, server: LiveServer) -> 
     health = http.get("/health")
     assert health.status_code == 200
     assert health.json()["models"].keys() == server.artifacts.keys()
-    assert "regauge_requests_total" in http.get("/metrics").text
+    assert "regauge_serve_requests_total" in http.get("/metrics").text

@@ -15,7 +15,12 @@ from regauge.serving.workers.worker_requests import build_load_requests, split_c
 
 
 def describe_artifact(
-    *, on_host: bool, threads: int = 1, num_devices: int = 1, devices_per_model: int = 1
+    *,
+    on_host: bool,
+    threads: int = 1,
+    num_devices: int = 1,
+    devices_per_model: int = 1,
+    output_kind: str = "vectors",
 ) -> Any:
     """Return what the placement reads of an artifact."""
     backend = SimpleNamespace(num_devices=devices_per_model)
@@ -23,7 +28,11 @@ def describe_artifact(
     return SimpleNamespace(
         folder=Path("model"),
         accelerator=SimpleNamespace(on_host=on_host, num_devices=lambda: num_devices),
-        manifest=SimpleNamespace(compiled=SimpleNamespace(backend=backend), target=target),
+        manifest=SimpleNamespace(
+            compiled=SimpleNamespace(backend=backend),
+            program=SimpleNamespace(output_kind=output_kind),
+            target=target,
+        ),
     )
 
 
@@ -44,6 +53,11 @@ def test_a_cpu_has_as_many_workers_as_their_threads_have_cores() -> None:
     for threads, num_workers in ((None, 2), (1, 5), (5, 1), (8, 1)):
         requests = build_load_requests(artifact, WorkerSettings(threads=threads))
         assert len(requests) == num_workers
+
+
+def test_one_worker_of_a_cpu_generates_text() -> None:
+    artifact = describe_artifact(on_host=True, threads=1, output_kind="text")
+    assert len(build_load_requests(artifact, WorkerSettings())) == 1
 
 
 def test_several_workers_of_a_cpu_share_its_cores() -> None:

@@ -1,4 +1,4 @@
-"""Two small verbs, `write` and `join`, for fast pipelines."""
+"""Small verbs for fast pipelines."""
 
 from __future__ import annotations
 
@@ -7,19 +7,37 @@ from types import ModuleType
 import pytest
 
 from regauge import choices, verbs
-from regauge.verbs import pipeline
-from unit.stage_verbs import join, write
+from regauge.verbs import gate, pipeline, promote
+from unit.stage_verbs import fit, join, score, write
 
 VERBS: dict[str, ModuleType] = {"join": join, "pipeline": pipeline, "write": write}
+REPEATED_VERBS: dict[str, ModuleType] = {
+    "fit": fit,
+    "gate": gate,
+    "pipeline": pipeline,
+    "promote": promote,
+    "score": score,
+}
 
 
 @pytest.fixture
 def two_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the verbs of Regauge by the two small ones."""
+    """Replace the verbs of Regauge by `write` and `join`."""
+    replace_verbs(monkeypatch, VERBS)
+
+
+@pytest.fixture
+def repeated_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the verbs of Regauge by `fit`, `score`, and the real `gate` and `promote`."""
+    replace_verbs(monkeypatch, REPEATED_VERBS)
+
+
+def replace_verbs(monkeypatch: pytest.MonkeyPatch, modules: dict[str, ModuleType]) -> None:
+    """Replace the verbs of Regauge by other modules."""
     names = choices.names
-    monkeypatch.setattr(verbs, "import_verb", VERBS.__getitem__)
+    monkeypatch.setattr(verbs, "import_verb", modules.__getitem__)
     monkeypatch.setattr(
         choices,
         "names",
-        lambda folder: tuple(VERBS) if folder == "verbs" else names(folder),
+        lambda folder: tuple(modules) if folder == "verbs" else names(folder),
     )

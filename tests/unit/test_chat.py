@@ -13,7 +13,7 @@ import pytest
 from regauge import stop_signals
 from regauge.artifacts.generator import TextStream
 from regauge.models.settings import Generation
-from regauge.verbs._chat import Chat
+from regauge.verbs._parts.chat import Chat
 
 
 class EchoModel:

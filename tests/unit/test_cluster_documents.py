@@ -120,6 +120,32 @@ def test_a_group_of_reservations_is_an_arn() -> None:
     assert (values["reservation_group"], values["capacity_reservation"]) == (arn, None)
 
 
+def test_container_insights_is_an_addon_with_permissions() -> None:
+    cluster = build_cluster("p5", monitoring=("cloudwatch",))
+    document = build_cluster_config(cluster)
+    assert find_eksctl_problems(document) == []
+    name = "amazon-cloudwatch-observability"
+    assert {"name": name} in document["addons"]
+    assert document["addonsConfig"] == {"autoApplyPodIdentityAssociations": True}
+    assert name in build_variables(cluster)["addons"]
+    terraform = render_files(cluster)["terraform/main.tf"]
+    assert f'"{name}" = {{\n      account = "cloudwatch-agent"' in terraform
+    assert name not in build_variables(build_cluster("p5"))["addons"]
+
+
+@pytest.mark.parametrize("version", ["1.34", "1.36"])
+def test_exporters_run_on_the_nodes_with_their_devices(version: str) -> None:
+    manifests = build_manifests(build_cluster(*GROUPS, monitoring=("exporters",)))
+    names = {name for name in manifests if name.startswith("monitoring-")}
+    exporters = {"dcgm-exporter", "neuron-monitor", "gaudi-exporter", "htop", "nvtop"}
+    assert names == {f"monitoring-{name}.yaml" for name in exporters}
+    for name in names:
+        for document in yaml.safe_load_all(manifests[name]):
+            assert find_core_problems(document, version) == [], name
+    cpu = build_manifests(build_cluster("cpu", monitoring=("exporters",)))
+    assert {name for name in cpu if name.startswith("monitoring-")} == {"monitoring-htop.yaml"}
+
+
 @pytest.mark.parametrize("version", ["1.34", "1.36"])
 def test_every_manifest_is_strictly_valid(version: str) -> None:
     manifests = build_manifests(build_cluster(*GROUPS))

@@ -22,7 +22,7 @@ from regauge.models.flops import FLOPS_FORMULA
 from regauge.training import dry_run, run, run_record
 from regauge.training.optimizers.optimizer_defaults import resolve_optimizer
 from regauge.verbs import pipeline, train
-from regauge.verbs._planning.train_dry_run import check_before_start
+from regauge.verbs._parts.train_plan import check_before_start
 
 MODEL = """\
 [model]

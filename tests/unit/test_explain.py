@@ -96,7 +96,8 @@ def test_a_table_shows_its_keys() -> None:
 def test_a_verb_shows_its_tables() -> None:
     document = explain_word("pipeline")[0]
     assert document["description"] == choices.summary("verbs", "pipeline")
-    assert {row["table"] for row in document["tables"]} == {"output", "stage"}
+    tables = {row["table"] for row in document["tables"]}
+    assert tables == {"monitoring", "output", "registry", "repeat", "stage"}
 
 
 def test_a_folder_lists_its_choices() -> None:

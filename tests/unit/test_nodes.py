@@ -25,7 +25,7 @@ from regauge.supervision.nodes.interface import AttemptPlan
 from regauge.supervision.nodes.rendezvous import RendezvousLauncher
 from regauge.supervision.nodes.topology import is_whole_node, resolve_topology
 from regauge.supervision.settings import Nodes, parse_node_range
-from regauge.verbs._planning import train_dry_run
+from regauge.verbs._parts import train_plan
 
 FOLDER = Path("out/run")
 OPERATOR = {
@@ -183,13 +183,13 @@ def test_the_checks_before_the_start_do_not_turn_a_node_into_a_rank(
     for name in (*LAUNCHER_VARIABLES, "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    monkeypatch.setattr(train_dry_run.dry_run, "check_run", lambda _: [None])
-    monkeypatch.setattr(train_dry_run.dry_run, "find_finished", lambda *_: None)
-    monkeypatch.setattr(train_dry_run.dry_run, "warn_about_length", lambda *_: None)
-    monkeypatch.setattr(train_dry_run, "_verify_datasets", lambda _: None)
+    monkeypatch.setattr(train_plan.dry_run, "check_run", lambda _: [None])
+    monkeypatch.setattr(train_plan.dry_run, "find_finished", lambda *_: None)
+    monkeypatch.setattr(train_plan.dry_run, "warn_about_length", lambda *_: None)
+    monkeypatch.setattr(train_plan, "_verify_datasets", lambda _: None)
     nodes = {"execution": {"nodes": {"count": count}}} if count else {}
     run = settings(tmp_path / "run", tmp_path / "data", "mlm", **nodes)
-    train_dry_run.check_before_start(run)
+    train_plan.check_before_start(run)
     assert is_whole_node(run.execution.nodes) == is_node
 
 

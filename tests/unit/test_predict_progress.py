@@ -22,7 +22,7 @@ def build_bar() -> ProgressBar:
 
 
 def shard(piece: int) -> dict[str, Any]:
-    counts = {"rows": ROWS, "tokens": 90, "computed_tokens": 100}
+    counts = {"rows": ROWS, "quarantined": 0, "tokens": 90, "computed_tokens": 100}
     return {"event": "shard", "piece": piece, "is_last": True, **counts}
 
 

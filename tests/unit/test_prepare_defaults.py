@@ -16,7 +16,7 @@ from regauge.errors import DataError, SettingsError
 from regauge.preparation.dataset_build import DatasetBuild
 from regauge.preparation.default_tables import complete_tables
 from regauge.verbs import prepare as verb
-from regauge.verbs._planning.train_dry_run import read_dataset_rows
+from regauge.verbs._parts.train_plan import read_dataset_rows
 from unit.preparing import WORDS, build_tables, prepare_dataset, read_contents, write_corpus
 
 SOURCE: dict[str, Any] = {

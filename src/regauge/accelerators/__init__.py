@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -20,7 +21,7 @@ from regauge.config import Choice
 from regauge.errors import PreflightError, SettingsError, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
     from pathlib import Path
 
     import torch
@@ -74,6 +75,24 @@ class GraphCollector:
     """Prefix of the same command that compiles the collected graphs."""
     folder_variable: str
     """The environment variable that passes the folder of the graphs to the second command."""
+
+
+@dataclass(frozen=True)
+class DeviceCounters:
+    """The vendor's counters of one device; None for a counter that the device does not have."""
+
+    device: str
+    """Index of the device on its machine, in the order of the vendor's tools."""
+    utilization: float | None = None
+    """Share of time in which it computes, from 0 to 1."""
+    memory_used_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
+
+
+DeviceReader = Callable[[], tuple[DeviceCounters, ...]]
+"""Reads the counters of all devices of this machine."""
 
 
 class Accelerator(Choice):
@@ -261,6 +280,13 @@ class Accelerator(Choice):
         """
         return None
 
+    def open_counters(self) -> DeviceReader:
+        """Return a function that reads the vendor's counters of all devices; imports no torch.
+
+        It returns an empty tuple if the vendor's library is missing.
+        """
+        return tuple
+
     def diagnostic_commands(self, num_devices: int) -> tuple[tuple[str, ...], ...]:
         """Return the commands of the vendor's device checks; exit status 0 means healthy."""
         del num_devices
@@ -294,6 +320,21 @@ def choose() -> tuple[Accelerator, str]:
 def choose_without_torch() -> Accelerator | None:
     """Return the accelerator that `choose` would return, or None if only torch can decide."""
     return choose()[0] if is_cpu_only_torch() else None
+
+
+def open_device_counters(accelerator: Accelerator | None) -> DeviceReader:
+    """Return the reader of an accelerator's counters; imports no torch.
+
+    Without an accelerator it is the first one whose devices have counters, the processor last.
+    """
+    accelerator = accelerator or choose_without_torch()
+    if accelerator is not None:
+        return accelerator.open_counters()
+    for kind in sorted(choices.names("accelerators"), key=REFERENCE_KIND.__eq__):
+        reader: DeviceReader = choices.load("accelerators", kind)().open_counters()
+        if reader():
+            return reader
+    return tuple
 
 
 def is_cpu_only_torch() -> bool:

@@ -1,8 +1,13 @@
-"""The energy counter of NVIDIA GPUs: NVML counts millijoules since the driver was loaded."""
+"""The counters of NVIDIA GPUs, from NVML, the library of the driver; no torch here.
+
+NVML counts millijoules since the driver was loaded.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from regauge.accelerators import DeviceCounters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,3 +30,48 @@ def start_meter(uuid: str) -> Callable[[], float] | None:
     except pynvml.NVMLError:
         return None
     return lambda: (pynvml.nvmlDeviceGetTotalEnergyConsumption(device) - before) / 1e3
+
+
+def open_counters() -> Callable[[], tuple[DeviceCounters, ...]]:
+    """Return a function that reads the counters of all GPUs of this machine, by NVML's index.
+
+    It returns none if nvidia-ml-py is not installed or the driver does not answer.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return tuple
+    try:
+        pynvml.nvmlInit()
+        handles = [
+            pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
+        ]
+    except pynvml.NVMLError:
+        return tuple
+    return lambda: tuple(
+        _read_counters(pynvml, str(index), handle) for index, handle in enumerate(handles)
+    )
+
+
+def _read_counters(pynvml: Any, device: str, handle: Any) -> DeviceCounters:
+    """Return the counters of a GPU; None for each one that the GPU does not have."""
+
+    def query(read: Callable[[], float]) -> float | None:
+        try:
+            return float(read())
+        except pynvml.NVMLError:
+            return None
+
+    def memory(field: str) -> float | None:
+        return query(lambda: getattr(pynvml.nvmlDeviceGetMemoryInfo(handle), field))
+
+    return DeviceCounters(
+        device=device,
+        utilization=query(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
+        memory_used_bytes=memory("used"),
+        memory_total_bytes=memory("total"),
+        power_watts=query(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
+        temperature_celsius=query(
+            lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+        ),
+    )

@@ -19,10 +19,12 @@ from regauge.accelerators import (
     Accelerator,
     Availability,
     ChipPeak,
+    DeviceReader,
     MatmulRate,
     Precision,
     _bf16_emulation,
     _compiler,
+    _host_counters,
     _peak_floor,
     _powercap,
 )
@@ -162,6 +164,9 @@ class Cpu(Accelerator):
         """
         peak = _read_kibibytes(Path("/proc/self/status"), "VmHWM")
         return (peak or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024
+
+    def open_counters(self) -> DeviceReader:
+        return _host_counters.HostCounters().read
 
     def memory_bytes(self, num_processes: int) -> int | None:
         """Return an equal share of the memory that is free without swapping.

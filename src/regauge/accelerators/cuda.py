@@ -12,6 +12,7 @@ from regauge.accelerators import (
     Accelerator,
     Availability,
     ChipPeak,
+    DeviceReader,
     Precision,
     _compiler,
     _nvml,
@@ -169,6 +170,9 @@ class Cuda(Accelerator):
         import torch
 
         return _nvml.start_meter(f"GPU-{torch.cuda.get_device_properties().uuid}")
+
+    def open_counters(self) -> DeviceReader:
+        return _nvml.open_counters()
 
     def chip_peak(self, precision: Precision) -> ChipPeak:
         import torch

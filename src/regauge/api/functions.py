@@ -124,6 +124,8 @@ class _Call:
 
     def _to_path(self, name: str, value: Any, stack: ExitStack) -> Any:
         """Return the path of a text, or of a new file with the settings of a dictionary."""
+        if isinstance(value, tuple):
+            return tuple(self._to_path(name, item, stack) for item in value)
         if isinstance(value, str):
             return Path(value).expanduser()
         if not isinstance(value, Mapping):

@@ -7,7 +7,6 @@ left to the functions that need them: an artifact loads without both.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -19,9 +18,9 @@ from regauge.artifacts.export_settings import BucketSettings, TextSettings
 from regauge.artifacts.manifest import ArtifactManifest, Compilation, TargetMachine, WeightsOrigin
 from regauge.backends import check_usable
 from regauge.errors import SettingsError
-from regauge.files import sha256
 from regauge.log import logger
-from regauge.models.hub import MODEL_FILE_PATTERNS, resolve_model
+from regauge.model_registry.model_reference import locate_model
+from regauge.models.hub import hash_model, resolve_model
 from regauge.models.inference_modules import named_tensors
 from regauge.models.settings import GREEDY, Generation
 from regauge.processes import available_cores
@@ -58,9 +57,7 @@ class UncompiledModel(Artifact):
     @property
     def content_sha256(self) -> str:
         """The hash of the names and hashes of the files that the model is loaded from."""
-        files = {path for pattern in MODEL_FILE_PATTERNS for path in self.folder.rglob(pattern)}
-        lines = (f"{path.relative_to(self.folder)} {sha256(path)}\n" for path in sorted(files))
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
+        return hash_model(self.folder)
 
     def load_weights(self) -> Mapping[str, Tensor]:
         """Return the weights and buffers by name, on the CPU."""
@@ -92,10 +89,14 @@ def open_model(
 ) -> Artifact:
     """Return the artifact of a path, or the model of a run, of a folder or of a hub name.
 
+    A path such as `registry/qa@production` is a version in a model registry; its files are
+    verified.
+
     `text`, `backend` and `threads` are for models that are no artifacts. With `keep_weights`, the
     weights of such a model stay in memory until its program is built. Raises the errors of
     `open_artifact`, and SettingsError if there is no model.
     """
+    path = locate_model(path)
     if backend is None and is_artifact(Path(path)):
         if text is not None:
             problem = f"{path} is an artifact, whose text settings are fixed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 
-PHASES = "regauge_phase_seconds"
+PHASES = "regauge_serve_phase_seconds"
 METRICS_SECONDS = 5.0
 
 

@@ -11,13 +11,17 @@ if TYPE_CHECKING:
 
 ADDONS = ("vpc-cni", "coredns", "kube-proxy", "eks-pod-identity-agent", "aws-ebs-csi-driver")
 FILE_SYSTEM_ADDONS = {"fsx": "aws-fsx-csi-driver", "efs": "aws-efs-csi-driver"}
+CLOUDWATCH_ADDON = "amazon-cloudwatch-observability"
+"""Container Insights. Source: https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/
+install-CloudWatch-Observability-EKS-addon.html."""
 AMI_FAMILY = "AmazonLinux2023"
 
 
 def list_addons(cluster: Cluster) -> list[str]:
     """Return the add-ons of EKS that a cluster needs."""
     kinds = dict.fromkeys(item.kind for item in cluster.file_systems)
-    return [*ADDONS, *(FILE_SYSTEM_ADDONS[kind] for kind in kinds)]
+    insights = [CLOUDWATCH_ADDON] if "cloudwatch" in cluster.monitoring else []
+    return [*ADDONS, *(FILE_SYSTEM_ADDONS[kind] for kind in kinds), *insights]
 
 
 def build_cluster_config(cluster: Cluster) -> dict[str, Any]:

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from regauge.clusters.facts import FOLDER, find_node_facts
 from regauge.launchers._kubernetes.volumes import DRIVERS
+from regauge.monitoring.bundle import list_exporters, read_manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from regauge.clusters.settings import Cluster, ClusterFiles
 
 OPERATORS = {
@@ -36,10 +39,18 @@ def build_manifests(cluster: Cluster) -> dict[str, str]:
                     "resources": [f"{address}?ref=v{version}"],
                 }
             )
+    if "exporters" in cluster.monitoring:
+        manifests |= _build_monitoring(plugins)
     if cluster.file_systems:
         documents = [item for files in cluster.file_systems for item in _build_files(files)]
         manifests["file-systems.yaml"] = _dump(*documents)
     return manifests
+
+
+def _build_monitoring(plugins: Iterable[str]) -> dict[str, str]:
+    """Return htop, and the exporters of the vendors with these device plugins."""
+    names = ["htop.yaml", *(name for plugin in plugins for name in list_exporters(plugin))]
+    return {f"monitoring-{name}": read_manifest(name) for name in names}
 
 
 def _build_files(files: ClusterFiles) -> list[dict[str, Any]]:

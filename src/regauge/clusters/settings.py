@@ -89,7 +89,28 @@ class ClusterFiles(Settings):
         return check_label(value)
 
 
-class Cluster(Settings):
+class ClusterComponents(Settings):
+    """Software that is installed in a cluster."""
+
+    etcd: str | None = None
+    """Version of an etcd server for elastic jobs, such as `3.5.25`; by default there is none."""
+    training_operator: str | None = "1.9.3"
+    """Version of the Kubeflow training operator, for elastic jobs; without one it is absent."""
+    trainer: str | None = "2.2.1"
+    """Version of the Kubeflow trainer, for jobs of a fixed size; without one it is absent."""
+    monitoring: tuple[Literal["exporters", "cloudwatch"], ...] = ()
+    """Metrics of the machines: exporters of the devices with htop and nvtop, or Container Insights
+    of CloudWatch, which AWS charges."""
+
+    @field_validator("etcd", "training_operator", "trainer")
+    @classmethod
+    def _check_version(cls, value: str | None) -> str | None:
+        if value is not None and not _VERSION.fullmatch(value):
+            raise ValueError(f"{value!r} is not a version; write it as 1.9.3")
+        return value
+
+
+class Cluster(ClusterComponents):
     """A Kubernetes cluster of EKS."""
 
     name: str
@@ -108,12 +129,6 @@ class Cluster(Settings):
     """Node groups: machines of one type each."""
     file_systems: tuple[ClusterFiles, ...] = ()
     """File systems that jobs mount."""
-    etcd: str | None = None
-    """Version of an etcd server for elastic jobs, such as `3.5.25`; by default there is none."""
-    training_operator: str | None = "1.9.3"
-    """Version of the Kubeflow training operator, for elastic jobs; without one it is absent."""
-    trainer: str | None = "2.2.1"
-    """Version of the Kubeflow trainer, for jobs of a fixed size; without one it is absent."""
     tags: Mapping[str, str] = {}
     """Tags of everything that is created."""
 
@@ -126,13 +141,6 @@ class Cluster(Settings):
     def all_tags(self) -> dict[str, str]:
         """The tags of everything that is created, with the name of the cluster."""
         return {CLUSTER_TAG: self.name, **self.tags}
-
-    @field_validator("etcd", "training_operator", "trainer")
-    @classmethod
-    def _check_version(cls, value: str | None) -> str | None:
-        if value is not None and not _VERSION.fullmatch(value):
-            raise ValueError(f"{value!r} is not a version; write it as 1.9.3")
-        return value
 
     @model_validator(mode="after")
     def _check_zones(self) -> Cluster:

@@ -246,7 +246,7 @@ def _write_table(
         "classes": results.classes,
         "notes": [f"{num_rows} held-out rows of {settings.data.path}"],
         "settings": dump(settings),
-        "identity": {"data_fingerprint": fingerprint},
+        "identity": {"data_fingerprint": fingerprint, "heldout_rows": num_rows},
     }
     if world.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from regauge.errors import SettingsError, first_line
-from regauge.files import write_json
+from regauge.files import sha256, write_json
 from regauge.json_files import read_json
 
 CONFIG = "config.json"
@@ -88,6 +89,18 @@ def resolve_model(path: str, *, fetch: bool = True) -> Path:
             f"name a folder with {CONFIG} and model.safetensors",
         )
     return folder
+
+
+def list_model_files(folder: Path) -> list[Path]:
+    """Return the files that a model is loaded from, sorted."""
+    return sorted({path for pattern in MODEL_FILE_PATTERNS for path in folder.rglob(pattern)})
+
+
+def hash_model(folder: Path) -> str:
+    """Return the hash of the names and hashes of the files that a model is loaded from."""
+    paths = list_model_files(folder)
+    lines = (f"{path.relative_to(folder)} {sha256(path)}\n" for path in paths)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def resolve_tokenizer(path: str, *, fetch: bool = True) -> Path:

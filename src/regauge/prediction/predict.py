@@ -31,7 +31,10 @@ from regauge.prediction.job import (
     sum_shards,
     write_result,
 )
+from regauge.prediction.job_notification import notify_job_end
+from regauge.prediction.predict_metrics import export_job
 from regauge.prediction.progress import ProgressBar
+from regauge.prediction.provenance import resolve_version, write_lineage
 from regauge.prediction.shard_queue import ShardQueue
 from regauge.prediction.worker import SCRATCH, WorkerResources, WorkerSpec
 from regauge.supervision.cost_meter import (
@@ -47,6 +50,7 @@ from regauge.wording import format_clause, format_count
 if TYPE_CHECKING:
     from regauge.artifacts.artifact import Artifact
     from regauge.artifacts.manifest import ProgramEntry
+    from regauge.model_registry.registered_version import RegisteredVersion
     from regauge.planning.catalog import MachinePrice
     from regauge.prediction.settings import PredictSettings
 
@@ -61,6 +65,8 @@ class PredictPlan:
     artifact: Artifact
     job: PredictJob
     worker_spec: WorkerSpec
+    version: RegisteredVersion | None = None
+    """The version in a model registry; None for any other model."""
 
     @property
     def resolved_fields(self) -> dict[str, Any]:
@@ -78,6 +84,9 @@ def plan_predict(settings: PredictSettings) -> PredictPlan:
     Raises SettingsError if a field does not exist or the model reads no texts, and the errors of
     the source and of `open_model`.
     """
+    version = resolve_version(settings.artifact)
+    if version is not None:  # all workers use this version, also after another promotion
+        settings = settings.model_copy(update={"artifact": version.reference})
     artifact = open_model(settings.artifact, settings.generation, keep_weights=False)
     program = artifact.program
     if program.tokenization is None:
@@ -101,7 +110,7 @@ def plan_predict(settings: PredictSettings) -> PredictPlan:
         WorkerResources.from_artifact(artifact),
         choices.list_allowed_paths(),
     )
-    return PredictPlan(artifact, job, spec)
+    return PredictPlan(artifact, job, spec, version)
 
 
 def _resolve_shard_records(settings: PredictSettings, program: ProgramEntry) -> PredictSettings:
@@ -137,8 +146,10 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
         logger.info("%s is finished; nothing is changed", job.folder)
         return _report_losses(job, {"output": settings.output.folder, **totals})
     job.claim_folder({**facts, **plan.resolved_fields})
+    write_lineage(job, plan.artifact, plan.version)
     with ExitStack() as stack:
         stack.enter_context(FolderLock(job.job_folder))
+        end_report = stack.enter_context(notify_job_end(job))
         _clear_scratch(job)
         finished = job.find_finished_shards()
         shard_queue = ShardQueue(
@@ -146,10 +157,12 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
         )
         meter = _start_meter(job, started_at)
         progress = ProgressBar(job, finished, meter)
+        end_report.read_usd = lambda: progress.usd
         stack.enter_context(stop_signals.record_signals())
         _log_slot(job)
         if shard_queue.num_unfinished:
-            _compute_shards(plan, shard_queue, progress)
+            with export_job(job, shard_queue, progress):
+                _compute_shards(plan, shard_queue, progress)
         cost = progress.cost_record()
         attempt = {"started_at": started_at, **meter.start_fields, "ended_at": time.time(), **cost}
         jsonl.append_line(job.job_folder / ATTEMPTS, attempt)
@@ -159,7 +172,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
             **progress.summarize_record(cost),
         }
         write_result(job)
-    return _report_losses(job, summary)
+        return _report_losses(job, summary)
 
 
 def _report_losses(job: PredictJob, summary: dict[str, Any]) -> dict[str, Any]:

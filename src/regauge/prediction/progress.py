@@ -25,16 +25,19 @@ class ProgressBar:
         self, job: PredictJob, finished: dict[ShardId, dict[str, Any]], meter: CostMeter
     ) -> None:
         self._job = job
-        self._counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        """Sums over the finished shards of this job; `shards` is their number."""
         for shard, line in finished.items():
             if job.slot.owns(shard.piece):
                 self._count_shard(line)
-        self._rows_before, self._bytes_before = self._counts["rows"], self._counts["bytes"]
+        self._rows_before, self._bytes_before = self.counts["rows"], self.counts["bytes"]
         self._meter = meter
         self._uncommitted_rows = 0
         """Rows that workers reported as computed, minus the rows of committed shards."""
         self._started = self._logged = time.monotonic()
-        self._num_ready_workers = 0
+        self._workers: set[int] = set()
+        self.has_ready_worker = False
+        """Whether a worker has loaded the artifact."""
         self._bar: progress.Progress | None = None
         self._task = progress.TaskID(0)
 
@@ -56,12 +59,12 @@ class ProgressBar:
         if self._bar:
             self._bar.stop()
         if self.has_ready_worker:
-            log.logger.info("%s", self._format_counts(self._counts["rows"]))
+            log.logger.info("%s", self._format_counts(self.counts["rows"]))
 
     @property
-    def has_ready_worker(self) -> bool:
-        """Whether a worker has loaded the artifact."""
-        return self._num_ready_workers > 0
+    def num_workers(self) -> int:
+        """Number of workers that are ready."""
+        return len(self._workers)
 
     @property
     def usd(self) -> float | None:
@@ -76,13 +79,16 @@ class ProgressBar:
         elif event["event"] == "progress":
             self._uncommitted_rows += event["rows"]
         elif event["event"] == "ready":
-            self._num_ready_workers += 1
+            self._workers.add(event["worker"])
+            self.has_ready_worker = True
             log.logger.info("Worker %d ready after %.1f s.", event["worker"], event["seconds"])
+        elif event["event"] == "lost":
+            self._workers.discard(event["worker"])
         now = time.monotonic()
         if self._bar:
             self._bar.update(
                 self._task,
-                completed=self._counts["bytes"],
+                completed=self.counts["bytes"],
                 status=self._format_counts(self._num_rows),
             )
         elif self._num_rows and now - self._logged >= log.PROGRESS_INTERVAL_SECONDS:
@@ -97,32 +103,33 @@ class ProgressBar:
     def summarize_record(self, record: dict[str, Any]) -> dict[str, Any]:
         """Return machine-seconds, dollars and dollars per million records of a cost record."""
         cost = parse_cost(record)
-        return summarize_cost(cost.machine_seconds, cost.usd, self._counts["rows"])
+        return summarize_cost(cost.machine_seconds, cost.usd, self.counts["rows"])
 
     @property
     def _total_bytes(self) -> int:
         return sum(self._job.pieces[number].bytes for number in self._job.piece_numbers)
 
     def _count_shard(self, line: dict[str, Any]) -> None:
-        for name in ("rows", "tokens", "computed_tokens"):
-            self._counts[name] += line[name]
+        self.counts["shards"] += 1
+        for name in ("rows", "quarantined", "tokens", "computed_tokens"):
+            self.counts[name] += line[name]
         if line["is_last"]:
-            self._counts["bytes"] += self._job.pieces[line["piece"]].bytes
+            self.counts["bytes"] += self._job.pieces[line["piece"]].bytes
 
     def _format_eta(self, now: float) -> str:
         """Return the remaining time, extrapolated from the bytes of finished pieces."""
-        bytes_done = self._counts["bytes"] - self._bytes_before
+        bytes_done = self.counts["bytes"] - self._bytes_before
         if not bytes_done:
             return "unknown"
-        bytes_left = self._total_bytes - self._counts["bytes"]
+        bytes_left = self._total_bytes - self.counts["bytes"]
         return f"{(now - self._started) * bytes_left / bytes_done:.0f} s"
 
     @property
     def _num_rows(self) -> int:
-        return self._counts["rows"] + max(0, self._uncommitted_rows)
+        return self.counts["rows"] + max(0, self._uncommitted_rows)
 
     def _format_counts(self, rows: int) -> str:
-        counts, usd = self._counts, self.usd
+        counts, usd = self.counts, self.usd
         rate = (rows - self._rows_before) / max(time.monotonic() - self._started, 1e-9)
         line = f"{rows:,} rows, {rate:,.0f} rows/s"
         if counts["computed_tokens"]:

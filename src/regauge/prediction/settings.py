@@ -11,6 +11,7 @@ from regauge.config import Settings, choice_of
 from regauge.data.sources import Source
 from regauge.data.values import FieldKind
 from regauge.models.settings import GREEDY, Generation
+from regauge.monitoring.settings import Monitoring
 from regauge.planning.settings import Price
 from regauge.prediction.executors import Executor
 
@@ -83,7 +84,8 @@ class PredictSettings(Settings):
     """All settings of a prediction job."""
 
     artifact: str
-    """Folder of an artifact, or of a run or a model, which then runs without compilation."""
+    """Folder of an artifact, or of a run or a model, which then runs without compilation; or a
+    version in a model registry, such as `registry/qa@production`."""
     source: Annotated[SerializeAsAny[Source], choice_of("data/sources")]
     """The records to process."""
     output: PredictOutput
@@ -94,6 +96,8 @@ class PredictSettings(Settings):
     """How records are read and grouped into shards."""
     execution: PredictExecution = PredictExecution()
     """The processes that compute the shards."""
+    monitoring: Monitoring = Monitoring()
+    """How the job can be watched."""
 
     @field_validator("source")
     @classmethod

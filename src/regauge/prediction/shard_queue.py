@@ -81,6 +81,16 @@ class ShardQueue:
         return len(self._unfinished)
 
     @property
+    def num_claimed(self) -> int:
+        """Number of shards that workers have."""
+        return len(self._claimed)
+
+    @property
+    def num_requeued(self) -> int:
+        """Number of shards of lost workers that no worker has claimed again."""
+        return len(self._requeued)
+
+    @property
     def unfinished_pieces(self) -> tuple[int, ...]:
         """The numbers of unfinished pieces, in ascending order."""
         return tuple(sorted(self._unfinished))

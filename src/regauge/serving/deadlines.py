@@ -16,7 +16,7 @@ MAX_SLOT = 1 << 53
 """Slot of records without a deadline."""
 
 
-class Slack(NamedTuple):
+class DeadlineSlack(NamedTuple):
     """How long records may still wait."""
 
     seconds: float
@@ -50,7 +50,9 @@ class DeadlineDemand:
             del self._slots[bisect_left(self._slots, slot)]
             del self._counts[slot], self._milliseconds[slot]
 
-    def find_slack(self, now: float, busy_seconds: float, pace: float, since: float = 0.0) -> Slack:
+    def find_slack(
+        self, now: float, busy_seconds: float, pace: float, since: float = 0.0
+    ) -> DeadlineSlack:
         """Return the seconds that all records may still wait, the earliest deadline first.
 
         They are negative if a record will be late, and infinite without records. `busy_seconds` is
@@ -63,7 +65,7 @@ class DeadlineDemand:
             total += self._milliseconds[slot] * pace
             if slot >= first and slot * SLOT_SECONDS - now - total < slack:
                 slack, tightest = slot * SLOT_SECONDS - now - total, slot
-        return Slack(slack, (tightest + 1) * SLOT_SECONDS)
+        return DeadlineSlack(slack, (tightest + 1) * SLOT_SECONDS)
 
 
 def _find_slot(deadline: float) -> int:

@@ -60,6 +60,10 @@ class LoadedVersion(ABC):
         """Number of records or requests that wait for a worker."""
 
     @abstractmethod
+    def estimate_wait(self) -> float:
+        """Return the expected seconds until a new interactive request is answered."""
+
+    @abstractmethod
     def is_overloaded(self, max_wait_seconds: float) -> bool:
         """Return whether a further request would be refused."""
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge.artifacts.manifest import MANIFEST
 from regauge.errors import RegaugeError
 from regauge.log import logger
+from regauge.serving.model_source import ModelSource
 from regauge.serving.model_version import ModelVersion, open_served_artifact
 from regauge.serving.request_errors import RequestError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from concurrent.futures import Executor
+    from pathlib import Path
 
     from regauge.serving.loaded_version import LoadedVersion
     from regauge.serving.server_metrics import ServerMetrics
@@ -38,8 +39,7 @@ class ModelSlot:
     ) -> None:
         self.name = name
         """The name that clients use."""
-        self.folder = Path(settings.artifacts[name]).expanduser()
-        """The folder of the artifact; it may be a link to the folder of a version."""
+        self._source = ModelSource(name, settings.artifacts[name])
         self.current: LoadedVersion | None = None
         """The version that answers requests; None if the model is not loaded."""
         self.canary: LoadedVersion | None = None
@@ -51,6 +51,7 @@ class ModelSlot:
         self._executor = executor
         self._lock = asyncio.Lock()
         self._fingerprint: Fingerprint | None = None
+        self._source_problem = ""
         self._num_requests = 0
         self._stopping: set[asyncio.Task[None]] = set()
         self._promoting: asyncio.Task[None] | None = None
@@ -61,8 +62,8 @@ class ModelSlot:
             return self.current
         async with self._lock:
             if self.current is None:
-                fingerprint = await self._read_fingerprint()
-                self.current = await self._start_version()
+                folder, fingerprint = await self._find_version()
+                self.current = await self._start_version(folder)
                 self._fingerprint = fingerprint
             return self.current
 
@@ -108,16 +109,23 @@ class ModelSlot:
             self._discard_canary("it could not compute a record")
 
     async def check_for_new_version(self) -> None:
-        """Replace the current version if the files of the folder have changed.
+        """Replace the current version if the files of the folder, or its stage, have changed.
 
         A version that does not load is tried again when a further file changes.
         """
-        fingerprint = await self._read_fingerprint()
+        try:
+            folder, fingerprint = await self._find_version()
+        except RegaugeError as error:
+            if str(error) != self._source_problem:
+                logger.error("%s keeps its version: %s", self.name, error)
+            self._source_problem = str(error)
+            return
+        self._source_problem = ""
         if self.current is None or not fingerprint or fingerprint == self._fingerprint:
             return
         self._fingerprint = fingerprint
         try:
-            version = await self._start_version()
+            version = await self._start_version(folder)
         except (RegaugeError, OSError) as error:
             logger.error("%s keeps its version: the new one does not load: %s", self.name, error)
             return
@@ -173,10 +181,9 @@ class ModelSlot:
         is_canary = int(self._num_requests * share) > int((self._num_requests - 1) * share)
         return self.canary if is_canary else self.current
 
-    async def _start_version(self) -> LoadedVersion:
+    async def _start_version(self, folder: Path) -> LoadedVersion:
+        """Start a folder behind all links: the workers of this version never load another one."""
         loop = asyncio.get_running_loop()
-        # The folder behind all links: the workers of this version never load another one.
-        folder = self.folder.resolve() if self.folder.exists() else self.folder
         artifact = await loop.run_in_executor(self._executor, open_served_artifact, folder)
         version: LoadedVersion
         if artifact.program.output_kind == "text":
@@ -188,9 +195,14 @@ class ModelSlot:
         await version.start()
         return version
 
-    async def _read_fingerprint(self) -> Fingerprint:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, _read_fingerprint, self.folder)
+    async def _find_version(self) -> tuple[Path, Fingerprint]:
+        """Return the folder of the newest version with its fingerprint."""
+
+        def find() -> tuple[Path, Fingerprint]:
+            folder = self._source.find_folder()
+            return folder, _read_fingerprint(folder)
+
+        return await self._source.run(find)
 
     def _stop_later(self, version: LoadedVersion) -> None:
         """Stop a version after its last request."""

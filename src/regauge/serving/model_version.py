@@ -174,10 +174,12 @@ class ModelVersion(LoadedVersion):
     def num_waiting(self) -> int:
         return self.scheduler.num_waiting if self.scheduler else 0
 
+    def estimate_wait(self) -> float:
+        return self.scheduler.estimate_wait("interactive") if self.scheduler else 0.0
+
     def is_overloaded(self, max_wait_seconds: float) -> bool:
         """Return whether the expected wait of an interactive request is over a limit."""
-        wait = self.scheduler.estimate_wait("interactive") if self.scheduler else 0.0
-        return wait > max_wait_seconds
+        return self.estimate_wait() > max_wait_seconds
 
     @property
     def preprocessor(self) -> Preprocessor:

@@ -26,7 +26,9 @@ class ServingRuntime:
     def __init__(self, settings: Serve, keys: ApiKeys, executor: Executor) -> None:
         metrics = ServerMetrics()
         self._models = ModelSet(settings, metrics, executor)
+        metrics.watch_models(self._models.slots)
         self.context = ServerContext(settings, self._models, metrics, keys, executor)
+        metrics.watch_drain(lambda: self.context.state == "draining")
         self._search = SearchService(self.context, settings.search) if settings.search else None
         self.app = build_app(self.context, self._search)
         """The application; it refuses requests until the models are loaded."""

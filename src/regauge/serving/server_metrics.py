@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
+from regauge.monitoring import vocabulary
+from regauge.monitoring.exposition import SampleCollector
+from regauge.monitoring.samples import Sample
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from regauge.monitoring.vocabulary import Metric
+    from regauge.serving.model_slot import ModelSlot
     from regauge.serving.scheduler import ScheduledBatch
 
 LATENCY_BUCKETS = (
@@ -16,36 +24,33 @@ LATENCY_BUCKETS = (
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
+VERSION_CHARACTERS = 12
+"""Characters of a version's hash, as in the log of the server."""
+
+
 class ServerMetrics:
     """Counters and histograms of a server, in a registry of their own."""
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "regauge_requests", "Answered requests.", ("route", "status"), registry=registry
+        self._requests = _build_counter(vocabulary.SERVE_REQUESTS, registry)
+        self._latency = _build_histogram(
+            vocabulary.SERVE_REQUEST_SECONDS, LATENCY_BUCKETS, registry
         )
-        self._latency = Histogram(
-            "regauge_request_seconds",
-            "Time from the headers of a request to its answer.",
-            ("route",),
-            buckets=LATENCY_BUCKETS,
-            registry=registry,
-        )
-        self._phases = Counter(
-            "regauge_phase_seconds",
-            "Time of the server per phase: read, tokenize, compute, serialize.",
-            ("phase",),
-            registry=registry,
-        )
-        self._records = Counter("regauge_records", "Computed records.", registry=registry)
-        self._tokens = Counter(
-            "regauge_padded_tokens", "Computed tokens, padding included.", registry=registry
-        )
-        self._truncated = Counter(
-            "regauge_truncated_records", "Records that were truncated.", registry=registry
-        )
-        self._batch_rows = Histogram(
-            "regauge_batch_records", "Records per batch.", buckets=BATCH_BUCKETS, registry=registry
+        self._phases = _build_counter(vocabulary.SERVE_PHASE_SECONDS, registry)
+        self._records = _build_counter(vocabulary.SERVE_RECORDS, registry)
+        self._tokens = _build_counter(vocabulary.SERVE_PADDED_TOKENS, registry)
+        self._truncated = _build_counter(vocabulary.SERVE_TRUNCATED_RECORDS, registry)
+        self._batch_rows = _build_histogram(vocabulary.SERVE_BATCH_RECORDS, BATCH_BUCKETS, registry)
+
+    def watch_models(self, slots: Mapping[str, ModelSlot]) -> None:
+        """Add the queues, workers and versions of models, which are read when they are shown."""
+        self._registry.register(SampleCollector(lambda: _describe_models(slots)))
+
+    def watch_drain(self, is_draining: Callable[[], bool]) -> None:
+        """Add whether the server refuses new requests, which is read when it is shown."""
+        self._registry.register(
+            SampleCollector(lambda: [Sample(vocabulary.SERVE_DRAINING, is_draining())])
         )
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
@@ -73,3 +78,28 @@ class ServerMetrics:
     def render(self) -> bytes:
         """Return all metrics in the text format."""
         return generate_latest(self._registry)
+
+
+def _build_counter(metric: Metric, registry: CollectorRegistry) -> Counter:
+    return Counter(metric.name, metric.help, metric.labels, registry=registry)
+
+
+def _build_histogram(
+    metric: Metric, buckets: Sequence[float], registry: CollectorRegistry
+) -> Histogram:
+    return Histogram(metric.name, metric.help, metric.labels, buckets=buckets, registry=registry)
+
+
+def _describe_models(slots: Mapping[str, ModelSlot]) -> Iterator[Sample]:
+    """Yield the samples of all models; a model that is not loaded has no worker."""
+    for name, slot in slots.items():
+        current, labels = slot.current, (name,)
+        num_workers = len(current.worker_pids) if current else 0
+        yield Sample(vocabulary.SERVE_WORKERS, num_workers, labels)
+        num_waiting = current.num_waiting if current else 0
+        yield Sample(vocabulary.SERVE_QUEUE_RECORDS, num_waiting, labels)
+        wait_seconds = current.estimate_wait() if current else 0.0
+        yield Sample(vocabulary.SERVE_QUEUE_SECONDS, wait_seconds, labels)
+        for version in filter(None, (current, slot.canary)):
+            sha256 = version.content_sha256[:VERSION_CHARACTERS]
+            yield Sample(vocabulary.SERVE_MODEL_INFO, 1, (name, sha256))

@@ -60,7 +60,7 @@ class WorkerSettings(Settings):
         default="auto", union_mode="left_to_right"
     )
     """Number of worker processes of a model; `auto` starts one per device, or on a CPU one for each
-    group of as many cores as a worker has threads."""
+    group of as many cores as a worker has threads. A CPU generates text with one worker."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of a worker; by default those that the artifact was measured with. Fewer threads
     raise the throughput of a CPU, and the latency of a single record."""
@@ -83,7 +83,7 @@ class ModelSettings(Settings):
     max_memory_gb: float | None = Field(default=None, gt=0)
     """Most memory of all worker processes, in gigabytes; a further model replaces unused ones."""
     poll_seconds: float = Field(default=2.0, gt=0)
-    """How often the folder of an artifact is checked for a new version."""
+    """How often the folder of an artifact, or its stage, is checked for a new version."""
     canary_share: float = Field(default=0.0, ge=0, lt=1)
     """Share of the requests that a new version gets before it replaces the old one."""
     canary_seconds: float = Field(default=60.0, gt=0)
@@ -96,7 +96,8 @@ class Serve(Settings):
     """A server of artifacts."""
 
     artifacts: dict[str, str] = Field(min_length=1)
-    """Folders of artifacts by the name that clients use; the first one is the default."""
+    """Folders of artifacts by the name that clients use; the first one is the default. A value such
+    as `registry/qa@production` follows a stage of a model registry."""
     host: str = "127.0.0.1"
     """Address to listen on; the default accepts only clients of this machine."""
     port: int = Field(default=8080, ge=0, le=65535)

@@ -10,7 +10,7 @@ import json
 import signal
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,15 @@ from regauge.supervision.cost_meter import ATTEMPTS, CostMeter, write_last_seen
 from regauge.supervision.failures import COMMON_EXIT_CODES, Failure
 from regauge.supervision.heartbeat import HeartbeatTable
 from regauge.supervision.log_tail import LogTail
+from regauge.supervision.node_status import RANKS, write_node_status
 from regauge.supervision.signals import POLL_SECONDS, SupervisorSignals
 from regauge.supervision.watchdog import PREFLIGHT, Watchdog, blamed_rank, take_snapshots
 
 if TYPE_CHECKING:
+    from regauge.supervision.heartbeat import HeartbeatReader
     from regauge.supervision.nodes.interface import NodeGroup
+    from regauge.supervision.run_events import RunEvents
+    from regauge.supervision.run_metrics import RunMetrics
     from regauge.training.settings import TrainSettings
 
 FAILURES = "failures"
@@ -93,17 +97,20 @@ class Attempt:
         self._tail: LogTail | None = None
         """Logs the output of rank 0, if a Python program started the run."""
 
-    def run(self) -> Failure | None:
+    def run(self, events: RunEvents, metrics: RunMetrics | None = None) -> Failure | None:
         """Run the attempt to its end; return the failure that ended it, or None at the run's end.
 
-        All nodes of a run return the failure that they agree on.
+        All nodes of a run return the failure that they agree on. `events` observes the progress.
+        `metrics` exports the state of the processes meanwhile.
         """
+        self._events = events
         self._spec.write()
         (self._scratch / "run.json").write_text(json.dumps(dump(self._settings)), encoding="utf-8")
         with closing(HeartbeatTable(self._scratch / HEARTBEATS, self._size)) as heartbeats:
             self._group.publish_beats(heartbeats.total_beats)
-            local_failure = self._run_processes(heartbeats)
+            local_failure = self._run_processes(heartbeats, metrics)
             self._ended_at = time.time()
+            self._events.observe(heartbeats, self._reports, is_end=True)
             with defer_stop(has_limit=False):  # other nodes may save
                 failure = self._group.agree_on_failure(
                     local_failure, is_stop_requested=self._signals.is_stop_requested
@@ -112,7 +119,9 @@ class Attempt:
                 return failure
             return replace(failure, step=max(heartbeats.read(n).step for n in range(self._size)))
 
-    def _run_processes(self, heartbeats: HeartbeatTable) -> Failure | None:
+    def _run_processes(
+        self, heartbeats: HeartbeatTable, metrics: RunMetrics | None
+    ) -> Failure | None:
         """Run the processes of this node; return the failure that ended them, or None."""
         supervision = self._settings.execution.supervision
         watchdog = Watchdog(
@@ -130,17 +139,24 @@ class Attempt:
             processes.start_processes,
             command,
             self._size,
-            self._folder / "ranks",
+            self._folder / RANKS,
             variables,
             quiet=is_embedded(),
             layout=self._layout,
             spawn_function=self._spawn_function,
         )
-        self._tail = LogTail(self._folder / "ranks" / "0.log") if is_embedded() else None
+        self._tail = LogTail(self._folder / RANKS / "0.log") if is_embedded() else None
         try:
             with start() as children, defer_stop(has_limit=False):
-                self._signals.pids = [child.pid for child in children]
-                failure = self._watch(children, watchdog)
+                pids = self._signals.pids = [child.pid for child in children]
+                watching = (
+                    metrics.watch(watchdog, pids, self._layout.first_rank, self._spec.meter)
+                    if metrics
+                    else nullcontext()
+                )
+                with watching:
+                    failure = self._watch(children, watchdog)
+                self._write_status(children, heartbeats, is_final=True)
         except StopSignalError as error:  # not all processes were started
             return self._find_stop([error.exit_code])
         finally:
@@ -210,7 +226,8 @@ class Attempt:
                 return self._describe_hang(children, watchdog, reason)
             if alarm:
                 return None
-            self._write_last_seen()
+            self._write_signs_of_life(children, watchdog.heartbeats)
+            self._events.observe(watchdog.heartbeats, self._reports)
             if self._tail:
                 self._tail.forward()
             time.sleep(POLL_SECONDS)
@@ -221,7 +238,7 @@ class Attempt:
             self._stop_began_at = time.monotonic()
             self._signals.forward()
 
-    def _is_stop_overdue(self, codes: list[int | None], heartbeats: HeartbeatTable) -> bool:
+    def _is_stop_overdue(self, codes: list[int | None], heartbeats: HeartbeatReader) -> bool:
         """Return whether processes do not stop although they have nothing to save.
 
         They may have been stopped by the kernel, or wait for a process that has ended. A repeated
@@ -236,12 +253,27 @@ class Attempt:
         is_saving = any(beat.phase == "checkpoint" for beat in running)
         return len(running) < self._size and not is_saving and now - last_beat_at > LINGER_SECONDS
 
-    def _write_last_seen(self) -> None:
-        """Write once a second that the run is alive."""
+    def _write_signs_of_life(
+        self, children: list[processes.Child], heartbeats: HeartbeatReader
+    ) -> None:
+        """Write once a second that the run is alive, and the state of its processes."""
         now = time.monotonic()
-        if self._group.is_leader and now - self._last_seen_clock >= LAST_SEEN_SECONDS:
-            self._last_seen_clock = now
+        if now - self._last_seen_clock < LAST_SEEN_SECONDS:
+            return
+        self._last_seen_clock = now
+        if self._group.is_leader:
             write_last_seen(self._folder)
+        self._write_status(children, heartbeats)
+
+    def _write_status(
+        self,
+        children: list[processes.Child],
+        heartbeats: HeartbeatReader,
+        *,
+        is_final: bool = False,
+    ) -> None:
+        beats = [heartbeats.read(number) for number in range(self._size)]
+        write_node_status(self._folder, self._spec, children, beats, is_final=is_final)
 
     def _is_lingering(self, codes: list[int | None]) -> bool:
         """Return whether all processes are done, and some have not exited for too long."""
@@ -361,7 +393,7 @@ class Attempt:
     def _collect_evidence(self, number: int) -> dict[str, Any]:
         """Return the stack and log of a process that died, and the others' last collectives."""
         first_rank = self._layout.first_rank
-        log = read_text(self._folder / "ranks" / f"{first_rank + number}.log").splitlines()
+        log = read_text(self._folder / RANKS / f"{first_rank + number}.log").splitlines()
         collectives = {
             str(first_rank + other): self._reports.read_collectives(other)
             for other in range(self._size)

@@ -57,6 +57,7 @@ class AttemptLine(PaidLine):
 
     attempt: jsonl.Count
     outcome: str | None = None
+    planned_steps: jsonl.Count | None = None
 
 
 class StragglerShape(DocumentShape):
@@ -71,6 +72,7 @@ class LedgerLine(jsonl.StepLine, CostLine):
 
     seconds: dict[str, float] = {}
     tokens: jsonl.Count | None = None
+    compiled_graphs: jsonl.Count | None = None
     mfu: float | None = None
     padding_fraction: float | None = None
     straggler: StragglerShape | None = None

@@ -46,9 +46,22 @@ def read_goodput(folder: Path) -> Goodput | None:
     """Return the goodput of the run in an output folder; None if no supervisor wrote it."""
     lines = jsonl.read_lines(folder / ATTEMPTS, AttemptLine)
     ledger = jsonl.read_last_line(folder / "ledger.jsonl", LedgerLine)
+    return None if ledger is None else compute_goodput(lines, ledger)
+
+
+def compute_goodput(
+    lines: list[dict[str, Any]], ledger: Mapping[str, Any], until: float | None = None
+) -> Goodput | None:
+    """Return the goodput from the lines of `attempts.jsonl` and the last line of the ledger.
+
+    `until` is the time up to which a run without a recorded end is counted, in seconds since the
+    epoch. Returns None if a start or an end is unknown.
+    """
     end_times = [line["ended_at"] for line in lines if line.get("ended_at") is not None]
     start_times = [line["started_at"] for line in lines if line.get("started_at") is not None]
-    if not (start_times and end_times) or ledger is None:
+    if until is not None:
+        end_times.append(until)
+    if not (start_times and end_times):
         return None
     began = min(start_times)
     booked: dict[str, Any] = ledger.get("seconds", {})

@@ -11,7 +11,7 @@ import mmap
 import struct
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,8 @@ PHASES = (
     "lost",
     "end",
 )
-RECORD = struct.Struct(f"<QQQd{len(PHASES)}d")
+RECORD = struct.Struct(f"<QQQd{len(PHASES)}ddQ")
+"""Count, step, phase, time, longest gaps, time of the last step, device memory."""
 STRIDE_BYTES = 128
 """Bytes from one record to the next: two cache lines of the processor."""
 
@@ -47,6 +48,10 @@ class Beat:
     """Time of the beat, in seconds of the machine's monotonic clock."""
     max_gaps: tuple[float, ...]
     """Maximum seconds from a beat in each phase to the next beat; 0 for a phase never entered."""
+    step_at: float
+    """Time of the last change of the step, in seconds of the monotonic clock; 0 before it."""
+    device_memory_bytes: int
+    """Peak of the device memory that the process uses; 0 if it is unknown."""
 
 
 class Heartbeat:
@@ -58,6 +63,7 @@ class Heartbeat:
         self._count = self._step = self._phase = 0
         self._at = time.monotonic()
         self._max_gaps = [0.0] * len(PHASES)
+        self._step_at, self._device_memory_bytes = 0.0, 0
         if path is not None:
             with path.open("r+b") as file:
                 self._map = mmap.mmap(file.fileno(), 0)
@@ -70,11 +76,56 @@ class Heartbeat:
         if phase is not None:
             self._phase = PHASES.index(phase)
         if step is not None:
+            self._step_at = now if step != self._step else self._step_at
             self._step = step
         self._count += 1
         if self._map is not None:
-            record = RECORD.pack(self._count, self._step, self._phase, now, *self._max_gaps)
-            self._map[self._offset : self._offset + RECORD.size] = record
+            self._map[self._offset : self._offset + RECORD.size] = RECORD.pack(
+                self._count,
+                self._step,
+                self._phase,
+                now,
+                *self._max_gaps,
+                self._step_at,
+                self._device_memory_bytes,
+            )
+
+    def record_memory(self, device_memory_bytes: int) -> None:
+        """Store the peak of the device memory for the next heartbeat."""
+        self._device_memory_bytes = device_memory_bytes
+
+    def read(self) -> Beat:
+        """Return the last beat of this process."""
+        return Beat(
+            self._count,
+            self._step,
+            PHASES[self._phase],
+            self._at,
+            tuple(self._max_gaps),
+            self._step_at,
+            self._device_memory_bytes,
+        )
+
+
+class HeartbeatReader(Protocol):
+    """Reads the heartbeats of the processes of a node, by their index there."""
+
+    size: int
+
+    def read(self, rank: int) -> Beat: ...
+
+
+class SingleHeartbeat:
+    """Reads the heartbeats of this process, which no supervisor started."""
+
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self.size = 1
+        self._heartbeat = heartbeat
+
+    def read(self, rank: int) -> Beat:
+        """Return the last beat."""
+        del rank
+        return self._heartbeat.read()
 
 
 class HeartbeatTable:
@@ -86,7 +137,8 @@ class HeartbeatTable:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
         for rank in range(size):
-            RECORD.pack_into(self._map, rank * STRIDE_BYTES, 0, 0, 0, now, *[0.0] * len(PHASES))
+            gaps = [0.0] * len(PHASES)
+            RECORD.pack_into(self._map, rank * STRIDE_BYTES, 0, 0, 0, now, *gaps, 0.0, 0)
         self.size = size
 
     def read(self, rank: int) -> Beat:
@@ -95,8 +147,9 @@ class HeartbeatTable:
         first = self._map[record]
         while (second := self._map[record]) != first:
             first = second
-        count, step, phase, at, *max_gaps = RECORD.unpack(second)
-        return Beat(count, step, PHASES[phase % len(PHASES)], at, tuple(max_gaps))
+        count, step, phase, at, *max_gaps, step_at, memory = RECORD.unpack(second)
+        name = PHASES[phase % len(PHASES)]
+        return Beat(count, step, name, at, tuple(max_gaps), step_at, memory)
 
     def total_beats(self) -> int:
         """Return the number of beats of all processes so far."""

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import os
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -20,8 +18,7 @@ from typing import TYPE_CHECKING
 
 from regauge import accelerators
 from regauge.config import read_microbatch_rows
-from regauge.errors import FIRST_SIGNAL_CODE, ChildError, PreflightError
-from regauge.health.examination import examine
+from regauge.errors import FIRST_SIGNAL_CODE, ChildError
 from regauge.health.findings import raise_if_bad
 from regauge.health.machine import check_machine
 from regauge.log import logger
@@ -31,25 +28,25 @@ from regauge.scratch import create_scratch_folder
 from regauge.stop_signals import record_signals
 from regauge.supervision.attempt import FAILURES, Attempt
 from regauge.supervision.cost_meter import CostMeter, read_last_seen, read_paid
+from regauge.supervision.device_failures import examine_devices
 from regauge.supervision.failures import POLICIES, Failure
 from regauge.supervision.forks import open_fork_server
 from regauge.supervision.nodes.attempt_registry import RunEndedError
-from regauge.supervision.nodes.interface import LocalLauncher
-from regauge.supervision.nodes.topology import resolve_topology
+from regauge.supervision.nodes.build_launcher import build_launcher
+from regauge.supervision.run_events import AttemptFacts, send_run_events
+from regauge.supervision.run_metrics import export_run
 from regauge.supervision.signals import SupervisorSignals
 from regauge.supervision.spot_notices import watch_spot_notices
-from regauge.testing.faults import RECORD
 from regauge.wording import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from regauge.supervision.forks import ForkServer
     from regauge.supervision.nodes.interface import NodeGroup
-    from regauge.supervision.nodes.rendezvous import RendezvousLauncher
+    from regauge.supervision.run_events import RunEvents
+    from regauge.supervision.run_metrics import RunMetrics
     from regauge.training.settings import TrainSettings
-
-    Launcher = LocalLauncher | RendezvousLauncher
 
 MAX_WAIT_SECONDS = 60.0
 RECHECKED_KINDS = ("device", "network", "hang", "preflight")
@@ -62,7 +59,7 @@ def supervise(settings: TrainSettings, local_size: int, fault_plan: str | None =
     Raises ChildError if the run ends by a failure.
     """
     folder = Path(settings.output.folder)
-    launcher = _build_launcher(settings, folder)
+    launcher = build_launcher(settings, folder)
     notices = settings.execution.supervision.spot_notices
     signals = SupervisorSignals()
     with (
@@ -70,10 +67,19 @@ def supervise(settings: TrainSettings, local_size: int, fault_plan: str | None =
         launcher.open(),
         create_scratch_folder() as scratch,
         watch_spot_notices(notices, signals),
+        send_run_events(settings.monitoring.notifications, folder) as events,
         open_fork_server() as fork_server,
+        export_run(settings) as metrics,
     ):
         run = Supervisor(
-            settings, local_size, scratch, fault_plan, signals=signals, fork_server=fork_server
+            settings,
+            local_size,
+            scratch,
+            fault_plan,
+            signals=signals,
+            events=events,
+            fork_server=fork_server,
+            metrics=metrics,
         )
         while True:
             raise_if_bad(check_machine(folder, settings.output.checkpoint.remote))
@@ -88,6 +94,7 @@ def supervise(settings: TrainSettings, local_size: int, fault_plan: str | None =
                 return
             if failure is None:
                 launcher.record_end(0, "")
+                events.report_finish()
                 return
             try:
                 run.wait_before_next()
@@ -108,13 +115,16 @@ class Supervisor:
         fault_plan: str | None,
         *,
         signals: SupervisorSignals,
+        events: RunEvents,
         fork_server: ForkServer,
+        metrics: RunMetrics | None = None,
     ) -> None:
         self._settings, self._scratch = settings, scratch
         self._spawn_function: SpawnFunction = spawn
         self.devices = tuple(range(local_size))
         """Indices of the devices of this node that the run uses."""
-        self._fault_plan, self._signals = fault_plan, signals
+        self._fault_plan, self._signals, self._events = fault_plan, signals, events
+        self._metrics = metrics
         self._failures: list[Failure] = []
         self._unrecorded: Attempt | None = None
         """The last attempt, if the node that records attempts was lost with it."""
@@ -147,6 +157,8 @@ class Supervisor:
         if group.is_leader and self._unrecorded is not None:
             self._unrecorded.record(self._failures[-1])
         self._unrecorded = None
+        meter = self._build_meter(group)
+        self._events.begin_attempt(AttemptFacts(group.plan.attempt, meter, group.is_leader))
         attempt = Attempt(
             self._settings,
             self.devices,
@@ -154,12 +166,12 @@ class Supervisor:
             self._fault_plan,
             group=group,
             signals=self._signals,
-            meter=self._build_meter(group),
+            meter=meter,
             spawn_function=self._spawn_function,
         )
-        failure = attempt.run()
+        failure = attempt.run(self._events, self._metrics)
         if failure is not None and failure.kind == "preflight" and group.num_nodes == 1:
-            failure = self._examine_devices(failure)
+            failure = self._find_bad_devices(failure)
         if group.is_leader:
             attempt.record(failure)
         elif failure is not None and failure.kind == "node" and failure.rank == 0:
@@ -184,33 +196,26 @@ class Supervisor:
         has_new_devices = last.kind == "preflight" and self._has_excluded
         wait = 0.0 if has_new_devices else _compute_wait(self._failures, limit)
         if wait is None or self._signals.is_stop_requested:
-            raise _build_final_error(self._failures, self._settings, self._signals.number)
+            error = _build_final_error(self._failures, self._settings, self._signals.number)
+            self._events.report_end(last, error)
+            raise error
+        self._events.report_restart(last, wait)
         when = f"in {wait:g} s" if wait else "now"
         logger.warning("%s; restarting %s", _format_failure(last), when)
         self._signals.sleep(wait)
 
-    def _examine_devices(self, failure: Failure) -> Failure:
+    def _find_bad_devices(self, failure: Failure) -> Failure:
         """Examine all devices after a failed preflight; return the failure with its cause.
 
         If the number of processes is `auto`, bad devices are excluded from the next attempts.
         """
-        record = Path(self._settings.output.folder) / RECORD
         accelerator = self._settings.accelerator or accelerators.choose()[0]
-        examination = examine(
-            accelerator,
-            len(self.devices),
-            fault_plan=self._fault_plan,
-            record=record,
-            devices=self.devices,
+        folder = Path(self._settings.output.folder)
+        failure, bad_ranks = examine_devices(
+            failure, accelerator, self.devices, folder, self._fault_plan
         )
-        bad = [finding for finding in examination.findings if not finding.ok]
         if self._settings.execution.processes == "auto" and accelerator.is_indexed:
-            self._exclude_devices(examination.bad_ranks)
-        try:
-            raise_if_bad(bad)
-        except PreflightError as error:
-            evidence = {**failure.evidence, "findings": [finding.to_row() for finding in bad]}
-            return replace(failure, problem=str(error), evidence=evidence)
+            self._exclude_devices(bad_ranks)
         return failure
 
     def _exclude_devices(self, ranks: set[int]) -> None:
@@ -221,29 +226,6 @@ class Supervisor:
             self.devices = remaining
             count = format_count(len(remaining), "process")
             logger.warning("device %s is excluded; the run uses %s", excluded, count)
-
-
-def _build_launcher(settings: TrainSettings, folder: Path) -> Launcher:
-    """Return the launcher of a run's attempts, for one node or for several."""
-    topology = resolve_topology(settings.execution.nodes, folder)
-    if topology is None:
-        return LocalLauncher(folder)
-    with _silence_torch_log():
-        from regauge.supervision.nodes.rendezvous import RendezvousLauncher
-
-    return RendezvousLauncher(topology, settings, folder)
-
-
-@contextmanager
-def _silence_torch_log() -> Iterator[None]:
-    """Set torch's log level for its import, so that a lost node prints no C++ stacks."""
-    is_unset = "TORCH_CPP_LOG_LEVEL" not in os.environ
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    try:
-        yield
-    finally:
-        if is_unset:
-            del os.environ["TORCH_CPP_LOG_LEVEL"]
 
 
 def _compute_wait(failures: list[Failure], limit: int) -> float | None:

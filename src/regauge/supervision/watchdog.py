@@ -20,8 +20,10 @@ from regauge.supervision.channel import read_text
 from regauge.supervision.heartbeat import PHASES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from regauge.supervision.channel import WorkerReports
-    from regauge.supervision.heartbeat import Beat, HeartbeatTable
+    from regauge.supervision.heartbeat import Beat, HeartbeatReader
 
 MAX_GAP_FACTOR = 10.0
 """A silence may be this many times the longest gap of its phase so far."""
@@ -37,7 +39,7 @@ STACK_SECONDS = 1.0
 class Watchdog:
     """The heartbeats of an attempt's processes, and the limits of their silence."""
 
-    heartbeats: HeartbeatTable
+    heartbeats: HeartbeatReader
     floor_seconds: float
     """Minimum limit: `supervision.hang_timeout_seconds`."""
     ceiling_seconds: float
@@ -52,8 +54,7 @@ class Watchdog:
         min_silence, problems = remote_silence, []
         beats = [self.heartbeats.read(rank) for rank in range(self.heartbeats.size)]
         for beat in beats:
-            max_gap = max(other.max_gaps[PHASES.index(beat.phase)] for other in beats)
-            silence, limit = now - beat.at, self._limit(beat.phase, max_gap)
+            silence, limit = now - beat.at, self.silence_limit(beat, beats)
             min_silence = min(min_silence, silence)
             if beat.phase != "end" and silence > limit:
                 problems.append(
@@ -62,6 +63,11 @@ class Watchdog:
                 )
         is_silent = min_silence > min(self.floor_seconds, PREFLIGHT_SECONDS)
         return problems[0] if problems and is_silent else None
+
+    def silence_limit(self, beat: Beat, beats: Sequence[Beat]) -> float:
+        """Return the maximum silence of a process in its phase, in seconds, from all beats."""
+        max_gap = max(other.max_gaps[PHASES.index(beat.phase)] for other in beats)
+        return self._limit(beat.phase, max_gap)
 
     def _limit(self, phase: str, max_gap: float) -> float:
         """Return the maximum silence in a phase, in seconds; `max_gap` is 0 in its first time."""
@@ -103,12 +109,12 @@ class ProcessSnapshot:
 
 
 def take_snapshots(
-    heartbeats: HeartbeatTable, pids: list[int], reports: WorkerReports
+    heartbeats: HeartbeatReader, pids: list[int], reports: WorkerReports
 ) -> list[ProcessSnapshot]:
     """Request stacks and collectives of all processes, and return their snapshots by rank."""
     beats = [heartbeats.read(rank) for rank in range(heartbeats.size)]
     reports.request_collectives()
-    states = [_read_state(pid) for pid in pids]
+    states = [read_state(pid) for pid in pids]
     for pid, state in zip(pids, states, strict=True):
         if state not in ("T", "t", "Z", ""):
             os.kill(pid, signal.SIGUSR1)
@@ -124,7 +130,7 @@ def blamed_rank(snapshots: list[ProcessSnapshot]) -> int:
     return min(snapshots, key=lambda snapshot: snapshot.progress_key).rank
 
 
-def _read_state(pid: int) -> str:
+def read_state(pid: int) -> str:
     """Return the state letter of a process; empty if it is gone."""
     fields = read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return fields[0] if fields else ""

@@ -171,6 +171,7 @@ def memory_by_content(context: RunContext, state: TrainState) -> dict[str, int]:
 def write_ledger(context: RunContext, state: TrainState) -> None:
     """Append a line to the ledger; every process calls this."""
     fields = context.hooks.ledger_fields()
+    context.reporter.heartbeat.record_memory(context.accelerator.peak_memory_bytes() or 0)
     if not context.world.is_main_process:
         return
     ledger, mfu = context.ledger, context.mfu
@@ -181,6 +182,7 @@ def write_ledger(context: RunContext, state: TrainState) -> None:
         "step": state.step,
         "seconds": {name: round(value, 6) for name, value in ledger.seconds.items()},
         "tokens": ledger.tokens,
+        "compiled_graphs": context.accelerator.num_compiled_graphs(),
         **ledger.cost.document,
         "mfu": mfu.measure(tokens_per_second),
         "mfu_formula": RUN_MFU_FORMULA,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from regauge.config import FORMAT, dump
 from regauge.log import logger
 from regauge.supervision import channel
 from regauge.supervision.channel import WorkerReporter
+from regauge.supervision.run_metrics import export_process
 from regauge.trackers import RunInfo, start_trackers
 from regauge.training import run_record
 from regauge.training.checkpointing import check_disk, resume_latest, take_over
@@ -46,7 +48,10 @@ def attempt(
     `callbacks` are called in addition to those of the settings.
     """
     reporter = WorkerReporter(channel.read_spec(), world.rank)
-    with reporter.capture_exit():
+    exporting = (
+        nullcontext() if reporter.spec else export_process(settings, world, reporter.heartbeat)
+    )
+    with exporting, reporter.capture_exit():
         return _attempt(settings, world, reporter, callbacks)
 
 
@@ -98,7 +103,7 @@ def _record(resolved: ResolvedRun, context: RunContext, state: TrainState) -> No
         state.weights_checksum,
         optimizer_defaults=resolved.optimizer_defaults.document,
     )
-    context.reporter.record_start(context.folder)
+    context.reporter.record_start(context.folder, context.total_steps)
 
 
 def _train(run: Run, run_id: str) -> Outcome:

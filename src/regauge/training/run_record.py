@@ -25,6 +25,7 @@ from regauge.errors import DataError, SettingsError
 from regauge.files import check_folder, check_own_folder, write_json
 from regauge.json_files import find_json
 from regauge.log import logger
+from regauge.monitoring.notifications.delivery import JOURNAL
 from regauge.results.model_card import write_card
 from regauge.scratch import is_default_cache
 from regauge.training.warm_start import START_FOLDER
@@ -242,7 +243,7 @@ def _check_empty(folder: Path) -> None:
     check_folder(folder, "output.folder")
     names = [path.name for path in folder.glob("*")] if folder.is_dir() else []
     known = {RUN, ENVIRONMENT, "ranks", "metrics.jsonl", "ledger.jsonl", "attempts.jsonl"}
-    known |= {"failures", "faults.jsonl", START_FOLDER, PROBE}
+    known |= {"failures", "faults.jsonl", "exporters", JOURNAL, START_FOLDER, PROBE}
     foreign = [name for name in names if name not in known and not name.startswith(".")]
     if foreign:
         raise SettingsError(

@@ -21,6 +21,7 @@ from regauge.config import KindTable, Settings, build, choice_of, dump, parse_ch
 from regauge.data.settings import DataSettings, MixEntry
 from regauge.errors import SettingsError
 from regauge.models.settings import DEFAULT_NEW_TOKENS, Generation, Model
+from regauge.monitoring.settings import Monitoring
 from regauge.planning.catalog import find_price
 from regauge.planning.settings import Price
 from regauge.strategies import Strategy
@@ -384,9 +385,7 @@ class Stop(Settings):
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the length in optimizer steps."""
-        if self.steps is not None:
-            return self.steps
-        return max(1, round((self.epochs or 0) * steps_per_epoch))
+        return self.steps or max(1, round((self.epochs or 0) * steps_per_epoch))
 
 
 class Computation(Settings):
@@ -470,6 +469,8 @@ class TrainSettings(Computation):
     """Custom callbacks as import paths, `module:Class`; see `regauge.Callback`."""
     profile: bool = False
     """Profile some steps: a breakdown of their time, and advice that may shorten them."""
+    monitoring: Monitoring = Monitoring()
+    """How the run can be watched."""
 
     @property
     def has_best_final_model(self) -> bool:
@@ -489,7 +490,10 @@ class TrainSettings(Computation):
         return self
 
     @model_validator(mode="after")
-    def _check_price(self) -> TrainSettings:
+    def _check_price_and_metrics(self) -> TrainSettings:
+        has_metrics = any(tracker.kind == "jsonl" for tracker in self.output.trackers)
+        if self.monitoring.port is not None and not has_metrics:
+            raise ValueError('monitoring.port needs metrics; add "jsonl" to output.trackers')
         if self.stop.usd is not None and find_price(self.execution.price) is None:
             keys = "execution.price.usd_per_hour, or execution.price.instance"
             raise ValueError(f"stop.usd needs a price; set {keys}")

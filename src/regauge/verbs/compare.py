@@ -201,7 +201,7 @@ def _localize_divergences(
     """Yield the divergence of each candidate that diverges from the baseline."""
     from regauge.comparison import first_divergence
     from regauge.comparison.compare import DivergenceSummary
-    from regauge.verbs._localize import localize_divergence
+    from regauge.verbs._parts.localize import localize_divergence
 
     baseline, *candidates = result.runs
     folder = Path(settings.output.folder) if settings.output else baseline.folder

@@ -97,6 +97,7 @@ def _run_checks(
 
     `storage` is the output folder and the address of remote checkpoints, if any.
     """
+    from regauge.health.counters import judge_counters, record_counters
     from regauge.health.examination import examine
     from regauge.health.machine import check_machine
     from regauge.health.vendors import check_vendors
@@ -106,8 +107,9 @@ def _run_checks(
         read_plan(chaos)
     findings = list(check_machine(*storage))
     plan = str(chaos.resolve()) if chaos else None
-    examination = examine(accelerator, size, quick=quick, fault_plan=plan)
-    findings += examination.findings
+    with record_counters(accelerator) as readings:
+        examination = examine(accelerator, size, quick=quick, fault_plan=plan)
+    findings += [*examination.findings, *judge_counters(readings)]
     if not quick:
         findings += check_vendors(accelerator, size)
     return findings, examination.bandwidths

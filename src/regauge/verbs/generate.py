@@ -39,7 +39,7 @@ def main(
     if is_chat and json:
         raise SettingsError("--json needs a prompt", "add --prompt, or pipe one in")
     text = None if is_chat else _read_prompt(prompt)
-    from regauge.verbs._chat import Chat
+    from regauge.verbs._parts.chat import Chat
 
     chat = Chat.load(name, generation, system)
     if text is None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NoReturn
 
+from cyclopts import Parameter
 from pydantic import Field
 
-from regauge import choices, config, files, log, processes, stop_signals, verbs
-from regauge.errors import RegaugeError, SettingsError
+from regauge import choices, config, files, log, processes, stop_signals, timing, verbs
+from regauge.errors import DifferenceError, RegaugeError, SettingsError, TransientError
+from regauge.monitoring.settings import Monitoring
+from regauge.pipelines.deadline import DeadlineEvent, DeadlineTracker
+from regauge.pipelines.rounds import ROUNDS
+from regauge.pipelines.settings import RegistryModel, Repeat
 from regauge.supervision.forks import open_fork_server
 from regauge.verbs import _stages
+from regauge.verbs._stages import changes, pipeline_events, repetition
 from regauge.verbs._stages import plan as stage_plan
 from regauge.verbs._stages import status as stage_status
 
@@ -23,6 +31,8 @@ RECORD = "pipeline.json"
 LAST_RESULTS = ("report", "next")
 """Keys of a stage's result that the result of the pipeline repeats, from the last stage with one:
 the path of a report, and the command that uses the output."""
+WATCH_POLL_SECONDS = 0.5
+"""Pause between two checks for a stop signal while new data is awaited."""
 OUTPUT = None
 
 
@@ -37,6 +47,12 @@ class PipelineSettings(config.Settings):
     """The stages of a pipeline in order; they share the other tables of the run file."""
 
     output: PipelineOutput = PipelineOutput()
+    repeat: Repeat | None = None
+    """Repetition on new data; without this table, the stages run once."""
+    registry: RegistryModel | None = None
+    """The registry with the model that serves, for `@serving`."""
+    monitoring: Monitoring = Monitoring()
+    """The events of the pipeline that people receive."""
     stage: tuple[_stages.Stage, ...] = Field(min_length=1)
     """The stages, each a verb with the tables that override the shared ones."""
 
@@ -55,17 +71,33 @@ class PipelineJob:
     """The status of each stage by name."""
     shared: config.Tables
     """The tables that all stages share."""
+    repetition: repetition.Repetition | None = None
+    """The rounds of a pipeline that repeats."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all stages are finished."""
+        return all(status.state == "finished" for status in self.statuses.values())
 
     @property
     def refusal(self) -> SettingsError | None:
         """The reason why the pipeline cannot start: other files in its folder, or a stale stage."""
         refusals = (status.refusal for status in self.statuses.values())
-        return _find_folder_refusal(self.folder) or next(filter(None, refusals), None)
+        return _find_folder_refusal(self) or next(filter(None, refusals), None)
 
 
 def main(
     run_file: verbs.RunFile,
     *overrides: verbs.Override,
+    why: Annotated[
+        bool, Parameter(help="Print for each stage which of its inputs changed, and run nothing.")
+    ] = False,
+    watch: Annotated[
+        float | None, Parameter(help="Look for new data every so many seconds, without end.")
+    ] = None,
+    wait: Annotated[
+        bool, Parameter(help="Wait for another pipeline in the same folder to end.")
+    ] = False,
     dry_run: verbs.DryRun = False,
     json: verbs.AsJson = False,
 ) -> dict[str, Any]:
@@ -74,16 +106,53 @@ def main(
     An override `stage.<name>.key.path=value` applies to one stage. Any other override applies to
     all stages that have the key.
     """
+    path = Path(run_file)
+    if why:
+        return _show_reasons(resolve(path, overrides), as_json=json)
     if dry_run:
-        return _show_plan(resolve(Path(run_file), overrides), as_json=json)
-    job = load(Path(run_file), overrides)
-    with stop_signals.record_signals(), _hold_folder(job.folder), open_fork_server():
-        answer = run(job)
+        return _show_plan(resolve(path, overrides), as_json=json)
+    job = load(path, overrides)
+    _check_watch(job, watch)
+    with (
+        stop_signals.record_signals(),
+        _hold_folder(job.folder, is_patient=wait),
+        open_fork_server(),
+    ):
+        if watch is not None:
+            watch_data(path, overrides, watch)
+        # Another pipeline may have run stages before this one got the folder.
+        answer = run(load(path, overrides))
     if json:
         log.print_json(answer)
     else:
         _show_answer(answer)
     return answer
+
+
+def wait_for_stop(seconds: float) -> None:
+    """Wait for some seconds; raises StopSignalError after a stop signal."""
+    timing.wait_for(lambda: False, seconds, poll_seconds=min(seconds, WATCH_POLL_SECONDS))
+
+
+def watch_data(
+    run_file: Path,
+    overrides: tuple[str, ...],
+    seconds: float,
+    pause: Callable[[float], object] = wait_for_stop,
+) -> NoReturn:
+    """Run a round whenever data arrives, until a stop signal ends the command.
+
+    A refused model and a temporary failure are logged, and the next round is awaited. `pause` waits
+    for `seconds`.
+    """
+    while True:
+        try:
+            job = load(run_file, overrides)
+            if not _is_settled(job):
+                _show_answer(run(job))
+        except (DifferenceError, TransientError) as error:
+            log.logger.warning("%s", error)
+        pause(seconds)
 
 
 def load(run_file: Path, overrides: tuple[str, ...]) -> PipelineJob:
@@ -108,6 +177,14 @@ def resolve(run_file: Path, overrides: tuple[str, ...]) -> PipelineJob:
     stages = _apply_to_stages(settings.stage, shared_overrides, stage_overrides)
     verbs.allow_user_code(run_file, {**shared, "stage": [stage.model_extra for stage in stages]})
     folder = Path(settings.output.folder or Path("out") / run_file.stem)
+    if settings.repeat is not None:
+        selector = repetition.RoundSelector(
+            stages, shared, folder, settings.repeat, settings.registry
+        )
+        selection = selector.select()
+        return PipelineJob(
+            run_file, folder, selection.stages, selection.statuses, shared, selection.repetition
+        )
     resolved_stages = _stages.resolve_stages(stages, shared, folder)
     statuses = stage_status.inspect_stages(resolved_stages)
     return PipelineJob(run_file, folder, resolved_stages, statuses, shared)
@@ -115,24 +192,51 @@ def resolve(run_file: Path, overrides: tuple[str, ...]) -> PipelineJob:
 
 def run(job: PipelineJob) -> dict[str, Any]:
     """Run the unfinished stages; return the answers of all stages."""
+    rounds = job.repetition
+    if rounds is not None and job.is_finished and not rounds.is_new:
+        return _answer_unchanged(job)
+    with pipeline_events.send_pipeline_events(job.shared, job.run_file, job.folder) as notifier:
+        return _run_stages(
+            job, _build_deadline(job, partial(pipeline_events.send_deadline, notifier))
+        )
+
+
+def _run_stages(job: PipelineJob, deadline: DeadlineTracker | None) -> dict[str, Any]:
+    """Run the unfinished stages in order, and record each one."""
+    rounds = job.repetition
+    if rounds is not None:
+        rounds.begin()
     records = [_build_record(stage, "pending") for stage in job.stages]
     hashes: dict[str, str] = {}
     for index, stage in enumerate(job.stages):
         _save_records(job, records)
         outcome = job.statuses[stage.name].record
+        has_run = not outcome
         header = f"[{stage.number}/{len(job.stages)}] {stage.name}: {stage.verb}"
         if outcome:
             log.logger.info("%s was finished earlier (%.1f s)", header, outcome["seconds"])
             hashes[stage.name] = outcome["sha256"]
         else:
-            log.logger.info("%s", header)
-            outcome = _run_stage(stage)
+            log.logger.info("%s%s", header, _describe_reason(job, stage))
+            with deadline.watch(stage.name) if deadline else nullcontext():
+                outcome = _run_stage(stage, rounds)
             hashes[stage.name] = _stages.save_outcome(stage, hashes, outcome)
             log.logger.info("%s took %.1f s", header, outcome["seconds"])
+        if rounds is not None:
+            rounds.record_stage(stage, outcome, ran=has_run)
         outcome = {key: outcome[key] for key in ("seconds", "result")}
         records[index] = _build_record(stage, "finished") | outcome
     _save_records(job, records)
-    answer = {"folder": str(job.folder), "stages": records}
+    if rounds is not None:
+        rounds.finish()
+    return _build_answer(job, records)
+
+
+def _build_answer(job: PipelineJob, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the answer of a finished pipeline."""
+    answer: dict[str, Any] = {"folder": str(job.folder), "stages": records}
+    if job.repetition is not None:
+        answer["round"] = job.repetition.current.number
     for key in LAST_RESULTS:
         values = [record["result"][key] for record in records if record["result"].get(key)]
         if values:
@@ -140,36 +244,132 @@ def run(job: PipelineJob) -> dict[str, Any]:
     return answer
 
 
-def _find_folder_refusal(folder: Path) -> SettingsError | None:
-    """Return the refusal of a folder with files that do not belong to a pipeline."""
+def _answer_unchanged(job: PipelineJob) -> dict[str, Any]:
+    """Return the answer of a round that is finished, if nothing has changed since."""
+    records = [
+        _build_record(stage, "finished")
+        | {key: job.statuses[stage.name].record[key] for key in ("seconds", "result")}
+        for stage in job.stages
+    ]
+    answer = _build_answer(job, records)
+    return {**answer, "unchanged": f"round {answer['round']} is finished, and no data is new"}
+
+
+def _is_settled(job: PipelineJob) -> bool:
+    """Return whether a round has nothing to do: it is finished, or its gate refuses again."""
+    rounds = job.repetition
+    if rounds is None or rounds.is_new:
+        return False
+    if job.is_finished:
+        return True
+    first = next(stage for stage in job.stages if job.statuses[stage.name].state != "finished")
+    return bool(rounds.current.refused_sha256 == first.compute_identity({})["sha256"])
+
+
+def _check_watch(job: PipelineJob, seconds: float | None) -> None:
+    """Raise SettingsError if a pipeline cannot be repeated at an interval."""
+    if seconds is None:
+        return
+    if seconds <= 0:
+        raise SettingsError(f"--watch {seconds:g} is no interval", "use a positive number")
+    if job.repetition is None:
+        raise SettingsError("--watch needs a pipeline that repeats", "add the table [repeat]")
+
+
+def _build_deadline(
+    job: PipelineJob, notify: Callable[[DeadlineEvent], object]
+) -> DeadlineTracker | None:
+    """Return the tracker of the deadline of a round; None if none is set."""
+    rounds = job.repetition
+    if rounds is None or rounds.settings.deadline_hours is None:
+        return None
+    pending = [stage.name for stage in job.stages if job.statuses[stage.name].state != "finished"]
+    return DeadlineTracker(
+        rounds.settings.deadline_hours,
+        rounds.current,
+        pending,
+        rounds.earlier_rounds,
+        repetition.CLOCK,
+        notify,
+    )
+
+
+def _describe_reason(job: PipelineJob, stage: _stages.ResolvedStage) -> str:
+    """Return the reason why a stage of a pipeline that repeats runs, for a log line."""
+    if job.repetition is None:
+        return ""
+    row = changes.explain_stage(stage, job.statuses[stage.name], job.repetition)
+    return f" ({row['why']})"
+
+
+def _show_reasons(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
+    """Print for each stage which of its inputs have changed; return the answer."""
+    rows = [
+        changes.explain_stage(stage, job.statuses[stage.name], job.repetition)
+        for stage in job.stages
+    ]
+    answer: dict[str, Any] = {"folder": str(job.folder)}
+    if job.repetition is not None:
+        current = job.repetition.current
+        answer["round"] = current.number
+        answer["starts_from"] = current.base or "no version"
+        answer["serving"] = current.serving or "no version"
+    answer["stages"] = rows
+    if as_json:
+        log.print_json(answer)
+        return answer
+    for row in rows:
+        state = "run" if row["state"] == "pending" else row["state"]
+        state = "skip" if state == "finished" else state
+        log.stdout.print(f"{row['name']}: {state}: {row['why']}", markup=False)
+    lines = {key: value for key, value in answer.items() if key != "stages"}
+    verbs.show(lines, as_json=False)
+    return answer
+
+
+def _find_folder_refusal(job: PipelineJob) -> SettingsError | None:
+    """Return the refusal of a folder with files that do not belong to this kind of pipeline."""
+    folder, remedy = job.folder, "set another output.folder"
+    if (folder / RECORD).exists() and (folder / ROUNDS).exists() != (job.repetition is not None):
+        kind = "no pipeline that repeats" if job.repetition else "a pipeline that repeats"
+        return SettingsError(f"{folder} has {kind}", remedy)
     entries = list(folder.iterdir()) if folder.is_dir() else []
     visible_entries = [entry for entry in entries if not entry.name.startswith(".")]
-    if folder.is_file() or (visible_entries and not (folder / RECORD).exists()):
-        return SettingsError(f"{folder} is not a pipeline's folder", "set another output.folder")
+    is_known = any((folder / name).exists() for name in (RECORD, ROUNDS))
+    if folder.is_file() or (visible_entries and not is_known):
+        return SettingsError(f"{folder} is not a pipeline's folder", remedy)
     return None
 
 
 @contextmanager
-def _hold_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock of a pipeline's folder; the system releases it when the process ends."""
+def _hold_folder(folder: Path, *, is_patient: bool = False) -> Iterator[None]:
+    """Hold the lock of a pipeline's folder; the system releases it when the process ends.
+
+    A patient command waits for the lock. Otherwise raises SettingsError if it is taken.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    seconds = math.inf if is_patient else 0.0
     with ExitStack() as stack:
         try:
-            stack.enter_context(files.hold_lock(folder / files.LOCK))
+            stack.enter_context(files.hold_lock(folder / files.LOCK, seconds))
         except BlockingIOError:
-            remedy = "wait for it, or set another output.folder"
+            remedy = "wait for it with --wait, or set another output.folder"
             raise SettingsError(f"another process is using {folder}", remedy) from None
         yield
 
 
-def _run_stage(stage: _stages.ResolvedStage) -> dict[str, Any]:
-    """Run the verb of a stage; return its answer and duration."""
+def _run_stage(
+    stage: _stages.ResolvedStage, rounds: repetition.Repetition | None
+) -> dict[str, Any]:
+    """Run the verb of a stage; return its answer and duration. A refusal of a gate is recorded."""
     start = time.monotonic()
     stop_signals.check_stop()
     try:
         with processes.restore_environment():
             answer = verbs.import_verb(stage.verb).run(stage.settings)
     except RegaugeError as error:
+        if rounds is not None and stage.verb == "gate" and isinstance(error, DifferenceError):
+            rounds.refuse(stage)
         error.add_location(f"stage '{stage.name}'")
         raise
     return {"seconds": round(time.monotonic() - start, 3), "result": answer or {}}
@@ -225,6 +425,9 @@ def _describe_stage(
 
 def _show_answer(answer: dict[str, Any]) -> None:
     """Print the tables of all stages, the answer of the last stage, and what a user does next."""
+    if "unchanged" in answer:
+        log.stdout.print(f"nothing to do: {answer['unchanged']}", markup=False)
+        return
     *earlier_stages, last_stage = answer["stages"]
     for stage in earlier_stages:
         tables = {key: rows for key, rows in stage["result"].items() if verbs.is_table(rows)}

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from regauge import verbs
 from regauge.errors import SettingsError
+from regauge.garbage import pause_collection
 from regauge.verbs._planning.plan_options import DEFAULT_MAX_NODES, Machines, Purpose
 
 
@@ -59,16 +60,19 @@ def main(  # noqa: PLR0913 - the flags of the command line
 
     Every prediction has p10 to p90. Nothing is allocated, and no network is used.
     """
-    from regauge.verbs._planning import inference_plans, training_plans
-
     machines = Machines(on, compare, cheapest, deadline, max_nodes)
     purpose = Purpose(to_target, serve, predict, slo_ms, lengths)
-    if purpose.serve is not None or purpose.predict is not None:
-        answer = inference_plans.plan_inference(subject, machines, purpose)
-    else:
-        _check_training(purpose)
-        request = training_plans.read_run(subject, overrides, stage)
-        answer = training_plans.plan_run(request, machines, purpose.to_target, explain=explain)
+    with pause_collection():
+        from regauge.verbs._planning import training_plans
+
+        if serve is not None or predict is not None:
+            from regauge.verbs._planning.inference_plans import plan_inference
+
+            answer = plan_inference(subject, machines, purpose)
+        else:
+            _check_training(purpose)
+            request = training_plans.read_run(subject, overrides, stage)
+            answer = training_plans.plan_run(request, machines, to_target, explain=explain)
     return training_plans.show(answer, as_json=json.is_json)
 
 

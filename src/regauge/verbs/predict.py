@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from regauge import config, verbs
 from regauge.data.sources._suffixes import build_source_table
 from regauge.errors import SettingsError, find_refusal
+from regauge.model_registry.model_reference import locate_model, parse_reference
 from regauge.prediction.settings import PredictSettings
 
 OUTPUT = "output.folder"
@@ -20,7 +21,7 @@ ROOT = PredictSettings
 def main(
     run_file: Annotated[
         Path | None,
-        Parameter(help="Run file; or artifact, run or model with --source and --to."),
+        Parameter(help="Run file; or model or REGISTRY/NAME@STAGE with --source and --to."),
     ] = None,
     *overrides: verbs.Override,
     source: Annotated[str | None, Parameter(help="Input files, such as 'items/*.jsonl'.")] = None,
@@ -58,10 +59,12 @@ def _load_settings(
     """Build the settings from a run file, or from an artifact and the flags."""
     if run_file is None:
         raise SettingsError("no model to run", "name a run file, or the folder of a model")
-    if not run_file.exists():
+    reference = parse_reference(run_file)
+    if reference is None and not run_file.exists():
         raise SettingsError(f"{run_file} does not exist", "name a model's folder or a run file")
-    is_artifact = run_file.is_dir()
-    tables: config.Tables = {"artifact": str(run_file)} if is_artifact else config.read(run_file)
+    is_artifact = reference is not None or run_file.is_dir()
+    model = str(reference or run_file)
+    tables: config.Tables = {"artifact": model} if is_artifact else config.read(run_file)
     if source is not None:
         tables["source"] = build_source_table(source)
     tables = config.apply_overrides(tables, overrides, ROOT)
@@ -115,7 +118,7 @@ def _suggest_search(settings: PredictSettings) -> dict[str, str]:
     """Return the command that searches the output as `next`, if it has vectors of an artifact."""
     from regauge.artifacts.artifact import is_artifact, read_manifest
 
-    folder = Path(settings.artifact)
+    folder = Path(locate_model(settings.artifact))
     if settings.output.format != "parquet" or not is_artifact(folder):
         return {}
     if read_manifest(folder).program.output_kind != "vectors":

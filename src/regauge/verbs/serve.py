@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from regauge import config, verbs
 from regauge.errors import PreflightError, SettingsError
+from regauge.model_registry.model_reference import locate_model, parse_reference
 from regauge.serving.settings import ServeSettings
 from regauge.verbs import AsJson, DryRun
 
@@ -21,7 +22,9 @@ Answer = dict[str, Any]
 
 
 def main(
-    run_file: Annotated[Path, Parameter(help="Artifact, run or model; or run file with [serve].")],
+    run_file: Annotated[
+        Path, Parameter(help="Artifact, run, model or REGISTRY/NAME@STAGE; or run file.")
+    ],
     *overrides: Annotated[
         str, Parameter(help="More artifacts, as FOLDER or NAME=FOLDER, and overrides.")
     ],
@@ -52,7 +55,9 @@ def load(arguments: tuple[str, ...]) -> ServeSettings:
             overrides.append(argument)
             continue
         folder = folder if separator else argument
-        name = name if separator else Path(folder).resolve().name
+        reference = parse_reference(folder)
+        default_name = Path(folder).resolve().name if reference is None else reference.name
+        name = name if separator else default_name
         if name in artifacts:
             remedy = f"name it: NAME={folder}"
             raise SettingsError(f"two models are called '{name}'", remedy)
@@ -69,7 +74,7 @@ def plan(settings: ServeSettings) -> Answer:
 
     models = []
     for name, folder in settings.serve.artifacts.items():
-        path = Path(folder).expanduser()
+        path = Path(locate_model(folder)).expanduser()
         row: dict[str, Any] = {"name": name, "folder": folder}
         if is_artifact(path):
             manifest = open_unchecked(path).manifest

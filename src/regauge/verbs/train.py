@@ -41,7 +41,7 @@ def main(
     limit = () if max_usd is None else (f"stop.usd={max_usd}",)
     settings = verbs.load_settings(TrainSettings, run_file, (*overrides, *limit))
     if dry_run:
-        from regauge.verbs._planning.train_dry_run import read_dataset_rows
+        from regauge.verbs._parts.train_plan import read_dataset_rows
 
         dataset_rows = read_dataset_rows(settings, run_file, overrides)
         answer = plan(settings, dataset_rows)
@@ -58,7 +58,7 @@ def plan(settings: TrainSettings, dataset_rows: RowsByFolder | None = None) -> d
 
     `dataset_rows` has the row layouts of datasets that are not prepared yet.
     """
-    from regauge.verbs._planning.train_dry_run import plan_training
+    from regauge.verbs._parts.train_plan import plan_training
 
     return plan_training(settings, dataset_rows or {})
 
@@ -73,7 +73,7 @@ def run(
     process.
     """
     if not processes.is_supervised():  # the supervisor has already checked the run of its ranks
-        from regauge.verbs._planning.train_dry_run import check_before_start
+        from regauge.verbs._parts.train_plan import check_before_start
 
         if result := check_before_start(settings):
             return _complete_result(result, settings)

@@ -25,6 +25,10 @@ locals {
   ]
   # Permissions of the add-ons' service accounts, through EKS Pod Identity.
   identities = {
+    "amazon-cloudwatch-observability" = {
+      account = "cloudwatch-agent"
+      policy  = "arn:aws:iam::aws:policy/CloudWatchAgentServerPolicy"
+    }
     "aws-ebs-csi-driver" = {
       account = "ebs-csi-controller-sa"
       policy  = "arn:aws:iam::aws:policy/service-role/AmazonEBSCSIDriverPolicy"

@@ -258,6 +258,7 @@ def _resolve_paths(settings: Serve) -> Serve:
 
 
 def _resolve(folder: str) -> str:
+    """Return the address of a folder for processes with another working folder."""
     return folder if "://" in folder else os.fspath(Path(folder).expanduser().resolve())
 
 

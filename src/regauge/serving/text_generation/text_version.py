@@ -64,6 +64,10 @@ class TextVersion(LoadedVersion):
     def num_waiting(self) -> int:
         return sum(worker.client.heartbeat.waiting for worker in self.workers.ready)
 
+    def estimate_wait(self) -> float:
+        """Return 0: the time of a generated text is unknown before its end."""
+        return 0.0
+
     def is_overloaded(self, max_wait_seconds: float) -> bool:
         """Return False: a full queue of a text model refuses each request by itself."""
         del max_wait_seconds

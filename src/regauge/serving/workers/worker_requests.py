@@ -41,8 +41,13 @@ def build_load_requests(artifact: Artifact, settings: WorkerSettings) -> list[Lo
 
 
 def _count_groups(artifact: Artifact, settings: WorkerSettings) -> int:
-    """Return the number of groups of devices, or of cores, that compute a model."""
+    """Return the number of groups of devices, or of cores, that compute a model.
+
+    A CPU that generates text has one group, whose batches and memory all requests share.
+    """
     accelerator, manifest = artifact.accelerator, artifact.manifest
+    if accelerator.on_host and manifest.program.output_kind == "text":
+        return 1
     if accelerator.on_host:
         return max(1, available_cores() // (settings.threads or manifest.target.threads))
     return max(1, accelerator.num_devices() // manifest.compiled.backend.num_devices)

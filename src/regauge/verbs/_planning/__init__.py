@@ -1,1 +1,1 @@
-"""The plans of the verbs `plan` and `train --dry-run`; nothing here imports another verb."""
+"""The plans of the verb `plan`; nothing here imports another verb."""

@@ -44,11 +44,12 @@ if TYPE_CHECKING:
 
 OTHER_TABLES = frozenset(
     {
-        *("artifact", "benchmark", "buckets", "candidates", "closed_loop", "cluster", "comparison"),
-        *("evaluate", "export", "filter", "generation", "image", "inference", "launch", "models"),
-        *("open_loop", "parity", "predict", "prepare", "regression", "replay", "report", "rows"),
-        *("saturation", "serve", "server", "source", "split", "stage", "text", "tokenizer"),
-        *("trace", "validation", "weights"),
+        *("artifact", "benchmark", "buckets", "candidates", "closed_loop", "cluster"),
+        *("comparison", "evaluate", "export", "filter", "gate", "generation", "image"),
+        *("inference", "launch", "models", "open_loop", "parity", "predict", "prepare"),
+        *("prometheus", "promote", "registry", "regression", "repeat", "replay", "report"),
+        *("rows", "saturation", "serve", "server", "source", "split", "stage", "text"),
+        *("tokenizer", "trace", "validation", "weights"),
     }
 )
 """Tables of other verbs that a run file may have."""

@@ -44,12 +44,16 @@ class ResolvedStage:
     folder: Path
     settings: config.Settings
     inputs: tuple[str, ...]
+    fixed_identity: dict[str, Any] | None = None
+    """The identity of a stage of a pipeline that repeats; its folder has the name of its hash."""
 
     def compute_identity(self, input_hashes: dict[str, str]) -> dict[str, Any]:
         """Return everything that determines this stage's result, with its SHA-256.
 
         `input_hashes` has the hashes of earlier stages by name.
         """
+        if self.fixed_identity is not None:
+            return self.fixed_identity
         document = {
             "verb": self.verb,
             "settings": config.dump(self.settings),
@@ -68,14 +72,13 @@ def resolve_stages(
     """
     resolved_stages: list[ResolvedStage] = []
     for number, stage in enumerate(stages, start=1):
-        name = _check_name(stage, resolved_stages)
-        root = _find_root(stage.verb, name)
+        name, root = check_stage(stage, resolved_stages)
         stage_folder = folder / f"{number}-{name}"
-        tables = root.complete_tables(_merge_tables(stage, name, root, shared))
+        tables = root.complete_tables(merge_tables(stage, name, root, shared))
         output_key = getattr(verbs.import_verb(stage.verb), "OUTPUT", None)
-        _set_output(tables, output_key, stage_folder)
+        set_output(tables, output_key, stage_folder)
         earlier_folders = {earlier.name: earlier.folder for earlier in resolved_stages}
-        references = _References(name, earlier_folders)
+        references = References(name, earlier_folders)
         resolved = {
             key: references.replace(value) if key in root.model_fields else value
             for key, value in tables.items()
@@ -98,7 +101,13 @@ def save_outcome(
     return str(identity["sha256"])
 
 
-class _References:
+def check_stage(stage: Stage, earlier: list[ResolvedStage]) -> tuple[str, type[config.Settings]]:
+    """Return the name and the settings root of a stage; raises SettingsError for an invalid one."""
+    name = _check_name(stage, earlier)
+    return name, _find_root(stage.verb, name)
+
+
+class References:
     """Replaces `@name` with the folder of an earlier stage, and collects the used names."""
 
     def __init__(self, stage: str, folders: dict[str, Path]) -> None:
@@ -107,6 +116,7 @@ class _References:
         self.used: set[str] = set()
 
     def replace(self, value: Any) -> Any:
+        """Return a value with the folders of its references."""
         if isinstance(value, dict):
             return {key: self.replace(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -153,7 +163,7 @@ def _find_root(verb: str, name: str) -> type[config.Settings]:
     return stage_roots[verb]
 
 
-def _merge_tables(
+def merge_tables(
     stage: Stage, name: str, root: type[config.Settings], shared: config.Tables
 ) -> config.Tables:
     """Return the shared tables with the tables of a stage applied."""
@@ -170,7 +180,7 @@ def _merge_tables(
     return config.overlay_tables(shared, stage_tables, root, location)
 
 
-def _set_output(tables: config.Tables, key: str | None, folder: Path) -> None:
+def set_output(tables: config.Tables, key: str | None, folder: Path) -> None:
     """Set the output key of a verb to the stage's folder, and remove another `output.folder`."""
     output = tables.get("output")
     if isinstance(output, dict):

@@ -1,0 +1,150 @@
+"""The files of monitoring: rules, dashboards, and manifests for Kubernetes.
+
+`rules/` has the recording rules and the alerts, and `dashboards/` one document of Grafana each.
+`kubernetes/` has exporters, htop and nvtop as DaemonSets, and objects of the Prometheus operator.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regauge.files import check_absent, write_atomic
+from regauge.monitoring.dashboards.build import build_dashboards
+from regauge.monitoring.rules.alerts import build_alert_rules
+from regauge.monitoring.rules.recording import build_recording_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from regauge.monitoring.prometheus_settings import Prometheus
+
+MANIFESTS = Path(__file__).parent / "manifests"
+TARGETS_FILE = "targets.json"
+"""Addresses of runs, which `monitor up` rewrites when runs start and end."""
+PROMETHEUS_FILE, ALERTMANAGER_FILE = "prometheus.yml", "alertmanager.yml"
+JOB = "regauge"
+
+
+def render_monitoring_files(settings: Prometheus) -> dict[str, str]:
+    """Return the text of every file by its path in the folder."""
+    dashboards = {
+        f"dashboards/{name}.json": json.dumps(document, indent=1) + "\n"
+        for name, document in build_dashboards().items()
+    }
+    manifests = {f"kubernetes/{name}": text for name, text in build_manifests(settings).items()}
+    return {**render_server_files(settings), **dashboards, **manifests}
+
+
+def render_server_files(settings: Prometheus) -> dict[str, str]:
+    """Return the files that Prometheus and Alertmanager read, by their path in the folder."""
+    return {
+        PROMETHEUS_FILE: _dump(_build_prometheus(settings)),
+        ALERTMANAGER_FILE: _dump(_build_alertmanager(settings)),
+        "rules/recording.yaml": _dump(build_recording_rules()),
+        "rules/alerts.yaml": _dump(build_alert_rules(settings.alerts)),
+    }
+
+
+def write_monitoring_files(folder: Path, files: Mapping[str, str], *, overwrite: bool) -> None:
+    """Write files; raises SettingsError if one exists and may not be overwritten."""
+    check_absent((folder / name for name in files), overwrite=overwrite)
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / name, text, durable=False)
+
+
+def build_manifests(settings: Prometheus) -> dict[str, str]:
+    """Return the manifests for Kubernetes by file name."""
+    manifests = {path.name: read_manifest(path.name) for path in sorted(MANIFESTS.glob("*.yaml"))}
+    monitors = manifests["pod-monitors.yaml"]
+    for name in ("scrape_seconds", "run_port"):
+        monitors = monitors.replace(f"{{{name}}}", str(getattr(settings, name)))
+    manifests["pod-monitors.yaml"] = monitors
+    manifests["prometheus-rules.yaml"] = _dump(_build_rule_object(settings))
+    return manifests
+
+
+def read_manifest(name: str) -> str:
+    """Return the text of a manifest of this package."""
+    return (MANIFESTS / name).read_text(encoding="utf-8")
+
+
+def list_exporters(plugin: str) -> list[str]:
+    """Return the manifests for the nodes that a device plugin selects, by its file `<vendor>.yaml`.
+
+    They have the same label `regauge/vendor` as node selector.
+    """
+    selector = f"regauge/vendor: {plugin.removesuffix('.yaml')}\n"
+    return [
+        path.name
+        for path in sorted(MANIFESTS.glob("*.yaml"))
+        if selector in read_manifest(path.name)
+    ]
+
+
+def _build_rule_object(settings: Prometheus) -> dict[str, Any]:
+    """Return the rules as an object of the Prometheus operator."""
+    rules = build_recording_rules()["groups"] + build_alert_rules(settings.alerts)["groups"]
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "regauge", "namespace": "kube-system"},
+        "spec": {"groups": rules},
+    }
+
+
+def _build_prometheus(settings: Prometheus) -> dict[str, Any]:
+    """Return the configuration of Prometheus; paths are relative to its file.
+
+    The label `node` of a target joins the metrics of a run with those of its devices.
+    """
+    interval = f"{settings.scrape_seconds}s"
+    jobs: list[dict[str, Any]] = [
+        {
+            "job_name": f"{JOB}-runs",
+            "file_sd_configs": [{"files": [TARGETS_FILE], "refresh_interval": interval}],
+        }
+    ]
+    if settings.targets:
+        jobs.append(
+            {
+                "job_name": f"{JOB}-targets",
+                "static_configs": [{"targets": list(settings.targets)}],
+            }
+        )
+    alertmanager = {"targets": [f"127.0.0.1:{settings.alertmanager_port}"]}
+    return {
+        "global": {
+            "scrape_interval": interval,
+            "scrape_timeout": f"{min(10, settings.scrape_seconds)}s",
+            "evaluation_interval": interval,
+        },
+        "rule_files": ["rules/recording.yaml", "rules/alerts.yaml"],
+        "alerting": {"alertmanagers": [{"static_configs": [alertmanager]}]},
+        "scrape_configs": jobs,
+    }
+
+
+def _build_alertmanager(settings: Prometheus) -> dict[str, Any]:
+    """Return the configuration of Alertmanager: alerts of one run or server form a group."""
+    receiver: dict[str, Any] = {"name": "default"}
+    if settings.webhook is not None:
+        receiver["webhook_configs"] = [{"url": settings.webhook, "send_resolved": True}]
+    return {
+        "route": {
+            "receiver": "default",
+            "group_by": ["alertname", "run", "instance"],
+            "group_wait": f"{min(10, settings.scrape_seconds)}s",
+            "group_interval": f"{settings.scrape_seconds}s",
+            "repeat_interval": "4h",
+        },
+        "receivers": [receiver],
+    }
+
+
+def _dump(document: dict[str, Any]) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(document, sort_keys=False, width=100))

@@ -1,0 +1,215 @@
+"""A local Prometheus with Alertmanager, whose targets are the runs in a folder.
+
+A run that exports metrics writes its address to the folder `exporters` of its output folder. The
+targets of Prometheus are these addresses. The servers listen on the loopback interface, and end
+with this process.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import socket
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from regauge import processes, timing
+from regauge.errors import PreflightError, SettingsError
+from regauge.files import write_atomic
+from regauge.log import logger
+from regauge.monitoring.bundle import (
+    ALERTMANAGER_FILE,
+    PROMETHEUS_FILE,
+    TARGETS_FILE,
+    render_server_files,
+    write_monitoring_files,
+)
+from regauge.monitoring.exporter import EXPORTERS, find_targets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from regauge.monitoring.prometheus_settings import Prometheus
+
+MAX_DEPTH = 3
+"""Levels of folders below the root in which runs are searched, such as the stages of a pipeline."""
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+PROMETHEUS_PROGRAMS = ("prometheus",)
+ALERTMANAGER_PROGRAMS = ("alertmanager", "prometheus-alertmanager")
+"""Names of the program: that of the project, and that of Debian's package."""
+HOST = "127.0.0.1"
+START_SECONDS, POLL_SECONDS, REFRESH_SECONDS = 30.0, 0.1, 2.0
+
+
+@dataclass(frozen=True)
+class MonitoringServers:
+    """The running servers."""
+
+    folder: Path
+    """Their files."""
+    prometheus_url: str
+    alertmanager_url: str | None
+    """Address of Alertmanager; None if it is not installed."""
+    children: tuple[processes.Child, ...]
+
+    def check_alive(self) -> None:
+        """Raise PreflightError if a server has ended."""
+        if any(child.poll() is not None for child in self.children):
+            problem = "Prometheus or Alertmanager has ended"
+            raise PreflightError(problem, f"read the logs in {self.folder}")
+
+
+def find_programs() -> tuple[str, str | None]:
+    """Return the paths of Prometheus and of Alertmanager, or None for the latter.
+
+    Raises PreflightError without Prometheus.
+    """
+    prometheus = _find_program(PROMETHEUS_PROGRAMS)
+    if prometheus is None:
+        remedy = "install it: apt-get install prometheus prometheus-alertmanager"
+        raise PreflightError("'prometheus' is not installed here", remedy)
+    return prometheus, _find_program(ALERTMANAGER_PROGRAMS)
+
+
+def _find_program(names: tuple[str, ...]) -> str | None:
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+@contextmanager
+def run_monitoring_servers(folder: Path, settings: Prometheus) -> Iterator[MonitoringServers]:
+    """Run the servers for the duration of a block; their files and logs are in `folder`.
+
+    Raises PreflightError without Prometheus, or if a server does not start, and SettingsError if a
+    port is in use.
+    """
+    prometheus, alertmanager = find_programs()
+    check_port(settings.port, "prometheus.port")
+    if alertmanager is None:
+        logger.warning("Alertmanager is not installed: alerts are shown, and not sent")
+    else:
+        check_port(settings.alertmanager_port, "prometheus.alertmanager_port")
+    write_monitoring_files(folder, render_server_files(settings), overwrite=True)
+    if not (folder / TARGETS_FILE).exists():
+        write_targets(folder, [])
+    commands = {"prometheus": _list_prometheus_words(prometheus, folder, settings)}
+    if alertmanager is not None:
+        commands["alertmanager"] = _list_alertmanager_words(alertmanager, folder, settings)
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(_run_server(words, folder / f"{name}.log"))
+            for name, words in commands.items()
+        ]
+        servers = MonitoringServers(
+            folder,
+            f"http://{HOST}:{settings.port}",
+            f"http://{HOST}:{settings.alertmanager_port}" if alertmanager else None,
+            tuple(children),
+        )
+        for url in filter(None, (servers.prometheus_url, servers.alertmanager_url)):
+            _wait_until_ready(servers, url)
+        yield servers
+
+
+def check_port(port: int, key: str) -> None:
+    """Raise SettingsError if another program uses a port of the loopback interface."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            problem = f"port {port} is in use"
+            raise SettingsError(problem, f"set another one: {key}={port + 1}") from None
+
+
+@contextmanager
+def _run_server(words: list[str], log: Path) -> Iterator[processes.Child]:
+    """Run a server in a block; it is stopped at the end, and killed if it does not stop."""
+    log.unlink(missing_ok=True)
+    child = processes.spawn(words, log, {}, new_session=True)
+    try:
+        yield child
+    finally:
+        processes.stop_processes([child])
+
+
+def _list_prometheus_words(program: str, folder: Path, settings: Prometheus) -> list[str]:
+    return [
+        program,
+        f"--config.file={folder / PROMETHEUS_FILE}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--storage.tsdb.retention.time={settings.retention_days}d",
+        f"--web.listen-address={HOST}:{settings.port}",
+        "--log.level=warn",
+    ]
+
+
+def _list_alertmanager_words(program: str, folder: Path, settings: Prometheus) -> list[str]:
+    return [
+        program,
+        f"--config.file={folder / ALERTMANAGER_FILE}",
+        f"--storage.path={folder / 'alertmanager'}",
+        f"--web.listen-address={HOST}:{settings.alertmanager_port}",
+        "--cluster.listen-address=",
+        "--log.level=warn",
+    ]
+
+
+def _wait_until_ready(servers: MonitoringServers, url: str) -> None:
+    """Wait until a server answers; raises PreflightError if it ends, or does not answer."""
+    is_ready = timing.wait_for(
+        lambda: _is_ready(url),
+        START_SECONDS,
+        poll_seconds=POLL_SECONDS,
+        on_poll=servers.check_alive,
+    )
+    if not is_ready:
+        problem = f"{url} does not answer after {START_SECONDS:g} s"
+        raise PreflightError(problem, f"read the logs in {servers.folder}")
+
+
+def _is_ready(url: str) -> bool:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=1)
+    try:
+        connection.request("GET", "/-/ready")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def find_scrape_targets(root: Path) -> list[dict[str, Any]]:
+    """Return the targets of the runs below a folder, in the format of file_sd.
+
+    The label `node` is the host of a target, or the name of this machine for a loopback address.
+    """
+    patterns = ("*/" * depth + EXPORTERS for depth in range(MAX_DEPTH + 1))
+    folders = [path.parent for pattern in patterns for path in root.glob(pattern)]
+    targets = sorted({target for folder in folders for target in find_targets(folder)})
+    return [{"targets": [target], "labels": {"node": _find_node(target)}} for target in targets]
+
+
+def write_targets(folder: Path, targets: list[dict[str, Any]]) -> None:
+    """Write the targets for Prometheus, which reads the file again when it changes."""
+    write_atomic(folder / TARGETS_FILE, json.dumps(targets, indent=1) + "\n", durable=False)
+
+
+def _find_node(target: str) -> str:
+    host = target.rpartition(":")[0]
+    return socket.gethostname() if host in LOOPBACK_HOSTS else host
+
+
+def watch_runs(root: Path, servers: MonitoringServers) -> None:
+    """Keep the targets equal to the runs below `root`, until a stop signal or a server's end."""
+    targets: list[dict[str, Any]] = []
+    while True:
+        servers.check_alive()
+        current = find_scrape_targets(root)
+        if current != targets:
+            write_targets(servers.folder, current)
+            logger.info("%d targets", len(current))
+            targets = current
+        timing.wait_for(lambda: False, REFRESH_SECONDS, poll_seconds=POLL_SECONDS)

@@ -1,0 +1,82 @@
+"""The [prometheus] table: a local Prometheus, and the thresholds of alerts.
+
+This module imports no torch.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from regauge.config import Settings
+
+
+class AlertThresholds(Settings):
+    """Limits beyond which an alert fires."""
+
+    alive_seconds: int = Field(default=30, ge=1)
+    """Seconds without a process of a rank, a ready worker, or an answer of a scrape target."""
+    progress_seconds: int = Field(default=300, ge=1)
+    """Seconds without a finished step."""
+    checkpoint_seconds: int = Field(default=1800, ge=1)
+    """Maximum age of the newest checkpoint in seconds."""
+    straggler_ratio: float = Field(default=0.1, gt=0)
+    """Share of the step time by which one rank delays the others."""
+    goodput_ratio: float = Field(default=0.5, ge=0, le=1)
+    """Minimum productive share of the time of a run."""
+    budget_ratio: float = Field(default=0.9, gt=0, le=1)
+    """Share of the budget from which a run is near its limit."""
+    error_ratio: float = Field(default=0.01, gt=0, lt=1)
+    """Maximum share of failed requests of a server, or of failed records of `predict`."""
+    queue_seconds: float = Field(default=1.0, gt=0)
+    """Maximum expected wait of a request in the queue of a server."""
+    drain_seconds: int = Field(default=60, ge=1)
+    """Seconds in which a server ends after it has stopped to accept requests."""
+    error_seconds: int = Field(default=600, ge=1)
+    """Seconds for which an error of a device fires after it occurred."""
+    missing_seconds: int = Field(default=300, ge=1)
+    """Seconds after which a missing metric is reported."""
+    zero_seconds: int = Field(default=1800, ge=1)
+    """Seconds after which a counter that is always 0 is reported."""
+
+
+class Prometheus(Settings):
+    """A local Prometheus, its targets, and the alerts."""
+
+    port: int = Field(default=9090, ge=1, le=65535)
+    """Port of Prometheus on the loopback interface."""
+    alertmanager_port: int = Field(default=9093, ge=1, le=65535)
+    """Port of Alertmanager on the loopback interface."""
+    scrape_seconds: int = Field(default=15, ge=1)
+    """Interval at which targets are read and rules are evaluated."""
+    retention_days: int = Field(default=15, ge=1)
+    """Days for which Prometheus keeps its data."""
+    targets: tuple[str, ...] = ()
+    """Other targets as `host:port`, such as exporters of devices and servers."""
+    run_port: int = Field(default=9464, ge=1, le=65535)
+    """Port of the metrics of runs and servers on Kubernetes, as their run files set it."""
+    webhook: str | None = None
+    """URL to which Alertmanager sends alerts; by default it only shows them."""
+    alerts: AlertThresholds = AlertThresholds()
+    """Limits beyond which an alert fires."""
+
+    @field_validator("targets")
+    @classmethod
+    def _check_targets(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        for target in targets:
+            host, _, port = target.rpartition(":")
+            if not host or "/" in target or not port.isdecimal():
+                raise ValueError(f"{target!r} is no address; write it as localhost:9400")
+        return targets
+
+    @field_validator("webhook")
+    @classmethod
+    def _check_webhook(cls, webhook: str | None) -> str | None:
+        if webhook is not None and not webhook.startswith(("http://", "https://")):
+            raise ValueError(f"{webhook!r} is no URL; write it as https://host/path")
+        return webhook
+
+
+class MonitorSettings(Settings):
+    """The table that `monitor` reads."""
+
+    prometheus: Prometheus = Prometheus()

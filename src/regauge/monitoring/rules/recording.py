@@ -1,0 +1,78 @@
+"""Recording rules: one vocabulary for the device metrics of every vendor.
+
+A recorded series has the labels `vendor`, `node`, `device` and `slice`. Exporters name the node and
+the device differently, and add labels such as `pod` only at times. The rules therefore build these
+labels from a list of candidates and drop all others.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+FOLDER = Path(__file__).parent
+GROUP = "regauge-vocabulary"
+LABELS = "vendor, node, device, slice"
+OWN_VENDOR = "regauge"
+"""Vendor of the device metrics that a run exports, which vendors' exporters replace."""
+COUNT_RULE = {
+    "record": "regauge:device_metrics:count",
+    "expr": (
+        f'count by ({LABELS}) ({{__name__=~"regauge:device_.+:(ratio|bytes|hertz|celsius|watts)"}})'
+    ),
+}
+"""Number of metrics of a device, without the error codes: exporters omit those until an error."""
+
+
+def build_recording_rules() -> dict[str, Any]:
+    """Return the rule file of the vocabulary, as a JSON-ready document."""
+    document = load_vocabulary()
+    rules = [
+        rule for metric in document["metrics"] for rule in _build_rules(metric, document["labels"])
+    ]
+    return {"groups": [{"name": GROUP, "rules": [*rules, COUNT_RULE]}]}
+
+
+@cache
+def load_vocabulary() -> Mapping[str, Any]:
+    """Return the content of `devices.yaml`."""
+    return load_yaml(FOLDER / "devices.yaml")
+
+
+def load_yaml(path: Path) -> Mapping[str, Any]:
+    """Return a YAML document of this package."""
+    import yaml
+
+    document: Mapping[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return document
+
+
+def _build_rules(
+    metric: Mapping[str, Any], labels: Mapping[str, list[str]]
+) -> Iterator[dict[str, Any]]:
+    """Yield the rules of a metric, one for each vendor; that of Regauge itself is the last one."""
+    for vendor, source in metric["sources"].items():
+        expression = _rename_labels(source, labels)
+        if vendor == OWN_VENDOR and len(metric["sources"]) > 1:
+            others = f'{metric["record"]}{{vendor!="{OWN_VENDOR}"}}'
+            expression = f"{expression} unless on (node) {others}"
+        yield {"record": metric["record"], "expr": expression, "labels": {"vendor": vendor}}
+
+
+def _rename_labels(source: str, labels: Mapping[str, list[str]]) -> str:
+    """Return an expression whose series have the labels `node`, `device` and `slice` alone.
+
+    The first candidate that is not empty becomes the label. The port of an address is dropped.
+    """
+    expression = source
+    for name, candidates in labels.items():
+        listed = ", ".join(f'"{candidate}"' for candidate in candidates)
+        end = "(:[0-9]+)?(;.*)?" if name == "node" else "(;.*)?"
+        value = "([^;]*?)" if name == "node" else "([^;]*)"
+        joined = f'label_join({expression}, "{name}", ";", {listed})'
+        expression = f'label_replace({joined}, "{name}", "$1", "{name}", ";*{value}{end}")'
+    return f"max by (node, device, slice) ({expression})"

@@ -1,0 +1,89 @@
+"""The tables of a pipeline that repeats, of the gate, and of the promotion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from regauge.config import Settings
+
+
+class Repeat(Settings):
+    """A pipeline that runs again on new data; each pass through its stages is a round."""
+
+    increments: tuple[str, ...] = ()
+    """Stages that read only the files of `source.files` that no finished round has read."""
+    deadline_hours: float | None = Field(default=None, gt=0)
+    """Hours from the start of a round to its end; a late round is reported before it is late."""
+
+
+class RegistryModel(Settings):
+    """A model in a registry, and the stage whose version serves."""
+
+    path: str
+    """Folder or URL of the registry."""
+    model: str
+    """Name of the model."""
+    stage: str = "production"
+    """Stage whose version the servers use."""
+
+
+class MetricBand(Settings):
+    """The limits of one metric of the new model; at least one limit is needed."""
+
+    max_loss: float | None = Field(default=None, ge=0)
+    """Largest absolute loss compared with the serving model."""
+    max_relative_loss: float | None = Field(default=None, ge=0)
+    """Largest loss as a share of the serving model's value."""
+    sigmas: float | None = Field(default=None, gt=0)
+    """Multiple of the standard error that is permitted in addition; for metrics from 0 to 1."""
+    min_value: float | None = None
+    """Lowest permitted value, also if no model serves yet."""
+    max_value: float | None = None
+    """Highest permitted value, also if no model serves yet."""
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Self:
+        if not self.model_dump(exclude_none=True):
+            raise ValueError("a metric of the gate has no limit; set max_loss or min_value")
+        return self
+
+    @property
+    def compares(self) -> bool:
+        """Whether the new model is compared with the serving model."""
+        return not (self.max_loss is self.max_relative_loss is self.sigmas is None)
+
+
+class GateOptions(Settings):
+    """The evaluation that the gate reads, and its limits."""
+
+    evaluation: str
+    """Folder of the evaluation of the new model."""
+    serving_evaluation: str | None = None
+    """Folder of the evaluation of the serving model; by default that of the new model."""
+    new: str = "new"
+    """Name of the new model in its evaluation."""
+    serving: str = "serving"
+    """Name of the serving model in its evaluation."""
+    metrics: Mapping[str, MetricBand] = Field(min_length=1)
+    """Limits by metric."""
+
+
+class PromoteOptions(Settings):
+    """The artifact that is registered and promoted."""
+
+    artifact: str
+    """Folder of the artifact."""
+    gate: str | None = None
+    """Folder of the gate that the artifact must have passed."""
+    evaluation: str | None = None
+    """Folder of the evaluation whose metrics the registry records."""
+
+
+class StageOutput(Settings):
+    """The output folder of a gate or of a promotion."""
+
+    folder: str
+    """Folder of the record."""

@@ -1,0 +1,106 @@
+"""The state of each rank of this machine as metrics, from heartbeats in shared memory.
+
+Three signals are separate. *Alive*: the process exists. *Progressing*: it is not stopped, and has
+reported within half of the silence that ends the attempt. *Healthy*: it delays no other rank, and
+its loss is finite. By default the limits are 30 s in steps, and 300 s in other phases.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regauge.monitoring import vocabulary
+from regauge.monitoring.samples import Sample
+from regauge.supervision.channel import read_text
+from regauge.supervision.heartbeat import PHASES
+from regauge.supervision.watchdog import read_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from regauge.supervision.heartbeat import Beat
+    from regauge.supervision.watchdog import Watchdog
+
+STALL_SHARE = 0.5
+"""Share of the silence that ends an attempt, after which a rank makes no progress."""
+STOPPED_STATES = ("T", "t")
+DEAD_STATES = ("", "Z", "X")
+"""States of a process in `/proc/<pid>/stat` (proc(5)); empty if there is no such process."""
+
+
+@dataclass(frozen=True)
+class RankHealth:
+    """What the ledger says about the ranks."""
+
+    straggler: int | None = None
+    """The rank that delays the others."""
+    delay_seconds: float = 0.0
+    """Its delay in each step."""
+    is_loss_finite: bool = True
+
+
+HEALTHY = RankHealth()
+
+
+@dataclass(frozen=True)
+class LocalRanks:
+    """The ranks of this machine in an attempt."""
+
+    run: str
+    watchdog: Watchdog
+    pids: Sequence[int]
+    first_rank: int
+
+    def read_samples(self, health: RankHealth) -> Iterator[Sample]:
+        """Yield the samples of every rank."""
+        heartbeats = self.watchdog.heartbeats
+        beats = [heartbeats.read(number) for number in range(heartbeats.size)]
+        for number, (pid, beat) in enumerate(zip(self.pids, beats, strict=True)):
+            labels = (self.run, str(self.first_rank + number))
+            limit = STALL_SHARE * self.watchdog.silence_limit(beat, beats)
+            yield from _describe_process(labels, pid, beat, limit)
+            yield from _describe_beat(labels, beat)
+            is_late = health.straggler == self.first_rank + number
+            delay = health.delay_seconds if is_late else 0.0
+            yield Sample(vocabulary.RANK_DELAY, delay, labels)
+            is_healthy = not is_late and health.is_loss_finite
+            yield Sample(vocabulary.RANK_HEALTHY, is_healthy, labels)
+
+    def read_end_samples(self) -> Iterator[Sample]:
+        """Yield the samples of every rank after the end of the attempt."""
+        for number in range(len(self.pids)):
+            labels = (self.run, str(self.first_rank + number))
+            yield Sample(vocabulary.RANK_ALIVE, 0, labels)
+            yield Sample(vocabulary.RANK_PROGRESSING, 0, labels)
+
+
+def _describe_process(
+    labels: tuple[str, ...], pid: int, beat: Beat, limit: float
+) -> Iterator[Sample]:
+    """Yield whether a process exists and reports, and its memory."""
+    state = read_state(pid)
+    is_alive = state not in DEAD_STATES
+    is_silent = beat.phase != "end" and time.monotonic() - beat.at > limit
+    is_progressing = is_alive and state not in STOPPED_STATES and not is_silent
+    yield Sample(vocabulary.RANK_ALIVE, is_alive, labels)
+    yield Sample(vocabulary.RANK_PROGRESSING, is_progressing, labels)
+    if pages := read_text(Path(f"/proc/{pid}/statm")).split():
+        resident_bytes = int(pages[1]) * os.sysconf("SC_PAGE_SIZE")
+        yield Sample(vocabulary.RANK_MEMORY, resident_bytes, labels)
+
+
+def _describe_beat(labels: tuple[str, ...], beat: Beat) -> Iterator[Sample]:
+    """Yield the step, the phase and the times of a heartbeat."""
+    clock_offset = time.time() - time.monotonic()
+    yield Sample(vocabulary.RANK_STEP, beat.step, labels)
+    yield Sample(vocabulary.RANK_BEAT_TIMESTAMP, beat.at + clock_offset, labels)
+    if beat.step_at:
+        yield Sample(vocabulary.RANK_STEP_TIMESTAMP, beat.step_at + clock_offset, labels)
+    if beat.device_memory_bytes:
+        yield Sample(vocabulary.RANK_DEVICE_MEMORY, beat.device_memory_bytes, labels)
+    for phase in PHASES:
+        yield Sample(vocabulary.RANK_PHASE, phase == beat.phase, (*labels, phase))

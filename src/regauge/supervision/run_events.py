@@ -1,0 +1,204 @@
+"""The events of a supervised run: what people are notified of, and when.
+
+A failure is sent when its consequence is known: a restart, or the end of the run. A run that was
+restarted has recovered when a process has done a step.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regauge import jsonl
+from regauge.monitoring.notifications.events import EventName, EventSource
+from regauge.monitoring.notifications.notifier import name_exit, open_notifier, send_error
+from regauge.supervision.cost_meter import ATTEMPTS, AttemptLine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from regauge.errors import RegaugeError
+    from regauge.monitoring.notifications.notifier import Notifier
+    from regauge.monitoring.notifications.settings import Notifications
+    from regauge.supervision.channel import WorkerReports
+    from regauge.supervision.cost_meter import CostMeter
+    from regauge.supervision.failures import Failure
+    from regauge.supervision.heartbeat import HeartbeatReader
+
+OBSERVE_SECONDS = 1.0
+"""Interval at which the progress of an attempt is read."""
+FINISHED = "finished"
+STUCK_KINDS = {"hang"}
+SILENT_KINDS = {"resized"}
+"""Kinds of the end of an attempt that are no failures."""
+
+
+@dataclass(frozen=True)
+class AttemptFacts:
+    """The attempt whose events are sent."""
+
+    number: int
+    meter: CostMeter
+    is_leader: bool
+    """Whether this node sends the events of the attempt."""
+
+
+class RunEvents:
+    """Sends the events of a run from the supervisor of one node."""
+
+    def __init__(
+        self,
+        notifier: Notifier,
+        settings: Notifications,
+        folder: Path,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._notifier, self._settings, self._folder = notifier, settings, folder
+        self._clock = clock
+        self._attempt: AttemptFacts | None = None
+        self._last_outcome = _read_last_outcome(folder)
+        """How the last attempt ended, until a later attempt does a step; empty for none."""
+        self._observed_at = -OBSERVE_SECONDS
+        self._step, self._progress_at = 0, 0.0
+        self._is_stuck = self._is_ended = False
+
+    def begin_attempt(self, attempt: AttemptFacts) -> None:
+        """Begin an attempt; its processes have done no step yet."""
+        self._attempt = attempt
+        self._step, self._progress_at = 0, self._clock()
+        self._is_stuck = False
+
+    def observe(
+        self, heartbeats: HeartbeatReader, reports: WorkerReports, *, is_end: bool = False
+    ) -> None:
+        """Read the progress of the attempt, at most once a second, and at its end."""
+        now = self._clock()
+        if not self._notifier.is_active or (
+            not is_end and now - self._observed_at < OBSERVE_SECONDS
+        ):
+            return
+        self._observed_at = now
+        self._notifier.poll()
+        beats = [heartbeats.read(number) for number in range(heartbeats.size)]
+        step = max(beat.step for beat in beats)
+        if step != self._step:
+            self._step, self._progress_at = step, now
+        if (self._last_outcome or self._is_stuck) and reports.has_progress():
+            self._send_recovery(now)
+        limit = self._settings.no_progress_seconds
+        if limit is not None and not self._is_stuck and now - self._progress_at >= limit:
+            self._is_stuck = True
+            slowest = min(range(len(beats)), key=lambda number: (beats[number].step, number))
+            phase = beats[slowest].phase
+            problem = f"no step for {limit:g} s; process {slowest} is in phase '{phase}'"
+            self._send("stuck", problem=problem, next_action="see the logs in ranks/")
+
+    def report_restart(self, failure: Failure, wait_seconds: float) -> None:
+        """Send a failure after which the run is restarted."""
+        if failure.kind in SILENT_KINDS:
+            return
+        when = f"in {wait_seconds:g} s" if wait_seconds else "now"
+        self._last_outcome = failure.kind
+        problem, _ = _split_problem(failure.problem)
+        self._send(
+            "stuck" if failure.kind in STUCK_KINDS else "failed",
+            problem=problem,
+            failure_kind=failure.kind,
+            failed_step=failure.step,
+            next_action=f"none: Regauge restarts the run {when}",
+        )
+
+    def report_end(self, failure: Failure, error: RegaugeError) -> None:
+        """Send a failure after which the run is not restarted."""
+        name = name_exit(error.exit_code)
+        problem, remedy = _split_problem(str(error))
+        if name == "failed" and failure.kind in STUCK_KINDS:
+            name = "stuck"
+        self._send(
+            name,
+            problem=problem,
+            failure_kind=failure.kind,
+            failed_step=failure.step,
+            next_action=remedy or "run the same command to resume",
+            is_final=True,
+        )
+        self._is_ended = True
+
+    def report_finish(self) -> None:
+        """Send that the run is finished."""
+        self._send("finished", next_action=f"regauge export {self._folder}", is_final=True)
+        self._is_ended = True
+
+    def report_error(self, error: BaseException) -> None:
+        """Send an error that ended the supervisor, unless the end of the run was sent."""
+        if not self._is_ended:
+            self._is_ended = True
+            send_error(self._notifier, error)
+
+    def _send_recovery(self, now: float) -> None:
+        """Send that the run does steps again."""
+        is_waiting = self._is_stuck and now > self._progress_at
+        if is_waiting:
+            return
+        problem = f"steps are done again after: {self._last_outcome or 'no progress'}"
+        self._last_outcome, self._is_stuck = "", False
+        self._send("recovered", problem=problem, next_action="none")
+
+    def _send(
+        self,
+        name: EventName,
+        *,
+        problem: str = "",
+        failure_kind: str = "",
+        failed_step: int = 0,
+        next_action: str,
+        is_final: bool = False,
+    ) -> None:
+        attempt = self._attempt
+        if attempt is None or not attempt.is_leader:
+            return
+        self._notifier.send(
+            name,
+            problem=problem,
+            failure_kind=failure_kind,
+            step=max(self._step, failed_step),
+            attempt=attempt.number,
+            usd=attempt.meter.read().usd,
+            next_action=next_action,
+            is_final=is_final,
+        )
+
+
+@contextmanager
+def send_run_events(settings: Notifications, folder: Path) -> Iterator[RunEvents]:
+    """Yield the events of a run; an error of the block is sent, too.
+
+    At the end of the block, unsent events delay it by `exit_seconds` at most. Raises SettingsError
+    if a secret of a sink cannot be read.
+    """
+    source = EventSource("train", folder.resolve().name, str(folder.resolve()))
+    with open_notifier(settings, source) as notifier:
+        events = RunEvents(notifier, settings, folder)
+        try:
+            yield events
+        except BaseException as error:
+            events.report_error(error)
+            raise
+
+
+def _read_last_outcome(folder: Path) -> str:
+    """Return how the last attempt of earlier commands ended; empty if it finished, or for none."""
+    last = jsonl.read_last_line(folder / ATTEMPTS, AttemptLine)
+    if last is None:
+        return ""
+    outcome = last.get("outcome") or "killed"
+    return "" if outcome == FINISHED else str(outcome)
+
+
+def _split_problem(line: str) -> tuple[str, str]:
+    """Return the problem and the remedy of a message."""
+    problem, separator, remedy = line.rpartition("; ")
+    return (problem, remedy) if separator else (line, "")

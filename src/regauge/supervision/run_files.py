@@ -1,0 +1,191 @@
+"""The metrics of a run that its files contain: ledger, metrics, attempts and checkpoints.
+
+Each file is read once, and afterwards only its new lines. A resumed run repeats steps, so values of
+the ledger may fall; counters keep their largest value, because they must not fall.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from regauge import jsonl
+from regauge.checkpoint.layout import (
+    CHECKPOINTS,
+    MANIFEST,
+    checkpoint_name,
+    find_missing_file,
+    list_steps,
+)
+from regauge.monitoring import vocabulary
+from regauge.monitoring.samples import Sample
+from regauge.supervision.cost_meter import ATTEMPTS, AttemptLine, LedgerLine
+from regauge.supervision.failures import POLICIES
+from regauge.supervision.goodput import IDLE, PRODUCTIVE
+from regauge.supervision.rank_metrics import HEALTHY, RankHealth
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from regauge.monitoring.vocabulary import Metric
+
+GAUGES: dict[str, Metric] = {
+    "train/loss": vocabulary.TRAIN_LOSS,
+    "train/grad_norm": vocabulary.TRAIN_GRADIENT_NORM,
+    "train/learning_rate": vocabulary.TRAIN_LEARNING_RATE,
+    "train/epoch": vocabulary.TRAIN_EPOCH,
+    "train/tokens_per_second": vocabulary.TRAIN_TOKEN_RATE,
+    "train/padding_fraction": vocabulary.TRAIN_PADDING,
+    "train/mfu": vocabulary.TRAIN_MFU,
+}
+"""Metrics of `metrics.jsonl` that are exported under a name of the vocabulary."""
+MAX_SCORES = 100
+"""Maximum number of metrics of evaluations that are exported."""
+MAX_LEDGER_AGE_SECONDS = 60.0
+"""Age of the last ledger line up to which the time after it is not counted as idle."""
+
+
+class RunFiles:
+    """Reads the files of an output folder as samples."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self._folder, self._labels = folder, (run,)
+        self._ledger = jsonl.Tail(folder / "ledger.jsonl", LedgerLine)
+        self._metrics = jsonl.Tail(folder / "metrics.jsonl", jsonl.StepLine)
+        self._attempts = jsonl.Tail(folder / ATTEMPTS, AttemptLine)
+        self._last_line: dict[str, Any] = {}
+        self._max_seconds: dict[str, float] = {}
+        self._max_tokens = [0, 0]
+        self._graphs_by_attempt: dict[int, int] = {}
+        self._gauges: dict[Metric, float] = {}
+        self._scores: dict[str, float] = {}
+        self._failures = Counter(dict.fromkeys(POLICIES, 0))
+        self._began_at = math.inf
+        self._planned_steps: int | None = None
+        self.attempt: int | None = None
+        """Number of the last attempt."""
+
+    @property
+    def usd(self) -> float | None:
+        """The cost in the last ledger line in dollars; None if it is unknown."""
+        return self._last_line.get("usd")
+
+    @property
+    def health(self) -> RankHealth:
+        """The straggler of the last ledger line, and whether the last loss is finite."""
+        loss = self._gauges.get(vocabulary.TRAIN_LOSS, 0.0)
+        straggler = self._last_line.get("straggler")
+        if straggler is None:
+            return HEALTHY if math.isfinite(loss) else RankHealth(is_loss_finite=False)
+        return RankHealth(straggler["rank"], straggler["delay_seconds"], math.isfinite(loss))
+
+    def read_samples(self) -> Iterator[Sample]:
+        """Read the new lines, and yield all samples."""
+        for line in self._attempts.read():
+            self._add_attempt(line)
+        for line in self._ledger.read():
+            self._add_ledger_line(line)
+        for line in self._metrics.read():
+            self._add_metrics(line)
+        yield from self._describe_attempts()
+        yield from self._describe_ledger()
+        yield from self._describe_checkpoint()
+        for metric, value in self._gauges.items():
+            yield Sample(metric, value, self._labels)
+        for name, value in self._scores.items():
+            yield Sample(vocabulary.EVALUATION_SCORE, value, (*self._labels, name))
+
+    def _add_attempt(self, line: dict[str, Any]) -> None:
+        self.attempt = line["attempt"]
+        if line.get("started_at") is not None:
+            self._began_at = min(self._began_at, line["started_at"])
+        if line.get("planned_steps") is not None:
+            self._planned_steps = line["planned_steps"]
+        if line.get("outcome") in POLICIES:
+            self._failures[line["outcome"]] += 1
+
+    def _add_ledger_line(self, line: dict[str, Any]) -> None:
+        self._last_line, self.attempt = line, line["attempt"]
+        for account, seconds in line.get("seconds", {}).items():
+            self._max_seconds[account] = max(self._max_seconds.get(account, 0.0), seconds)
+        tokens, padding = line.get("tokens") or 0, line.get("padding_fraction") or 0.0
+        computed = round(tokens / (1 - padding)) if padding < 1 else 0
+        pairs = zip(self._max_tokens, (tokens, computed), strict=True)
+        self._max_tokens = [max(pair) for pair in pairs]
+        if line.get("compiled_graphs") is not None:
+            self._graphs_by_attempt[line["attempt"]] = line["compiled_graphs"]
+
+    def _add_metrics(self, line: dict[str, Any]) -> None:
+        for name, value in line.items():
+            number = _parse_number(value)
+            if number is None:
+                continue
+            if name in GAUGES:
+                self._gauges[GAUGES[name]] = number
+            elif _is_score(name) and (name in self._scores or len(self._scores) < MAX_SCORES):
+                self._scores[name] = number
+
+    def _describe_attempts(self) -> Iterator[Sample]:
+        for kind, count in self._failures.items():
+            yield Sample(vocabulary.RUN_FAILURES, count, (*self._labels, kind))
+        if self._planned_steps is not None:
+            yield Sample(vocabulary.RUN_PLANNED_STEPS, self._planned_steps, self._labels)
+        if self.attempt is not None:
+            yield Sample(vocabulary.RUN_ATTEMPT, self.attempt, self._labels)
+
+    def _describe_ledger(self) -> Iterator[Sample]:
+        if not self._last_line:
+            return
+        seconds = self._last_line.get("seconds", {})
+        idle = 0.0
+        if math.isfinite(self._began_at):
+            total = max(self._find_end() - self._began_at, sum(seconds.values()))
+            idle = total - sum(seconds.values())
+            productive = sum(seconds.get(account, 0.0) for account in PRODUCTIVE)
+            if total > 0:
+                yield Sample(vocabulary.RUN_GOODPUT, productive / total, self._labels)
+        self._max_seconds[IDLE] = max(self._max_seconds.get(IDLE, 0.0), idle)
+        for account, value in self._max_seconds.items():
+            yield Sample(vocabulary.RUN_TIME, value, (*self._labels, account))
+        tokens, computed_tokens = self._max_tokens
+        yield Sample(vocabulary.TRAIN_TOKENS, tokens, self._labels)
+        yield Sample(vocabulary.TRAIN_COMPUTED_TOKENS, computed_tokens, self._labels)
+        graphs = sum(self._graphs_by_attempt.values())
+        yield Sample(vocabulary.TRAIN_COMPILED_GRAPHS, graphs, self._labels)
+
+    def _find_end(self) -> float:
+        """Return the time up to which time without a ledger line is idle, since the epoch."""
+        written_at = 0.0
+        with suppress(OSError):
+            written_at = (self._folder / "ledger.jsonl").stat().st_mtime
+        return max(written_at, time.time() - MAX_LEDGER_AGE_SECONDS)
+
+    def _describe_checkpoint(self) -> Iterator[Sample]:
+        """Yield the step and the time of the newest checkpoint whose files are complete."""
+        root = self._folder / CHECKPOINTS
+        for step in list_steps(root):
+            folder = root / checkpoint_name(step)
+            with suppress(OSError):
+                if find_missing_file(folder) is None:
+                    saved_at = (folder / MANIFEST).stat().st_mtime
+                    yield Sample(vocabulary.RUN_CHECKPOINT_STEP, step, self._labels)
+                    yield Sample(vocabulary.RUN_CHECKPOINT_TIMESTAMP, saved_at, self._labels)
+                    return
+
+
+def _is_score(name: str) -> bool:
+    """Return whether a metric comes from an evaluation; the others are of training."""
+    return "/" in name and not name.startswith(("train/", "train."))
+
+
+def _parse_number(value: Any) -> float | None:
+    """Return a number, or NaN or an infinity that is stored as text; None for other values."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    return float(value) if value in {"NaN", "Infinity", "-Infinity"} else None

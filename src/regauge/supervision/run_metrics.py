@@ -1,0 +1,147 @@
+"""All metrics of a training run on this machine, and their exporter.
+
+The supervisor exports for the processes that it started. A process that another launcher started
+exports for itself. The machine with rank 0 also exports the metrics of the whole run.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import regauge
+from regauge.accelerators import open_device_counters
+from regauge.config import RUN_IDENTITY, find_saved_run
+from regauge.errors import DataError
+from regauge.monitoring import vocabulary
+from regauge.monitoring.exporter import export_metrics
+from regauge.monitoring.polled_source import PolledSource
+from regauge.monitoring.samples import Sample
+from regauge.supervision.device_metrics import describe_devices
+from regauge.supervision.heartbeat import SingleHeartbeat
+from regauge.supervision.rank_metrics import LocalRanks
+from regauge.supervision.run_files import RunFiles
+from regauge.supervision.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from regauge.accelerators import DeviceCounters
+    from regauge.processes import World
+    from regauge.supervision.cost_meter import CostMeter
+    from regauge.supervision.heartbeat import Heartbeat
+    from regauge.training.settings import TrainSettings
+
+
+class RunMetrics:
+    """Collects the metrics of a run; the exporter's thread reads them."""
+
+    def __init__(
+        self, settings: TrainSettings, devices: PolledSource[tuple[DeviceCounters, ...]]
+    ) -> None:
+        self._folder = Path(settings.output.folder)
+        self._run = self._folder.resolve().name
+        self._budget = settings.stop.usd
+        self._devices = devices
+        self._files = RunFiles(self._folder, self._run)
+        self._run_id: str | None = None
+        self._meter: CostMeter | None = None
+        self._ranks: LocalRanks | None = None
+        self._is_running = False
+        self._lock = threading.Lock()
+        """Held while samples are read, so that no heartbeats are unmapped meanwhile."""
+
+    @contextmanager
+    def watch(
+        self,
+        watchdog: Watchdog,
+        pids: Sequence[int],
+        first_rank: int,
+        meter: CostMeter | None = None,
+    ) -> Iterator[None]:
+        """Export the ranks of an attempt for the duration of the block."""
+        with self._lock:
+            self._ranks = LocalRanks(self._run, watchdog, tuple(pids), first_rank)
+            self._meter, self._is_running = meter, True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_running = False
+
+    def read_samples(self) -> list[Sample]:
+        """Return all samples; reads new lines of files, and no device."""
+        with self._lock:
+            samples = list(describe_devices(self._devices.read() or ()))
+            if self._ranks is None:
+                return samples
+            run_samples = list(self._files.read_samples())
+            if self._is_running:
+                samples += self._ranks.read_samples(self._files.health)
+            else:
+                samples += self._ranks.read_end_samples()
+            if self._ranks.first_rank == 0:
+                samples += run_samples
+                samples += self._describe_run()
+            return samples
+
+    def _describe_run(self) -> Iterator[Sample]:
+        """Yield the identity and the cost of the run."""
+        if run_id := self._find_run_id():
+            labels = (self._run, run_id, "train", regauge.__version__)
+            yield Sample(vocabulary.RUN_INFO, 1, labels)
+        usd = self._meter.read().usd if self._meter else self._files.usd
+        if usd is not None:
+            yield Sample(vocabulary.RUN_COST, usd, (self._run,))
+        if self._budget is not None:
+            yield Sample(vocabulary.RUN_BUDGET, self._budget, (self._run,))
+
+    def _find_run_id(self) -> str | None:
+        """Return the id of the run, after its first attempt has written it."""
+        if self._run_id is None:
+            try:
+                document: dict[str, Any] = find_saved_run(self._folder, "remove it") or {}
+            except DataError:
+                return None
+            self._run_id = document.get(RUN_IDENTITY, {}).get("run_id")
+        return self._run_id
+
+
+@contextmanager
+def export_run(settings: TrainSettings, local_rank: int = 0) -> Iterator[RunMetrics | None]:
+    """Serve the metrics of a run for the duration of the block, if `monitoring.port` is set.
+
+    `local_rank` is added to the port. Raises SettingsError if the address cannot be used.
+    """
+    if settings.monitoring.port is None:
+        yield None
+        return
+    with PolledSource(lambda: open_device_counters(settings.accelerator)) as devices:
+        metrics = RunMetrics(settings, devices)
+        with export_metrics(
+            settings.monitoring,
+            Path(settings.output.folder),
+            metrics.read_samples,
+            port_offset=local_rank,
+        ):
+            yield metrics
+
+
+@contextmanager
+def export_process(settings: TrainSettings, world: World, heartbeat: Heartbeat) -> Iterator[None]:
+    """Serve the metrics of this process, which no supervisor started, if a port is set."""
+    execution = settings.execution
+    watchdog = Watchdog(
+        SingleHeartbeat(heartbeat),
+        execution.supervision.hang_timeout_seconds,
+        float(execution.timeout_seconds),
+    )
+    with export_run(settings, world.local_rank) as metrics:
+        if metrics is None:
+            yield
+            return
+        with metrics.watch(watchdog, [os.getpid()], world.rank):
+            yield

@@ -1,0 +1,37 @@
+"""Show a run, a job or a server on the terminal, live."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from regauge import log, verbs
+
+
+def main(
+    target: Annotated[
+        str,
+        Parameter(help="Output folder, handle of `launch`, or address of `serve` (http://…)."),
+    ],
+    *,
+    once: Annotated[bool, Parameter(help="Print one snapshot and exit.")] = False,
+    json: verbs.OutputFormat = verbs.TEXT,
+) -> dict[str, Any]:
+    """Show processes, rates, memory, cost and events twice a second; `q` quits.
+
+    It reads files and writes nothing. Without a terminal it prints one snapshot.
+    """
+    from regauge.terminal_view.targets import open_reader
+
+    reader = open_reader(target)
+    if json.is_json or log.is_embedded():
+        document = reader.read().document
+        return verbs.show(document, as_json=True) if json.is_json else document
+    from regauge.terminal_view import live_view
+
+    if once or not live_view.is_live_terminal():
+        snapshot = reader.read()
+        live_view.show_once(snapshot, log.stdout)
+        return snapshot.document
+    return live_view.show_live(reader).document

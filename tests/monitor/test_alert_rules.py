@@ -1,0 +1,285 @@
+"""Each alert fires on its condition, and only then."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from monitor.rule_tests import find_alerts, require_promtool, write_rules
+from regauge.monitoring.prometheus_settings import AlertThresholds
+from regauge.monitoring.rules.alerts import build_alert_rules
+
+RULES = [
+    rule for group in build_alert_rules(AlertThresholds())["groups"] for rule in group["rules"]
+]
+STEPS = 'regauge_rank_step{run="a",rank="0",node="n"}'
+GPU = '{gpu="0",Hostname="n",instance="n:9400"}'
+DCGM = {
+    f"DCGM_FI_DEV_{name}{GPU}": "50x400"
+    for name in ("GPU_UTIL", "FB_USED", "FB_FREE", "SM_CLOCK", "GPU_TEMP", "POWER_USAGE")
+}
+
+
+class Case(NamedTuple):
+    """Series that fire an alert, and changes of them that do not."""
+
+    fires: dict[str, str]
+    quiet: dict[str, str]
+    text: str
+    """A part of the labels or annotations of the alert."""
+    at: str = "20m"
+
+
+CASES = {
+    "RegaugeRankDead": Case(
+        {'regauge_rank_alive{run="a",rank="3"}': "0x80"},
+        {'regauge_rank_alive{run="a",rank="3"}': "1x80"},
+        "rank 3 of run a",
+    ),
+    "RegaugeNoProgress": Case(
+        {
+            'regauge_rank_step_timestamp_seconds{run="a",rank="0"}': "0+15x40 600x40",
+            'regauge_rank_step_timestamp_seconds{run="a",rank="1"}': "0+15x40 600x40",
+            'regauge_rank_beat_timestamp_seconds{run="a",rank="0"}': "0+15x41 615x39",
+            'regauge_rank_beat_timestamp_seconds{run="a",rank="1"}': "0+15x40 600x40",
+        },
+        {
+            'regauge_rank_step_timestamp_seconds{run="a",rank="0"}': "0+15x80",
+            'regauge_rank_step_timestamp_seconds{run="a",rank="1"}': "0+15x80",
+            'regauge_rank_beat_timestamp_seconds{run="a",rank="0"}': "0+15x80",
+            'regauge_rank_beat_timestamp_seconds{run="a",rank="1"}': "0+15x80",
+        },
+        "Rank 1 was silent first",
+    ),
+    "RegaugeLossNotFinite": Case(
+        {'regauge_train_loss{run="a"}': "2x40" + 40 * " NaN"},
+        {'regauge_train_loss{run="a"}': "2x80"},
+        "of run a is NaN",
+    ),
+    "RegaugeStraggler": Case(
+        {STEPS: "0+15x80", 'regauge_rank_straggler_delay_seconds{run="a",rank="0"}': "0.25x80"},
+        {STEPS: "0+15x80", 'regauge_rank_straggler_delay_seconds{run="a",rank="0"}': "0.05x80"},
+        "by 25%",
+    ),
+    "RegaugeCheckpointOld": Case(
+        {
+            'regauge_run_checkpoint_timestamp_seconds{run="a"}': "60x200",
+            'regauge_rank_alive{run="a",rank="0"}': "1x200",
+        },
+        {
+            'regauge_run_checkpoint_timestamp_seconds{run="a"}': "60x100 1500x100",
+            'regauge_rank_alive{run="a",rank="0"}': "1x200",
+        },
+        "39m 0s old",
+        "40m",
+    ),
+    "RegaugeNoCheckpoint": Case(
+        {STEPS: "1x200"},
+        {STEPS: "1x200", 'regauge_run_checkpoint_timestamp_seconds{run="a"}': "2000x200"},
+        "without a checkpoint",
+        "40m",
+    ),
+    "RegaugeGoodputLow": Case(
+        {'regauge_run_goodput_ratio{run="a"}': "0.4x80"},
+        {'regauge_run_goodput_ratio{run="a"}': "0.6x80"},
+        "40%",
+    ),
+    "RegaugeBudgetNear": Case(
+        {
+            'regauge_run_cost_usd_total{run="a"}': "95x80",
+            'regauge_run_budget_usd{run="a"}': "100x80",
+        },
+        {
+            'regauge_run_cost_usd_total{run="a"}': "101x80",
+            'regauge_run_budget_usd{run="a"}': "100x80",
+        },
+        "95%",
+    ),
+    "RegaugeBudgetOver": Case(
+        {
+            'regauge_run_cost_usd_total{run="a"}': "101x80",
+            'regauge_run_budget_usd{run="a"}': "100x80",
+        },
+        {
+            'regauge_run_cost_usd_total{run="a"}': "95x80",
+            'regauge_run_budget_usd{run="a"}': "100x80",
+        },
+        "101%",
+    ),
+    "RegaugePredictFailures": Case(
+        {
+            'regauge_predict_failed_records_total{run="a"}': "5x80",
+            'regauge_predict_records_total{run="a"}': "95x80",
+        },
+        {
+            'regauge_predict_failed_records_total{run="a"}': "0x80",
+            'regauge_predict_records_total{run="a"}': "95x80",
+        },
+        "5%",
+    ),
+    "RegaugeXid": Case(
+        {f"DCGM_FI_DEV_XID_ERRORS{GPU}": "13x60 79x20"},
+        {f"DCGM_FI_DEV_XID_ERRORS{GPU}": "79x100"},
+        "error 79",
+        "16m",
+    ),
+    "RegaugeDeviceErrors": Case(
+        {
+            'hardware_ecc_events_total{event_type="mem_ecc_uncorrected",'
+            'neuron_device_index="2",instance="n:8000"}': "0x60 1x20",
+        },
+        {
+            'hardware_ecc_events_total{event_type="mem_ecc_corrected",'
+            'neuron_device_index="2",instance="n:8000"}': "0x60 1x20",
+        },
+        "Device 2 (aws) of node n",
+        "17m",
+    ),
+    "RegaugeTargetDown": Case(
+        {'up{job="regauge-runs",instance="n:9464"}': "1x60 0x20"},
+        {'up{job="node",instance="n:9464"}': "1x60 0x20"},
+        "n:9464",
+    ),
+    "RegaugeNoMetrics": Case(
+        {'up{job="regauge-runs"}': "1x80"}, {'regauge_run_info{run="a"}': "1x80"}, "No run"
+    ),
+    "RegaugeXidMissing": Case(
+        DCGM, {**DCGM, f"DCGM_FI_DEV_XID_ERRORS{GPU}": "0x400"}, "errors would remain unseen"
+    ),
+    "RegaugeRankMetricsMissing": Case(
+        {'regauge_run_info{run="a",verb="train"}': "1x80"},
+        {'regauge_run_info{run="a",verb="train"}': "1x80", STEPS: "1x80"},
+        "Run a exports no",
+    ),
+    "RegaugeDeviceMetricsVanished": Case(
+        {**DCGM, f"DCGM_FI_DEV_GPU_TEMP{GPU}": "50x40 stale"}, DCGM, "only 5 metrics left"
+    ),
+    "RegaugeDeviceGone": Case(
+        {
+            'DCGM_FI_DEV_GPU_UTIL{gpu="0",Hostname="n"}': "50x80",
+            'DCGM_FI_DEV_GPU_UTIL{gpu="1",Hostname="n"}': "50x40 stale",
+        },
+        {
+            'DCGM_FI_DEV_GPU_UTIL{gpu="0",Hostname="n"}': "50x40 stale",
+            'DCGM_FI_DEV_GPU_UTIL{gpu="1",Hostname="n"}': "50x40 stale",
+        },
+        "Device 1 of node n",
+    ),
+    "RegaugeUtilizationAlwaysZero": Case(
+        {**DCGM, f"DCGM_FI_DEV_GPU_UTIL{GPU}": "0x400", STEPS: "0+1x400"},
+        {**DCGM, f"DCGM_FI_DEV_GPU_UTIL{GPU}": "0x399 1", STEPS: "5x400"},
+        "Device 0 of node n reports 0",
+        "40m",
+    ),
+    "RegaugeCounterAlwaysZero": Case(
+        {STEPS: "0+1x80", 'regauge_train_tokens_total{run="a"}': "0x80"},
+        {STEPS: "0+1x80", 'regauge_train_tokens_total{run="a"}': "0+9x80"},
+        "always 0",
+    ),
+    "RegaugeServeErrors": Case(
+        {
+            'regauge_serve_requests_total{route="/embed",status="200",instance="s"}': "0+95x80",
+            'regauge_serve_requests_total{route="/embed",status="503",instance="s"}': "0+5x80",
+        },
+        {
+            'regauge_serve_requests_total{route="/embed",status="200",instance="s"}': "0+95x80",
+            'regauge_serve_requests_total{route="/embed",status="422",instance="s"}': "0+5x80",
+        },
+        "5%",
+    ),
+    "RegaugeServeQueueLong": Case(
+        {'regauge_serve_queue_wait_seconds{model="m",instance="s"}': "2x80"},
+        {'regauge_serve_queue_wait_seconds{model="m",instance="s"}': "0.5x80"},
+        "waits 2s",
+    ),
+    "RegaugeServeNoWorker": Case(
+        {'regauge_serve_workers{model="m",instance="s"}': "0x80"},
+        {'regauge_serve_workers{model="m",instance="s"}': "1x80"},
+        "No worker of m",
+    ),
+    "RegaugeServeDrainLong": Case(
+        {'regauge_serve_draining{instance="s"}': "1x80"},
+        {'regauge_serve_draining{instance="s"}': "0x77 1x3"},
+        "for 60 s",
+    ),
+}
+
+
+def test_every_alert_has_a_case() -> None:
+    assert {rule["alert"] for rule in RULES} == set(CASES)
+
+
+def test_every_alert_has_a_summary_a_remedy_and_a_severity() -> None:
+    for rule in RULES:
+        assert set(rule["annotations"]) == {"summary", "remedy"}
+        assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+        assert "<" not in rule["annotations"]["summary"]
+
+
+@pytest.mark.parametrize("alert", CASES)
+def test_an_alert_fires_on_its_condition(alert: str, tmp_path: Path) -> None:
+    case = CASES[alert]
+    assert case.text in find_alerts(tmp_path, alert, case.fires, case.at)
+
+
+@pytest.mark.parametrize("alert", CASES)
+def test_an_alert_does_not_fire_otherwise(alert: str, tmp_path: Path) -> None:
+    case = CASES[alert]
+    assert find_alerts(tmp_path, alert, case.quiet, case.at) == ""
+
+
+def test_a_loss_of_infinity_fires(tmp_path: Path) -> None:
+    series = {'regauge_train_loss{run="a"}': "2x40" + 40 * " +Inf"}
+    assert "is +Inf" in find_alerts(tmp_path, "RegaugeLossNotFinite", series, "15m")
+
+
+def test_a_slow_evaluation_that_still_beats_is_progress(tmp_path: Path) -> None:
+    series = {
+        'regauge_rank_step_timestamp_seconds{run="a",rank="0"}': "10x80",
+        'regauge_rank_beat_timestamp_seconds{run="a",rank="0"}': "0+15x80",
+        'regauge_rank_phase{run="a",rank="0",phase="evaluate"}': "1x80",
+    }
+    assert find_alerts(tmp_path, "RegaugeNoProgress", series, "20m") == ""
+    series['regauge_rank_beat_timestamp_seconds{run="a",rank="0"}'] = "10x80"
+    assert "Run a" in find_alerts(tmp_path, "RegaugeNoProgress", series, "20m")
+
+
+def test_a_run_that_never_does_a_step_is_stuck(tmp_path: Path) -> None:
+    series = {'regauge_rank_beat_timestamp_seconds{run="a",rank="0"}': "10x80"}
+    assert "Run a" in find_alerts(tmp_path, "RegaugeNoProgress", series, "20m")
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        {f"DCGM_FI_DEV_XID_ERRORS{GPU}": "_x60 79x20"},
+        {
+            'DCGM_FI_DEV_XID_ERRORS{gpu="0",Hostname="n",err_code="13"}': "13x60 stale",
+            'DCGM_FI_DEV_XID_ERRORS{gpu="0",Hostname="n",err_code="79"}': "_x60 79x20",
+        },
+        {'dcgm_xid_errors{gpu="0",hostname="n"}': "0x60 79x20"},
+        {
+            'DCGM_FI_DEV_XID_ERRORS{gpu="0",Hostname="n",pod="a"}': "0x30 stale",
+            'DCGM_FI_DEV_XID_ERRORS{gpu="0",Hostname="n"}': "_x30 0x30 79x20",
+        },
+    ],
+    ids=["absent before", "code as a label", "old name", "without the pod"],
+)
+def test_an_xid_fires_for_every_version_of_the_exporter(
+    series: dict[str, str], tmp_path: Path
+) -> None:
+    assert "error 79" in find_alerts(tmp_path, "RegaugeXid", series, "16m")
+
+
+def test_a_cleared_xid_does_not_fire(tmp_path: Path) -> None:
+    series = {f"DCGM_FI_DEV_XID_ERRORS{GPU}": "79x60 0x20"}
+    assert find_alerts(tmp_path, "RegaugeXid", series, "16m") == ""
+
+
+def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
+    command = [require_promtool(), "check", "rules", *write_rules(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

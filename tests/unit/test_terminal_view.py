@@ -1,0 +1,238 @@
+"""The screens of `regauge top`, and its readers of batch inference and of servers."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from rich.console import Console
+
+from regauge.errors import DataError, SettingsError, TransientError
+from regauge.monitoring import vocabulary
+from regauge.terminal_view.predict_reader import PredictReader
+from regauge.terminal_view.screen import render
+from regauge.terminal_view.server_reader import ServerReader
+from regauge.terminal_view.snapshot import (
+    Column,
+    Figure,
+    FigureGroup,
+    Snapshot,
+    TableRow,
+    ViewEvent,
+    ViewProgress,
+    ViewTable,
+)
+from regauge.terminal_view.targets import open_reader
+
+COLUMNS = (Column("rank", "RANK"), Column("state", "STATE", "text"), Column("step", "STEP"))
+
+
+def build_snapshot(num_ranks: int, problems: tuple[int, ...] = (), events: int = 5) -> Snapshot:
+    rows = tuple(
+        TableRow(
+            {"rank": rank, "state": "stopped" if rank in problems else "alive", "step": 1200},
+            is_problem=rank in problems,
+        )
+        for rank in range(num_ranks)
+    )
+    figures = tuple(Figure(f"f{index}", f"figure {index}", 0.5) for index in range(8))
+    return Snapshot(
+        name="a run with a name that is rather long for a terminal",
+        verb="train",
+        state="running",
+        read_at=0.0,
+        facts=("attempt 1", "1 h 05 min", "host-1"),
+        progress=ViewProgress("steps", 1200, 10_000, 3725.0),
+        groups=tuple(FigureGroup(name, figures) for name in ("Rates", "Cost", "State")),
+        table=ViewTable("Ranks", COLUMNS, rows),
+        events=tuple(ViewEvent(60.0 * index, f"event {index} " * 20) for index in range(events)),
+    )
+
+
+def draw(snapshot: Snapshot, width: int, height: int | None) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, height=height or 1000)
+    console.print(render(snapshot, width, height))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("num_ranks", [0, 1, 8, 512])
+@pytest.mark.parametrize("num_events", [0, 3, 50])
+@pytest.mark.parametrize("size", [(80, 24), (200, 50), (100, 30), (60, 20), (131, 24)])
+def test_a_screen_has_exactly_the_size_of_the_terminal(
+    size: tuple[int, int], num_ranks: int, num_events: int
+) -> None:
+    width, height = size
+    lines = draw(build_snapshot(num_ranks, events=num_events), width, height)
+    assert len(lines) == height
+    assert max(map(len, lines)) <= width
+    assert lines[-1].startswith("q quit")
+    assert "running" in lines[0]
+    assert lines[1].startswith("1,200/10,000 steps █")
+    assert lines[1].endswith("12.0%  ETA 1:02:05")
+
+
+def test_ranks_with_a_problem_are_shown_first() -> None:
+    lines = draw(build_snapshot(512, problems=(300, 511)), 80, 24)
+    assert sum("stopped" in line for line in lines) == 2
+    hidden = next(line for line in lines if line.startswith("…"))
+    assert "none with a problem" in hidden
+    shown = sum("alive" in line or "stopped" in line for line in lines)
+    assert int(hidden.split()[1]) == 512 - shown
+
+
+def test_without_a_height_everything_is_shown() -> None:
+    lines = draw(build_snapshot(100, events=60), 80, None)
+    assert sum("alive" in line for line in lines) == 100
+    assert sum("event" in line for line in lines) == 60
+    assert not any("quit" in line for line in lines)
+
+
+def build_shard(piece: int, part: int, *, is_last: bool, rows: int = 100) -> dict[str, Any]:
+    counts = {"quarantined": 1, "truncated": 2, "tokens": 500, "computed_tokens": 1000}
+    return {"piece": piece, "part": part, "is_last": is_last, "rows": rows, **counts}
+
+
+def test_batch_inference(tmp_path: Path) -> None:
+    job = tmp_path / "jobs" / "0-of-1"
+    job.mkdir(parents=True)
+    pieces = {"a": [1000, ""], "b": [3000, ""]}
+    (tmp_path / "job.json").write_text(json.dumps({"format": 2, "pieces": pieces}))
+    lines = [build_shard(0, 0, is_last=False), build_shard(0, 1, is_last=True)]
+    ledger = job / "ledger.jsonl"
+    ledger.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"piece": 1, "pa')
+    attempt = {"started_at": 100.0, "ended_at": 110.0, "machine_seconds": 10.0, "usd": 0.5}
+    (job / "attempts.jsonl").write_text(json.dumps(attempt) + "\n")
+    reader = open_reader(str(tmp_path))
+    assert isinstance(reader, PredictReader)
+    document = reader.read().document
+    assert document["progress"]["done"] == 1
+    assert document["records"] == {
+        "records": 200, "records_per_second": 20.0, "tokens_per_second": 100.0,
+        "padding_ratio": 0.5, "failed_records": 2, "truncated_records": 4, "shards": 2,
+    }  # fmt: skip
+    assert document["cost"] == {"usd": 0.5, "usd_per_million_records": 2500.0}
+    with ledger.open("a") as file:  # the rest of the half-written line, and a repeated shard
+        file.write('rt": 0}\n' + json.dumps(build_shard(0, 0, is_last=False, rows=50)) + "\n")
+        file.write(json.dumps(build_shard(1, 0, is_last=True)) + "\n")
+    (tmp_path / "result.json").write_text("{}")
+    document = reader.read().document
+    assert document["state"] == "finished"
+    assert document["records"]["records"] == 250
+    assert document["progress"] == {"unit": "pieces", "done": 2, "total": 2, "eta_seconds": None}
+
+
+class Metrics:
+    """Metrics of a server under the names of the vocabulary."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        name = vocabulary.SERVE_REQUESTS.name.removesuffix("_total")
+        self.requests = Counter(name, "-", ("route", "status"), registry=self.registry)
+        name = vocabulary.SERVE_REQUEST_SECONDS.name
+        buckets = (0.01, 0.1, 1.0)
+        self.seconds = Histogram(name, "-", ("route",), buckets=buckets, registry=self.registry)
+
+    def answer(self, status: str, seconds: float, count: int) -> None:
+        for _ in range(count):
+            self.requests.labels("/v1/embeddings", status).inc()
+            self.seconds.labels("/v1/embeddings").observe(seconds)
+
+
+@contextmanager
+def serve(answers: dict[str, Any]) -> Iterator[str]:
+    """Serve a status and a body, or a function of it, for each path."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = answers.get(self.path, (404, b""))
+            content = body() if callable(body) else body
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_server() -> None:
+    metrics = Metrics()
+    models = {"m": {"workers": 2, "waiting_records": 7}, "n": {"workers": 0}}
+    health = json.dumps({"status": "ready", "models": models}).encode()
+    answers = {
+        "/health": (200, health),
+        "/metrics": (200, lambda: generate_latest(metrics.registry)),
+    }
+    with serve(answers) as url:
+        reader = ServerReader(url)
+        metrics.answer("200", 0.05, 90)
+        metrics.answer("503", 0.5, 10)
+        document = reader.read().document
+        assert document["state"] == "ready"
+        requests = document["requests"]
+        assert (requests["requests"], requests["failed_requests"]) == (100, 10)
+        assert (requests["p50_seconds"], requests["p95_seconds"]) == (0.1, 1.0)
+        assert requests["requests_per_second"] is None
+        assert [(row["model"], row["workers"]) for row in document["models"]] == [
+            ("m", 2), ("n", 0)
+        ]  # fmt: skip
+        metrics.answer("200", 0.001, 50)
+        requests = reader.read().document["requests"]
+        assert requests["p95_seconds"] == 0.01  # of the new requests
+        assert requests["requests_per_second"] > 0
+
+
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        ({}, DataError),
+        ({"/health": (200, b"{}"), "/metrics": (401, b"")}, SettingsError),
+        ({"/health": (200, b"{}"), "/metrics": (200, b"no metrics {{{")}, DataError),
+    ],
+)
+def test_other_servers_are_refused(answers: dict[str, Any], error: type[Exception]) -> None:
+    with serve(answers) as url, pytest.raises(error):
+        ServerReader(url).read()
+
+
+def test_a_server_that_is_down() -> None:
+    with serve({}) as url:
+        pass
+    with pytest.raises(TransientError, match="does not answer"):
+        ServerReader(url).read()
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("none", "no folder none"),
+        ("http://", "is no address of a server"),
+        ("local://x", "is not a handle"),
+        (".", "contains no run"),
+    ],
+)
+def test_wrong_targets(
+    target: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=problem):
+        open_reader(target)

@@ -24,9 +24,7 @@ def main(  # noqa: PLR0913 - the flags of the command line
     compare: Annotated[
         str | None, Parameter(help="Machine types to compare, such as p5.48xlarge:2,p4d.24xlarge.")
     ] = None,
-    cheapest: Annotated[
-        bool, Parameter(help="Search all machine types, counts, strategies and micro-batches.")
-    ] = False,
+    cheapest: Annotated[bool, Parameter(help="Search all machine types and settings.")] = False,
     deadline: Annotated[
         str | None, Parameter(help="Longest time of the run, such as 7d, 12h or 90m.")
     ] = None,

@@ -48,16 +48,6 @@ def _forecast(settings: TrainSettings, dataset_rows: RowsByFolder) -> dict[str, 
     return {"forecast": forecast} if forecast else {}
 
 
-def _forecast(settings: TrainSettings, dataset_rows: RowsByFolder) -> dict[str, Any]:
-    """Return the numbers of `regauge plan` for the machine type of the settings, if any."""
-    instance, nodes = settings.execution.price.instance, settings.execution.nodes.count
-    tables = config.dump(settings)
-    if (rows := find_rows(dataset_rows, settings.task_configs[0].data.path)) is not None:
-        tables["rows"] = config.dump(rows)
-    forecast = forecast_job(tables, Path(settings.output.folder), instance, nodes)
-    return {"forecast": forecast} if forecast else {}
-
-
 def read_dataset_rows(
     settings: TrainSettings, run_file: Path, overrides: tuple[str, ...]
 ) -> RowsByFolder:

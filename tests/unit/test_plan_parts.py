@@ -132,10 +132,12 @@ def test_ties_are_ordered_by_simplicity() -> None:
         candidate = option_search.choose_settings(request, machine, count)
         assert candidate is not None
         options.append(option_search.plan_option(request, candidate.job, machine, count))
-    ranked = option_search.rank_options(options)
-    tied = [option.plan.count for option in ranked if option.rank == 1]
-    assert tied == sorted(tied)
-    assert len(tied) >= 2
+    costs = (Estimate(0.5, 1.0, 2.0), Estimate(0.5, 1.05, 2.0), Estimate(0.5, 1.1, 2.0))
+    tied = [replace(option, usd=usd) for option, usd in zip(options, costs, strict=True)]
+    apart = replace(options[0], usd=Estimate(9.0, 10.0, 11.0))
+    ranked = option_search.rank_options([apart, *tied])
+    assert [option.plan.count for option in ranked] == [1, 2, 4, 4]
+    assert [option.rank for option in ranked] == [1, 1, 1, 4]
 
 
 def write_metrics(folder: Path, values: list[tuple[int, float]], name: str) -> Path:

@@ -148,6 +148,15 @@ def test_a_run_that_does_not_fit_names_the_change(
     assert again["fits"] == "fits"
 
 
+def test_a_run_that_misses_its_deadline_is_planned_with_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = (write_run(tmp_path), "--on", "p4d.24xlarge", "--deadline")
+    answer = read_plan(capsys, *arguments, "1m", code=2)
+    assert f"{answer['hours']['p90']:.3g} h (p90)" in answer["error"]
+    assert "error" not in read_plan(capsys, *arguments, "90d")
+
+
 def test_explain_has_the_formulas_and_the_measured_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

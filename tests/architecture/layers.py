@@ -41,6 +41,7 @@ MACHINERY = (
     "model_registry",
     "artifacts",
     "training",
+    "run_plans",
     "evaluation",
     "comparison",
     "reporting",

@@ -72,6 +72,8 @@ class Machine:
     """Price of one machine in USD; None if it is unknown."""
     price_date: str | None
     """Date of the price, as YYYY-MM-DD."""
+    price_source: str = ""
+    """Source of the price, such as the catalog or the run file."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,13 @@ from regauge import config
 from regauge.errors import SettingsError
 from regauge.launchers import JobSpec, Machine, Volume
 from regauge.launching.settings import MAX_NAME, is_job_name
-from regauge.planning.catalog import find_efa_interfaces, find_instance, find_vendor
+from regauge.planning.catalog import (
+    MachinePrice,
+    find_efa_interfaces,
+    find_instance,
+    find_listed_price,
+    find_vendor,
+)
 from regauge.supervision.settings import parse_node_range
 
 if TYPE_CHECKING:
@@ -132,10 +138,10 @@ def find_machine(instance: str | None, execution: dict[str, Any]) -> Machine | N
     if name is None:
         return None
     entry = find_instance(name, "launch.instance" if instance else "price.instance")
-    price = execution.get("price", {})
-    usd_per_hour, as_of = price.get("usd_per_hour"), price.get("as_of")
-    if usd_per_hour is None:
-        usd_per_hour, as_of = entry.usd_per_hour, entry.as_of
+    table = execution.get("price", {})
+    price = find_listed_price(entry, table.get("discounts"))
+    if table.get("usd_per_hour") is not None:
+        price = MachinePrice(table["usd_per_hour"], "run file", table.get("as_of"))
     return Machine(
         name=name,
         chip=entry.chip,
@@ -144,6 +150,7 @@ def find_machine(instance: str | None, execution: dict[str, Any]) -> Machine | N
         efa_interfaces=find_efa_interfaces(name),
         vcpus=entry.vcpus,
         memory_gib=entry.memory_gib,
-        usd_per_hour=usd_per_hour,
-        price_date=str(as_of) if as_of else None,
+        usd_per_hour=price.usd_per_hour if price else None,
+        price_date=str(price.as_of) if price and price.as_of else None,
+        price_source=price.source if price else "",
     )

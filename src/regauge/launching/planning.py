@@ -11,7 +11,6 @@ from regauge.launchers import JobSpec, LaunchPlan
 from regauge.launching.job_spec import LaunchRequest, build_job
 from regauge.launching.lints import Lint, run_lints
 from regauge.launching.lints_tokens import check_tokens
-from regauge.planning.catalog import REGION, find_instance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -115,8 +114,7 @@ def describe_price(job: JobSpec) -> str:
     machine = job.machine
     if machine is None or job.usd_per_hour is None:
         return "unknown"
-    is_listed = find_instance(machine.name).usd_per_hour == machine.usd_per_hour
-    source = f"on-demand in {REGION}" if is_listed else "run file"
+    source = machine.price_source.removeprefix("catalog, ")
     date = f", {machine.price_date}" if machine.price_date else ""
     count = job.max_nodes * job.jobs
     return f"{job.usd_per_hour:.2f} USD per hour ({count} x {machine.name}, {source}{date})"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from regauge.errors import SettingsError
 from regauge.files import read_csv_rows
-from regauge.planning.catalog import find_instance
+from regauge.planning.catalog import find_instance, load_chips
 from regauge.planning.training_job import MachineRates
 from regauge.units import GIGA, TERA
 
@@ -34,13 +34,7 @@ def load_chip_rows() -> Mapping[str, Mapping[str, str]]:
 
 
 @cache
-def _network_gigabits() -> Mapping[str, float]:
-    rows = read_csv_rows(Path(__file__).with_name("instances.csv"))
-    return {row["name"]: float(row["network_gbit_per_s"] or 0) for row in rows}
-
-
-@cache
-def _load_cores() -> Mapping[str, int]:
+def load_cores() -> Mapping[str, int]:
     """Return the cores of each chip whose cores programs address as devices."""
     rows = read_csv_rows(Path(__file__).with_name("cores.csv"))
     return {row["chip"]: int(row["cores"]) for row in rows}
@@ -52,12 +46,12 @@ def find_machine(name: str, key: str = "--on") -> MachineRates:
     Raises SettingsError with the closest name if it is unknown, or if it has no accelerators.
     """
     instance = find_instance(name, key)
-    if not instance.chips or instance.chip not in load_chip_rows():
+    if not instance.chips or instance.chip not in load_chips():
         raise SettingsError(
             f"{key}: '{name}' has no accelerator in the catalog",
-            "choose a type that `regauge catalog` lists with a chip",
+            "choose a type that `regauge catalog list` shows with chips",
         )
-    network = _network_gigabits()[name] * GIGA / BITS
+    network = (instance.network_gbit_per_s or 0) * GIGA / BITS
     return build_machine(name, instance.chip, instance.chips, network, instance.usd_per_hour)
 
 
@@ -70,22 +64,22 @@ def build_machine(
 
     Raises SettingsError if the memory of the chip is unknown.
     """
-    row = load_chip_rows()[chip]
-    if not row["memory_gb"] or not row["bandwidth_gb_per_s"]:
+    entry = load_chips()[chip]
+    if not entry.memory_gb or not entry.bandwidth_gb_per_s:
         raise SettingsError(
             f"the catalog does not know the memory of '{chip}'", "choose another machine type"
         )
-    peak = row["bf16_teraflops"] or row["fp16_teraflops"]
-    cores = _load_cores().get(chip, 1)
+    peak = entry.bf16_teraflops or entry.fp16_teraflops
+    cores = load_cores().get(chip, 1)
     share = ECC_SHARE if chip in ECC_CHIPS else USABLE_SHARE
     return MachineRates(
         name=name,
         chip=chip,
         devices=chips * cores,
-        peak_flops=float(peak) * TERA / cores if peak else None,
-        memory_bytes=float(row["memory_gb"]) * GIB * share / cores,
-        memory_bandwidth=float(row["bandwidth_gb_per_s"]) * GIGA / cores,
-        link_bandwidth=float(row["link_gb_per_s"] or HOST_LINK) * GIGA / cores,
+        peak_flops=peak * TERA / cores if peak else None,
+        memory_bytes=entry.memory_gb * GIB * share / cores,
+        memory_bandwidth=entry.bandwidth_gb_per_s * GIGA / cores,
+        link_bandwidth=(entry.link_gb_per_s or HOST_LINK) * GIGA / cores,
         network_bandwidth=network_bandwidth,
         usd_per_hour=usd_per_hour,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,7 +16,7 @@ class Price(Settings):
 
     exclusive_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "instance": ("usd_per_hour", "market", "as_of"),
-        "usd_per_hour": ("as_of",),
+        "usd_per_hour": ("as_of", "discounts"),
     }
 
     instance: str | None = None
@@ -27,6 +27,9 @@ class Price(Settings):
     """Market of the price; the catalog has only on-demand prices."""
     as_of: dt.date | None = Field(default=None, strict=False)
     """Date of `usd_per_hour`."""
+    discounts: dict[str, Annotated[float, Field(ge=0, lt=1)]] = {}
+    """Discounts on the catalog's prices as fractions: by machine type, by family such as `p5`, or
+    `*` for all others."""
 
     @model_validator(mode="after")
     def _check_own_price(self) -> Price:
@@ -34,4 +37,6 @@ class Price(Settings):
             raise ValueError(f"market '{self.market}' is not in the catalog; set its usd_per_hour")
         if self.as_of is not None and self.usd_per_hour is None:
             raise ValueError("as_of is the date of usd_per_hour; set both")
+        if self.discounts and self.usd_per_hour is not None:
+            raise ValueError("discounts reduce the catalog's prices; remove them or usd_per_hour")
         return self

@@ -13,6 +13,8 @@ from regauge.launchers import LaunchPlan
 from regauge.launching.job_spec import LaunchRequest
 from regauge.launching.planning import check_lints, describe_plan, plan_job, select_launcher
 from regauge.launching.settings import LaunchSettings
+from regauge.run_plans.job_forecast import forecast_job
+from regauge.run_plans.plan_document import format_answer
 
 ROOT = LaunchSettings
 VERBS = ("compile", "evaluate", "export", "predict", "prepare", "train")
@@ -51,12 +53,19 @@ def main(
         report = rehearse_job(request, settings.launch, launcher)
         return verbs.show(report.to_document(), as_json=json.is_json)
     answer = describe_plan(plan) | {"warnings": warnings}
+    machine = plan.job.machine
+    if verb == "train" and machine is not None:
+        answer["forecast"] = forecast_job(
+            request.tables, run_file, machine.name, plan.job.max_nodes
+        )
+    if not json.is_json:
+        _print_plan(plan, answer, with_documents=dry_run)
     if not dry_run:
         answer["handle"] = str(launcher.submit(plan))
     if json.is_json:
         log.print_json(answer)
-    else:
-        _print_plan(plan, answer)
+    elif not dry_run:
+        verbs.show({"handle": answer["handle"]}, as_json=False)
     return answer
 
 
@@ -84,11 +93,11 @@ def _find_root(verb: str) -> type[config.Settings]:
     return root
 
 
-def _print_plan(plan: LaunchPlan, answer: dict[str, Any]) -> None:
-    """Print a plan: documents, commands, notes, price, and the handle of a submitted job."""
-    for document in plan.documents if "handle" not in answer else ():
+def _print_plan(plan: LaunchPlan, answer: dict[str, Any], *, with_documents: bool) -> None:
+    """Print a plan before the job is submitted: commands, notes, price and forecast."""
+    for document in plan.documents if with_documents else ():
         log.stdout.print(f"# {document.name}\n{document.text}", markup=False, soft_wrap=True)
-    names = ("commands", "notes", "restart_policy", "price", "warnings", "handle")
+    names = ("commands", "notes", "restart_policy", "price", "forecast", "warnings")
     commands = [shlex.join(command) for command in plan.commands]
     lines = {"commands": commands} | {key: answer[key] for key in names[1:] if answer.get(key)}
-    verbs.show(lines, as_json=False)
+    verbs.show(format_answer(lines), as_json=False)

@@ -13,6 +13,7 @@ from regauge.callbacks import check_callbacks
 from regauge.errors import SettingsError
 from regauge.json_files import read_json
 from regauge.results import formatting
+from regauge.run_plans.plan_document import format_answer
 from regauge.supervision.nodes.topology import is_whole_node
 from regauge.training.settings import TrainSettings
 from regauge.verbs import AsJson, DryRun, Override, RunFile
@@ -43,7 +44,9 @@ def main(
         from regauge.verbs._parts.train_plan import read_dataset_rows
 
         dataset_rows = read_dataset_rows(settings, run_file, overrides)
-        return verbs.show(plan(settings, dataset_rows), as_json=json)
+        answer = plan(settings, dataset_rows)
+        verbs.show(answer if json else format_answer(answer), as_json=json)
+        return answer
     result = run(settings, chaos, callbacks)
     if not processes.is_supervised():
         verbs.show(result if json else _summarize(result), as_json=json)

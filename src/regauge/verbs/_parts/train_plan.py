@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import accelerators, config, processes
 from regauge.data.dataset import Dataset
-from regauge.data.unprepared import describe_datasets, is_prepared
+from regauge.data.unprepared import describe_datasets, find_rows, is_prepared
 from regauge.garbage import pause_collection
 from regauge.log import logger
 from regauge.models import hub
 from regauge.preparation.default_tables import complete_tables
+from regauge.run_plans.job_forecast import forecast_job
 from regauge.supervision.nodes.topology import is_whole_node
 from regauge.training import dry_run, warm_start
 from regauge.training.defaults import check_device
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 def plan_training(settings: TrainSettings, dataset_rows: RowsByFolder) -> dict[str, Any]:
     """Return the plan of a run; torch is imported last, to count the parameters."""
-    answer = dry_run.plan_run(settings)
+    answer = dry_run.plan_run(settings) | _forecast(settings, dataset_rows)
     if reason := dry_run.find_count_obstacle(settings, dataset_rows):
         return {**answer, "parameters": f"unknown: {reason}"}
     with pause_collection(), hub.local_only():
@@ -35,6 +36,16 @@ def plan_training(settings: TrainSettings, dataset_rows: RowsByFolder) -> dict[s
 
             answer["microbatch_rows"] = describe_forecast(settings)
     return answer
+
+
+def _forecast(settings: TrainSettings, dataset_rows: RowsByFolder) -> dict[str, Any]:
+    """Return the numbers of `regauge plan` for the machine type of the settings, if any."""
+    instance, nodes = settings.execution.price.instance, settings.execution.nodes.count
+    tables = config.dump(settings)
+    if (rows := find_rows(dataset_rows, settings.task_configs[0].data.path)) is not None:
+        tables["rows"] = config.dump(rows)
+    forecast = forecast_job(tables, Path(settings.output.folder), instance, nodes)
+    return {"forecast": forecast} if forecast else {}
 
 
 def read_dataset_rows(

@@ -1,0 +1,44 @@
+"""The plan of a job that is about to start, for `launch` and for `train --dry-run`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from regauge.errors import RegaugeError
+from regauge.planning import anchors
+from regauge.planning.catalog import find_instance
+from regauge.planning.machines import find_machine
+from regauge.run_plans import option_search
+from regauge.run_plans.plan_document import describe_forecast
+from regauge.run_plans.run_request import read_request
+from regauge.supervision.settings import parse_node_range
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+def forecast_job(
+    tables: Mapping[str, Any], run_file: Path, instance: str | None, nodes: int | str | None
+) -> dict[str, Any]:
+    """Return memory, step time, hours and dollars of a training run, by the planner.
+
+    `nodes` is a number of machines, or a range such as `2:4`, whose maximum is planned.
+    The result is empty without a machine type with accelerators, as the planner knows no speed of
+    processors. It has `unknown`, the reason, if the run cannot be planned.
+    """
+    if instance is None or not find_instance(instance).chips:
+        return {}
+    _, count = parse_node_range(nodes or 1)
+    try:
+        request = read_request(tables, run_file)
+        price = request.run.execution.price
+        machine = option_search.apply_discounts(find_machine(instance), price.discounts)
+        if price.usd_per_hour is not None:
+            machine = replace(machine, usd_per_hour=price.usd_per_hour)
+        job = option_search.place_job(request, machine, count)
+        runs = anchors.load_history()
+        return describe_forecast(option_search.plan_option(request, job, machine, count, runs))
+    except RegaugeError as error:
+        return {"unknown": error.problem}

@@ -1,0 +1,244 @@
+"""The training run that a run file describes, as the planner needs it.
+
+The tables are read without the classes of tasks and strategies, which import numpy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regauge import config
+from regauge.config import Settings
+from regauge.data.settings import DataSettings
+from regauge.errors import DataError, SettingsError
+from regauge.json_files import read_json
+from regauge.models.hub import CONFIG, resolve_model
+from regauge.models.settings import Model
+from regauge.planning.model_shape import shape_from_config
+from regauge.planning.training_job import TrainingJob
+from regauge.run_plans.default_sizes import DEFAULT_SIZES
+from regauge.run_plans.prepared_data import DEFAULT_BUCKETS, RowLengths, read_lengths
+from regauge.training.settings import Batch, Execution, Optimizer, Stop
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from regauge.planning.model_shape import Head, ModelShape
+    from regauge.planning.training_job import PrecisionPlan, Strategy
+
+HEADS: dict[str, Head] = {"mlm": "masked-lm", "clm": "lm", "sft": "lm", "dpo": "lm"}
+"""Output layer of a task; others compute vectors or classes."""
+SEQUENCES = {"contrastive": 2, "similarity": 2, "triplet": 3, "dpo": 2, "distill": 1}
+"""Texts of a row of tasks whose data is not prepared."""
+OPTIMIZERS = {"sgd": "sgd", "adafactor": "8bit"}
+"""Optimizers with fewer moments than AdamW."""
+DEFAULT_LENGTH = 512
+
+
+class PlannedRun(Settings):
+    """The tables of a run file that decide memory and time."""
+
+    model: Model
+    """The model."""
+    batch: Batch
+    """The global batch and the microbatch."""
+    data: DataSettings | None = None
+    """The prepared dataset."""
+    execution: Execution = Execution()
+    """Precision, recomputation, machines and price."""
+    stop: Stop = Stop(steps=1)
+    """Length of the run, and its target."""
+    optimizer: Optimizer = Optimizer()
+    """The optimizer, whose moments need memory."""
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """A training run: the job of one device, the global batch and the length of the run."""
+
+    job: TrainingJob
+    """The job; its micro-batch and accumulation depend on the number of devices."""
+    batch_sequences: int
+    """Sequences of a global batch: rows x sequences of a row."""
+    sequences_per_row: int
+    micro_batch: int | None
+    """Sequences of a microbatch; None if the planner may choose."""
+    steps: int | None
+    """Updates of the run; None if it is unknown."""
+    lengths: RowLengths
+    run: PlannedRun
+    notes: tuple[str, ...]
+    """Assumptions that a user should know."""
+
+    def place(self, devices: int, micro_batch: int | None = None) -> TrainingJob | None:
+        """Return the job on a number of devices; None if the batch has too few rows for them.
+
+        A micro-batch that is larger than the share of a device is reduced to it.
+        """
+        share = self.batch_sequences // devices
+        if not share:
+            return None
+        size = min(micro_batch or self.micro_batch or share, share)
+        passes = max(round(self.batch_sequences / (devices * size)), 1)
+        return replace(self.job, micro_batch=size, accumulation=passes)
+
+
+def read_request(tables: Mapping[str, Any], run_file: Path) -> TrainingRequest:
+    """Return the training run that tables describe.
+
+    Raises SettingsError for an invalid table, and for a model that the planner cannot count.
+    """
+    task_table, notes = _read_task(tables.get("task"))
+    run = _build_run(tables, run_file)
+    task = str(task_table.get("kind", ""))
+    max_buckets = int(task_table.get("max_buckets", DEFAULT_BUCKETS))
+    lengths, length_notes = _read_lengths(tables, run, task, max_buckets)
+    shape = read_shape(run.model, lengths.vocab_size or _read_vocabulary(tables))
+    sequences = lengths.sequences_per_row
+    micro_rows = run.batch.microbatch_rows
+    strategy, strategy_notes = _read_strategy(tables.get("strategy"))
+    head = HEADS.get(task, "none")
+    return TrainingRequest(
+        job=TrainingJob(
+            shape=shape,
+            length=max(round(lengths.length), 1),
+            micro_batch=1,
+            strategy=strategy,
+            recomputation=run.execution.activation_checkpointing,
+            precision=_read_precision(run.execution.precision),
+            head=head,
+            has_fused_attention=run.model.attention != "eager",
+            dropout=bool(run.model.dropout),
+            logits="fused",
+            optimizer=OPTIMIZERS.get(run.optimizer.kind, "adamw"),  # type: ignore[arg-type]
+            trained_fraction=count_trained_fraction(run.model, shape, head),
+            useful_fraction=lengths.real_fraction,
+        ),
+        batch_sequences=run.batch.rows * sequences,
+        sequences_per_row=sequences,
+        micro_batch=None if micro_rows == "auto" else micro_rows * sequences,
+        steps=_count_steps(run, lengths) if "stop" in tables else None,
+        lengths=lengths,
+        run=run,
+        notes=(*notes, *length_notes, *strategy_notes),
+    )
+
+
+def _build_run(tables: Mapping[str, Any], run_file: Path) -> PlannedRun:
+    for name in ("model", "batch"):
+        if name not in tables:
+            problem = f"{run_file} has no table [{name}], and the plan of a training run needs it"
+            raise SettingsError(problem, f"add [{name}]; see 'regauge explain {name}'")
+    known = {name: tables[name] for name in PlannedRun.model_fields if name in tables}
+    return config.build(PlannedRun, known, (), str(run_file))
+
+
+def _read_task(value: Any) -> tuple[Mapping[str, Any], list[str]]:
+    """Return the table of the task, the first one of several; raises SettingsError without one."""
+    tables = value if isinstance(value, list | tuple) else (value,)
+    table = {"kind": tables[0]} if isinstance(tables[0], str) else tables[0]
+    if not isinstance(table, dict) or "kind" not in table:
+        raise SettingsError("the run file has no task", 'add [task] with a kind, such as "mlm"')
+    if table["kind"] == "rank":
+        problem = "the planner counts transformers, and task 'rank' trains another network"
+        raise SettingsError(problem, "measure it with: regauge benchmark --training")
+    notes = [f"the plan is that of the first of {len(tables)} tasks"] if len(tables) > 1 else []
+    return table, notes
+
+
+def _read_strategy(value: Any) -> tuple[Strategy, list[str]]:
+    table = {"kind": value} if isinstance(value, str) else value or {"kind": "ddp"}
+    kind = str(table.get("kind", "ddp"))
+    names: dict[str, Strategy] = {
+        "single": "single",
+        "ddp": "ddp",
+        "zero1": "zero1",
+        "fsdp": "zero2" if table.get("sharding") == "shard-grad-op" else "fsdp",
+        "hsdp": "hsdp",
+    }
+    if kind in names:
+        return names[kind], []
+    return "ddp", [f"strategy '{kind}' is planned as ddp"]
+
+
+def _read_precision(precision: str) -> PrecisionPlan:
+    plans: dict[str, PrecisionPlan] = {"fp32": "fp32", "tf32": "tf32"}
+    return plans.get(precision, "autocast")
+
+
+def _read_lengths(
+    tables: Mapping[str, Any], run: PlannedRun, task: str, max_buckets: int
+) -> tuple[RowLengths, list[str]]:
+    """Return the lengths of the prepared rows, or else the limits of the settings with a note."""
+    path = run.data.path if run.data else None
+    if path and (lengths := read_lengths(Path(path).expanduser(), max_buckets)):
+        return lengths, []
+    rows = tables.get("rows")
+    table = rows if isinstance(rows, dict) else {}
+    limits = [item for item in (table.get("fields") or {}).values() if isinstance(item, int)]
+    declared = table.get("length") or max(limits, default=0)
+    longest = int(declared or run.model.config.get("max_position_embeddings") or DEFAULT_LENGTH)
+    key = "rows.length" if table.get("length") else "rows.fields" if limits else "model.config"
+    source = f"{key}, since {path or 'data.path'} is not prepared"
+    sequences = SEQUENCES.get(task, 1)
+    lengths = RowLengths(longest, longest, 1.0, (longest,), source, sequences_per_row=sequences)
+    text = f"every sequence is planned with {longest} tokens ({source}); real texts may be shorter"
+    return lengths, [text]
+
+
+def _read_vocabulary(tables: Mapping[str, Any]) -> int | None:
+    table = tables.get("tokenizer")
+    size = table.get("vocab_size") if isinstance(table, dict) else None
+    return size if isinstance(size, int) else None
+
+
+def read_shape(model: Model, vocab_size: int | None) -> ModelShape:
+    """Return the shape of the model of a run file.
+
+    Sizes that the run file leaves out have the defaults of transformers. Raises SettingsError for
+    an architecture that the planner does not know, and if the vocabulary is unknown.
+    """
+    if model.path is not None:
+        folder = resolve_model(model.path, fetch=False)
+        values = read_json(folder / CONFIG, "copy the folder again")
+    else:
+        architecture = model.architecture or ""
+        sizes = DEFAULT_SIZES.get(architecture, {})
+        vocabulary = {} if vocab_size is None else {"vocab_size": vocab_size}
+        values = {"model_type": architecture, **sizes, **vocabulary, **model.config}
+        if "vocab_size" not in vocabulary | model.config:
+            problem = "the vocabulary of the model is unknown until the data is prepared"
+            raise SettingsError(problem, "set model.config.vocab_size")
+    try:
+        return shape_from_config(values)
+    except DataError as error:
+        raise SettingsError(error.problem, error.remedy) from None
+
+
+def count_trained_fraction(model: Model, shape: ModelShape, head: Head) -> float:
+    """Return the share of the parameters that are trained: 1, or those of LoRA adapters.
+
+    An adapter of a layer with m inputs and n outputs has rank x (m + n) parameters. Frozen blocks
+    (`model.trainable_layers`) are not trained.
+    """
+    total = shape.parameters(head)
+    if model.lora is not None:
+        attention, feed_forward = shape.attention, shape.hidden + shape.ffn
+        sums = 2 * (shape.hidden + attention.width) + 2 * (shape.hidden + attention.kv_width)
+        sums += (3 if shape.is_gated else 2) * feed_forward
+        return min(model.lora.rank * sums * shape.layers / total, 1.0)
+    if model.trainable_layers == "all":
+        return 1.0
+    blocks = 0 if model.trainable_layers == "none" else model.trainable_layers
+    return min(blocks * shape.layer_parameters / total + 1e-6, 1.0)
+
+
+def _count_steps(run: PlannedRun, lengths: RowLengths) -> int | None:
+    """Return the updates of the run; None for epochs over data that is not prepared."""
+    if run.stop.steps is not None:
+        return run.stop.steps
+    if lengths.rows is None:
+        return None
+    return run.stop.total_steps(max(lengths.rows // run.batch.rows, 1))

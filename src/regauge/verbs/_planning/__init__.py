@@ -1,0 +1,1 @@
+"""The plans of the verb `plan`; nothing here imports another verb."""

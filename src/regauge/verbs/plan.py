@@ -1,0 +1,82 @@
+"""Plan a run before it starts: whether it fits, how long it takes, what it costs, and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from regauge import verbs
+from regauge.errors import SettingsError
+from regauge.garbage import pause_collection
+from regauge.verbs._planning.plan_options import DEFAULT_MAX_NODES, Machines, Purpose
+
+
+def main(  # noqa: PLR0913 - the flags of the command line
+    subject: Annotated[
+        Path, Parameter(help="Run file; with --serve and --predict the folder of an artifact.")
+    ],
+    *overrides: verbs.Override,
+    on: Annotated[
+        str | None, Parameter(help="Machine type and count, such as p5.48xlarge:16.")
+    ] = None,
+    compare: Annotated[
+        str | None, Parameter(help="Machine types to compare, such as p5.48xlarge:2,p4d.24xlarge.")
+    ] = None,
+    cheapest: Annotated[bool, Parameter(help="Search all machine types and settings.")] = False,
+    deadline: Annotated[
+        str | None, Parameter(help="Longest time of the run, such as 7d, 12h or 90m.")
+    ] = None,
+    max_nodes: Annotated[
+        int, Parameter(help="Largest number of machines of a search.")
+    ] = DEFAULT_MAX_NODES,
+    to_target: Annotated[
+        Path | None, Parameter(help="Folder of a short run: plan the time to stop.target.")
+    ] = None,
+    serve: Annotated[
+        float | None, Parameter(help="Requests per second: plan a server of an artifact.")
+    ] = None,
+    predict: Annotated[
+        int | None, Parameter(help="Number of rows: plan batch inference with an artifact.")
+    ] = None,
+    slo_ms: Annotated[
+        float | None, Parameter(help="With --serve: milliseconds that a request may take.")
+    ] = None,
+    lengths: Annotated[
+        Path | None, Parameter(help="With --serve, --predict: a prepared dataset with lengths.")
+    ] = None,
+    stage: Annotated[
+        str | None, Parameter(help="Stage of a pipeline's run file; by default the only one.")
+    ] = None,
+    explain: Annotated[
+        bool, Parameter(help="Print each formula with its numbers, and the nearest measured rows.")
+    ] = False,
+    json: verbs.OutputFormat = verbs.TEXT,
+) -> dict[str, Any]:
+    """Plan memory, time and dollars of a run without an accelerator, and rank machine types.
+
+    Every prediction has p10 to p90. Nothing is allocated, and no network is used.
+    """
+    machines = Machines(on, compare, cheapest, deadline, max_nodes)
+    purpose = Purpose(to_target, serve, predict, slo_ms, lengths)
+    with pause_collection():
+        from regauge.verbs._planning import training_plans
+
+        if serve is not None or predict is not None:
+            from regauge.verbs._planning.inference_plans import plan_inference
+
+            answer = plan_inference(subject, machines, purpose)
+        else:
+            _check_training(purpose)
+            request = training_plans.read_run(subject, overrides, stage)
+            answer = training_plans.plan_run(request, machines, to_target, explain=explain)
+    return training_plans.show(answer, as_json=json.is_json)
+
+
+def _check_training(purpose: Purpose) -> None:
+    """Raise SettingsError for options that only a plan of inference has."""
+    for name in ("slo_ms", "lengths"):
+        if getattr(purpose, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise SettingsError(f"{option} needs --serve or --predict", "add one of them")

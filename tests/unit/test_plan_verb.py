@@ -1,0 +1,253 @@
+"""The verb `plan`: numbers of a run file, refused input, and its start without torch and numpy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from architecture.tree import ROOT
+from regauge import cli, verbs
+from regauge.planning import catalog
+from regauge.training.settings import TrainSettings
+from regauge.verbs._planning.training_plans import OTHER_TABLES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LLAMA = str(ROOT / "runs" / "llama2-7b.toml")
+BERT = str(ROOT / "runs" / "bert-large.toml")
+HEAVY = ("torch", "numpy", "pyarrow", "tokenizers", "transformers")
+RUN = """
+[data]
+path = "{data}"
+[task]
+kind = "mlm"
+[model]
+architecture = "bert"
+[model.config]
+vocab_size = 30522
+hidden_size = 1024
+num_hidden_layers = 24
+num_attention_heads = 16
+intermediate_size = 4096
+[strategy]
+kind = "{strategy}"
+[batch]
+rows = 2048
+microbatch_rows = {micro}
+[execution]
+precision = "bf16"
+[stop]
+{stop}
+[output]
+folder = "out"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_user_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGAUGE_CATALOG", str(tmp_path / "catalog"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def write_run(
+    folder: Path, *, strategy: str = "ddp", micro: int = 16, stop: str = "steps = 1000"
+) -> str:
+    """Write a run file of BERT large and return its path."""
+    path = folder / "run.toml"
+    text = RUN.format(data=folder / "data", strategy=strategy, micro=micro, stop=stop)
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def write_manifest(folder: Path, histogram: list[int]) -> None:
+    """Write the manifest of prepared texts with a length histogram."""
+    (folder / "data").mkdir()
+    rows, tokens = sum(histogram), sum(n * count for n, count in enumerate(histogram))
+    column = {"max_length": len(histogram) - 1, "kind": "tokens", "lengths": {"train": histogram}}
+    document = {
+        "columns": {"tokens": column},
+        "splits": {"train": {"rows": rows, "tokens": tokens}},
+        "tokenizer": {"vocab_size": 30522},
+    }
+    (folder / "data" / "manifest.json").write_text(json.dumps(document), encoding="utf-8")
+
+
+def read_plan(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+    """Return the JSON document of a plan."""
+    assert cli.main(["plan", *arguments, "--json"]) == code
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_a_plan_has_memory_time_and_cost_that_agree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = read_plan(capsys, write_run(tmp_path), "--on", "p4d.24xlarge:2")
+    total = sum(part["gb"] for part in answer["memory"])
+    assert total == pytest.approx(answer["memory_gb"]["p50"], rel=0.01)
+    step = sum(part["milliseconds"] for part in answer["step"]) / 1000
+    assert step == pytest.approx(answer["step_seconds"]["p50"], rel=0.01)
+    hours = 1000 * answer["step_seconds"]["p50"] / 3600 / answer["goodput"]
+    assert answer["hours"]["p50"] == pytest.approx(hours, rel=0.01)
+    price = catalog.load_instances()["p4d.24xlarge"].usd_per_hour or 0
+    assert answer["usd"]["p50"] == pytest.approx(hours * 2 * price, rel=0.01)
+    for name in ("memory_gb", "step_seconds", "tokens_per_second", "hours", "usd"):
+        interval = answer[name]
+        assert interval["p10"] < interval["p50"] < interval["p90"], name
+    assert answer["settings"]["accumulation"] == 2048 / 16 / 16
+    assert [row["machines"] for row in answer["scaling"]] == [1, 2]
+    assert answer["scaling"][0]["efficiency"] == 1
+
+
+def test_the_discount_of_the_run_file_is_the_price_that_is_paid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_file = write_run(tmp_path)
+    listed = read_plan(capsys, run_file, "--on", "p4d.24xlarge")
+    paid = read_plan(
+        capsys, run_file, "--on", "p4d.24xlarge", "execution.price.discounts={p4d = 0.5}"
+    )
+    assert paid["usd"]["p50"] == pytest.approx(listed["usd"]["p50"] / 2, rel=1e-3)
+
+
+def test_the_time_follows_from_the_prepared_lengths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_file = write_run(tmp_path, stop="epochs = 2")
+    unprepared = read_plan(capsys, run_file, "--on", "p4d.24xlarge")
+    assert unprepared["steps"] is None
+    assert "not prepared" in unprepared["notes"][0]
+    histogram = [0] * 513
+    histogram[60], histogram[512] = 200_000, 4_800
+    write_manifest(tmp_path, histogram)
+    prepared = read_plan(capsys, run_file, "--on", "p4d.24xlarge")
+    assert prepared["steps"] == 2 * (204_800 // 2048)
+    assert prepared["batch_shapes"] == ["16 x 64", "16 x 512"]
+    assert prepared["real_token_fraction"] == pytest.approx(0.945, abs=0.01)
+    ratio = unprepared["step_seconds"]["p50"] / prepared["step_seconds"]["p50"]
+    assert ratio > 3, "row counts alone would plan several times the real time"
+
+
+def test_a_run_that_does_not_fit_names_the_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_file = write_run(tmp_path, micro=2048)
+    answer = read_plan(capsys, run_file, "--on", "g5.xlarge", code=2)
+    assert answer["fits"] == "does not fit"
+    assert answer["change"].startswith("it fits with: batch.microbatch_rows=")
+    overrides = [
+        text for text in answer["change"].split() if "=" in text and not text.startswith("(")
+    ]
+    again = read_plan(capsys, run_file, "--on", "g5.xlarge", *overrides)
+    assert again["fits"] == "fits"
+
+
+def test_a_run_that_misses_its_deadline_is_planned_with_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = (write_run(tmp_path), "--on", "p4d.24xlarge", "--deadline")
+    answer = read_plan(capsys, *arguments, "1m", code=2)
+    assert f"{answer['hours']['p90']:.3g} h (p90)" in answer["error"]
+    assert "error" not in read_plan(capsys, *arguments, "90d")
+
+
+def test_explain_has_the_formulas_and_the_measured_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = read_plan(capsys, write_run(tmp_path), "--on", "p4d.24xlarge", "--explain")
+    lines = "\n".join(answer["formulas"])
+    for name in ("weights = 4 B", "activations = 24 layers", "matmul = ", "exposed = max(0"):
+        assert name in lines
+    assert all(row["source"] for row in answer["nearest"])
+    assert cli.main(["plan", write_run(tmp_path), "--on", "p4d.24xlarge"]) == 0
+    text = capsys.readouterr().out
+    assert "step seconds: " in text
+    assert "p90" in text
+
+
+def test_a_comparison_is_ranked_by_dollars_with_ties(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = read_plan(
+        capsys, write_run(tmp_path), "--compare", "p4d.24xlarge,g5.48xlarge,p5.48xlarge:2"
+    )
+    options = answer["options"]
+    assert {item["machines"] for item in options} == {
+        "1 x p4d.24xlarge",
+        "1 x g5.48xlarge",
+        "2 x p5.48xlarge",
+    }
+    ranks = [item["rank"] for item in options]
+    assert ranks == sorted(ranks)
+    for first, second in pairwise(options):
+        if first["rank"] != second["rank"]:
+            assert first["usd"] < second["usd"]
+
+
+def test_a_stage_of_a_pipeline_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    first = read_plan(capsys, BERT, "--stage", "phase-1", "--on", "dl1.24xlarge:8")
+    second = read_plan(capsys, BERT, "--stage", "phase-2", "--on", "dl1.24xlarge:8")
+    assert (first["steps"], second["steps"]) == (18768, 4168)
+    assert first["parameters"] == second["parameters"]
+    assert first["batch_shapes"] == ["16 x 128"]
+    assert second["batch_shapes"] == ["4 x 512"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((LLAMA, "--on", "p5.48xlarg"), "did you mean 'p5.48xlarge'"),
+        ((LLAMA, "--on", "Trainium1"), "trn1.2xlarge"),
+        ((LLAMA, "--on", "c7i.xlarge"), "has no accelerator"),
+        ((LLAMA, "--on", "inf2.48xlarge"), "cannot train"),
+        ((LLAMA, "--on", "p5.48xlarge:0"), "write it as p5.48xlarge:16"),
+        ((LLAMA, "--on", "p5.48xlarge:16"), "batch.rows = 32 is less than the 128 devices"),
+        ((LLAMA,), "write --on"),
+        ((LLAMA, "--on", "p5.48xlarge", "--cheapest"), "contradict each other"),
+        ((LLAMA, "--cheapest", "--deadline", "soon"), "write it as 7d"),
+        ((LLAMA, "--cheapest"), "set stop.steps"),
+        ((LLAMA, "--cheapest", "stop.steps=9", "--max-nodes", "0"), "--max-nodes 0"),
+        ((LLAMA, "--cheapest", "stop.steps=100000000", "--deadline", "1h"), "the fastest option"),
+        ((LLAMA, "--compare", "g5.xlarge", "stop.steps=9"), "fits on none of: 1 x g5.xlarge"),
+        ((LLAMA, "--on", "p5.48xlarge", "--slo-ms", "5"), "--slo-ms needs --serve"),
+        ((LLAMA, "--on", "p5.48xlarge", "--stage", "x"), "has no stages"),
+        ((BERT, "--on", "p5.48xlarge"), "select one with --stage: phase-1, phase-2"),
+        ((BERT, "--stage", "phase-3", "--on", "p5.48xlarge"), "did you mean 'phase-"),
+        ((LLAMA, "--on", "p5.48xlarge", "modl.x=1"), "did you mean 'model'"),
+        ((LLAMA, "--on", "p5.48xlarge", "model.architecture=lama"), "did you mean 'llama'"),
+        ((LLAMA, "--on", "p5.48xlarge", "task=rank"), "trains another network"),
+        (
+            (LLAMA, "--cheapest", "stop.steps=9", "model.config.num_hidden_layers=90000"),
+            "fits on no machines",
+        ),
+    ],
+)
+def test_refused_input_is_one_line_with_code_2(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", *arguments]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert message in lines[-1]
+
+
+def test_the_list_of_other_tables_is_that_of_the_verbs() -> None:
+    assert {*verbs.table_names()} - {*TrainSettings.model_fields} == OTHER_TABLES
+
+
+def test_a_plan_imports_neither_torch_nor_numpy() -> None:
+    program = (
+        "import sys; from regauge import cli;"
+        f"code = cli.main(['plan', {LLAMA!r}, '--on', 'p5.48xlarge', 'stop.steps=9', '--json']);"
+        f"heavy = [name for name in {HEAVY!r} if name in sys.modules];"
+        "sys.exit(code or ' '.join(heavy) or 0)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr

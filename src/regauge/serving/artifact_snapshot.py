@@ -29,13 +29,12 @@ def create_snapshot(artifact: Artifact) -> Artifact:
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:
         shutil.copytree(artifact.folder, folder, dirs_exist_ok=True)
-    except OSError as error:  # shutil.Error, a list of failed files, is one
-        remove_snapshot(replace(artifact, folder=folder, source=artifact.folder))
-        logger.warning(
-            "%s is served without a copy of its files (%s); do not overwrite them",
-            artifact.folder,
-            error.strerror or "they changed or could not be read",
-        )
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        # shutil.Error has a list of (source, target, reason).
+        reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+        message = "%s is served without a copy of its files (%s); do not overwrite them"
+        logger.warning(message, artifact.folder, reason)
         return artifact
     return replace(artifact, folder=folder, source=artifact.folder)
 

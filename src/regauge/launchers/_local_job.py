@@ -29,6 +29,8 @@ JOB_FILE, EVENTS, CANCEL, LOGS = "job.json", "events.jsonl", "cancel", "logs"
 SCHEDULER_LOG = "scheduler.log"
 SIMULATED = frozenset({"image", "volumes", "spot", "shared_memory_gib"})
 """Fields about machines and containers, which a process of this machine does not need."""
+PIPELINE_FIELDS = frozenset({"stages", "stage", "after"})
+"""Fields about the stages of a pipeline, which this target does not run as jobs."""
 ARRAY_VARIABLE = "JOB_COMPLETION_INDEX"
 """Variable with the index of a job of an array, as in Kubernetes' indexed Jobs."""
 
@@ -48,7 +50,8 @@ class EventLine(DocumentShape):
 
 def build_document(job: JobSpec, folder: str) -> dict[str, Any]:
     """Return the document of a job that runs in a working folder."""
-    values = {name: value for name, value in asdict(job).items() if name not in SIMULATED}
+    unused = SIMULATED | PIPELINE_FIELDS
+    values = {name: value for name, value in asdict(job).items() if name not in unused}
     values["command"] = list(job.command)
     return {"format": FORMAT, "working_folder": folder, "job": values}
 

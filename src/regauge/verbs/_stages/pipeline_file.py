@@ -15,7 +15,8 @@ from regauge import choices, config, verbs
 from regauge.errors import SettingsError
 from regauge.monitoring.settings import Monitoring
 from regauge.pipelines.settings import RegistryModel, Repeat
-from regauge.verbs._stages import Stage
+from regauge.verbs._stages import ResolvedStage, Stage, resolve_stages
+from regauge.verbs._stages.repeating import drop_serving
 
 
 class PipelineOutput(config.Settings):
@@ -69,6 +70,24 @@ def read_pipeline_file(run_file: Path, overrides: tuple[str, ...]) -> PipelineFi
     verbs.allow_user_code(run_file, {**shared, "stage": [stage.model_extra for stage in stages]})
     folder = Path(settings.output.folder or Path("out") / run_file.stem)
     return PipelineFile(settings, stages, shared, folder)
+
+
+def resolve_without_data(pipeline: PipelineFile) -> list[ResolvedStage]:
+    """Return the stages as they are while no version serves, without reading any file.
+
+    Their folders are those of a pipeline that does not repeat. Raises SettingsError for an invalid
+    stage.
+    """
+    stages, shared = pipeline.stages, pipeline.shared
+    if pipeline.settings.repeat is not None:
+        shared = drop_serving(shared)
+        stages = tuple(
+            Stage.model_validate(
+                {"verb": stage.verb, "name": stage.name, **drop_serving(stage.model_extra or {})}
+            )
+            for stage in stages
+        )
+    return resolve_stages(stages, shared, pipeline.folder)
 
 
 def _group_overrides(

@@ -7,7 +7,6 @@ machines and the queue are a CloudFormation stack, which `plan` prints.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -147,9 +146,7 @@ class AwsBatch(Launcher):
         plans = tuple(self.plan(stage) for stage in job.stages)
         per_stage = {DEFINITION_FILE, SUBMIT_FILE}
         shared = {item.name for plan in plans for item in plan.documents} - per_stage
-        note = "Each job depends on the one before it; dependsOn has its name until the submission."
-        plan = join_plans(job, plans, shared)
-        return replace(plan, notes=(*plan.notes, note))
+        return join_plans(job, plans, shared)
 
     @property
     def _container_options(self) -> ContainerOptions:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from regauge.launchers import Handle, JobSpec
 
+NOTE = "Until the submission, a dependency has the name of a job in place of its id."
 RULE = "A stage starts after the success of the one before it; a failure ends the pipeline."
 
 
@@ -39,7 +40,7 @@ def join_plans(
         job,
         documents=tuple(documents),
         commands=tuple(dict.fromkeys(commands)),
-        notes=tuple(notes),
+        notes=(*notes, NOTE),
         restart_policy=f"{RULE} {largest.restart_policy}",
         used=largest.used,
         stages=stages,

@@ -94,13 +94,15 @@ def write_short_pipeline(
     path: Path, run: Path, root: Path, launch: dict[str, Any] | None = None
 ) -> Path:
     """Write a pipeline of three stages: the training of a run file, a gate, and another gate."""
-    tables = json.loads(run.read_text())
-    tables["output"]["folder"] = str(root / path.stem)
-    tables["execution"]["nodes"] = NODES
+    training = json.loads(run.read_text())
+    del training["output"]["folder"]
+    training["execution"]["nodes"] = NODES
     evaluation = write_evaluation(root / "evaluation")
-    stages = [{"verb": "train"}, build_gate("gate", evaluation), build_gate("last", evaluation)]
-    stages[-1]["gate"]["metrics"]["accuracy"]["min_value"] = 0.0
-    path.write_text(json.dumps({**tables, "stage": stages, "launch": launch or {}}))
+    gates = [build_gate("gate", evaluation), build_gate("last", evaluation)]
+    gates[-1]["gate"]["metrics"]["accuracy"]["min_value"] = 0.0
+    stages = [{"verb": "train", **training}, *gates]
+    tables = {"output": {"folder": str(root / path.stem)}, "stage": stages}
+    path.write_text(json.dumps({**tables, "launch": launch or {}}))
     return path
 
 

@@ -30,8 +30,11 @@ def build_pipeline(request: LaunchRequest, launch: Launch, launcher: Launcher) -
         problem = f"launch.jobs = {launch.jobs} is for 'predict' alone, not for a pipeline"
         raise SettingsError(problem, "remove it")
     jobs: list[JobSpec] = []
+    price = {"price": request.tables.get("execution", {}).get("price", {})}
     for stage in request.stages:
-        tables = {**stage.tables, "output": request.tables["output"]}
+        execution = {**price, **stage.tables.get("execution", {})}
+        common = {"output": request.tables["output"], "execution": execution}
+        tables = {**stage.tables, **common}
         job = build_job(replace(request, verb=stage.verb, tables=tables), launch, launcher)
         command = build_command(request, launch.jobs, is_container=launcher.is_container)
         jobs.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -225,9 +226,11 @@ def test_kubernetes_cancels_all_stages(cluster: ApiServer, tmp_path: Path) -> No
 def test_slurm_runs_the_stages_in_order_and_resumes(slurm: SlurmCluster, tmp_path: Path) -> None:
     simple = create_workplace(tmp_path)
     workplace = SlurmPipelines(simple.root, simple.data, cluster=slurm)
-    run_file = write_short_pipeline(
-        tmp_path / "weekly.json", workplace.write_run(**SHORT), tmp_path
-    )
+    run = workplace.write_run(**SHORT)
+    # A job of Slurm has no variables of the submitting shell.
+    variables = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    launch = {"environment": variables}
+    run_file = write_short_pipeline(tmp_path / "weekly.json", run, tmp_path, launch)
     handle = submit(workplace, "slurm", run_file)
     states = wait_for_refusal(workplace, handle)
     assert states == {"train": "succeeded", "gate": "failed", "last": "cancelled"}

@@ -20,7 +20,7 @@ from regauge.launchers._aws_batch.status import find_started
 from regauge.launchers._kubernetes.job_set_status import describe_job_set
 from regauge.launchers._kubernetes.job_status import JobObjects
 from regauge.launchers._kubernetes.pods import CANCELLED
-from regauge.launchers._pipelines.stage_states import join_statuses
+from regauge.launchers._pipelines.stage_jobs import join_statuses
 from regauge.launchers._slurm_jobs import parse_records
 from regauge.launchers._slurm_script import list_submit_options
 from regauge.launching.planning import check_lints, describe_plan, plan_job, select_launcher

@@ -42,8 +42,7 @@ from regauge.launchers._aws_batch.documents import (
 from regauge.launchers._aws_batch.settings import BatchStack
 from regauge.launchers._aws_batch.stack import StackPlan
 from regauge.launchers._aws_batch.status import find_started, is_final
-from regauge.launchers._pipelines.stage_plans import join_plans, submit_stages
-from regauge.launchers._pipelines.stage_states import join_statuses
+from regauge.launchers._pipelines.stage_jobs import join_plans, join_statuses, submit_stages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

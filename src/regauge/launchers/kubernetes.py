@@ -16,7 +16,7 @@ from regauge.launchers._kubernetes import batch_job, job_set, pytorch_job, train
 from regauge.launchers._kubernetes.pods import build_metadata
 from regauge.launchers._kubernetes.settings import PodSettings
 from regauge.launchers._kubernetes.volumes import build_claims, build_config_map
-from regauge.launchers._pipelines.stage_plans import RULE
+from regauge.launchers._pipelines.stage_jobs import RULE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -33,8 +33,12 @@ from regauge.launchers._job_end import (
     wait_for_end,
 )
 from regauge.launchers._nodes import build_rendezvous_variables
-from regauge.launchers._pipelines.stage_plans import join_plans, submit_stages
-from regauge.launchers._pipelines.stage_states import is_active, join_statuses
+from regauge.launchers._pipelines.stage_jobs import (
+    is_active,
+    join_plans,
+    join_statuses,
+    submit_stages,
+)
 from regauge.launchers._secret_files import check_secret_files
 from regauge.launchers._slurm_logs import LogFolder, read_lines
 from regauge.launchers._slurm_script import (

@@ -52,7 +52,7 @@ class PipelineJob:
     """The last stage to run; None for all stages."""
 
     @property
-    def selected(self) -> list[_stages.ResolvedStage]:
+    def selected_stages(self) -> list[_stages.ResolvedStage]:
         """The stages to run, which include the stage `until`."""
         names = [stage.name for stage in self.stages]
         return self.stages if self.until is None else self.stages[: names.index(self.until) + 1]
@@ -60,12 +60,12 @@ class PipelineJob:
     @property
     def is_whole(self) -> bool:
         """Whether all stages of the pipeline are selected."""
-        return len(self.selected) == len(self.stages)
+        return len(self.selected_stages) == len(self.stages)
 
     @property
     def is_finished(self) -> bool:
         """Whether all selected stages are finished."""
-        return all(self.statuses[stage.name].state == "finished" for stage in self.selected)
+        return all(self.statuses[stage.name].state == "finished" for stage in self.selected_stages)
 
     @property
     def refusal(self) -> SettingsError | None:
@@ -104,7 +104,7 @@ def main(
         return _show_plan(select_stages(resolve(path, overrides), until), as_json=json)
     job = select_stages(load(path, overrides), until)
     _check_watch(job, watch)
-    if is_follower(job.selected[-1]):
+    if is_follower(job.selected_stages[-1]):
         return _run_follower(job)
     with (
         stop_signals.record_signals(),
@@ -209,7 +209,7 @@ def _run_stages(job: PipelineJob, deadline: DeadlineTracker | None) -> dict[str,
         rounds.begin()
     records = [_build_record(stage, "pending") for stage in job.stages]
     hashes: dict[str, str] = {}
-    for index, stage in enumerate(job.selected):
+    for index, stage in enumerate(job.selected_stages):
         _save_records(job, records)
         outcome = job.statuses[stage.name].record
         has_run = not outcome
@@ -230,7 +230,7 @@ def _run_stages(job: PipelineJob, deadline: DeadlineTracker | None) -> dict[str,
     _save_records(job, records)
     if rounds is not None and job.is_whole:
         rounds.finish()
-    return _build_answer(job, records[: len(job.selected)])
+    return _build_answer(job, records[: len(job.selected_stages)])
 
 
 def _build_answer(job: PipelineJob, records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def _answer_unchanged(job: PipelineJob) -> dict[str, Any]:
     records = [
         _build_record(stage, "finished")
         | {key: job.statuses[stage.name].record[key] for key in ("seconds", "result")}
-        for stage in job.selected
+        for stage in job.selected_stages
     ]
     answer = _build_answer(job, records)
     text = f"round {answer['round']} is finished, and no data is new"
@@ -305,7 +305,7 @@ def _run_follower(job: PipelineJob) -> dict[str, Any]:
 
     Raises SettingsError if an earlier stage is not finished.
     """
-    *earlier, stage = job.selected
+    *earlier, stage = job.selected_stages
     for input_stage in earlier:
         if job.statuses[input_stage.name].state != "finished":
             problem = f"stage '{input_stage.name}' is not finished, and runs on one machine"
@@ -329,7 +329,7 @@ def _show_reasons(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
     """Print for each stage which of its inputs have changed; return the answer."""
     rows = [
         changes.explain_stage(stage, job.statuses[stage.name], job.repetition)
-        for stage in job.selected
+        for stage in job.selected_stages
     ]
     answer: dict[str, Any] = {"folder": str(job.folder)}
     if job.repetition is not None:
@@ -416,14 +416,14 @@ def _show_plan(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
     """Print the state and the plan of every stage; return them."""
     refusal = {"error": str(job.refusal), "code": job.refusal.exit_code} if job.refusal else {}
     dataset_rows = stage_plan.describe_datasets(job.stages, job.shared)
-    plans = [_describe_stage(stage, job, dataset_rows) for stage in job.selected]
+    plans = [_describe_stage(stage, job, dataset_rows) for stage in job.selected_stages]
     for plan in (stage.get("plan", {}) for stage in plans):
         refusal = refusal or {key: plan[key] for key in ("error", "code") if "error" in plan}
     answer = {"folder": str(job.folder), "stages": plans, **refusal}
     if as_json:
         log.print_json(answer)
         return answer
-    for stage, plan in zip(job.selected, plans, strict=True):
+    for stage, plan in zip(job.selected_stages, plans, strict=True):
         header = f"[{stage.number}/{len(job.stages)}] {stage.name}: {stage.verb}"
         status = job.statuses[stage.name].summary
         log.stdout.print(f"{header} -> {stage.folder} ({status})", markup=False)

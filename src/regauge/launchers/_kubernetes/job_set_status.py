@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from regauge.launchers import JobStatus
 from regauge.launchers._kubernetes.job_status import JobObjects, describe_job
 from regauge.launchers._kubernetes.pods import JOB_NAME, STAGE
-from regauge.launchers._pipelines.stage_states import join_statuses
+from regauge.launchers._pipelines.stage_jobs import join_statuses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,7 +24,9 @@ from regauge.launchers._pipelines.stage_jobs import join_statuses
 from regauge.launchers._slurm_jobs import parse_records
 from regauge.launchers._slurm_script import list_submit_options
 from regauge.launching.planning import check_lints, describe_plan, plan_job, select_launcher
-from regauge.verbs._stages.stage_node import read_node_index
+from regauge.verbs import pipeline
+from regauge.verbs._stages.pipeline_file import read_pipeline_file, resolve_without_data
+from regauge.verbs._stages.stage_node import is_follower, read_node_index
 from regauge.verbs.launch import read_request
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -319,3 +321,30 @@ def test_the_number_of_a_node_comes_from_its_scheduler(
     environment: dict[str, str], index: int
 ) -> None:
     assert read_node_index(environment) == index
+
+
+def test_only_other_nodes_of_a_training_stage_are_followers(run_file: Path) -> None:
+    stages = resolve_without_data(read_pipeline_file(run_file, ()))
+    second_node = {"JOB_COMPLETION_INDEX": "1"}
+    assert [is_follower(stage, second_node) for stage in stages] == [False, True, False, False]
+    assert not is_follower(stages[1], {"JOB_COMPLETION_INDEX": "0"})
+    single = resolve_without_data(
+        read_pipeline_file(run_file, ("stage.train.execution.nodes.count=1",))
+    )
+    assert not is_follower(single[1], second_node)
+
+
+def test_a_follower_needs_the_stages_before_it(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
+    folder = tmp_path / "daily"
+    with pytest.raises(SettingsError, match="stage 'new' is not finished, and runs on one machine"):
+        pipeline.main(
+            run_file,
+            f"output.folder={folder}",
+            f"registry.path={tmp_path / 'registry'}",
+            f'stage.new.source.files=["{run_file}"]',
+            until="train",
+        )
+    assert not folder.exists(), "a follower writes no records"

@@ -51,6 +51,8 @@ COMMON_FIELDS = frozenset(
     )
 )
 """Fields of `JobSpec` that every launcher uses."""
+PIPELINE_FIELDS = frozenset({"stages", "stage", "after"})
+"""Fields of `JobSpec` about the stages of a pipeline."""
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,13 @@ from regauge import jsonl
 from regauge.config import FORMAT, check_format
 from regauge.files import LOCK, hold_lock
 from regauge.json_files import DocumentShape, find_json
-from regauge.launchers import JobSpec, LeaderAddress, Machine, NodeCommand
+from regauge.launchers import PIPELINE_FIELDS, JobSpec, LeaderAddress, Machine, NodeCommand
 from regauge.launchers._nodes import build_rendezvous_variables
 
 JOB_FILE, EVENTS, CANCEL, LOGS = "job.json", "events.jsonl", "cancel", "logs"
 SCHEDULER_LOG = "scheduler.log"
 SIMULATED = frozenset({"image", "volumes", "spot", "shared_memory_gib"})
 """Fields about machines and containers, which a process of this machine does not need."""
-PIPELINE_FIELDS = frozenset({"stages", "stage", "after"})
-"""Fields about the stages of a pipeline, which this target does not run as jobs."""
 ARRAY_VARIABLE = "JOB_COMPLETION_INDEX"
 """Variable with the index of a job of an array, as in Kubernetes' indexed Jobs."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import choices, config
 from regauge.errors import SettingsError
-from regauge.launchers import JobSpec, LaunchPlan
+from regauge.launchers import PIPELINE_FIELDS, JobSpec, LaunchPlan
 from regauge.launching.job_spec import LaunchRequest, build_job
 from regauge.launching.lints import Lint, run_lints
 from regauge.launching.lints_tokens import check_tokens
@@ -29,9 +29,7 @@ ALWAYS_USED = frozenset(
         "accelerator",
         "processes",
         "run_file_text",
-        "stages",
-        "stage",
-        "after",
+        *PIPELINE_FIELDS,
     }
 )
 """Fields that no launcher can ignore, or that the run reads itself."""
@@ -114,11 +112,14 @@ def _raise_errors(lints: Iterable[Lint]) -> None:
 def describe_plan(plan: LaunchPlan) -> dict[str, Any]:
     """Return a plan as JSON-ready values, with its price.
 
-    The text of the run file is part of the documents that need it.
+    The text of the run file is part of the documents that need it. Fields about stages are left out
+    of a job that has none.
     """
     job = asdict(plan.job)
     for spec in (job, *job["stages"]):
-        del spec["run_file_text"]
+        unset = {name for name in PIPELINE_FIELDS if not spec[name]}
+        for name in {"run_file_text", *unset}:
+            del spec[name]
     return {
         "job": job,
         "documents": [{"name": item.name, "content": item.content} for item in plan.documents],

@@ -293,16 +293,17 @@ def test_the_log_of_a_pipeline_is_that_of_the_last_stage_that_started() -> None:
 def test_a_cancelled_job_set_has_no_pending_stage() -> None:
     entries = [
         {"name": name, "template": {"metadata": {"annotations": {"regauge/stage": name}}}}
-        for name in ("new", "train")
+        for name in ("new", "train", "gate")
     ]
     metadata = {"name": "daily", "annotations": {CANCELLED: "true"}}
     job = {"kind": "JobSet", "metadata": metadata, "spec": {"replicatedJobs": entries}}
     complete = {"conditions": [{"type": "Complete", "status": "True"}]}
     child = {"kind": "Job", "metadata": {"name": "daily-new-0"}, "spec": {}, "status": complete}
     handle = Handle("kubernetes", "here", "default/jobset/daily")
-    status = describe_job_set(handle, JobObjects(job, ()), [child])
+    suspended = {"kind": "Job", "metadata": {"name": "daily-train-0"}, "spec": {"suspend": True}}
+    status = describe_job_set(handle, JobObjects(job, ()), [child, suspended])
     assert status.state == "cancelled"
-    assert [item.state for item in status.stages] == ["succeeded", "cancelled"]
+    assert [item.state for item in status.stages] == ["succeeded", "cancelled", "cancelled"]
     assert status.stages[1].handle == "kubernetes://here/default/job/daily-train-0"
 
 

@@ -75,13 +75,13 @@ def join_statuses(handle: Handle, stages: Sequence[tuple[str, JobStatus]]) -> Jo
     The current stage is the first one that has not ended. If all have ended, it is the first one
     that did not succeed. `stages` has the name and the status of each stage.
     """
-    settled = _settle(stages)
+    resolved = _mark_skipped(stages)
     current = next(
-        (item for item in settled if not item[1].is_final),
-        next((item for item in settled if item[1].state != "succeeded"), settled[-1]),
+        (item for item in resolved if not item[1].is_final),
+        next((item for item in resolved if item[1].state != "succeeded"), resolved[-1]),
     )
     name, status = current
-    statuses = [status for _, status in settled]
+    statuses = [status for _, status in resolved]
     failure = status.failure
     if failure is not None:
         failure = replace(failure, message=f"stage '{name}': {failure.message}")
@@ -98,7 +98,7 @@ def join_statuses(handle: Handle, stages: Sequence[tuple[str, JobStatus]]) -> Jo
         finished_at=max(ends, default=None) if is_final else None,
         stages=tuple(
             StageState(name, item.state, str(item.handle), item.exit_code, item.reason)
-            for name, item in settled
+            for name, item in resolved
         ),
     )
 
@@ -112,12 +112,12 @@ def _add_prefix(job: JobSpec, name: str) -> str:
     return name if name.startswith(f"{job.name}.") else f"{job.name}-{name}"
 
 
-def _settle(stages: Sequence[tuple[str, JobStatus]]) -> list[tuple[str, JobStatus]]:
+def _mark_skipped(stages: Sequence[tuple[str, JobStatus]]) -> list[tuple[str, JobStatus]]:
     """Return the stages; one that failed without an attempt after another one is cancelled."""
-    settled: list[tuple[str, JobStatus]] = []
+    resolved: list[tuple[str, JobStatus]] = []
     for name, status in stages:
-        is_stopped = any(item.state in ("failed", "cancelled") for _, item in settled)
+        is_stopped = any(item.state in ("failed", "cancelled") for _, item in resolved)
         is_skipped = is_stopped and status.state == "failed" and status.attempt is None
         cancelled = replace(status, state="cancelled", exit_code=None, failure=None)
-        settled.append((name, cancelled if is_skipped else status))
-    return settled
+        resolved.append((name, cancelled if is_skipped else status))
+    return resolved

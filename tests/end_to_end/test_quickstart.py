@@ -111,7 +111,9 @@ def check_dry_runs(folder: Path, run_file: Path) -> None:
     assert change in answer["error"]
     for stage in stages:
         run_file.write_text(json.dumps(stage["settings"]))
-        assert main([stage["verb"], str(run_file), "--dry-run"]) == 0, stage["name"]
+        # Outside of its pipeline, an export refuses a folder that exists.
+        code = 2 if stage["verb"] == "export" else 0
+        assert main([stage["verb"], str(run_file), "--dry-run"]) == code, stage["name"]
     runs = [str(folder / name) for name in ("7-fp32", "8-bf16")]
     assert main(["compare", *runs, "--dry-run"]) == 0
     after = {path: path.stat() for path in folder.rglob("*")}

@@ -21,6 +21,7 @@ from regauge.prediction.fields import (
     select_inputs,
     select_kept_fields,
 )
+from regauge.prediction.input_hashes import InputHashes
 from regauge.prediction.job import (
     QUARANTINE,
     PredictJob,
@@ -126,7 +127,8 @@ def _resolve_shard_records(settings: PredictSettings, program: ProgramEntry) -> 
 def check_output_folder(plan: PredictPlan) -> None:
     """Raise DataError if the output folder has the output of another job, or other files."""
     job, kept_fields = plan.job, plan.worker_spec.kept_fields
-    facts = collect_portable_facts(job.settings, plan.artifact, job.pieces, kept_fields)
+    pieces = InputHashes(job).describe_pieces()
+    facts = collect_portable_facts(job.settings, plan.artifact, pieces, kept_fields)
     job.check_folder({**facts, **plan.resolved_fields})
 
 
@@ -140,12 +142,15 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     plan = plan_predict(settings)
     recommend_export(plan.artifact)
     job = plan.job
-    facts = collect_facts(job.settings, plan.artifact, job.pieces, plan.worker_spec.kept_fields)
+    hashes = InputHashes(job)
+    pieces = hashes.identify_pieces()
+    facts = collect_facts(job.settings, plan.artifact, pieces, plan.worker_spec.kept_fields)
     job.check_folder({**facts, **plan.resolved_fields})
     if totals := find_summary(job):
         logger.info("%s is finished; nothing is changed", job.folder)
         return _report_losses(job, {"output": settings.output.folder, **totals})
     job.claim_folder({**facts, **plan.resolved_fields})
+    hashes.save()
     write_lineage(job, plan.artifact, plan.version)
     with ExitStack() as stack:
         stack.enter_context(FolderLock(job.job_folder))

@@ -38,6 +38,8 @@ class FakeServer:
     """Time of one request."""
     capacity: int = 1000
     """Requests that are computed together."""
+    min_active: int = 0
+    """Requests that must be open together before one of them is answered."""
     max_queue: int = 10**6
     """Requests that may wait; more are refused with 429."""
     retry_after: str | None = None
@@ -118,6 +120,8 @@ class FakeServer:
             headers = {} if self.retry_after is None else {"Retry-After": self.retry_after}
             return JSONResponse({"error": "overloaded"}, 429, headers)
         async with self.free:
+            self.free.notify_all()
+            await self.free.wait_for(lambda: self.max_active >= self.min_active)
             await self.free.wait_for(lambda: self.num_computing < self.capacity)
             self.num_computing += 1
         await asyncio.sleep(self.seconds)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +22,9 @@ from regauge.launchers._ray_log import format_event, format_line, read_events, r
 from regauge.launchers._ray_node import NodeActor
 from regauge.launchers._secret_files import read_secret_files
 from regauge.launchers.ray import RayCluster, build_status
+from regauge.timing import wait_for
+
+START_SECONDS = 30.0
 
 GOLDEN = Path(__file__).parent / "golden"
 MACHINE = Machine("p5.48xlarge", "H100", "NVIDIA", 8, 32, 192, 2048, 55.04, "2026-07-20")
@@ -107,13 +109,25 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_ray_driver, "POLL_SECONDS", 0.05)
 
 
-def run_driver(program: str, *options: str, stop_after: float | None = None) -> int:
-    """Run a program as the command of a job; return its exit code."""
+def run_driver(program: str, *options: str, stop_file: Path | None = None) -> int:
+    """Run a program as the command of a job; return its exit code.
+
+    The job is stopped when the program has written `stop_file`.
+    """
     words = ["--name", "job", "--nodes", "0", *options, "--", sys.executable, "-c", program]
     driver = Driver(DriverOptions.parse(words))
-    if stop_after is not None:
-        threading.Timer(stop_after, driver.stop).start()
-    return driver.run()
+    if stop_file is None:
+        return driver.run()
+
+    def stop() -> None:
+        if wait_for(stop_file.exists, START_SECONDS, poll_seconds=0.05):
+            driver.stop()
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    code = driver.run()
+    thread.join()
+    return code
 
 
 @pytest.mark.usefixtures("_fast")
@@ -146,21 +160,26 @@ def test_the_number_of_attempts(
 
 
 @pytest.mark.usefixtures("_fast")
-def test_a_stopped_job_passes_the_signal_on_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stopped_job_passes_the_signal_on_and_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "started"
     program = (
-        "import signal, sys, time; signal.signal(15, lambda *a: sys.exit(143)); time.sleep(60)"
+        "import signal, sys, time; signal.signal(15, lambda *a: sys.exit(143)); "
+        f"open({str(path)!r}, 'w'); time.sleep(60)"
     )
-    code = run_driver(program, "--max-attempts", "5", stop_after=0.5)
+    code = run_driver(program, "--max-attempts", "5", stop_file=path)
     assert code == 143
     assert len([e for e in read_events(capsys.readouterr().out) if e.get("hosts")]) == 1
 
 
 @pytest.mark.usefixtures("_fast")
-def test_a_command_that_ignores_the_signal_is_killed() -> None:
-    program = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)"
-    begin = time.monotonic()
-    assert run_driver(program, "--grace-seconds", "0.5", stop_after=0.5) == 128 + signal.SIGKILL
-    assert time.monotonic() - begin < 30
+def test_a_command_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "started"
+    program = "import signal, time; signal.signal(15, signal.SIG_IGN); "
+    program += f"open({str(path)!r}, 'w'); time.sleep(60)"
+    code = run_driver(program, "--grace-seconds", "0.5", stop_file=path)
+    assert code == 128 + signal.SIGKILL
 
 
 @pytest.mark.usefixtures("_fast")

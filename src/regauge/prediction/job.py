@@ -188,6 +188,11 @@ class PredictJob:
             logger.warning("%d changed, computing again: %s", len(damaged), names)
         return whole
 
+    def build_queue(self, finished: Mapping[ShardId, Mapping[str, Any]]) -> ShardQueue:
+        """Return the queue of the shards that are not finished."""
+        is_last = {shard: line["is_last"] for shard, line in finished.items()}
+        return ShardQueue(self.piece_numbers, is_last)
+
     def commit_shard(self, line: Mapping[str, Any]) -> None:
         """Append the line of a shard to the ledger; its files must be in the output folder."""
         with jsonl.open_for_append(self.job_folder / LEDGER) as file:

@@ -35,7 +35,6 @@ from regauge.prediction.job_notification import notify_job_end
 from regauge.prediction.predict_metrics import export_job
 from regauge.prediction.progress import ProgressBar, report_losses
 from regauge.prediction.provenance import resolve_version, write_lineage
-from regauge.prediction.shard_queue import ShardQueue
 from regauge.prediction.worker import SCRATCH, WorkerResources, WorkerSpec
 from regauge.supervision.cost_meter import (
     ATTEMPTS,
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from regauge.model_registry.registered_version import RegisteredVersion
     from regauge.planning.catalog import MachinePrice
     from regauge.prediction.settings import PredictSettings
+    from regauge.prediction.shard_queue import ShardQueue
 
 SHARD_RECORDS, SHARD_TEXTS = 32768, 1024
 """Default records of a shard; a generated text takes much longer than any other output."""
@@ -155,9 +155,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
         end_report = stack.enter_context(notify_job_end(job))
         _clear_scratch(job)
         finished = job.find_finished_shards()
-        shard_queue = ShardQueue(
-            job.piece_numbers, {shard: line["is_last"] for shard, line in finished.items()}
-        )
+        shard_queue = job.build_queue(finished)
         meter = _start_meter(job, started_at)
         progress = ProgressBar(job, finished, meter)
         end_report.read_usd = lambda: progress.usd

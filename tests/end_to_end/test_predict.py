@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from end_to_end.predicting import (
     write_records,
     write_row_groups,
 )
-from regauge import jsonl
+from regauge import files, jsonl
 from regauge.cli import main
 
 
@@ -179,6 +180,46 @@ def test_the_output_folder_of_another_job_is_refused(
     assert message in error
     assert "name another output.folder" in error
     assert read_output_files(tmp_path / "out") == before
+
+
+def test_a_source_that_is_written_again_with_equal_content_continues_a_job(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = write_records(tmp_path / "texts.jsonl", 20), tmp_path / "out"
+    assert predict(artifact, source, out, "predict.shard_records=5") == 0
+    before, modified = read_output_files(out), source.stat().st_mtime_ns
+    (out / "result.json").unlink()
+    ledger = out / "jobs" / "0-of-1" / "ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:2]))
+    content = source.read_bytes()
+    source.unlink()
+    source.write_bytes(content)
+    os.utime(source, ns=(modified + 10**9, modified + 10**9))
+    assert predict(artifact, source, out, "predict.shard_records=5") == 0
+    assert "has changed" not in capsys.readouterr().err
+    assert read_output_files(out) == before
+    assert len(jsonl.read_lines(ledger)) == 4
+    source.write_bytes(content.replace(b"w1", b"w2", 1))
+    assert predict(artifact, source, out, "predict.shard_records=5") == 64
+    assert "texts.jsonl' of the source has changed;" in capsys.readouterr().err
+
+
+def test_an_unchanged_source_is_hashed_once(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = write_records(tmp_path / "texts.jsonl", 20), tmp_path / "out"
+    hashed: list[Path] = []
+    original = files.sha256
+
+    def record(path: Path) -> str:
+        hashed.append(path)
+        return original(path)
+
+    monkeypatch.setattr(files, "sha256", record)
+    assert predict(artifact, source, out) == 0
+    assert hashed.count(source) == 1
+    assert predict(artifact, source, out) == 0
+    assert hashed.count(source) == 1, "its size and its time are the same"
 
 
 def test_a_source_that_changed_is_refused(

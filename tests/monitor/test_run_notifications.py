@@ -99,6 +99,21 @@ def test_a_slow_run_without_progress_is_stuck_until_its_next_step(
     assert recovered["step"] > 10
 
 
+def test_a_hang_that_is_a_lack_of_progress_too_gives_one_event(
+    jobs: Jobs, webhook: WebhookSink
+) -> None:
+    table = notify(webhook.url, no_progress_seconds=2.0, repeat_seconds=0.0)
+    job = jobs.create({"kind": "stop", "rank": 1, "step": 10}, monitoring=table)
+    job.start().wait()
+    assert job.code == 0, job.stderr
+    assert [attempt["outcome"] for attempt in job.attempts] == ["hang", "finished"]
+    assert webhook.events[-1] == "finished"
+    stuck = [document for document in webhook.documents if document["event"] == "stuck"]
+    assert [document["attempt"] for document in stuck if document["step"] == 10] == [1]
+    later = [document for document in webhook.documents if document["attempt"] == 2]
+    assert "recovered" in [document["event"] for document in later]
+
+
 def test_a_run_over_its_budget_gives_over_budget(jobs: Jobs, webhook: WebhookSink) -> None:
     job = jobs.create(
         monitoring=notify(webhook.url),

@@ -167,8 +167,7 @@ def test_a_resumed_attempt_continues_the_same_run(
         group.finish({"steps": 20})
     run = find_only_run()
     assert run.info.status == "FINISHED"
-    assert history(server, run, "train/loss") == [(10, 3.5), (20, 9.0), (20, 2.5)]
-    assert run.data.metrics["train/loss"] == 2.5, "the later value is not the one that is shown"
+    assert history(server, run, "train/loss") == [(10, 3.5), (20, 9.0)], "a step is shown twice"
     assert run.data.params["batch.microbatch_rows"] == "4"
     assert run.data.params["seed"] == "1"
     assert run.data.tags["attempt-2/seed"] == "2"

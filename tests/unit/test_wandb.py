@@ -22,6 +22,7 @@ from distributed.runs import settings
 from regauge import config, processes
 from regauge.errors import SettingsError
 from regauge.trackers import RunInfo, Tracker, start_trackers, wandb
+from regauge.trackers.jsonl import Jsonl
 from regauge.trackers.wandb import FOLDER, Wandb
 from regauge.training.run import attempt
 
@@ -150,12 +151,12 @@ def test_settings_metrics_and_the_result_are_recorded(tmp_path: Path) -> None:
 
 
 @needs_wandb
-def test_attempts_share_one_run_and_repeated_steps_are_recorded(tmp_path: Path) -> None:
+def test_attempts_share_one_run_and_a_repeated_step_is_recorded_once(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    tracker = Wandb(wait_seconds=PATIENCE)
+    trackers = [Jsonl(), Wandb(wait_seconds=PATIENCE)]
 
     def fail() -> None:
-        with start_trackers([tracker], run_info(folder)) as group:
+        with start_trackers(trackers, run_info(folder)) as group:
             group.log(10, {"train/loss": 3.5})
             group.log(20, {"train/loss": 9.0})
             raise KeyboardInterrupt
@@ -163,16 +164,20 @@ def test_attempts_share_one_run_and_repeated_steps_are_recorded(tmp_path: Path) 
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert read_exit_codes(folder) == [1]
-    with start_trackers([tracker], run_info(folder, 2, 10)) as group:
+    with start_trackers(trackers, run_info(folder, 2, 10)) as group:
         group.log(20, {"train/loss": 2.5})
         group.finish({"steps": 20})
-    assert [row["train/loss"] for row in read_history(folder)] == [3.5, 9.0, 2.5]
+    assert [row["train/loss"] for row in read_history(folder)] == [3.5, 2.5]
+    with start_trackers(trackers, run_info(folder, 3, 20)) as group:
+        group.log(20, {"heldout/loss": 2.0})
+        group.log(30, {"train/loss": 1.5})
+        group.finish({"steps": 30})
+    rows = [(row["step"], row.get("train/loss")) for row in read_history(folder)]
+    assert rows == [(10, 3.5), (20, 2.5), (30, 1.5)], "records of a complete attempt"
     runs = read_runs(folder)
     assert {run.run_id for run, _ in runs} == {"a1b2"}
-    assert [(values["seed"], values["regauge"]["attempt"]) for _, values in runs] == [
-        (1, 1),
-        (2, 2),
-    ]
+    attempts = [(values["seed"], values["regauge"]["attempt"]) for _, values in runs]
+    assert attempts == [(2, 2), (3, 3)]
     axes = [r.metric for r in read_records(folder) if r.HasField("metric")]
     assert {(axis.glob_name, axis.step_metric) for axis in axes} >= {("*", "step")}
 

@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import choices, files
 from regauge.config import Choice, Settings
+from regauge.data.content_hashes import HASH_DIGITS, ContentHashes
 from regauge.data.sources import Source
-from regauge.data.sources._files import FileSource, InputFile, find_files
-from regauge.errors import DataError
-from regauge.json_files import find_json
+from regauge.data.sources._files import FileSource, find_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CACHE = "data_hashes.json"
 """File of known hashes, in the folder of the pipeline."""
-HASH_DIGITS = 32
 
 FileHashes = dict[str, str]
 """Hash by name of a file, or of another piece of a source."""
@@ -36,12 +34,11 @@ class DataHasher:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / CACHE
-        self._known = _read_cache(self._path)
-        self._is_changed = False
+        self._hashes = ContentHashes([self._path])
 
     def hash_patterns(self, patterns: tuple[str, ...]) -> FileHashes:
         """Return the hash of every file that matches; raises DataError if none matches."""
-        return {file.name: self._hash_file(file) for file in find_files(patterns)}
+        return self._hashes.hash_files(find_files(patterns))
 
     def hash_source(self, source: Source) -> FileHashes:
         """Return the hashes of the files of a source, or of its pieces if it reads no files."""
@@ -51,21 +48,7 @@ class DataHasher:
 
     def save(self) -> None:
         """Store the hashes for the next run, in a folder that exists."""
-        if self._is_changed and self._path.parent.is_dir():
-            files.write_json(self._path, self._known)
-
-    def _hash_file(self, file: InputFile) -> str:
-        stamp = f"{file.bytes}:{file.version}"
-        path = Path(file.name)
-        if not path.is_file():
-            return stamp
-        known = self._known.get(file.name)
-        if known is not None and known[0] == stamp:
-            return known[1]
-        digest = files.sha256(path)[:HASH_DIGITS]
-        self._known[file.name] = (stamp, digest)
-        self._is_changed = True
-        return digest
+        self._hashes.save(self._path)
 
 
 def find_sources(settings: Settings, key: str = "") -> Iterator[tuple[str, Source]]:
@@ -99,19 +82,6 @@ def _walk(value: Any, key: str = "") -> Iterator[tuple[str, Settings]]:
     elif isinstance(value, dict):
         for name, item in value.items():
             yield from _walk(item, f"{key}.{name}")
-
-
-def _read_cache(path: Path) -> dict[str, tuple[str, str]]:
-    """Return the known stamps and hashes; nothing if the file is missing or damaged."""
-    try:
-        document = find_json(path, "remove it") or {}
-    except DataError:
-        return {}
-    return {
-        name: (str(entry[0]), str(entry[1]))
-        for name, entry in document.items()
-        if isinstance(entry, list) and len(entry) == 2  # noqa: PLR2004 (stamp and hash)
-    }
 
 
 def hash_document(document: Any) -> str:

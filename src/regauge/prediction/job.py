@@ -188,6 +188,11 @@ class PredictJob:
             logger.warning("%d changed, computing again: %s", len(damaged), names)
         return whole
 
+    def build_queue(self, finished: Mapping[ShardId, Mapping[str, Any]]) -> ShardQueue:
+        """Return the queue of the shards that are not finished."""
+        is_last = {shard: line["is_last"] for shard, line in finished.items()}
+        return ShardQueue(self.piece_numbers, is_last)
+
     def commit_shard(self, line: Mapping[str, Any]) -> None:
         """Append the line of a shard to the ledger; its files must be in the output folder."""
         with jsonl.open_for_append(self.job_folder / LEDGER) as file:
@@ -249,12 +254,13 @@ def _get_shard(line: Mapping[str, Any]) -> ShardId:
 def collect_facts(
     settings: PredictSettings,
     artifact: Artifact,
-    pieces: tuple[Piece, ...],
+    pieces: dict[str, list[Any]],
     kept_fields: dict[str, FieldKind],
 ) -> dict[str, Any]:
     """Return all facts that decide the bytes of the output.
 
-    With `predict.batch_invariant` these include the chip and the versions of the backend.
+    `pieces` has the size and the identity of each piece by its name.
+    With `predict.batch_invariant` the facts include the chip and the versions of the backend.
     """
     backend, accelerator = artifact.manifest.compiled.backend, artifact.accelerator
     machine = {
@@ -269,7 +275,7 @@ def collect_facts(
 def collect_portable_facts(
     settings: PredictSettings,
     artifact: Artifact,
-    pieces: tuple[Piece, ...],
+    pieces: dict[str, list[Any]],
     kept_fields: dict[str, FieldKind],
 ) -> dict[str, Any]:
     """Return the facts that decide the output on any machine; needs no accelerator."""
@@ -278,7 +284,7 @@ def collect_portable_facts(
     return {
         "artifact_sha256": artifact.content_sha256,
         "source": config.dump(settings.source),
-        "pieces": {piece.name: [piece.bytes, piece.stamp] for piece in pieces},
+        "pieces": pieces,
         "text_fields": list(settings.predict.text_fields),
         "prompt_name": settings.predict.prompt_name,
         "output": {name: output[name] for name in ("format", "dtype")},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import choices, config, jsonl, stop_signals
 from regauge.artifacts.uncompiled import open_model, recommend_export
-from regauge.errors import DataError, LimitReachedError, SettingsError
+from regauge.errors import LimitReachedError, SettingsError
 from regauge.log import logger
 from regauge.planning.catalog import find_price
 from regauge.prediction.fields import (
@@ -21,8 +21,8 @@ from regauge.prediction.fields import (
     select_inputs,
     select_kept_fields,
 )
+from regauge.prediction.input_hashes import InputHashes
 from regauge.prediction.job import (
-    QUARANTINE,
     PredictJob,
     collect_facts,
     collect_portable_facts,
@@ -33,9 +33,8 @@ from regauge.prediction.job import (
 )
 from regauge.prediction.job_notification import notify_job_end
 from regauge.prediction.predict_metrics import export_job
-from regauge.prediction.progress import ProgressBar
+from regauge.prediction.progress import ProgressBar, report_losses
 from regauge.prediction.provenance import resolve_version, write_lineage
-from regauge.prediction.shard_queue import ShardQueue
 from regauge.prediction.worker import SCRATCH, WorkerResources, WorkerSpec
 from regauge.supervision.cost_meter import (
     ATTEMPTS,
@@ -45,7 +44,6 @@ from regauge.supervision.cost_meter import (
     write_last_seen,
 )
 from regauge.supervision.folder_lock import FolderLock
-from regauge.wording import format_clause, format_count
 
 if TYPE_CHECKING:
     from regauge.artifacts.artifact import Artifact
@@ -53,6 +51,7 @@ if TYPE_CHECKING:
     from regauge.model_registry.registered_version import RegisteredVersion
     from regauge.planning.catalog import MachinePrice
     from regauge.prediction.settings import PredictSettings
+    from regauge.prediction.shard_queue import ShardQueue
 
 SHARD_RECORDS, SHARD_TEXTS = 32768, 1024
 """Default records of a shard; a generated text takes much longer than any other output."""
@@ -126,7 +125,8 @@ def _resolve_shard_records(settings: PredictSettings, program: ProgramEntry) -> 
 def check_output_folder(plan: PredictPlan) -> None:
     """Raise DataError if the output folder has the output of another job, or other files."""
     job, kept_fields = plan.job, plan.worker_spec.kept_fields
-    facts = collect_portable_facts(job.settings, plan.artifact, job.pieces, kept_fields)
+    pieces = InputHashes(job).describe_pieces()
+    facts = collect_portable_facts(job.settings, plan.artifact, pieces, kept_fields)
     job.check_folder({**facts, **plan.resolved_fields})
 
 
@@ -140,21 +140,22 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     plan = plan_predict(settings)
     recommend_export(plan.artifact)
     job = plan.job
-    facts = collect_facts(job.settings, plan.artifact, job.pieces, plan.worker_spec.kept_fields)
+    hashes = InputHashes(job)
+    pieces = hashes.identify_pieces()
+    facts = collect_facts(job.settings, plan.artifact, pieces, plan.worker_spec.kept_fields)
     job.check_folder({**facts, **plan.resolved_fields})
     if totals := find_summary(job):
         logger.info("%s is finished; nothing is changed", job.folder)
-        return _report_losses(job, {"output": settings.output.folder, **totals})
+        return report_losses(job, {"output": settings.output.folder, **totals})
     job.claim_folder({**facts, **plan.resolved_fields})
+    hashes.save()
     write_lineage(job, plan.artifact, plan.version)
     with ExitStack() as stack:
         stack.enter_context(FolderLock(job.job_folder))
         end_report = stack.enter_context(notify_job_end(job))
         _clear_scratch(job)
         finished = job.find_finished_shards()
-        shard_queue = ShardQueue(
-            job.piece_numbers, {shard: line["is_last"] for shard, line in finished.items()}
-        )
+        shard_queue = job.build_queue(finished)
         meter = _start_meter(job, started_at)
         progress = ProgressBar(job, finished, meter)
         end_report.read_usd = lambda: progress.usd
@@ -172,33 +173,7 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
             **progress.summarize_record(cost),
         }
         write_result(job)
-        return _report_losses(job, summary)
-
-
-def _report_losses(job: PredictJob, summary: dict[str, Any]) -> dict[str, Any]:
-    """Log what the output lacks, and return the other totals.
-
-    Raises DataError if most records are rejected.
-    """
-    dropped, missing = summary.pop("dropped_fields"), summary.pop("missing_fields")
-    if dropped:
-        counts = ", ".join(
-            f"{name} ({format_count(count, 'record')})" for name, count in dropped.items()
-        )
-        message = "Fields that the first records do not have are left out: %s; keep them with: %s"
-        logger.warning(message, counts, "output.keep_fields")
-    for name, count in missing.items():
-        subject = format_clause(count, "record", "have")
-        logger.warning("%s no '%s', so its value in the output is null", subject, name)
-    if not (num_rejected := summary["quarantined"]):
-        return summary
-    folder, num_records = job.folder / QUARANTINE, num_rejected + summary["rows"]
-    subject = format_clause(num_records, "record", "are")
-    logger.warning("%s of %s rejected; see %s", f"{num_rejected:,}", subject, folder)
-    if num_rejected > num_records / 2:
-        problem = f"most records are rejected: {num_rejected} of {num_records}"
-        raise DataError(problem, f"correct them, or the fields; see the reasons in {folder}")
-    return summary
+        return report_losses(job, summary)
 
 
 def _log_slot(job: PredictJob) -> None:

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any, Self
 from rich import progress
 
 from regauge import log
-from regauge.prediction.job import summarize_cost
+from regauge.errors import DataError
+from regauge.log import logger
+from regauge.prediction.job import QUARANTINE, summarize_cost
 from regauge.supervision.cost_meter import parse_cost
+from regauge.wording import format_clause, format_count
 
 if TYPE_CHECKING:
     from regauge.prediction.job import PredictJob
@@ -59,7 +62,7 @@ class ProgressBar:
         if self._bar:
             self._bar.stop()
         if self.has_ready_worker:
-            log.logger.info("%s", self._format_counts(self.counts["rows"]))
+            logger.info("%s", self._format_counts(self.counts["rows"]))
 
     @property
     def num_workers(self) -> int:
@@ -81,7 +84,7 @@ class ProgressBar:
         elif event["event"] == "ready":
             self._workers.add(event["worker"])
             self.has_ready_worker = True
-            log.logger.info("Worker %d ready after %.1f s.", event["worker"], event["seconds"])
+            logger.info("Worker %d ready after %.1f s.", event["worker"], event["seconds"])
         elif event["event"] == "lost":
             self._workers.discard(event["worker"])
         now = time.monotonic()
@@ -94,7 +97,7 @@ class ProgressBar:
         elif self._num_rows and now - self._logged >= log.PROGRESS_INTERVAL_SECONDS:
             self._logged = now
             counts, eta = self._format_counts(self._num_rows), self._format_eta(now)
-            log.logger.info("%s, ETA %s", counts, eta)
+            logger.info("%s, ETA %s", counts, eta)
 
     def cost_record(self) -> dict[str, Any]:
         """Return the cost so far, as `attempts.jsonl` stores it."""
@@ -135,3 +138,29 @@ class ProgressBar:
         if counts["computed_tokens"]:
             line += f", {counts['tokens'] / counts['computed_tokens']:.0%} useful tokens"
         return line if usd is None else f"{line}, {usd:.4f} USD"
+
+
+def report_losses(job: PredictJob, summary: dict[str, Any]) -> dict[str, Any]:
+    """Log what the output lacks, and return the other totals.
+
+    Raises DataError if most records are rejected.
+    """
+    dropped, missing = summary.pop("dropped_fields"), summary.pop("missing_fields")
+    if dropped:
+        counts = ", ".join(
+            f"{name} ({format_count(count, 'record')})" for name, count in dropped.items()
+        )
+        message = "Fields that the first records do not have are left out: %s; keep them with: %s"
+        logger.warning(message, counts, "output.keep_fields")
+    for name, count in missing.items():
+        subject = format_clause(count, "record", "have")
+        logger.warning("%s no '%s', so its value in the output is null", subject, name)
+    if not (num_rejected := summary["quarantined"]):
+        return summary
+    folder, num_records = job.folder / QUARANTINE, num_rejected + summary["rows"]
+    subject = format_clause(num_records, "record", "are")
+    logger.warning("%s of %s rejected; see %s", f"{num_rejected:,}", subject, folder)
+    if num_rejected > num_records / 2:
+        problem = f"most records are rejected: {num_rejected} of {num_records}"
+        raise DataError(problem, f"correct them, or the fields; see the reasons in {folder}")
+    return summary

@@ -89,7 +89,8 @@ class RunEvents:
         if (self._last_outcome or self._is_stuck) and reports.has_progress():
             self._send_recovery(now)
         limit = self._settings.no_progress_seconds
-        if limit is not None and not self._is_stuck and now - self._progress_at >= limit:
+        is_reported = is_end or self._is_stuck  # the cause of an end is reported afterwards
+        if limit is not None and not is_reported and now - self._progress_at >= limit:
             self._is_stuck = True
             slowest = min(range(len(beats)), key=lambda number: (beats[number].step, number))
             phase = beats[slowest].phase
@@ -97,11 +98,13 @@ class RunEvents:
             self._send("stuck", problem=problem, next_action="see the logs in ranks/")
 
     def report_restart(self, failure: Failure, wait_seconds: float) -> None:
-        """Send a failure after which the run is restarted."""
+        """Send a failure after which the run is restarted, unless it was reported as stuck."""
         if failure.kind in SILENT_KINDS:
             return
-        when = f"in {wait_seconds:g} s" if wait_seconds else "now"
         self._last_outcome = failure.kind
+        if self._is_stuck and failure.kind in STUCK_KINDS:
+            return
+        when = f"in {wait_seconds:g} s" if wait_seconds else "now"
         problem, _ = _split_problem(failure.problem)
         self._send(
             "stuck" if failure.kind in STUCK_KINDS else "failed",
@@ -115,7 +118,7 @@ class RunEvents:
         """Send a failure after which the run is not restarted."""
         name = name_exit(error.exit_code)
         problem, remedy = _split_problem(str(error))
-        if name == "failed" and failure.kind in STUCK_KINDS:
+        if name == "failed" and failure.kind in STUCK_KINDS and not self._is_stuck:
             name = "stuck"
         self._send(
             name,

@@ -9,6 +9,7 @@ other package of Regauge.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,10 @@ def is_evaluation_metric(name: str) -> bool:
     return "/" in name and not is_train_metric(name)
 
 
+def ignore_wait() -> None:
+    """Do nothing while a tracker waits."""
+
+
 @dataclass(frozen=True)
 class RunInfo:
     """The run that a tracker records."""
@@ -51,6 +56,8 @@ class RunInfo:
     """Step of the checkpoint from which this attempt resumes; 0 for a new run."""
     settings: dict[str, Any] = field(default_factory=dict)
     """The resolved settings, JSON-ready."""
+    on_wait: Callable[[], None] = ignore_wait
+    """Called at least once a second while a tracker waits for its service at the end of a run."""
 
 
 class Tracker(Choice):

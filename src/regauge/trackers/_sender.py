@@ -72,12 +72,18 @@ class Sender:
                 self._queue.append(line)
                 self._changed.notify()
 
-    def close(self, seconds: float) -> int:
-        """Wait up to `seconds` for the queued lines; return and log the number of lost values."""
+    def close(self, seconds: float, on_wait: Callable[[], None] = lambda: None) -> int:
+        """Wait up to `seconds` for the queued lines; return and log the number of lost values.
+
+        `on_wait` is called repeatedly while it waits.
+        """
+        deadline = time.monotonic() + seconds
         with self._changed:
-            self._deadline = time.monotonic() + seconds
+            self._deadline = deadline
             self._changed.notify()
-        self._thread.join(seconds)
+        while self._thread.is_alive() and (seconds_left := deadline - time.monotonic()) > 0:
+            on_wait()
+            self._thread.join(min(seconds_left, MIN_PAUSE_SECONDS))
         num_lost = self._num_queued - self._num_delivered
         if num_lost:
             reason = self._problem or f"no answer within {seconds:g} s"

@@ -28,6 +28,7 @@ class ServiceTracker(Tracker):
     _changed_variables: tuple[str, ...] = PrivateAttr(default=())
     _is_finished: bool = PrivateAttr(default=False)
     _step: int = PrivateAttr(default=0)
+    _run: RunInfo | None = PrivateAttr(default=None)
 
     def name_destination(self, run: RunInfo) -> str:
         """Return the name of the service in warnings."""
@@ -38,10 +39,15 @@ class ServiceTracker(Tracker):
 
         Variables that are already set are not changed.
         """
-        raise NotImplementedError
+        del run
+        return {}
 
     def connect(self, run: RunInfo) -> Deliver:
-        """Find or create the run in the service; return the function that sends lines to it."""
+        """Find or create the run in the service; return the function that sends lines to it.
+
+        A later attempt first sends the lines of earlier ones that the service lacks. The returned
+        function sends no value of a step again.
+        """
         raise NotImplementedError
 
     def is_permanent(self, error: Exception) -> bool:
@@ -57,7 +63,7 @@ class ServiceTracker(Tracker):
         os.environ.update({name: variables[name] for name in self._changed_variables})
         connect = partial(self.connect, run)
         self._sender = Sender(self.name_destination(run), connect, self.is_permanent)
-        self._step, self._is_finished = run.resumed_step, False
+        self._step, self._is_finished, self._run = run.resumed_step, False, run
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Queue the metrics of one step."""
@@ -79,10 +85,10 @@ class ServiceTracker(Tracker):
 
     def close(self) -> None:
         """Wait up to `wait_seconds` for queued values; lost values are logged."""
-        if self._sender:
+        if self._sender and self._run:
             if not self._is_finished:
                 self._sender.put(MetricsLine(self._step, final_status=FAILED))
-            self._sender.close(self.wait_seconds)
+            self._sender.close(self.wait_seconds, self._run.on_wait)
         self._sender = None
         for name in self._changed_variables:
             os.environ.pop(name, None)

@@ -1,9 +1,9 @@
 """Sends metrics to MLflow: to a tracking server, or to a database in the run's folder.
 
-All attempts of a run share one MLflow run, which is found by its tag `regauge.run_id`. If a step is
-repeated, MLflow keeps both values and shows the later one. MLflow allows no `@` in names, so
-`recall@10` becomes `recall_at_10`. MLflow parameters cannot change: a setting that differs in a
-later attempt is a tag, such as `attempt-2/execution.processes`.
+All attempts of a run share one MLflow run, which is found by its tag `regauge.run_id`. MLflow can
+replace no value, so a resumed attempt sends only the values that MLflow lacks. MLflow allows no `@`
+in names, so `recall@10` becomes `recall_at_10`. MLflow parameters cannot change: a setting that
+differs in a later attempt is a tag, such as `attempt-2/execution.processes`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from pydantic import field_validator, model_validator
 from regauge.config import flatten
 from regauge.errors import SettingsError
 from regauge.trackers import RunInfo
+from regauge.trackers._earlier_attempts import deliver_once
 from regauge.trackers._sender import Deliver, MetricsLine
 from regauge.trackers._service import ServiceTracker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 FILE = "mlflow.db"
 SCHEMES = ("http", "https", "sqlite")
@@ -118,6 +119,7 @@ def _connect(uri: str, experiment: str, run: RunInfo) -> Deliver:
         experiment_id = existing.experiment_id
     is_same_run = f"tags.`{RUN_ID}` = '{run.run_id}'"
     runs = client.search_runs([experiment_id], is_same_run, max_results=1)
+    logged = _list_recorded(client, runs[0]) if runs and run.attempt > 1 else ()
     mlflow_run = runs[0] if runs else client.create_run(experiment_id, tags={RUN_ID: run.run_id})
     run_id = mlflow_run.info.run_id
     client.update_run(run_id, status="RUNNING", name=run.name)
@@ -128,7 +130,15 @@ def _connect(uri: str, experiment: str, run: RunInfo) -> Deliver:
     tags |= {f"attempt-{run.attempt}/{key}": text for key, text in changed.items()}
     parameters = {key: settings[key] for key in settings.keys() - recorded.keys()}
     _log_texts(client, run_id, parameters, tags)
-    return partial(_deliver, client, run_id)
+    return deliver_once(partial(_deliver, client, run_id), logged, _format_name, run)
+
+
+def _list_recorded(client: Any, mlflow_run: Any) -> Collection[tuple[str, int]]:
+    """Return the names and steps of all values that MLflow has from earlier attempts."""
+    run_id, names = mlflow_run.info.run_id, mlflow_run.data.metrics
+    return {
+        (name, metric.step) for name in names for metric in client.get_metric_history(run_id, name)
+    }
 
 
 def _deliver(client: Any, run_id: str, lines: list[MetricsLine]) -> None:

@@ -1,36 +1,43 @@
 """Writes metrics for TensorBoard, to the folder `tensorboard` of the run.
 
-A resumed run continues the same curves: the values of lost steps are purged.
+Each attempt writes one file. A resumed attempt purges the steps after its checkpoint, and writes
+those before it that a killed attempt has lost.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
-from typing import TYPE_CHECKING, ClassVar, Self
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, model_validator
 
 from regauge.errors import SettingsError
-from regauge.trackers import RunInfo, Tracker
+from regauge.trackers._earlier_attempts import deliver_once
+from regauge.trackers._service import FINISHED, ServiceTracker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection
+    from pathlib import Path
 
-    from torch.utils.tensorboard import SummaryWriter
+    from regauge.trackers import RunInfo
+    from regauge.trackers._sender import Deliver, MetricsLine
 
 FOLDER = "tensorboard"
+FILE_VERSION = "brain.Event:2"
 
 
-class TensorBoard(Tracker):
+class TensorBoard(ServiceTracker):
     """Scalars as TensorBoard event files."""
 
     peer_names: ClassVar[tuple[str, ...]] = ("tb",)
 
-    flush_seconds: int = Field(default=30, ge=1)
-    """Longest time that a value is buffered in memory."""
-
-    _writer: SummaryWriter | None = PrivateAttr(default=None)
+    wait_seconds: float = Field(default=2.0, ge=0)
+    """Longest wait at the end of the run for values that are not written yet."""
 
     @model_validator(mode="after")
     def _is_installed(self) -> Self:
@@ -41,39 +48,101 @@ class TensorBoard(Tracker):
             )
         return self
 
-    def start(self, run: RunInfo) -> None:
+    def name_destination(self, run: RunInfo) -> str:
+        return f"tensorboard in {run.folder / FOLDER}"
+
+    def connect(self, run: RunInfo) -> Deliver:
         """Open an event file; after a resume, purge the steps that will be repeated."""
-        from torch.utils.tensorboard import SummaryWriter
+        folder = run.folder / FOLDER
+        file = EventFile(folder, _find_purge_step(run))
+        try:
+            recorded = _list_recorded(folder) if run.attempt > 1 else ()
+            if run.attempt == 1 or not run.resumed_step:
+                file.write([_build_text("settings", run.settings)])
+            return deliver_once(file.deliver, recorded, str, run)
+        except OSError:
+            file.close()
+            raise
 
-        self.close()
-        self._writer = SummaryWriter(
-            str(run.folder / FOLDER),
-            purge_step=_find_purge_step(run),
-            flush_secs=self.flush_seconds,
-        )
-        if run.attempt == 1:
-            self._add_json("settings", run.settings)
+    def is_permanent(self, error: Exception) -> bool:
+        return not isinstance(error, OSError)
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write each value as a scalar."""
-        if self._writer:
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
 
-    def finish(self, summary: Mapping[str, object]) -> None:
-        """Write the result as a text, next to the settings."""
-        self._add_json("summary", summary)
+class EventFile:
+    """An event file that contains whole deliveries only, also after errors of the disk."""
+
+    def __init__(self, folder: Path, purge_step: int | None) -> None:
+        """Create the file; TensorBoard drops earlier events from `purge_step` on."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        folder.mkdir(parents=True, exist_ok=True)
+        now = time.time()
+        # Readers open the files of a folder in the order of their names.
+        name = f"events.out.tfevents.{now:017.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._file = (folder / name).open("xb", buffering=0)
+        events = [Event(wall_time=now, file_version=FILE_VERSION)]
+        if purge_step is not None:
+            start = SessionLog(status=SessionLog.START)
+            events.append(Event(wall_time=now, step=purge_step, session_log=start))
+        try:
+            self.write(events)
+        except OSError:
+            self.close()
+            raise
+
+    def deliver(self, lines: list[MetricsLine]) -> None:
+        """Write lines; the last one of a run ends the file."""
+        if self._file.closed:
+            return
+        self.write([event for line in lines for event in _build_events(line)])
+        if any(line.final_status for line in lines):
+            self.close()
+
+    def write(self, events: list[Any]) -> None:
+        """Write events; after an error of the disk the file is as before.
+
+        The operating system has all of them when this method returns.
+        """
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        buffer = io.BytesIO()
+        records = RecordWriter(buffer)
+        for event in events:
+            records.write(event.SerializeToString())
+        start, data = self._file.tell(), buffer.getvalue()
+        try:
+            while data:
+                data = data[self._file.write(data) or 0 :]
+        except OSError:
+            self._file.truncate(start)
+            self._file.seek(start)
+            raise
 
     def close(self) -> None:
-        """Flush the buffered values and end the writer's thread."""
-        if self._writer:
-            self._writer.close()
-        self._writer = None
+        """Close the file."""
+        self._file.close()
 
-    def _add_json(self, name: str, values: Mapping[str, object]) -> None:
-        if self._writer:
-            text = json.dumps(values, indent=2, default=str)
-            self._writer.add_text(name, f"```json\n{text}\n```")
+
+def _build_events(line: MetricsLine) -> list[Any]:
+    """Return a scalar for each value; the result of a run is a text, next to the settings."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    if line.final_status:
+        items = {**line.values, **line.tags}.items()
+        result = {name[len("result/") :]: item for name, item in items}
+        return [_build_text("summary", result)] if line.final_status == FINISHED else []
+    values = [Summary.Value(tag=name, simple_value=value) for name, value in line.values.items()]
+    return [Event(wall_time=line.timestamp, step=line.step, summary=Summary(value=values))]
+
+
+def _build_text(name: str, values: dict[str, Any]) -> Any:
+    """Return an event that shows values as JSON."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from torch.utils.tensorboard.summary import text
+
+    content = f"```json\n{json.dumps(values, indent=2, default=str)}\n```"
+    return Event(wall_time=time.time(), summary=text(name, content))
 
 
 def _find_purge_step(run: RunInfo) -> int | None:
@@ -84,3 +153,16 @@ def _find_purge_step(run: RunInfo) -> int | None:
     if run.attempt == 1:
         return None
     return run.resumed_step + 1 if run.resumed_step else 0
+
+
+def _list_recorded(folder: Path) -> Collection[tuple[str, int]]:
+    """Return the names and steps of the scalars of earlier attempts that are not purged."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    recorded: set[tuple[str, int]] = set()
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        for event in LegacyEventFileLoader(str(path)).Load():
+            if event.HasField("session_log"):
+                recorded = {(name, step) for name, step in recorded if step < event.step}
+            recorded |= {(value.tag, event.step) for value in event.summary.value}
+    return recorded

@@ -2,8 +2,12 @@
 
 All attempts of a run share one W&B run, whose id is the id of the run. If the service cannot be
 reached at the start, or if there is no API key, the attempt is recorded offline and nothing is
-lost. The axis of all charts is `step`: W&B drops values of steps that it has already, and a resumed
-run repeats steps.
+lost. The axis of all charts is `step`.
+
+W&B numbers the rows of a run and drops a row whose number it has. The number of a row follows from
+its step, so no attempt repeats a row. The client keeps offline records in memory and writes them
+when it ends, so a killed attempt leaves an incomplete folder. A resumed attempt moves that folder
+to `wandb/incomplete`, and records its steps again from `metrics.jsonl`.
 """
 
 from __future__ import annotations
@@ -11,13 +15,21 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from regauge import jsonl
 from regauge.errors import SettingsError, first_line
+from regauge.json_files import DocumentShape
 from regauge.log import logger
 from regauge.trackers import RunInfo
+from regauge.trackers._earlier_attempts import (
+    METRICS_FILE,
+    has_train_metrics,
+    read_earlier_lines,
+)
 from regauge.trackers._service import FINISHED, ServiceTracker
 
 if TYPE_CHECKING:
@@ -27,6 +39,9 @@ if TYPE_CHECKING:
 
 Mode = Literal["online", "offline", "disabled", "shared"]
 FOLDER = "wandb"
+INCOMPLETE, COMPLETE_FILE = "incomplete", "complete.jsonl"
+ROWS_PER_STEP = 2
+"""Rows of a step: its training, and its evaluation."""
 DEFAULT_PROJECT = "regauge"
 INIT_SECONDS = 15.0
 """Longest wait for the service at the start of an attempt; then the attempt is recorded offline."""
@@ -81,6 +96,43 @@ class Wandb(ServiceTracker):
         return True
 
 
+class CompleteLine(DocumentShape):
+    """An offline record that the client has written completely."""
+
+    folder: str
+    step: jsonl.Count
+    """The last step."""
+
+
+class OfflineFolders:
+    """The offline records of a run: one folder of the client for each attempt."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def move_incomplete(self, max_step: int) -> None:
+        """Move the records of attempts that were killed, or that have later steps."""
+        complete = self._read_complete()
+        for record in sorted(self._folder.glob("offline-run-*")):
+            if complete.get(record.name, max_step + 1) > max_step:
+                (self._folder / INCOMPLETE).mkdir(exist_ok=True)
+                record.rename(self._folder / INCOMPLETE / record.name)
+
+    def count_steps(self) -> int:
+        """Return the first step that no complete record has."""
+        complete = self._read_complete()
+        steps = [complete.get(record.name, -1) for record in self._folder.glob("offline-run-*")]
+        return max(steps, default=-1) + 1
+
+    def record_complete(self, record: Path, step: int) -> None:
+        """Record that a folder has all rows up to a step."""
+        jsonl.append_line(self._folder / COMPLETE_FILE, {"folder": record.name, "step": step})
+
+    def _read_complete(self) -> dict[str, int]:
+        lines = jsonl.read_lines(self._folder / COMPLETE_FILE, CompleteLine)
+        return {line["folder"]: line["step"] for line in lines}
+
+
 class _Session:
     """An open W&B run, and the service process of the client."""
 
@@ -88,19 +140,32 @@ class _Session:
         self._tracker, self._info = tracker, run
         self._owns_process = SESSION_VARIABLE not in os.environ
         exit_functions = sys.exit, sys.excepthook
+        self._folders = OfflineFolders(run.folder / FOLDER)
+        if run.attempt > 1 and (run.folder / METRICS_FILE).is_file():
+            self._folders.move_incomplete(run.resumed_step)
         try:
             self._run = self._open()
         finally:  # the client replaces them to find the exit code, which `_finish` passes
             sys.exit, sys.excepthook = exit_functions
+        first_step = self._folders.count_steps() if self._run.offline else 0
+        self._first_row = max(self._run.starting_step, first_step * ROWS_PER_STEP)
+        if run.attempt > 1:
+            self.deliver(read_earlier_lines(run))
 
     def deliver(self, lines: list[MetricsLine]) -> None:
         """Hand lines over to the client; the last one ends the run and waits for the upload."""
         for line in lines:
             if line.final_status:
                 self._run.summary.update({**line.values, **line.tags})
-                self._finish(0 if line.final_status == FINISHED else 1)
+                self._finish(line)
             else:
-                self._run.log({"step": line.step, **line.values})
+                self._log(line)
+
+    def _log(self, line: MetricsLine) -> None:
+        """Record a row that no earlier attempt has recorded."""
+        number = line.step * ROWS_PER_STEP + (0 if has_train_metrics(line) else 1)
+        if number >= self._first_row:
+            self._run.log({"step": line.step, **line.values}, step=number, commit=True)
 
     def _open(self) -> Any:
         """Open the W&B run in the mode of the settings, or offline if that is not possible."""
@@ -160,14 +225,16 @@ class _Session:
             settings=settings,
         )
 
-    def _finish(self, exit_code: int) -> None:
+    def _finish(self, line: MetricsLine) -> None:
         try:
-            self._run.finish(exit_code=exit_code)
+            self._run.finish(exit_code=0 if line.final_status == FINISHED else 1)
         except TimeoutError:
             message = "wandb: the upload did not end within %g s; %s completes it"
             command = self._sync_command("run-*")
             logger.warning(message, self._tracker.wait_seconds, command)
         self._end_process()
+        if self._run.offline:
+            self._folders.record_complete(Path(self._run.sync_dir), line.step)
 
     def _end_process(self) -> None:
         """End the service process, unless other code of this process has started it."""

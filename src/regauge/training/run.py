@@ -148,6 +148,7 @@ def _facts(context: RunContext, state: TrainState, run_id: str) -> RunInfo:
         total_steps=context.total_steps,
         resumed_step=state.step,
         settings=dump(context.settings),
+        on_wait=context.reporter.heartbeat.beat,
     )
 
 

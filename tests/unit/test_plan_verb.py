@@ -167,7 +167,7 @@ def test_explain_has_the_formulas_and_the_measured_rows(
     assert all(row["source"] for row in answer["nearest"])
     assert cli.main(["plan", write_run(tmp_path), "--on", "p4d.24xlarge"]) == 0
     text = capsys.readouterr().out
-    assert "step seconds: " in text
+    assert "step, s" in text
     assert "p90" in text
 
 

@@ -82,7 +82,7 @@ def run(
     if processes.is_launched() and not is_whole_node(settings.execution.nodes):
         from regauge.training.run import attempt
 
-        return attempt(settings, processes.detect_world(settings.execution.processes))
+        return _record(attempt(settings, processes.detect_world(settings.execution.processes)))
     from regauge.supervision import supervisor
     from regauge.testing.faults import read_plan
     from regauge.training.defaults import count_local_processes
@@ -93,7 +93,16 @@ def run(
     size = count_local_processes(settings.execution.processes, settings.accelerator)
     supervisor.supervise(settings, size, str(chaos.resolve()) if chaos else None)
     result = read_json(Path(settings.output.folder) / RESULT, "run the same command again")
-    return _complete_result(result, settings)
+    return _record(_complete_result(result, settings))
+
+
+def _record(result: dict[str, Any]) -> dict[str, Any]:
+    """Record a finished run for later plans, once for each machine; return its result."""
+    if not processes.is_supervised() and processes.detect_world().local_rank == 0:
+        from regauge.run_plans.run_recorder import record_finished
+
+        record_finished(Path(result["output"]))
+    return result
 
 
 def _summarize(result: dict[str, Any]) -> dict[str, Any]:
@@ -144,4 +153,5 @@ def _run_here(settings: TrainSettings, callbacks: Sequence[Any]) -> dict[str, An
         problem = f"callbacks of this program need one process, not {num_processes}"
         remedy = 'set execution.processes = 1, or name importable ones: callbacks=["module:Class"]'
         raise SettingsError(problem, remedy)
-    return attempt(settings, processes.detect_world(settings.execution.processes), callbacks)
+    world = processes.detect_world(settings.execution.processes)
+    return _record(attempt(settings, world, callbacks))

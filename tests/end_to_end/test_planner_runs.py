@@ -99,5 +99,6 @@ def test_a_probe_needs_prepared_data(tmp_path: Path, capsys: pytest.CaptureFixtu
     run_file = write_run(tmp_path, tmp_path / "missing")
     assert main(["plan", str(run_file), "--probe", "model.config.vocab_size=99"]) == 2
     assert "is not prepared; run 'regauge prepare'" in capsys.readouterr().err
-    assert main(["plan", str(run_file), "--probe", "--on", "p5.48xlarge"]) == 2
+    arguments = ["plan", str(run_file), "--probe", "--on", "p5.48xlarge"]
+    assert main([*arguments, "model.config.vocab_size=99"]) == 2
     assert "--probe measures this machine" in capsys.readouterr().err

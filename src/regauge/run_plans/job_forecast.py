@@ -34,7 +34,7 @@ def forecast_job(
     try:
         request = read_request(tables, run_file)
         price = request.run.execution.price
-        machine = option_search.apply_discounts(find_machine(instance), price.discounts)
+        machine = option_search.apply_price(find_machine(instance), price)
         if price.usd_per_hour is not None:
             machine = replace(machine, usd_per_hour=price.usd_per_hour)
         job = option_search.place_job(request, machine, count)

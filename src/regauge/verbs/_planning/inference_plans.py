@@ -44,8 +44,9 @@ def plan_inference(folder: Path, machines: Machines, purpose: Purpose) -> dict[s
     else:
         options = inference_plan.plan_prediction(request, purpose.predict or 0, names)
         answer["rows"] = purpose.predict
-    answer["options"] = _rank(options[:MAX_LISTED])
-    if not all(option.is_measured for option in options[:MAX_LISTED]):
+    listed = options if machines.show_all else options[:MAX_LISTED]
+    answer |= {"options": _rank(listed), "more_options": len(options) - len(listed)}
+    if not all(option.is_measured for option in listed):
         notes.append("times of a chip that is not the measured one follow from its data sheet")
     return answer | {"notes": notes}
 

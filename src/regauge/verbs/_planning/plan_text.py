@@ -5,6 +5,7 @@ Numbers have 3 significant digits. The JSON document has more of them, with unit
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from regauge import log, verbs
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 DIGITS = 3
+_NUMBER = re.compile(r"-?[\d,.]+(e[+-]\d+)?")
 SUMMARY = {
     "memory_gb": "memory of one device, GB",
     "step_seconds": "step, s",
@@ -81,7 +83,7 @@ def format_number(value: float | None) -> str:
     rounded = float(f"{value:.{DIGITS}g}")
     if rounded and abs(rounded) < 1e-4:  # noqa: PLR2004 - smaller numbers have exponents
         return f"{rounded:.{DIGITS}g}"
-    whole = len(f"{abs(rounded):.0f}") if abs(rounded) >= 1 else 0
+    whole = len(str(int(abs(rounded)))) if abs(rounded) >= 1 else 0
     text = f"{rounded:,.{max(DIGITS - whole, 0)}f}" if whole else f"{rounded:.{DIGITS}g}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
@@ -207,15 +209,19 @@ def _align(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     widths: dict[str, int] = {}
     for row in rows:
         for name, value in row.items():
-            if isinstance(value, str) and value[:1].isdigit() and "(" not in value:
+            if isinstance(value, str) and _NUMBER.fullmatch(value):
                 widths[name] = max(widths.get(name, 0), len(value))
     return [
         {
-            name: value.rjust(widths.get(name, 0)) if isinstance(value, str) else value
+            name: value.rjust(widths[name]) if _is_aligned(name, value, widths) else value
             for name, value in row.items()
         }
         for row in rows
     ]
+
+
+def _is_aligned(name: str, value: Any, widths: Mapping[str, int]) -> bool:
+    return name in widths and isinstance(value, str)
 
 
 def _shorten(row: Mapping[str, Any]) -> dict[str, Any]:

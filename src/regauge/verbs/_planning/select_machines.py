@@ -96,7 +96,7 @@ def _parse_machines(text: str, key: str, request: TrainingRequest) -> tuple[Mach
         problem = f"{key}: '{text}' is no machine type with a count"
         raise SettingsError(problem, "write it as p5.48xlarge:16")
     price = request.run.execution.price
-    machine = option_search.apply_discounts(find_machine(match[1], key), price.discounts)
+    machine = option_search.apply_price(find_machine(match[1], key), price)
     if price.usd_per_hour is not None and price.instance in (None, machine.name):
         machine = replace(machine, usd_per_hour=price.usd_per_hour)
     return machine, int(match[2] or 1)

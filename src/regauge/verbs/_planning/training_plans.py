@@ -135,7 +135,7 @@ def plan_one(
     if explain:
         answer["formulas"] = explain_plan(option)
     answer["notes"] = [*request.notes, *option.plan.notes]
-    answer["warnings"] = list_warnings([option], _today())
+    answer["warnings"] = list_warnings([option], _today(), request.run.execution.price.region)
     return answer | _find_refusal(request, option, deadline)
 
 
@@ -210,10 +210,13 @@ def rank(
 ) -> dict[str, Any]:
     """Return options ranked by dollars; options of equal rank are ties."""
     deadline = None if machines.deadline is None else parse_hours(machines.deadline)
+    more = 0
     if machines.cheapest:
         free = replace(request, micro_batch=None)
-        listed = option_search.list_machines(request.run.execution.price.discounts)
-        options = option_search.search_options(free, listed, deadline, runs, machines.max_nodes)
+        listed = option_search.list_machines(request.run.execution.price)
+        options, more = option_search.search_options(
+            free, listed, deadline, runs, machines.max_nodes, show_all=machines.show_all
+        )
     else:
         options = compare(request, select_machines(request, machines), deadline, runs)
     rows = [describe_option(request, option) for option in options]
@@ -221,8 +224,9 @@ def rank(
     notes = [*request.notes, *dict.fromkeys(note for o in options for note in o.plan.notes)]
     if ties > 1:
         notes.append(f"the first {ties} options are ties: the planner cannot tell them apart")
-    answer: dict[str, Any] = {"steps": request.steps, "options": rows}
-    return answer | {"notes": notes, "warnings": list_warnings(options, _today())}
+    answer: dict[str, Any] = {"steps": request.steps, "options": rows, "more_options": more}
+    warnings = list_warnings(options, _today(), request.run.execution.price.region)
+    return answer | {"notes": notes, "warnings": warnings}
 
 
 def compare(
@@ -281,10 +285,13 @@ def plan_target(
     request = replace(request, steps=max(round(forecast.steps.p50), 1))
     deadline = None if machines.deadline is None else parse_hours(machines.deadline)
     unlimited = replace(machines, deadline=None)
+    more = 0
     if machines.cheapest:
         free = replace(request, micro_batch=None)
-        listed = option_search.list_machines(request.run.execution.price.discounts)
-        options = option_search.search_options(free, listed, deadline, runs, machines.max_nodes)
+        listed = option_search.list_machines(request.run.execution.price)
+        options, more = option_search.search_options(
+            free, listed, deadline, runs, machines.max_nodes, show_all=machines.show_all
+        )
     else:
         options = compare(request, select_machines(request, unlimited), None, runs)
     options = [_spread(option, forecast) for option in options]
@@ -302,6 +309,7 @@ def plan_target(
         "reach_probability": round(forecast.reach_probability, 3),
         "steps": describe_estimate(forecast.steps),
         "options": [describe_option(request, item) for item in option_search.rank_options(in_time)],
+        "more_options": more,
         "notes": list(request.notes),
     }
 

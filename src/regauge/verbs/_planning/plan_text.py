@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from regauge import log, verbs
+from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -152,9 +153,9 @@ def _show_evidence(answer: Mapping[str, Any]) -> None:
     _print_facts({"speed from": answer["speed_from"]})
     _print_list("Nearest measured runs", [_format_row(row) for row in answer["nearest"]])
     if "own_runs" in answer:
-        number = answer["own_runs"]
+        number = format_count(answer["own_runs"], "run")
         mean, median = answer["own_mean_error_percent"], answer["own_median_error_percent"]
-        title = f"Earlier plans of your {number} runs: mean error {mean:g} %, median {median:g} %"
+        title = f"Earlier plans of your {number}: mean error {mean:g} %, median {median:g} %"
         _print_list(title, [_format_own_run(row) for row in answer["own_latest"]])
     _print_list("Formulas", answer.get("formulas", ()))
 

@@ -139,9 +139,9 @@ def _find_spread(constants: StackConstants, nearest: Sequence[Neighbour]) -> flo
     A near run of the user replaces the deviation of the stack, as it has the same software.
     """
     distance = nearest[0].distance if nearest else math.inf
-    own = [item.distance for item in nearest if item.anchor.run_id and item.anchor.log_error]
-    if own and own[0] < anchors.REACH:
-        return min(math.hypot(OWN_SPREAD, SPREAD_PER_REACH * own[0]), constants.spread)
+    distances = [item.distance for item in nearest if item.anchor.run_id and item.anchor.log_error]
+    if distances and distances[0] < anchors.REACH:
+        return min(math.hypot(OWN_SPREAD, SPREAD_PER_REACH * distances[0]), constants.spread)
     return intervals.widen(constants.spread, min(distance, MAX_DISTANCE))
 
 

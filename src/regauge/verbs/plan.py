@@ -68,18 +68,12 @@ def main(  # noqa: PLR0913 - the flags of the command line
     machines = Machines(on, compare, cheapest, deadline, max_nodes, probe, show_all)
     purpose = Purpose(to_target, serve, predict, slo_ms, lengths)
     with pause_collection():
-        if serve is not None or predict is not None:
-            from regauge.verbs._planning.inference_plans import plan_inference
-
-            answer = plan_inference(subject, machines, purpose)
-        else:
-            _check_training(purpose)
-            answer = _plan_training(subject, overrides, stage, machines, purpose, explain=explain)
+        answer = _plan(subject, overrides, stage, machines, purpose, explain=explain)
     return plan_text.show(answer, as_json=json.is_json)
 
 
-def _plan_training(
-    run_file: Path,
+def _plan(
+    subject: Path,
     overrides: tuple[str, ...],
     stage: str | None,
     machines: Machines,
@@ -87,12 +81,17 @@ def _plan_training(
     *,
     explain: bool,
 ) -> dict[str, Any]:
-    """Return the plan of a training run, after its probe if one is requested."""
+    """Return the plan of an artifact, or of a training run, which is probed first if requested."""
+    if purpose.serve is not None or purpose.predict is not None:
+        from regauge.verbs._planning.inference_plans import plan_inference
+
+        return plan_inference(subject, machines, purpose)
+    _check_training(purpose)
     from regauge.verbs._planning import training_plans
     from regauge.verbs._planning.select_machines import check_machines
 
-    tables = training_plans.read_tables(run_file, overrides, stage)
-    request = training_plans.read_run(tables, run_file)
+    tables = training_plans.read_tables(subject, overrides, stage)
+    request = training_plans.read_run(tables, subject)
     check_machines(machines)
     probes = training_plans.probe_machine(request, tables) if machines.probe else ()
     return training_plans.plan_run(request, machines, purpose.to_target, probes, explain=explain)

@@ -163,9 +163,9 @@ def _show_evidence(answer: Mapping[str, Any]) -> None:
 def _format_row(row: Mapping[str, Any]) -> str:
     """Return a measured row as one line."""
     measured = format_number(row["measured_seconds"])
-    own = "your run " if row["is_own"] else ""
+    prefix = "your run " if row["is_own"] else ""
     times = f"measured {measured} s, formulas {row['error_percent']:+g} %"
-    return f"{own}{row['row']} ({row['chip']}), distance {row['distance']:g}: {times}"
+    return f"{prefix}{row['row']} ({row['chip']}), distance {row['distance']:g}: {times}"
 
 
 def _format_own_run(row: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ of this machine. The rules follow the AWS Batch user guide:
 - Only an attempt that fails is retried, by the first rule of `evaluateOnExit` that matches. An
   attempt that no rule matches is retried.
 - An array stays PENDING until all of its jobs have ended.
+- A job with `dependsOn` stays PENDING until that job has succeeded, and fails if it fails.
 """
 
 from __future__ import annotations
@@ -304,6 +305,7 @@ class BatchSimulator:
         document |= {"attempts": job.attempts, "isCancelled": job.is_cancelled}
         document["isTerminated"] = job.is_terminated
         times = {"startedAt": job.started_at, "stoppedAt": job.stopped_at}
+        document["dependsOn"] = job.request.get("dependsOn", [])
         return document | {key: value for key, value in times.items() if value is not None}
 
     def _describe_container(self, job: SimulatedJob, node: SimulatedNode) -> Document:
@@ -346,6 +348,8 @@ class BatchSimulator:
 
     def _run_job(self, job: SimulatedJob) -> None:
         strategy = job.definition.get("retryStrategy", {"attempts": 1})
+        if not self._wait_for_dependencies(job):
+            return
         while not self._is_stopping.is_set():
             job.status = "RUNNABLE"
             if not self._wait_for_capacity(job):
@@ -361,6 +365,22 @@ class BatchSimulator:
             if is_over or decide(strategy, exit_code, status_reason, reason) == "EXIT":
                 self._finish(job, "FAILED", status_reason)
                 return
+
+    def _wait_for_dependencies(self, job: SimulatedJob) -> bool:
+        """Return whether the jobs of `dependsOn` have succeeded; fail the job if they have not."""
+        jobs = [self.jobs[item["jobId"]] for item in job.request.get("dependsOn", [])]
+        while any(item.status not in ENDED for item in jobs):
+            job.status = "PENDING"
+            if self._is_stopping.is_set():
+                return False
+            if job.is_cancelled or job.is_terminated:
+                self._finish(job, "FAILED", job.status_reason)
+                return False
+            time.sleep(POLL_SECONDS)
+        if any(item.status == "FAILED" for item in jobs):
+            self._finish(job, "FAILED", "Dependent Job failed")
+            return False
+        return True
 
     def _wait_for_capacity(self, job: SimulatedJob) -> bool:
         """Return whether the job may start; False if it was cancelled meanwhile."""

@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-from launch.kubernetes_controllers import Controllers
+from launch.kubernetes_controllers import JOB_SET_NAME, Controllers
 from launch.kubernetes_pods import Kubelet
 from launch.schemas import find_problems
 from loopback import serve
@@ -45,10 +45,11 @@ KINDS: dict[str, dict[str, tuple[str, bool]]] = {
         "trainjobs": ("TrainJob", True),
         "trainingruntimes": ("TrainingRuntime", True),
     },
+    "jobset.x-k8s.io/v1alpha2": {"jobsets": ("JobSet", True)},
     "kueue.x-k8s.io/v1beta1": {"workloads": ("Workload", True)},
 }
 """Kind of each resource, and whether it is in a namespace."""
-JOB_RESOURCES = ("jobs", "pytorchjobs", "trainjobs")
+JOB_RESOURCES = ("jobs", "jobsets", "pytorchjobs", "trainjobs")
 POLL_SECONDS = 0.05
 
 
@@ -112,6 +113,9 @@ class Store:
             item = self.find(resource, namespace, name)
             del self.objects[resource, namespace, name]
             self.deleted.append((resource, namespace, name))
+            if resource == "jobsets":
+                for job in self.list("jobs", namespace, **{JOB_SET_NAME: name}):
+                    self.delete("jobs", namespace, job["metadata"]["name"])
             if resource in JOB_RESOURCES:  # the garbage collector deletes what a job owns
                 for pod in self.list("pods", namespace, **{"regauge/job": name}):
                     self.delete("pods", namespace, pod["metadata"]["name"])

@@ -1,7 +1,8 @@
-"""Controllers of a small cluster: PyTorchJob, TrainJob and Job.
+"""Controllers of a small cluster: PyTorchJob, TrainJob, JobSet and Job.
 
 They follow kubeflow/training-operator (pkg/controller.v1/common/pod.go, pytorchjob_controller.go),
-kubeflow/trainer, and the controller of Jobs: pods are created by index, restarted by exit code, and
+kubeflow/trainer, kubernetes-sigs/jobset (pkg/controllers/jobset_controller.go), and the controller
+of Jobs: pods are created by index, restarted by exit code, and
 counted against limits.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from launch.kubernetes_pods import Kubelet
 
 Object = dict[str, Any]
+JOB_SET_NAME = "jobset.sigs.k8s.io/jobset-name"
+"""Label of the Jobs and pods of a JobSet."""
 RETRYABLE = 128
 """First exit code after which the training operator restarts a pod (IsRetryableExitCode)."""
 NO_CODE = 0xBEEF
@@ -45,6 +49,8 @@ class Controllers:
             self._reconcile_batch_job(job, job["spec"], "batch.kubernetes.io/job-name")
         if not self.is_operator_running:
             return
+        for job in self.store.list("jobsets"):
+            self._reconcile_job_set(job)
         for job in self.store.list("pytorchjobs"):
             self._reconcile_pytorch_job(job)
         for job in self.store.list("trainjobs"):
@@ -102,6 +108,48 @@ class Controllers:
         else:
             _set_condition(job, "Failed", "True", "Worker replica(s) failed.")
             job["status"]["completionTime"] = _now()
+
+    def _reconcile_job_set(self, job_set: Object) -> None:
+        """Create the Jobs of a JobSet whose dependencies are complete; a failed Job ends it."""
+        metadata, spec = job_set["metadata"], job_set["spec"]
+        label = {JOB_SET_NAME: metadata["name"]}
+        jobs = {
+            job["metadata"]["name"]: job
+            for job in self.store.list("jobs", metadata["namespace"], **label)
+        }
+        if spec.get("suspend"):
+            for job in jobs.values():
+                job["spec"]["suspend"] = True
+            _set_condition(job_set, "Suspended", "True", "jobset is suspended")
+            return
+        if _is_finished(job_set):
+            return
+        for entry in spec["replicatedJobs"]:
+            needed = [
+                jobs.get(f"{metadata['name']}-{item['name']}-0")
+                for item in entry.get("dependsOn", [])
+            ]
+            name = f"{metadata['name']}-{entry['name']}-0"
+            if name not in jobs and all(job and _is_complete(job) for job in needed):
+                jobs[name] = self._create_stage(job_set, entry, name)
+        if any(_is_finished(job) and not _is_complete(job) for job in jobs.values()):
+            _set_condition(
+                job_set, "Failed", "True", "jobset failed due to one or more job failures"
+            )
+        elif len(jobs) == len(spec["replicatedJobs"]) and all(map(_is_complete, jobs.values())):
+            _set_condition(job_set, "Completed", "True", "jobset completed successfully")
+
+    def _create_stage(self, job_set: Object, entry: Object, name: str) -> Object:
+        """Create the Job of a replicated job, whose pods have the label of the JobSet."""
+        label = {JOB_SET_NAME: job_set["metadata"]["name"]}
+        spec = deepcopy(entry["template"]["spec"])
+        spec["template"]["metadata"]["labels"].update(label)
+        annotations = entry["template"]["metadata"]["annotations"]
+        namespace = job_set["metadata"]["namespace"]
+        identity = {"name": name, "namespace": namespace, "labels": label}
+        document = {"apiVersion": "batch/v1", "kind": "Job", "spec": spec}
+        document["metadata"] = {**identity, "annotations": annotations}
+        return self.store.create("jobs", document)
 
     def _reconcile_batch_job(self, job: Object, spec: Object, label_key: str) -> None:
         """Create the pods of a Job, and count those that failed against its limits."""
@@ -229,9 +277,16 @@ def _exit_code(pod: Object) -> int | None:
 
 
 def _is_finished(job: Object) -> bool:
+    return _has_condition(job, "Succeeded", "Failed", "Complete", "Completed")
+
+
+def _is_complete(job: Object) -> bool:
+    return _has_condition(job, "Complete")
+
+
+def _has_condition(job: Object, *kinds: str) -> bool:
     conditions = job.get("status", {}).get("conditions", [])
-    final = {"Succeeded", "Failed", "Complete"}
-    return any(item["type"] in final and item["status"] == "True" for item in conditions)
+    return any(item["type"] in kinds and item["status"] == "True" for item in conditions)
 
 
 def _set_condition(job: Object, kind: str, status: str, message: str) -> None:

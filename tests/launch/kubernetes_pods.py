@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from faults.families import list_descendants
-from regauge.launchers._kubernetes import pytorch_job, train_job
+from regauge.launchers._kubernetes import job_set, pytorch_job, train_job
 from regauge.launchers._nodes import clear_scheduler_variables
 from regauge.processes import find_free_port
 
@@ -180,6 +180,7 @@ class Kubelet:
         leaders = (
             f"{job}-master-0:{pytorch_job.PORTS['c10d']}",
             f"{job}-node-0-0.{job}:{train_job.PORT}",
+            f"{pod['spec']['hostname'].rpartition('-')[0]}-0.{job}:{job_set.PORT}",
         )
         replacements = {}
         for address in leaders:

@@ -27,9 +27,12 @@ RESOURCE_FILES = {
     "PyTorchJob": "pytorchjob/kubeflow.org_pytorchjobs.v{}.yaml",
     "TrainJob": "trainjob/trainer.kubeflow.org_trainjobs.v{}.yaml",
     "TrainingRuntime": "trainjob/trainer.kubeflow.org_clustertrainingruntimes.v{}.yaml",
+    "JobSet": "trainjob/trainer.kubeflow.org_clustertrainingruntimes.v{}.yaml",
 }
-"""File of each kind; a TrainingRuntime has the specification of a ClusterTrainingRuntime."""
-LATEST = {"PyTorchJob": "1.9.0", "TrainJob": "2.2.1", "TrainingRuntime": "2.2.1"}
+"""File of each kind; a TrainingRuntime has the specification of a ClusterTrainingRuntime, which
+contains that of a JobSet."""
+LATEST = {"PyTorchJob": "1.9.0", "TrainJob": "2.2.1", "TrainingRuntime": "2.2.1", "JobSet": "2.2.1"}
+JOB_SET_VERSION = "jobset.x-k8s.io/v1alpha2"
 LABEL_1035 = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -76,7 +79,12 @@ def _load_validator(kind: str, version: str) -> Draft202012Validator:
     (served,) = (item for item in definition["spec"]["versions"] if item["storage"])
     schema = _make_strict(deepcopy(served["schema"]["openAPIV3Schema"]))
     group = definition["spec"]["group"]
-    schema["properties"]["apiVersion"] = {"const": f"{group}/{served['name']}"}
+    version_name = f"{group}/{served['name']}"
+    if kind == "JobSet":
+        template = schema["properties"]["spec"]["properties"]["template"]
+        schema["properties"]["spec"] = template["properties"]["spec"]
+        version_name = JOB_SET_VERSION
+    schema["properties"]["apiVersion"] = {"const": version_name}
     schema["properties"]["kind"] = {"const": kind}
     schema["required"] = ["apiVersion", "kind", "metadata", "spec"]
     return Draft202012Validator(schema)

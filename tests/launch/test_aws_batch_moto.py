@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import pytest
 from moto import mock_aws
 
 from regauge.errors import SettingsError
-from regauge.launchers import JobSpec, LaunchPlan
+from regauge.launchers import Handle, JobSpec, LaunchPlan
 from regauge.launchers.aws_batch import AwsBatch
 from regauge.launching.job_spec import find_machine
+from regauge.timing import wait_for
 from unit.test_launch_aws_batch import EXAMPLES, plan_example
 
 REGION = "us-east-1"
@@ -106,6 +108,34 @@ def test_the_stack_creates_a_queue_that_a_job_runs_on(aws: None) -> None:
     with closing(boto3.client("batch", REGION)) as batch:
         definitions = batch.describe_job_definitions(jobDefinitionName="run")["jobDefinitions"]
     assert [item["status"] for item in definitions] == ["INACTIVE"]
+
+
+def test_the_stages_of_a_pipeline_wait_for_each_other(aws: None) -> None:
+    del aws
+    target = build_target()
+    jobs = tuple(
+        build_plan(target, name=f"run-{stage}", stage=stage, after=after).job
+        for stage, after in (("train", ""), ("gate", "run-train"), ("promote", "run-gate"))
+    )
+    plan = target.plan(replace(jobs[0], name="run", verb="pipeline", stage="", stages=jobs))
+    create_stack(plan)
+    handle = target.submit(plan)
+    with closing(boto3.client("batch", REGION)) as batch:
+        stages = target.find_status(handle).stages
+        ids = [Handle.parse(stage.handle).job_id for stage in stages]
+        details = batch.describe_jobs(jobs=ids)["jobs"]
+    assert [stage.name for stage in stages] == ["train", "gate", "promote"]
+    assert [item["dependsOn"] for item in details] == [
+        [],
+        [{"jobId": ids[0]}],
+        [{"jobId": ids[1]}],
+    ]
+    assert wait_for(lambda: target.find_status(handle).is_final, 60.0, poll_seconds=0.5)
+    assert target.find_status(handle).state == "succeeded"
+    target.clean_up(handle)
+    with closing(boto3.client("batch", REGION)) as batch:
+        definitions = batch.describe_job_definitions()["jobDefinitions"]
+    assert [item["status"] for item in definitions] == ["INACTIVE"] * 3
 
 
 def test_the_requests_of_the_stack_are_accepted(aws: None) -> None:

@@ -20,6 +20,8 @@ from regauge.model_registry.model_reference import find_cache, locate_model
 from regauge.model_registry.registry import Registry, open_registry
 from regauge.model_registry.registry_check import check_registry
 from regauge.model_registry.registry_storage import open_storage
+from regauge.pipelines.serving_model import find_serving
+from regauge.pipelines.settings import RegistryModel
 from unit.small_artifacts import write_artifact
 
 BUCKET = "models"
@@ -214,6 +216,19 @@ def test_a_version_is_downloaded_once_and_verified(
     content = (folder / "weights.safetensors").read_bytes()
     assert content == (original / "weights.safetensors").read_bytes()
     assert [path.name for path in find_cache().iterdir()] == [folder.name]
+
+
+def test_the_serving_model_of_a_pipeline_is_a_local_folder(
+    s3_registry: Registry, artifacts: Path
+) -> None:
+    settings = RegistryModel(path=s3_registry.address, model="qa")
+    serving = find_serving(settings)
+    assert serving is not None
+    assert serving.version == "1"
+    assert Path(serving.artifact) == find_cache() / s3_registry.resolve("qa").content_sha256
+    manifest = Path(serving.artifact) / "manifest.json"
+    assert manifest.read_bytes() == (artifacts / "one" / "manifest.json").read_bytes()
+    assert find_serving(settings.model_copy(update={"stage": "staging"})) is None
 
 
 @pytest.mark.parametrize("damage", ["change", "remove"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 
 import regauge
+from regauge.artifacts.manifest import WEIGHTS
 from serve.chaos_backend import RAISES
 from serve.servers import (
     QUICK_HTTP,
@@ -164,6 +167,35 @@ def test_a_folder_is_overwritten_in_place(
             wait_for(lambda: load.counts[1], WAIT_SECONDS)
         assert load.failures == []
         assert find_version(server, versions) == 1
+
+
+def test_overwritten_files_never_change_a_version_that_answers(
+    encoder: Path, other_encoder: Path, versions: list[np.ndarray], tmp_path: Path
+) -> None:
+    """A worker is killed while the weights are those of another version, and none before."""
+    folder = copy_artifact(encoder, tmp_path / "artifact")
+    with start_server(tmp_path / "server", f"model={folder}", *QUICK_HTTP) as server:
+        [worker] = server.workers
+        load = Load(server, versions)
+        with load.run():
+            wait_for(lambda: load.total > 20)
+            with (folder / WEIGHTS).open("wb") as file:
+                total = load.total
+                wait_for(lambda: load.total > total + 20)
+                file.write((other_encoder / WEIGHTS).read_bytes())
+            total = load.total
+            wait_for(lambda: load.total > total + 20)
+            assert is_running(worker)
+            os.kill(worker, signal.SIGKILL)
+            wait_for(lambda: not is_running(worker))
+            total = load.total
+            wait_for(lambda: load.total > total + 20, WAIT_SECONDS)
+            assert load.counts[1] == 0
+            shutil.copytree(other_encoder, folder, dirs_exist_ok=True)
+            wait_for(lambda: load.counts[1], WAIT_SECONDS)
+        assert load.failures == []
+        assert str(folder) in server.log
+        assert "artifact-" not in server.log
 
 
 @pytest.mark.full

@@ -27,6 +27,7 @@ def describe_artifact(
     target = SimpleNamespace(threads=threads)
     return SimpleNamespace(
         folder=Path("model"),
+        source=None,
         accelerator=SimpleNamespace(on_host=on_host, num_devices=lambda: num_devices),
         manifest=SimpleNamespace(
             compiled=SimpleNamespace(backend=backend),

@@ -75,6 +75,27 @@ POD = {
 }
 ETCD = replace(ELASTIC, rendezvous="etcd", rendezvous_endpoint="etcd.etcd:2379", spot=True)
 OVERRIDES = {"runtime": "torch-distributed"}
+STAGES = ("base", "train", "gate")
+PIPELINE = replace(
+    JOB,
+    verb="pipeline",
+    command=("regauge", "pipeline", "/workspace/llama.toml"),
+    stages=tuple(
+        replace(
+            JOB,
+            name=f"llama-{stage}",
+            verb=verb,
+            command=("regauge", "pipeline", "/workspace/llama.toml", "--wait", "--until", stage),
+            min_nodes=2 if verb == "train" else 1,
+            max_nodes=2 if verb == "train" else 1,
+            stage=stage,
+            after=f"llama-{previous}" if previous else "",
+        )
+        for stage, previous, verb in zip(
+            STAGES, ("", *STAGES), ("prepare", "train", "gate"), strict=False
+        )
+    ),
+)
 PLANS: dict[str, tuple[JobSpec, dict[str, Any]]] = {
     "pytorchjob": (ELASTIC, {"pod": POD, "queue": "research", "ttl_seconds": 3600}),
     "pytorchjob-etcd": (ETCD, {"namespace": "research"}),
@@ -86,11 +107,13 @@ PLANS: dict[str, tuple[JobSpec, dict[str, Any]]] = {
     "trainjob-runtime-2.2": (JOB, {**OVERRIDES, "trainjob_version": "2.2"}),
     "job": (replace(PREDICT, jobs=1, verb="evaluate"), {"pod": POD, "ttl_seconds": 60}),
     "job-array": (PREDICT, {}),
+    "jobset": (PIPELINE, {"pod": POD, "ttl_seconds": 60}),
 }
 OPERATOR_VERSIONS = {
     "PyTorchJob": ("1.7.0", "1.8.1", "1.9.0"),
     "TrainJob": ("2.0.1", "2.1.0", "2.2.1"),
     "TrainingRuntime": ("2.0.1", "2.1.0", "2.2.1"),
+    "JobSet": ("2.0.1", "2.1.0", "2.2.1"),
 }
 HANDLE = Handle.parse("kubernetes://here/default/pytorchjob/llama")
 

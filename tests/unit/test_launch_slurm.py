@@ -348,6 +348,17 @@ def test_only_a_preemption_without_requeue_submits_a_successor(
     assert "requeue" not in calls
 
 
+def test_a_preempted_stage_of_a_pipeline_submits_no_successor(
+    run_script: Callable[..., ScriptRun],
+) -> None:
+    run = run_script("0", build_spec(stage="train"))
+    code, calls = run.stop(
+        COMPLETING.replace("PreemptTime=None", "PreemptTime=2026-11-26T15:00:09")
+    )
+    assert code == 143, run.output
+    assert "sbatch" not in calls
+
+
 def test_the_signal_before_the_time_limit_asks_for_a_requeue(
     run_script: Callable[..., ScriptRun],
 ) -> None:
@@ -568,6 +579,30 @@ def test_successors_are_found_by_the_job_that_was_submitted_first(
     monkeypatch.setattr(_slurm_client, "read_records", lambda job_id: [job_id])
     assert _slurm_client.find_successors("7") == ["9", "12"]
     assert _slurm_client.find_successors("7_2") == ["12"]
+
+
+@pytest.mark.parametrize(("has_run", "state"), [(True, "succeeded"), (False, "unknown")])
+def test_a_forgotten_stage_has_succeeded_if_a_later_one_has_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, has_run: bool, state: str
+) -> None:
+    comment = "regauge:logs=logs&stage=gate&after=new:5,train:6"
+    texts = {
+        "5": "",
+        "6": f"JobId=6 JobState=COMPLETED Comment=regauge:logs=logs WorkDir={tmp_path}",
+        "7": f"JobId=7 JobState=PENDING Comment={comment} WorkDir={tmp_path}",
+    }
+    monkeypatch.setattr(_slurm_client, "read_cluster_name", lambda: "tiny")
+    monkeypatch.setattr(_slurm_client, "list_hosts", lambda _: [])
+    monkeypatch.setattr(_slurm_client, "read_records", lambda job: parse_records(texts[job]))
+    if has_run:
+        (tmp_path / "logs").mkdir()
+        (tmp_path / "logs" / "6.attempts").write_text("attempt 1 of 3\n")
+    stages = Slurm().find_status(HANDLE).stages
+    assert [(item.name, item.state) for item in stages] == [
+        ("new", state),
+        ("train", "succeeded"),
+        ("gate", "pending"),
+    ]
 
 
 def test_an_unknown_partition_names_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,26 @@ def test_a_finished_stage_is_not_run_again(run_file: Path) -> None:
     assert second["stages"][0]["result"]["characters"] == 5
 
 
+def test_until_ends_with_a_stage_and_skips_the_finished_ones(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = pipeline.main(run_file, until="second")
+    assert [stage["name"] for stage in answer["stages"]] == ["first", "second"]
+    assert not Path("out/words/3-join").exists()
+    record = json.loads(Path("out/words/pipeline.json").read_text())
+    assert [stage["state"] for stage in record["stages"]] == ["finished", "finished", "pending"]
+    plan = pipeline.main(run_file, until="second", dry_run=True)
+    assert [stage["state"] for stage in plan["stages"]] == ["finished"] * 2
+    assert [row["name"] for row in pipeline.main(run_file, until="first", why=True)["stages"]] == [
+        "first"
+    ]
+    assert len(pipeline.main(run_file, until="join")["stages"]) == 3
+    assert times_run("out/words/1-first") == times_run("out/words/2-second") == 1
+    capsys.readouterr()
+    assert cli.main(["pipeline", str(run_file), "--until", "thrid"]) == 2
+    assert "--until: no stage 'thrid'" in capsys.readouterr().err
+
+
 def test_a_failed_stage_is_run_again_and_earlier_stages_are_kept(run_file: Path) -> None:
     with pytest.raises(DataError, match="stage 'second': the text fails; write another"):
         pipeline.main(run_file, "stage.second.text.value=fail")

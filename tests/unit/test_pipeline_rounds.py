@@ -148,6 +148,36 @@ def test_without_new_data_nothing_runs(run_file: Path, capsys: pytest.CaptureFix
     assert Path(first["stages"][0]["folder"], "runs").read_text() == "x"
 
 
+def test_jobs_that_run_one_stage_each_complete_a_round(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = []
+    for name in ("train", "score", "gate"):
+        answer = pipeline.main(run_file, until=name)
+        add_data(f"after-{name}", 0.9)
+        states.append(read_rounds()[0]["state"])
+        assert [stage["name"] for stage in answer["stages"]][-1] == name
+    assert states == ["running"] * 3
+    assert find_serving() is None
+    pipeline.main(run_file, until="promote")
+    assert [round_["state"] for round_ in read_rounds()] == ["finished"]
+    assert list(read_rounds()[0]["files"]["train"]) == ["data/1.jsonl"], "its files are fixed"
+    pipeline.main(run_file, until="train")
+    assert [round_["state"] for round_ in read_rounds()] == ["finished", "running"]
+    pipeline.main(run_file)
+    before = Path("out/rounds.json").read_bytes()
+    capsys.readouterr()
+    assert "unchanged" in pipeline.main(run_file, until="train")
+    line = "nothing to do: round 2 has finished stage 'train'\n"
+    assert capsys.readouterr().out == line
+    assert Path("out/rounds.json").read_bytes() == before, "the round stays finished"
+
+
+def test_a_part_of_a_pipeline_cannot_be_watched(run_file: Path) -> None:
+    with pytest.raises(SettingsError, match="--watch runs all stages of a round; remove --until"):
+        pipeline.main(run_file, until="train", watch=1.0)
+
+
 def test_a_worse_model_is_refused_and_the_old_one_keeps_serving(
     run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,8 +48,15 @@ class Artifact:
     manifest: ArtifactManifest
     generation: Generation = GREEDY
     """How text is generated."""
+    source: Path | None = None
+    """The folder that this one is a copy of."""
     needs_proof: ClassVar[bool] = True
     """Whether outputs are computed only with a proof that they do not depend on the batch."""
+
+    @property
+    def origin(self) -> Path:
+        """The folder that messages name."""
+        return self.source or self.folder
 
     @cached_property
     def program(self) -> ProgramEntry:
@@ -72,7 +79,7 @@ class Artifact:
         kinds = accelerators.survey()
         kind = self.manifest.target.accelerator
         if kind not in kinds:
-            problem = f"{self.folder} needs accelerator '{kind}', which is unknown here"
+            problem = f"{self.origin} needs accelerator '{kind}', which is unknown here"
             raise PreflightError(problem, EXPORT_REMEDY)
         accelerator: Accelerator = config.parse_choice("accelerators", kind)
         return accelerator
@@ -109,17 +116,17 @@ class Artifact:
         availability = accelerator.available()
         if availability.fitness == 0:
             problem = (
-                f"{self.folder} needs accelerator '{target.accelerator}': {availability.reason}"
+                f"{self.origin} needs accelerator '{target.accelerator}': {availability.reason}"
             )
             raise PreflightError(problem, EXPORT_REMEDY)
         missing = sorted(set(target.required_features) - accelerator.features())
         if missing:
-            problem = f"{self.folder} needs {', '.join(missing[:4])}, which this machine lacks"
+            problem = f"{self.origin} needs {', '.join(missing[:4])}, which this machine lacks"
             raise PreflightError(problem, f"{EXPORT_REMEDY}, or for older CPUs with --portable")
         backend = self.manifest.compiled.backend
         availability = backend.available()
         if availability.fitness == 0:
-            problem = f"{self.folder} needs backend '{backend.kind}': {availability.reason}"
+            problem = f"{self.origin} needs backend '{backend.kind}': {availability.reason}"
             raise PreflightError(problem, "install it, or export for another backend")
 
 

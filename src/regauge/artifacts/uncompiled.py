@@ -106,7 +106,7 @@ def open_model(
     spec = _load_spec(path, folder, text)
     manifest = _build_manifest(path, spec, backend, threads or available_cores())
     specs = [spec] if keep_weights else []
-    model = UncompiledModel(folder, manifest, generation, path, text, specs)
+    model = UncompiledModel(folder, manifest, generation, path=path, text=text, loaded_specs=specs)
     model.program  # noqa: B018 - raises SettingsError
     return model
 

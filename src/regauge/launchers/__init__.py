@@ -51,6 +51,8 @@ COMMON_FIELDS = frozenset(
     )
 )
 """Fields of `JobSpec` that every launcher uses."""
+PIPELINE_FIELDS = frozenset({"stages", "stage", "after"})
+"""Fields of `JobSpec` about the stages of a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,13 @@ class JobSpec:
     """Host and port of an etcd server; None if a node serves the rendezvous."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels or tags of the documents."""
+    stages: tuple[JobSpec, ...] = ()
+    """The jobs of a pipeline in their order, one per stage. The other fields are then those of the
+    stage with the most nodes."""
+    stage: str = ""
+    """Name of the stage that the job runs; empty if it is no stage of a pipeline."""
+    after: str = ""
+    """Name of the job that must succeed before this one starts; empty if there is none."""
 
     @property
     def is_elastic(self) -> bool:
@@ -217,6 +226,8 @@ class LaunchPlan:
     """Reaction to the loss of a node and to exit codes, as one sentence."""
     used: frozenset[str] = frozenset()
     """Fields of `JobSpec` that the documents contain or that the launcher applies itself."""
+    stages: tuple[LaunchPlan, ...] = ()
+    """The plans of the stages of a pipeline, whose documents this plan contains."""
 
 
 class LeaderAddress(NamedTuple):
@@ -301,6 +312,19 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class StageState:
+    """The job of one stage of a pipeline."""
+
+    name: str
+    state: JobState
+    handle: str
+    """Handle of the job, for its log; empty before the scheduler has created the job."""
+    exit_code: int | None = None
+    reason: str = ""
+    """Reason of the scheduler for the state."""
+
+
+@dataclass(frozen=True)
 class JobStatus:
     """The state of a job, as its scheduler reports it."""
 
@@ -324,6 +348,8 @@ class JobStatus:
     """Time of the first start of a node, as ISO 8601 in UTC."""
     finished_at: str | None = None
     """Time of the end of the job, as ISO 8601 in UTC."""
+    stages: tuple[StageState, ...] = ()
+    """The stages of a pipeline in their order; the other fields are those of the current stage."""
 
     @property
     def is_final(self) -> bool:
@@ -370,6 +396,8 @@ class Launcher(Choice):
     """Whether the number of nodes may change during a job."""
     supports_arrays: ClassVar[bool] = False
     """Whether independent jobs of an array share the work of `predict`."""
+    supports_stages: ClassVar[bool] = False
+    """Whether the stages of a pipeline are jobs that wait for each other."""
 
     @abstractmethod
     def plan(self, job: JobSpec) -> LaunchPlan:

@@ -22,7 +22,7 @@ from regauge import jsonl
 from regauge.config import FORMAT, check_format
 from regauge.files import LOCK, hold_lock
 from regauge.json_files import DocumentShape, find_json
-from regauge.launchers import JobSpec, LeaderAddress, Machine, NodeCommand
+from regauge.launchers import PIPELINE_FIELDS, JobSpec, LeaderAddress, Machine, NodeCommand
 from regauge.launchers._nodes import build_rendezvous_variables
 
 JOB_FILE, EVENTS, CANCEL, LOGS = "job.json", "events.jsonl", "cancel", "logs"
@@ -48,7 +48,8 @@ class EventLine(DocumentShape):
 
 def build_document(job: JobSpec, folder: str) -> dict[str, Any]:
     """Return the document of a job that runs in a working folder."""
-    values = {name: value for name, value in asdict(job).items() if name not in SIMULATED}
+    unused = SIMULATED | PIPELINE_FIELDS
+    values = {name: value for name, value in asdict(job).items() if name not in unused}
     values["command"] = list(job.command)
     return {"format": FORMAT, "working_folder": folder, "job": values}
 

@@ -94,6 +94,12 @@ class SlurmRecord:
         """The facts in the comment of the job; empty if Regauge did not submit it."""
         return parse_comment(self.fields.get("Comment", ""))
 
+    @property
+    def earlier_stages(self) -> dict[str, str]:
+        """The jobs of the stages before this one by name; empty outside of a pipeline."""
+        pairs = (item.partition(":") for item in self.facts.get("after", "").split(",") if item)
+        return {name: job for name, _, job in pairs}
+
     def read_time(self, name: str) -> str | None:
         """Return a time as ISO 8601 in UTC; None if it is unknown."""
         return convert_time(self.fields.get(name, ""))

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from regauge.errors import RESTART_CODES
 from regauge.launchers import is_local_folder
 from regauge.launchers._secret_files import parse_secret_path
-from regauge.launchers._slurm_jobs import build_comment
+from regauge.launchers._slurm_jobs import COMMENT_PREFIX, build_comment
 from regauge.units import SECONDS_PER_MINUTE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from regauge.launchers import JobSpec
     from regauge.launchers._slurm_target import SlurmTarget
@@ -46,6 +46,7 @@ def render_script(job: JobSpec, target: SlurmTarget) -> str:
             f"max_attempts={job.max_attempts if target.requeue == 'auto' else 1}",
             f"restart_codes='{' '.join(map(str, RESTART_CODES))}'",
             f"is_elastic={int(job.is_elastic)}",
+            f"is_stage={int(bool(job.stage))}",
             f"slurm_id={ARRAY_ID if job.jobs > 1 else '$SLURM_JOB_ID'}",
             "job=${1:-$slurm_id}",
             "num_signals=0 end='' successor=''",
@@ -81,9 +82,28 @@ def render_comment(job: JobSpec, target: SlurmTarget) -> str:
         "attempts": str(job.max_attempts),
         "output": job.output,
         "logs": find_log_folder(job, target),
+        "stage": job.stage,
         **{f"label.{name}": value for name, value in job.labels.items()},
     }
     return build_comment({name: value for name, value in facts.items() if value})
+
+
+def list_stage_options(previous: str) -> tuple[str, ...]:
+    """Return the options of a stage that starts after the success of another job.
+
+    If that job fails, Slurm cancels the stage.
+    """
+    return (f"--dependency=afterok:{previous}", "--kill-on-invalid-dep=yes")
+
+
+def list_submit_options(comment: str, earlier: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the options of a stage, with the stages before it in its comment.
+
+    `earlier` has the ids of their jobs by name, at least one.
+    """
+    chain = build_comment({"after": ",".join(f"{name}:{job}" for name, job in earlier.items())})
+    option = f"--comment={comment}&{chain.removeprefix(COMMENT_PREFIX)}"
+    return (*list_stage_options([*earlier.values()][-1]), option)
 
 
 def list_options(job: JobSpec, target: SlurmTarget) -> Iterator[tuple[str, str | None]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator
 
@@ -35,11 +35,14 @@ from regauge.launchers._aws_batch.container import (
 from regauge.launchers._aws_batch.documents import (
     DEFINITION_FILE,
     SUBMIT_FILE,
+    TAG_PREFIX,
     build_job_definition,
     build_submit_request,
 )
 from regauge.launchers._aws_batch.settings import BatchStack
 from regauge.launchers._aws_batch.stack import StackPlan
+from regauge.launchers._aws_batch.status import find_started, is_final
+from regauge.launchers._pipelines.stage_jobs import join_plans, join_statuses, submit_stages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +62,7 @@ class AwsBatch(Launcher):
     is_container: ClassVar[bool] = True
     supports_elastic: ClassVar[bool] = False
     supports_arrays: ClassVar[bool] = True
+    supports_stages: ClassVar[bool] = True
     peer_names: ClassVar[tuple[str, ...]] = ("batch",)
 
     region: str = "us-east-1"
@@ -110,6 +114,8 @@ class AwsBatch(Launcher):
         if queue is None:
             remedy = "set it, or describe a stack, in [[launch.target]] of kind aws-batch"
             raise SettingsError("the target aws-batch has no queue", remedy)
+        if job.stages:
+            return self._plan_stages(job)
         require_machine(job)
         definition = build_job_definition(job, self._container_options, self.scheduling_priority)
         request = build_submit_request(job, queue, self.share_identifier)
@@ -129,6 +135,17 @@ class AwsBatch(Launcher):
             restart_policy=_describe_restarts(job),
             used=USED | ({"spot"} if self.stack is not None else set()),
         )
+
+    def _plan_stages(self, job: JobSpec) -> LaunchPlan:
+        """Return the plan of a pipeline: a job definition and a job for each stage."""
+        machines = sorted({stage.machine.name for stage in job.stages if stage.machine})
+        if self.stack is not None and len(machines) > 1:
+            problem = f"the stack has one machine type, and the stages use {', '.join(machines)}"
+            raise SettingsError(problem, "set launch.instance, or name a queue instead of a stack")
+        plans = tuple(self.plan(stage) for stage in job.stages)
+        per_stage = {DEFINITION_FILE, SUBMIT_FILE}
+        shared = {item.name for plan in plans for item in plan.documents} - per_stage
+        return join_plans(job, plans, shared)
 
     @property
     def _container_options(self) -> ContainerOptions:
@@ -188,52 +205,81 @@ class AwsBatch(Launcher):
 
     def submit(self, plan: LaunchPlan) -> Handle:
         """Register the job definition and submit the job; a refused job leaves nothing."""
-        contents = {document.name: document.content for document in plan.documents}
         with self._connect(self.region) as region:
-            job_id = region.submit(contents[DEFINITION_FILE], contents[SUBMIT_FILE])
-        return Handle(self.kind, self.region, job_id)
+
+            def submit_job(plan: LaunchPlan, earlier: list[Handle]) -> Handle:
+                contents = {document.name: document.content for document in plan.documents}
+                previous = earlier[-1].job_id if earlier else None
+                requests = contents[DEFINITION_FILE], contents[SUBMIT_FILE]
+                return Handle(self.kind, self.region, region.submit(*requests, previous))
+
+            if plan.stages:
+                return submit_stages(plan, submit_job, lambda item: region.withdraw(item.job_id))
+            return submit_job(plan, [])
 
     def find_status(self, handle: Handle) -> JobStatus:
         """Return the state that DescribeJobs reports."""
         from regauge.launchers._aws_batch.status import build_status
 
         with self._connect(handle.context) as region:
-            detail = region.describe(handle.job_id)
-            return build_status(handle, detail, region.describe_children(detail))
+            stages = [
+                (
+                    detail.get("tags", {}).get(f"{TAG_PREFIX}stage", ""),
+                    build_status(_select(handle, detail), detail, region.describe_children(detail)),
+                )
+                for detail in region.describe_chain(handle.job_id)
+            ]
+        return join_statuses(handle, stages) if len(stages) > 1 else stages[0][1]
 
     def list_events(self, handle: Handle) -> list[JobEvent]:
         """Return the times of the job and of its attempts."""
         from regauge.launchers._aws_batch.status import list_job_events
 
         with self._connect(handle.context) as region:
-            return list_job_events(region.describe(handle.job_id))
+            chain = region.describe_chain(handle.job_id)
+        return sorted(event for detail in chain for event in list_job_events(detail))
 
     def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
-        """Yield the log of the main node, of the node of a rank, or of one job of an array."""
+        """Yield the log of the main node, of the node of a rank, or of one job of an array.
+
+        Of a pipeline, it is the log of the last stage that has started.
+        """
         from regauge.launchers._aws_batch.client import AwsClient
         from regauge.launchers._aws_batch.logs import find_log_stream, read_stream, select_child
 
         with self._connect(handle.context) as region, AwsClient("logs", handle.context) as logs:
-            job_id = select_child(region.describe(handle.job_id), request.rank)
+            chain = region.describe_chain(handle.job_id)
+            job_id = select_child(find_started(chain), request.rank)
             group, stream = find_log_stream(region.describe(job_id), request.attempt)
             describe = partial(region.describe, job_id) if request.follow else None
             yield from read_stream(logs, group, stream, describe=describe)
 
     def cancel(self, handle: Handle) -> None:
-        """Cancel a queued job, or terminate a running one."""
+        """Cancel a queued job or terminate a running one, with the earlier stages of a pipeline."""
         with self._connect(handle.context) as region:
-            region.cancel(handle)
+            active = [item for item in region.describe_chain(handle.job_id) if not is_final(item)]
+            for detail in reversed(active):
+                region.cancel(_select(handle, detail))
+            if not active:
+                region.cancel(handle)  # raises the error of a job that has ended
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
         """Deregister the job definition, and list the queue and the machines that exist."""
         with self._connect(handle.context) as region:
-            return region.clean_up(handle)
+            chain = region.describe_chain(handle.job_id)
+            jobs = [_select(handle, detail) for detail in reversed(chain)]
+            return list(dict.fromkeys(item for job in jobs for item in region.clean_up(job)))
 
     @staticmethod
     def _connect(region: str) -> BatchRegion:
         from regauge.launchers._aws_batch.jobs import BatchRegion
 
         return BatchRegion(region)
+
+
+def _select(handle: Handle, detail: dict[str, Any]) -> Handle:
+    """Return the handle of the job of one stage of a pipeline."""
+    return handle._replace(job_id=str(detail["jobId"]))
 
 
 def _describe_type(job: JobSpec) -> str:

@@ -12,10 +12,11 @@ from pydantic import Field
 
 from regauge.errors import RegaugeError, SettingsError
 from regauge.launchers import COMMON_FIELDS, Document, Handle, Launcher, LaunchPlan
-from regauge.launchers._kubernetes import batch_job, pytorch_job, train_job
+from regauge.launchers._kubernetes import batch_job, job_set, pytorch_job, train_job
 from regauge.launchers._kubernetes.pods import build_metadata
 from regauge.launchers._kubernetes.settings import PodSettings
 from regauge.launchers._kubernetes.volumes import build_claims, build_config_map
+from regauge.launchers._pipelines.stage_jobs import RULE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,8 +38,17 @@ KINDS = {
     "pytorchjob": (pytorch_job.KIND, pytorch_job.API_VERSION),
     "trainjob": (train_job.KIND, train_job.API_VERSION),
     "job": (batch_job.KIND, batch_job.API_VERSION),
+    "jobset": (job_set.KIND, job_set.API_VERSION),
 }
 """Kind and version of the job of each API."""
+
+
+BUILDERS = {
+    "pytorchjob": pytorch_job.build_pytorch_job,
+    "job": batch_job.build_batch_job,
+    "jobset": job_set.build_job_set,
+}
+"""Functions that build the job of an API as one document."""
 
 
 class Kubernetes(Launcher):
@@ -47,6 +57,7 @@ class Kubernetes(Launcher):
     is_container: ClassVar[bool] = True
     supports_elastic: ClassVar[bool] = True
     supports_arrays: ClassVar[bool] = True
+    supports_stages: ClassVar[bool] = True
 
     namespace: str = "default"
     """Namespace of the job."""
@@ -131,6 +142,8 @@ class Kubernetes(Launcher):
 
     def _choose_api(self, job: JobSpec) -> tuple[str, str]:
         """Return the API of a job and the reason, as one sentence."""
+        if job.stages:
+            return "jobset", "The job is a JobSet with a Job per stage; dependsOn orders the Jobs."
         if job.verb != "train":
             kind = "an Indexed Job" if job.jobs > 1 else "a Job"
             return "job", f"The job is {kind} (batch/v1), because '{job.verb}' has no rendezvous."
@@ -148,9 +161,7 @@ class Kubernetes(Launcher):
         """Return the documents in the order of their creation; the job is the last one."""
         documents = [build_config_map(job, metadata)] if job.run_file_text else []
         documents += build_claims(job, metadata, self.region)
-        if api != "trainjob":
-            is_elastic = api == "pytorchjob"
-            build = pytorch_job.build_pytorch_job if is_elastic else batch_job.build_batch_job
+        if build := BUILDERS.get(api):
             return [*documents, build(job, self.pod, metadata, self.ttl_seconds)]
         version = self.trainjob_version
         document = train_job.build_train_job(job, self.pod, metadata, version, self.runtime)
@@ -180,6 +191,8 @@ class Kubernetes(Launcher):
         if api == "trainjob" and self.runtime is not None:
             return f"The runtime {self.runtime} decides."
         scope = "job of the array" if job.jobs > 1 else "job"
+        if job.stages:
+            scope = f"pipeline. {RULE.removesuffix('.')}"
         return (
             f"A lost pod is replaced without limit; exit codes 75, 76 and 143 restart a pod, up to "
             f"{job.max_attempts} attempts; other exit codes end the {scope}."

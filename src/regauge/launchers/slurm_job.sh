@@ -68,7 +68,7 @@ handle_signal() {
   log "stopped by Slurm: $end"
   if [[ $end == limit ]]; then
     scancel --signal=TERM "$slurm_id" || true
-  elif [[ $end == preemption ]] && ((attempt < max_attempts)); then
+  elif [[ $end == preemption ]] && ((attempt < max_attempts && !is_stage)); then
     submit_successor
   fi
 }

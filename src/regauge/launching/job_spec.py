@@ -6,7 +6,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge import config
 from regauge.errors import SettingsError
@@ -30,6 +30,15 @@ IMAGE_FOLDER = PurePosixPath("/workspace")
 """Working folder of an image, which contains the run file."""
 
 
+class StageRequest(NamedTuple):
+    """A stage of a pipeline."""
+
+    name: str
+    verb: str
+    tables: config.Tables
+    """Tables of the stage with all overrides."""
+
+
 @dataclass(frozen=True)
 class LaunchRequest:
     """A run file with a verb and overrides, from the command line of `launch`."""
@@ -40,6 +49,8 @@ class LaunchRequest:
     """Overrides for the command of the job; overrides of [launch] are applied already."""
     tables: config.Tables
     """Tables of the run file with all overrides."""
+    stages: tuple[StageRequest, ...] = ()
+    """The stages, if the verb is `pipeline`."""
 
 
 def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> JobSpec:
@@ -54,9 +65,9 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
         problem = f"launch.jobs = {launch.jobs} is for 'predict', not for '{request.verb}'"
         raise SettingsError(problem, "remove it, or set execution.nodes.count")
     return JobSpec(
-        name=_resolve_name(launch.name, request.run_file),
+        name=resolve_name(launch.name, request.run_file),
         verb=request.verb,
-        command=_build_command(request, launch.jobs, is_container=launcher.is_container),
+        command=build_command(request, launch.jobs, is_container=launcher.is_container),
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         processes=execution.get("processes", 1),
@@ -106,7 +117,7 @@ def _read_accelerator(table: Any) -> str | None:
     return str(kind) if kind is not None else None
 
 
-def _resolve_name(name: str | None, run_file: Path) -> str:
+def resolve_name(name: str | None, run_file: Path) -> str:
     """Return the name of the job; the name of the run file is converted to an RFC 1035 label."""
     if name is not None:
         return name
@@ -116,7 +127,7 @@ def _resolve_name(name: str | None, run_file: Path) -> str:
     return label
 
 
-def _build_command(request: LaunchRequest, jobs: int, *, is_container: bool) -> tuple[str, ...]:
+def build_command(request: LaunchRequest, jobs: int, *, is_container: bool) -> tuple[str, ...]:
     """Return the command line of one node.
 
     In an image the run file is in the working folder. Elsewhere the nodes share this file system.

@@ -234,7 +234,7 @@ def check_output(plan: LaunchPlan) -> Iterator[Lint]:
     output = plan.job.output
     mounts = [volume.mount for volume in plan.job.volumes if not volume.read_only]
     if is_local_folder(output) and not is_mounted(output, mounts):
-        is_shared = plan.job.max_nodes > 1 or plan.job.jobs > 1
+        is_shared = plan.job.max_nodes > 1 or plan.job.jobs > 1 or bool(plan.job.stage)
         problem = f"output.folder = '{output}' is on no volume, and is lost with its container"
         remedy = "set it to a folder below a mount of launch.volumes"
         source = f"{GUIDE}efs-volumes.html"

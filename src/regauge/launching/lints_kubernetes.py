@@ -16,7 +16,7 @@ CONTAINER_SOURCE = (
     "https://github.com/kubeflow/training-operator/blob/v1.9.0/pkg/apis/kubeflow.org/v1/"
     "pytorch_types.go"
 )
-NAMED_KINDS = ("Job", "PyTorchJob", "Service", "TrainJob", "TrainingRuntime")
+NAMED_KINDS = ("Job", "JobSet", "PyTorchJob", "Service", "TrainJob", "TrainingRuntime")
 """Kinds whose names become host names or Services."""
 TTL = "ttlSecondsAfterFinished"
 RESERVED_VARIABLES = {
@@ -141,7 +141,7 @@ def check_output(plan: LaunchPlan) -> Iterator[Lint]:
             f"output.folder = '{output}' is not on a volume, so a lost pod loses it",
             "set it to a folder below the mount of one of launch.volumes",
             "https://kubernetes.io/docs/concepts/storage/volumes/#background",
-            is_error=plan.job.max_nodes > 1 or plan.job.jobs > 1,
+            is_error=plan.job.max_nodes > 1 or plan.job.jobs > 1 or bool(plan.job.stages),
         )
 
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import choices, config
 from regauge.errors import SettingsError
-from regauge.launchers import JobSpec, LaunchPlan
+from regauge.launchers import PIPELINE_FIELDS, JobSpec, LaunchPlan
 from regauge.launching.job_spec import LaunchRequest, build_job
 from regauge.launching.lints import Lint, run_lints
 from regauge.launching.lints_tokens import check_tokens
+from regauge.launching.pipeline_jobs import build_pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +21,16 @@ if TYPE_CHECKING:
 
 FOLDER = "launchers"
 ALWAYS_USED = frozenset(
-    {"name", "verb", "command", "output", "accelerator", "processes", "run_file_text"}
+    {
+        "name",
+        "verb",
+        "command",
+        "output",
+        "accelerator",
+        "processes",
+        "run_file_text",
+        *PIPELINE_FIELDS,
+    }
 )
 """Fields that no launcher can ignore, or that the run reads itself."""
 KEYS = {
@@ -53,17 +63,23 @@ def plan_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Laun
     Raises SettingsError if the launcher cannot run the job, or if a setting has no effect or
     contains a secret.
     """
-    job = build_job(request, launch, launcher)
+    build = build_pipeline if request.stages else build_job
+    job = build(request, launch, launcher)
     _raise_errors(check_tokens(LaunchPlan(job)))  # before another message can contain one
     if job.jobs > 1 and not launcher.supports_arrays:
         problem = f"target '{launcher.kind}' has no arrays, and launch.jobs is {job.jobs}"
         raise SettingsError(problem, "remove launch.jobs")
+    if job.stages and not launcher.supports_stages:
+        problem = f"target '{launcher.kind}' has no jobs that wait for each other"
+        remedy = "launch the pipeline with --on aws_batch, kubernetes or slurm"
+        raise SettingsError(problem, remedy)
     if job.is_elastic and not launcher.supports_elastic:
         problem = f"target '{launcher.kind}' cannot change the number of nodes of a job"
         remedy = f"set execution.nodes.count to {job.max_nodes}, or launch with --on kubernetes"
         raise SettingsError(problem, remedy)
     plan = launcher.plan(job)
-    _check_used(plan)
+    for part in plan.stages or (plan,):
+        _check_used(part)
     return plan
 
 
@@ -80,7 +96,8 @@ def _check_used(plan: LaunchPlan) -> None:
 
 def check_lints(plan: LaunchPlan) -> list[Lint]:
     """Return the warnings about a plan; raises SettingsError for the first error."""
-    lints = run_lints(plan)
+    lints = [lint for part in plan.stages or (plan,) for lint in run_lints(part)]
+    lints = list(dict.fromkeys(lints))
     _raise_errors(lints)
     return lints
 
@@ -95,10 +112,14 @@ def _raise_errors(lints: Iterable[Lint]) -> None:
 def describe_plan(plan: LaunchPlan) -> dict[str, Any]:
     """Return a plan as JSON-ready values, with its price.
 
-    The text of the run file is part of the documents that need it.
+    The text of the run file is part of the documents that need it. Fields about stages are left out
+    of a job that has none.
     """
     job = asdict(plan.job)
-    del job["run_file_text"]
+    for spec in (job, *job["stages"]):
+        unset = {name for name in PIPELINE_FIELDS if not spec[name]}
+        for name in {"run_file_text", *unset}:
+            del spec[name]
     return {
         "job": job,
         "documents": [{"name": item.name, "content": item.content} for item in plan.documents],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from regauge import config
 from regauge.errors import DataError
 from regauge.json_files import DocumentShape
+from regauge.model_registry.model_reference import fetch_version
 from regauge.model_registry.registry import open_registry
 from regauge.model_registry.registry_documents import REGISTRY_FILE
 from regauge.model_registry.registry_storage import open_storage
@@ -34,7 +35,7 @@ class ServingModel:
     version: str
     """Its number in the registry."""
     artifact: str
-    """Its folder in the registry."""
+    """Its local folder: in the registry, or downloaded from an S3 store."""
     run: str | None
     """The output folder of the run that trained it; None if it is unknown."""
     is_trainable: bool
@@ -55,7 +56,8 @@ class ServingModel:
 def find_serving(settings: RegistryModel, version: str | None = None) -> ServingModel | None:
     """Return a version of a model, by default the one that serves; None if none serves yet.
 
-    Raises the errors of the registry, such as DataError for a damaged one.
+    A version in an S3 store is downloaded, unless it was before. Raises the errors of the registry,
+    such as DataError for a damaged one.
     """
     if open_storage(settings.path).read(REGISTRY_FILE) is None and version is None:
         return None
@@ -67,7 +69,9 @@ def find_serving(settings: RegistryModel, version: str | None = None) -> Serving
         version = str(pointer.version)
     registered = registry.resolve(settings.model, int(version))
     run = registered.document["lineage"]["checkpoint"].get("run")
-    return ServingModel(version, registered.folder, run, registered.kind == "model")
+    is_local = registered.file_storage[0].local_folder is not None
+    folder = registered.folder if is_local else str(fetch_version(registered))
+    return ServingModel(version, folder, run, registered.kind == "model")
 
 
 def read_promoted_version(folder: Path) -> str | None:

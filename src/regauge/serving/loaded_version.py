@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from regauge.artifacts.manifest import PARITY
 from regauge.json_files import find_json
+from regauge.serving.artifact_snapshot import remove_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,9 +81,10 @@ class LoadedVersion(ABC):
                 self._unused.set()
 
     async def drain(self) -> None:
-        """Stop the workers after the last request."""
+        """Stop the workers after the last request, and remove the copy of the artifact."""
         await self._unused.wait()
         await self.stop()
+        await asyncio.to_thread(remove_snapshot, self.artifact)
 
     def describe(self) -> dict[str, Any]:
         """Return the model, its limits, and the evidence of its quality."""

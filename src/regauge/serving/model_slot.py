@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
+from regauge.artifacts.artifact import is_artifact
 from regauge.artifacts.manifest import MANIFEST
 from regauge.errors import RegaugeError
 from regauge.log import logger
+from regauge.serving.artifact_snapshot import create_snapshot, remove_snapshot
 from regauge.serving.model_source import ModelSource
 from regauge.serving.model_version import ModelVersion, open_served_artifact
 from regauge.serving.request_errors import RequestError, UnavailableError
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
+    from regauge.artifacts.artifact import Artifact
     from regauge.serving.loaded_version import LoadedVersion
     from regauge.serving.server_metrics import ServerMetrics
     from regauge.serving.settings import Serve
@@ -130,7 +134,7 @@ class ModelSlot:
             logger.error("%s keeps its version: the new one does not load: %s", self.name, error)
             return
         if self.current is None or version.content_sha256 == self.current.content_sha256:
-            await version.stop()
+            await version.drain()
             return
         self._replace_canary()
         share = self._settings.models.canary_share
@@ -183,8 +187,7 @@ class ModelSlot:
 
     async def _start_version(self, folder: Path) -> LoadedVersion:
         """Start a folder behind all links: the workers of this version never load another one."""
-        loop = asyncio.get_running_loop()
-        artifact = await loop.run_in_executor(self._executor, open_served_artifact, folder)
+        artifact = await self._source.run(partial(self._open_artifact, folder))
         version: LoadedVersion
         if artifact.program.output_kind == "text":
             from regauge.serving.text_generation.text_version import TextVersion
@@ -192,8 +195,20 @@ class ModelSlot:
             version = TextVersion(self.name, artifact, self._settings)
         else:
             version = ModelVersion(artifact, self._settings, self._metrics, self._executor)
-        await version.start()
+        try:
+            await version.start()
+        except BaseException:
+            remove_snapshot(artifact)
+            raise
         return version
+
+    def _open_artifact(self, folder: Path) -> Artifact:
+        """Return the artifact of a folder, or of a copy of it; raises its errors."""
+        artifact = open_served_artifact(folder)
+        has_fixed_files = self._source.is_registered or not is_artifact(folder)
+        if has_fixed_files or not self._settings.models.snapshot:
+            return artifact
+        return create_snapshot(artifact)
 
     async def _find_version(self) -> tuple[Path, Fingerprint]:
         """Return the folder of the newest version with its fingerprint."""

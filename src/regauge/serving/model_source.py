@@ -41,6 +41,11 @@ class ModelSource:
         self._refused: tuple[str, int] | None = None
         self._refused_at = 0.0
 
+    @property
+    def is_registered(self) -> bool:
+        """Whether the versions are those of a registry, whose files never change."""
+        return self._reference is not None
+
     def find_folder(self) -> Path:
         """Return the folder of the current version, behind all links; this may take long.
 

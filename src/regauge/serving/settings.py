@@ -82,6 +82,10 @@ class ModelSettings(Settings):
     unused for the longest time is unloaded. By default all models are loaded at the start."""
     max_memory_gb: float | None = Field(default=None, gt=0)
     """Most memory of all worker processes, in gigabytes; a further model replaces unused ones."""
+    snapshot: bool = True
+    """Whether the files of an artifact are copied to the temporary folder before they are loaded.
+    A version that answers then never changes when its files are overwritten. Versions of a registry
+    are not copied."""
     poll_seconds: float = Field(default=2.0, gt=0)
     """How often the folder of an artifact, or its stage, is checked for a new version."""
     canary_share: float = Field(default=0.0, ge=0, lt=1)

@@ -80,8 +80,8 @@ def describe_status(status: JobStatus, *, with_reasons: bool) -> dict[str, Any]:
     The reason of a job that starts, runs or has succeeded is included if `with_reasons` is set.
     """
     document = _drop_unknown(asdict(status))
-    if status.nodes:
-        document["nodes"] = [_drop_unknown(node) for node in document["nodes"]]
+    for key in {"nodes", "stages"} & document.keys():
+        document[key] = [_drop_unknown(row) for row in document[key]]
     document["handle"] = str(status.handle)
     if not with_reasons and status.state in ("starting", "running", "succeeded"):
         document.pop("reason", None)

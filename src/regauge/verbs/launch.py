@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from regauge import choices, config, log, verbs
 from regauge.errors import SettingsError
 from regauge.launchers import LaunchPlan
-from regauge.launching.job_spec import LaunchRequest
+from regauge.launching.job_spec import LaunchRequest, StageRequest
 from regauge.launching.planning import check_lints, describe_plan, plan_job, select_launcher
 from regauge.launching.settings import LaunchSettings
 from regauge.run_plans.job_forecast import forecast_job
 from regauge.run_plans.plan_document import format_answer
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 ROOT = LaunchSettings
-VERBS = ("compile", "evaluate", "export", "predict", "prepare", "train")
-"""Verbs that can run as a job."""
+VERBS = ("compile", "evaluate", "export", "pipeline", "predict", "prepare", "train")
+"""Verbs that can run as a job; the stages of a pipeline are a job each."""
+PIPELINE = "pipeline"
 PREFIX = "launch."
 """Overrides with this prefix change the job, not the launched verb."""
 
@@ -74,14 +78,37 @@ def read_request(
 ) -> tuple[LaunchRequest, LaunchSettings]:
     """Read a run file for a verb and check its tables; raises SettingsError."""
     root = _find_root(verb)
-    tables = config.apply_overrides(config.read(run_file), overrides, LaunchSettings, root)
+    is_pipeline = verb == PIPELINE
+    job_overrides = tuple(text for text in overrides if text.startswith(PREFIX))
+    tables = config.apply_overrides(
+        config.read(run_file), job_overrides if is_pipeline else overrides, LaunchSettings, root
+    )
     tables = verbs.allow_user_code(run_file, tables)
     known = tuple({*LaunchSettings.model_fields, *root.model_fields})
     names = known if tables.keys() <= set(known) else verbs.table_names()
     settings = config.build(LaunchSettings, tables, names, str(run_file))
-    config.build(root, tables, names, str(run_file))
     verb_overrides = tuple(text for text in overrides if not text.startswith(PREFIX))
+    if is_pipeline:
+        return _read_pipeline(run_file, verb_overrides), settings
+    config.build(root, tables, names, str(run_file))
     return LaunchRequest(run_file, verb, verb_overrides, tables), settings
+
+
+def _read_pipeline(run_file: Path, overrides: tuple[str, ...]) -> LaunchRequest:
+    """Return the request of a pipeline; its stages are read, and no data."""
+    from regauge.verbs._stages.pipeline_file import read_pipeline_file, resolve_without_data
+
+    pipeline = read_pipeline_file(run_file, overrides)
+    stages = tuple(
+        StageRequest(
+            stage.name,
+            stage.verb.partition(" ")[0],
+            config.dump(stage.settings, with_defaults=False),
+        )
+        for stage in resolve_without_data(pipeline)
+    )
+    tables = {**pipeline.shared, "output": {"folder": str(pipeline.folder)}}
+    return LaunchRequest(run_file, PIPELINE, overrides, tables, stages)
 
 
 def _find_root(verb: str) -> type[config.Settings]:

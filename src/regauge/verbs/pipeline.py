@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 from cyclopts import Parameter
-from pydantic import Field
 
 from regauge import choices, config, files, log, processes, stop_signals, timing, verbs
 from regauge.errors import DifferenceError, RegaugeError, SettingsError, TransientError
-from regauge.monitoring.settings import Monitoring
 from regauge.pipelines.deadline import DeadlineEvent, DeadlineTracker
 from regauge.pipelines.rounds import ROUNDS
-from regauge.pipelines.settings import RegistryModel, Repeat
 from regauge.supervision.forks import open_fork_server
 from regauge.verbs import _stages
 from regauge.verbs._stages import changes, pipeline_events, repetition
 from regauge.verbs._stages import plan as stage_plan
 from regauge.verbs._stages import status as stage_status
+from regauge.verbs._stages.pipeline_file import PipelineSettings, read_pipeline_file
+from regauge.verbs._stages.stage_node import is_follower
 
 RECORD = "pipeline.json"
 LAST_RESULTS = ("report", "next")
@@ -34,29 +32,6 @@ the path of a report, and the command that uses the output."""
 WATCH_POLL_SECONDS = 0.5
 """Pause between two checks for a stop signal while new data is awaited."""
 OUTPUT = None
-
-
-class PipelineOutput(config.Settings):
-    """Output of a pipeline."""
-
-    folder: str | None = None
-    """Folder that contains one folder for each stage; by default `out/<name of the run file>`."""
-
-
-class PipelineSettings(config.Settings):
-    """The stages of a pipeline in order; they share the other tables of the run file."""
-
-    output: PipelineOutput = PipelineOutput()
-    repeat: Repeat | None = None
-    """Repetition on new data; without this table, the stages run once."""
-    registry: RegistryModel | None = None
-    """The registry with the model that serves, for `@serving`."""
-    monitoring: Monitoring = Monitoring()
-    """The events of the pipeline that people receive."""
-    stage: tuple[_stages.Stage, ...] = Field(min_length=1)
-    """The stages, each a verb with the tables that override the shared ones."""
-
-
 ROOT = PipelineSettings
 
 
@@ -73,11 +48,24 @@ class PipelineJob:
     """The tables that all stages share."""
     repetition: repetition.Repetition | None = None
     """The rounds of a pipeline that repeats."""
+    until: str | None = None
+    """The last stage to run; None for all stages."""
+
+    @property
+    def selected_stages(self) -> list[_stages.ResolvedStage]:
+        """The stages to run, which include the stage `until`."""
+        names = [stage.name for stage in self.stages]
+        return self.stages if self.until is None else self.stages[: names.index(self.until) + 1]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all stages of the pipeline are selected."""
+        return len(self.selected_stages) == len(self.stages)
 
     @property
     def is_finished(self) -> bool:
-        """Whether all stages are finished."""
-        return all(status.state == "finished" for status in self.statuses.values())
+        """Whether all selected stages are finished."""
+        return all(self.statuses[stage.name].state == "finished" for stage in self.selected_stages)
 
     @property
     def refusal(self) -> SettingsError | None:
@@ -95,6 +83,9 @@ def main(
     watch: Annotated[
         float | None, Parameter(help="Look for new data every so many seconds, without end.")
     ] = None,
+    until: Annotated[
+        str | None, Parameter(help="Name of the last stage to run; later stages are left out.")
+    ] = None,
     wait: Annotated[
         bool, Parameter(help="Wait for another pipeline in the same folder to end.")
     ] = False,
@@ -108,11 +99,13 @@ def main(
     """
     path = Path(run_file)
     if why:
-        return _show_reasons(resolve(path, overrides), as_json=json)
+        return _show_reasons(select_stages(resolve(path, overrides), until), as_json=json)
     if dry_run:
-        return _show_plan(resolve(path, overrides), as_json=json)
-    job = load(path, overrides)
+        return _show_plan(select_stages(resolve(path, overrides), until), as_json=json)
+    job = select_stages(load(path, overrides), until)
     _check_watch(job, watch)
+    if is_follower(job.selected_stages[-1]):
+        return _run_follower(job)
     with (
         stop_signals.record_signals(),
         _hold_folder(job.folder, is_patient=wait),
@@ -121,7 +114,7 @@ def main(
         if watch is not None:
             watch_data(path, overrides, watch)
         # Another pipeline may have run stages before this one got the folder.
-        answer = run(load(path, overrides, job.repetition))
+        answer = run(select_stages(load(path, overrides, job.repetition), until))
     if json:
         log.print_json(answer)
     else:
@@ -172,18 +165,9 @@ def resolve(
     run_file: Path, overrides: tuple[str, ...], earlier: repetition.Repetition | None = None
 ) -> PipelineJob:
     """Validate every stage of a run file, and compare it with the finished stages."""
-    shared_overrides, stage_overrides = _group_overrides(overrides)
-    roots = verbs.settings_roots().values()
-    tables = config.apply_overrides(config.read(run_file), shared_overrides, *roots)
-    shared = {name: table for name, table in tables.items() if name != "stage"}
-    output = tables.get("output")
-    output = output if isinstance(output, dict) else {}
-    pipeline_output = {name: output[name] for name in ("folder",) if name in output}
-    pipeline_tables = tables | {"output": pipeline_output}
-    settings = config.build(PipelineSettings, pipeline_tables, verbs.table_names(), str(run_file))
-    stages = _apply_to_stages(settings.stage, shared_overrides, stage_overrides)
-    verbs.allow_user_code(run_file, {**shared, "stage": [stage.model_extra for stage in stages]})
-    folder = Path(settings.output.folder or Path("out") / run_file.stem)
+    pipeline = read_pipeline_file(run_file, overrides)
+    settings, stages, shared = pipeline.settings, pipeline.stages, pipeline.shared
+    folder = pipeline.folder
     if settings.repeat is not None:
         selector = repetition.RoundSelector(
             stages, shared, folder, settings.repeat, settings.registry, earlier
@@ -197,25 +181,35 @@ def resolve(
     return PipelineJob(run_file, folder, resolved_stages, statuses, shared)
 
 
+def select_stages(job: PipelineJob, until: str | None) -> PipelineJob:
+    """Return a job that ends with the stage `until`; raises SettingsError for an unknown stage."""
+    names = tuple(stage.name for stage in job.stages)
+    if until is not None and until not in names:
+        raise SettingsError(f"--until: no stage '{until}'", choices.did_you_mean(until, names))
+    return replace(job, until=until)
+
+
 def run(job: PipelineJob) -> dict[str, Any]:
-    """Run the unfinished stages; return the answers of all stages."""
+    """Run the unfinished selected stages; return the answers of all selected stages."""
     rounds = job.repetition
     if rounds is not None and job.is_finished and not rounds.is_new:
         return _answer_unchanged(job)
-    with pipeline_events.send_pipeline_events(job.shared, job.run_file, job.folder) as notifier:
+    with pipeline_events.send_pipeline_events(
+        job.shared, job.run_file, job.folder, is_last=job.is_whole
+    ) as notifier:
         return _run_stages(
             job, _build_deadline(job, partial(pipeline_events.send_deadline, notifier))
         )
 
 
 def _run_stages(job: PipelineJob, deadline: DeadlineTracker | None) -> dict[str, Any]:
-    """Run the unfinished stages in order, and record each one."""
+    """Run the unfinished selected stages in order, and record each one."""
     rounds = job.repetition
     if rounds is not None:
         rounds.begin()
     records = [_build_record(stage, "pending") for stage in job.stages]
     hashes: dict[str, str] = {}
-    for index, stage in enumerate(job.stages):
+    for index, stage in enumerate(job.selected_stages):
         _save_records(job, records)
         outcome = job.statuses[stage.name].record
         has_run = not outcome
@@ -234,13 +228,13 @@ def _run_stages(job: PipelineJob, deadline: DeadlineTracker | None) -> dict[str,
         outcome = {key: outcome[key] for key in ("seconds", "result")}
         records[index] = _build_record(stage, "finished") | outcome
     _save_records(job, records)
-    if rounds is not None:
+    if rounds is not None and job.is_whole:
         rounds.finish()
-    return _build_answer(job, records)
+    return _build_answer(job, records[: len(job.selected_stages)])
 
 
 def _build_answer(job: PipelineJob, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the answer of a finished pipeline."""
+    """Return the answer of a pipeline whose selected stages are finished."""
     answer: dict[str, Any] = {"folder": str(job.folder), "stages": records}
     if job.repetition is not None:
         answer["round"] = job.repetition.current.number
@@ -256,10 +250,13 @@ def _answer_unchanged(job: PipelineJob) -> dict[str, Any]:
     records = [
         _build_record(stage, "finished")
         | {key: job.statuses[stage.name].record[key] for key in ("seconds", "result")}
-        for stage in job.stages
+        for stage in job.selected_stages
     ]
     answer = _build_answer(job, records)
-    return {**answer, "unchanged": f"round {answer['round']} is finished, and no data is new"}
+    text = f"round {answer['round']} is finished, and no data is new"
+    if not job.is_whole:
+        text = f"round {answer['round']} has finished stage '{job.until}'"
+    return {**answer, "unchanged": text}
 
 
 def _has_nothing_to_do(job: PipelineJob) -> bool:
@@ -279,6 +276,8 @@ def _check_watch(job: PipelineJob, seconds: float | None) -> None:
         return
     if seconds <= 0:
         raise SettingsError(f"--watch {seconds:g} is no interval", "use a positive number")
+    if not job.is_whole:
+        raise SettingsError("--watch runs all stages of a round", "remove --until")
     if job.repetition is None:
         raise SettingsError("--watch needs a pipeline that repeats", "add the table [repeat]")
 
@@ -301,6 +300,23 @@ def _build_deadline(
     )
 
 
+def _run_follower(job: PipelineJob) -> dict[str, Any]:
+    """Run the last selected stage on a node that is not the first; node 0 writes all records.
+
+    Raises SettingsError if an earlier stage is not finished.
+    """
+    *earlier, stage = job.selected_stages
+    for input_stage in earlier:
+        if job.statuses[input_stage.name].state != "finished":
+            problem = f"stage '{input_stage.name}' is not finished, and runs on one machine"
+            raise SettingsError(problem, f"run --until {input_stage.name} on one machine before")
+    if job.is_finished:
+        return {}
+    with stop_signals.record_signals(), open_fork_server():
+        _run_stage(stage, None)
+    return {}
+
+
 def _describe_reason(job: PipelineJob, stage: _stages.ResolvedStage) -> str:
     """Return the reason why a stage of a pipeline that repeats runs, for a log line."""
     if job.repetition is None:
@@ -313,7 +329,7 @@ def _show_reasons(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
     """Print for each stage which of its inputs have changed; return the answer."""
     rows = [
         changes.explain_stage(stage, job.statuses[stage.name], job.repetition)
-        for stage in job.stages
+        for stage in job.selected_stages
     ]
     answer: dict[str, Any] = {"folder": str(job.folder)}
     if job.repetition is not None:
@@ -400,15 +416,15 @@ def _show_plan(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
     """Print the state and the plan of every stage; return them."""
     refusal = {"error": str(job.refusal), "code": job.refusal.exit_code} if job.refusal else {}
     dataset_rows = stage_plan.describe_datasets(job.stages, job.shared)
-    plans = [_describe_stage(stage, job, dataset_rows) for stage in job.stages]
+    plans = [_describe_stage(stage, job, dataset_rows) for stage in job.selected_stages]
     for plan in (stage.get("plan", {}) for stage in plans):
         refusal = refusal or {key: plan[key] for key in ("error", "code") if "error" in plan}
     answer = {"folder": str(job.folder), "stages": plans, **refusal}
     if as_json:
         log.print_json(answer)
         return answer
-    for stage, plan in zip(job.stages, plans, strict=True):
-        header = f"[{stage.number}/{len(plans)}] {stage.name}: {stage.verb}"
+    for stage, plan in zip(job.selected_stages, plans, strict=True):
+        header = f"[{stage.number}/{len(job.stages)}] {stage.name}: {stage.verb}"
         status = job.statuses[stage.name].summary
         log.stdout.print(f"{header} -> {stage.folder} ({status})", markup=False)
         verbs.show(plan.get("plan", {}), as_json=False)
@@ -448,51 +464,3 @@ def _show_answer(answer: dict[str, Any]) -> None:
     for key in ("folder", *LAST_RESULTS):
         if key in answer:
             log.stdout.print(f"{key}: {answer[key]}", markup=False)
-
-
-def _group_overrides(
-    overrides: tuple[str, ...],
-) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """Return the overrides of all stages, and the overrides of single stages by name."""
-    shared_overrides: list[str] = []
-    stage_overrides: dict[str, tuple[str, ...]] = {}
-    for override in overrides:
-        table, _, rest = override.partition(".")
-        name, dot, stage_override = rest.partition(".")
-        if table == "stage" and dot and "=" not in name:
-            stage_overrides[name] = (*stage_overrides.get(name, ()), stage_override)
-        else:
-            shared_overrides.append(override)
-    return tuple(shared_overrides), stage_overrides
-
-
-def _apply_to_stages(
-    stages: tuple[_stages.Stage, ...],
-    shared_overrides: tuple[str, ...],
-    stage_overrides: dict[str, tuple[str, ...]],
-) -> tuple[_stages.Stage, ...]:
-    """Return the stages with the overrides applied to their tables.
-
-    An override of `output.folder` sets the folder of the pipeline, never of a stage.
-    """
-    shared_overrides = tuple(
-        override for override in shared_overrides if not override.startswith("output.folder=")
-    )
-    names = tuple(stage.name or stage.verb for stage in stages)
-    for name in stage_overrides:
-        if name not in names:
-            raise SettingsError(f"no stage '{name}'", choices.did_you_mean(name, names))
-    overridden_stages = []
-    for name, stage in zip(names, stages, strict=True):
-        tables = dict(stage.model_extra or {})
-        overrides = tuple(text for text in shared_overrides if re.split("[.=]", text)[0] in tables)
-        tables = config.apply_overrides(
-            tables, (*overrides, *stage_overrides.get(name, ())), *verbs.settings_roots().values()
-        )
-        for key in ("verb", "name"):
-            if key in tables:
-                raise SettingsError(f"stage.{name}.{key} is fixed", "change it in the run file")
-        overridden_stages.append(
-            _stages.Stage.model_validate({"verb": stage.verb, "name": name} | tables)
-        )
-    return tuple(overridden_stages)

@@ -19,6 +19,7 @@ comment='regauge:processes=1&attempts=3&logs=embed.slurm'
 max_attempts=1
 restart_codes='75 76 143'
 is_elastic=0
+is_stage=0
 slurm_id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 job=${1:-$slurm_id}
 num_signals=0 end='' successor=''
@@ -100,7 +101,7 @@ handle_signal() {
   log "stopped by Slurm: $end"
   if [[ $end == limit ]]; then
     scancel --signal=TERM "$slurm_id" || true
-  elif [[ $end == preemption ]] && ((attempt < max_attempts)); then
+  elif [[ $end == preemption ]] && ((attempt < max_attempts && !is_stage)); then
     submit_successor
   fi
 }

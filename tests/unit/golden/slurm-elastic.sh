@@ -20,6 +20,7 @@ comment='regauge:processes=8&attempts=5&output=out/ranker&logs=out/ranker.slurm'
 max_attempts=5
 restart_codes='75 76 143'
 is_elastic=1
+is_stage=0
 slurm_id=$SLURM_JOB_ID
 job=${1:-$slurm_id}
 num_signals=0 end='' successor=''
@@ -99,7 +100,7 @@ handle_signal() {
   log "stopped by Slurm: $end"
   if [[ $end == limit ]]; then
     scancel --signal=TERM "$slurm_id" || true
-  elif [[ $end == preemption ]] && ((attempt < max_attempts)); then
+  elif [[ $end == preemption ]] && ((attempt < max_attempts && !is_stage)); then
     submit_successor
   fi
 }

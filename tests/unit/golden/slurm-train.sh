@@ -29,6 +29,7 @@ comment='regauge:usd_per_hour=43.92&price_date=2026-07-20&processes=8&attempts=3
 max_attempts=3
 restart_codes='75 76 143'
 is_elastic=0
+is_stage=0
 slurm_id=$SLURM_JOB_ID
 job=${1:-$slurm_id}
 num_signals=0 end='' successor=''
@@ -108,7 +109,7 @@ handle_signal() {
   log "stopped by Slurm: $end"
   if [[ $end == limit ]]; then
     scancel --signal=TERM "$slurm_id" || true
-  elif [[ $end == preemption ]] && ((attempt < max_attempts)); then
+  elif [[ $end == preemption ]] && ((attempt < max_attempts && !is_stage)); then
     submit_successor
   fi
 }

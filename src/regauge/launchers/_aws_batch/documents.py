@@ -75,6 +75,8 @@ def build_retry_strategy(max_attempts: int) -> dict[str, Any]:
 def build_submit_request(job: JobSpec, queue: str, share_identifier: str | None) -> dict[str, Any]:
     """Return the request SubmitJob, which names the job definition without its revision.
 
+    It also names the job that must succeed before; the submission replaces the name by its id.
+
     Format: https://docs.aws.amazon.com/batch/latest/APIReference/API_SubmitJob.html.
     """
     request: dict[str, Any] = {
@@ -87,6 +89,8 @@ def build_submit_request(job: JobSpec, queue: str, share_identifier: str | None)
     if job.jobs > 1:
         _check_array(job)
         request["arrayProperties"] = {"size": job.jobs}
+    if job.after:
+        request["dependsOn"] = [{"jobId": job.after}]
     request["propagateTags"] = True
     request["tags"] = build_tags(job)
     return request
@@ -113,6 +117,7 @@ def build_tags(job: JobSpec) -> dict[str, str]:
     machine = job.machine
     facts = {
         "verb": job.verb,
+        "stage": job.stage,
         "machines": str(job.max_nodes * job.jobs),
         "processes": str(job.processes_per_node or 1),
         "instance": machine.name if machine else None,

@@ -48,11 +48,14 @@ class BatchRegion:
     def __exit__(self, *exception: object) -> None:
         self._batch.__exit__(*exception)
 
-    def submit(self, definition: Detail, request: Detail) -> str:
+    def submit(self, definition: Detail, request: Detail, previous: str | None = None) -> str:
         """Register a job definition and submit a job; return the identifier of the job.
 
-        If the job is refused, or the command is interrupted, the definition is deregistered.
+        `previous` is the identifier of the job that it waits for. If the job is refused, or the
+        command is interrupted, the definition is deregistered.
         """
+        if previous is not None:
+            request = request | {"dependsOn": [{"jobId": previous}]}
         self.check_queue(definition, request)
         for container in list_containers(definition):
             check_image(container["image"])
@@ -64,6 +67,16 @@ class BatchRegion:
             self._deregister_after(error, arn)
             raise
         return str(response["jobId"])
+
+    def withdraw(self, job_id: str) -> None:
+        """Stop a job and deregister its definition; log a warning if Batch refuses it."""
+        try:
+            definition = self.describe(job_id)["jobDefinition"]
+            self._batch.call("terminate_job", jobId=job_id, reason=CANCEL_REASON)
+            self._batch.call("deregister_job_definition", jobDefinition=definition)
+        except RegaugeError as error:
+            command = f"aws batch terminate-job --region {self.region} --job-id {job_id}"
+            logger.warning("%s; stop the job: %s --reason cancelled", error.problem, command)
 
     def _deregister_after(self, error: BaseException, arn: str) -> None:
         """Deregister a definition; if that fails, add the command that does it to the error."""
@@ -131,6 +144,13 @@ class BatchRegion:
                 problem, "correct the handle; Batch forgets a job 7 days after its end"
             )
         return dict(jobs[0])
+
+    def describe_chain(self, job_id: str) -> list[Detail]:
+        """Return a job after the stages of its pipeline before it, the first one first."""
+        chain = [self.describe(job_id)]
+        while previous := _find_previous(chain[0]):
+            chain.insert(0, self.describe(previous))
+        return chain
 
     def describe_children(self, detail: Detail) -> list[Detail]:
         """Return the nodes of a multi-node parallel job, or the jobs of an array, by index."""
@@ -234,6 +254,13 @@ def check_image(image: str) -> None:
     if not is_stored:
         problem = f"the image {image} is not in its registry"
         raise SettingsError(problem, "push it, or correct launch.image")
+
+
+def _find_previous(detail: Detail) -> str | None:
+    """Return the job that a stage of a pipeline waits for; None for the first one."""
+    if f"{TAG_PREFIX}stage" not in detail.get("tags", {}):
+        return None
+    return next((str(item["jobId"]) for item in detail.get("dependsOn", [])), None)
 
 
 def list_child_names(detail: Detail) -> list[str]:

@@ -63,6 +63,21 @@ def _find_status(detail: Detail) -> str:
     return next((name for name in ACTIVE_STATUSES if summary.get(name)), status)
 
 
+def is_final(detail: Detail) -> bool:
+    """Return whether a job has ended."""
+    return detail["status"] in FINAL_STATUSES
+
+
+def find_started(chain: Sequence[Detail]) -> Detail:
+    """Return the last job of a pipeline that has started; the first one if none has."""
+    started = [
+        item
+        for item in chain
+        if item.get("attempts") or find_state(item) in ("running", "starting", "succeeded")
+    ]
+    return started[-1] if started else chain[0]
+
+
 def is_cancelled(detail: Detail) -> bool:
     """Return whether somebody cancelled a job.
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from regauge.errors import SettingsError
 from regauge.launchers import FINAL_STATES, Handle, JobEvent, Leftover
 from regauge.launchers._job_end import build_active_error, build_ended_error
+from regauge.launchers._kubernetes import job_set
+from regauge.launchers._kubernetes.job_set_status import describe_job_set
 from regauge.launchers._kubernetes.job_status import (
     JobObjects,
     Object,
@@ -16,7 +18,13 @@ from regauge.launchers._kubernetes.job_status import (
     find_index,
 )
 from regauge.launchers._kubernetes.kubectl import KubectlNamespace
-from regauge.launchers._kubernetes.pods import CANCELLED, JOB_LABEL, PROCESSES, QUEUE_LABEL
+from regauge.launchers._kubernetes.pods import (
+    CANCELLED,
+    JOB_LABEL,
+    JOB_NAME,
+    PROCESSES,
+    QUEUE_LABEL,
+)
 from regauge.launchers._kubernetes.volumes import DELETE_COMMANDS
 
 if TYPE_CHECKING:
@@ -24,10 +32,12 @@ if TYPE_CHECKING:
 
     from regauge.launchers import JobStatus, LogRequest
 
+JOB_SET_NAME = "jobset.sigs.k8s.io/jobset-name"
 POD_LABELS = {
     "PyTorchJob": "training.kubeflow.org/job-name",
-    "TrainJob": "jobset.sigs.k8s.io/jobset-name",
-    "Job": "batch.kubernetes.io/job-name",
+    "TrainJob": JOB_SET_NAME,
+    "JobSet": JOB_SET_NAME,
+    "Job": JOB_NAME,
 }
 """Label with the name of the job that its controller sets on pods."""
 RUNTIMES, CLAIMS = "trainingruntimes.trainer.kubeflow.org", "persistentvolumeclaims"
@@ -79,15 +89,27 @@ class JobClient:
         job = self._read_job()
         pods = self._list_pods()
         events = [] if pods else self._list_events(job)
-        return describe_job(self.handle, JobObjects(job, pods, events, self._list_workloads(job)))
+        objects = JobObjects(job, pods, events, self._list_workloads(job))
+        if self.kind == job_set.KIND:
+            selector = f"--selector={JOB_SET_NAME}={self.name}"
+            return describe_job_set(
+                self.handle, objects, self.cluster.list_items("jobs.v1.batch", selector)
+            )
+        return describe_job(self.handle, objects)
 
     def list_events(self) -> list[JobEvent]:
         """Return the events of the job and of its objects, oldest first."""
         return [_convert_event(event) for event in self._list_events(self._read_job())]
 
     def read_log(self, request: LogRequest) -> Iterator[str]:
-        """Yield the log of the pod with a rank; raises SettingsError if there is none."""
+        """Yield the log of the pod with a rank; raises SettingsError if there is none.
+
+        Of a pipeline, it is a pod of the last stage that has started.
+        """
         pods = sorted(self._list_pods(), key=_find_creation_time)
+        if self.kind == job_set.KIND:
+            stages = [pod["metadata"]["labels"].get(JOB_NAME) for pod in pods]
+            pods = [pod for pod, stage in zip(pods, stages, strict=True) if stage == stages[-1]]
         if not pods:
             self._read_job()
             raise SettingsError(f"{self.handle} has no pods", "read its status with --why")

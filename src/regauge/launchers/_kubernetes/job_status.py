@@ -27,7 +27,8 @@ COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 REPLICA_TYPE = "training.kubeflow.org/replica-type"
 REPLICA_INDEX = "training.kubeflow.org/replica-index"
 """Labels of the pods of a PyTorchJob; its workers follow the master."""
-SUCCESS_CONDITIONS = ("Succeeded", "Complete")
+SUCCESS_CONDITIONS = ("Succeeded", "Complete", "Completed")
+"""Condition of a PyTorchJob, of a Job and a TrainJob, and of a JobSet that has succeeded."""
 IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 CONFIGURATION_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 MEMORY_REASON = "OOMKilled"

@@ -196,11 +196,11 @@ def _remove_old_files(folder: Path, key: str) -> None:
 def _check_artifact(vectors: VectorFolder, artifact: Artifact, settings: SearchSettings) -> None:
     """Raise SettingsError if queries of an artifact cannot be compared with the vectors."""
     if artifact.program.output_kind != "vectors":
-        problem = f"{artifact.folder} returns {artifact.program.output_kind}, not vectors"
+        problem = f"{artifact.origin} returns {artifact.program.output_kind}, not vectors"
         raise SettingsError(problem, "search needs an artifact that embeds texts")
     if settings.allow_other_artifact or vectors.artifact_sha256 == artifact.content_sha256:
         return
-    problem = f"{vectors.folder} has the vectors of another artifact than {artifact.folder}"
+    problem = f"{vectors.folder} has the vectors of another artifact than {artifact.origin}"
     remedy = "serve that artifact, or run 'regauge predict' with this one"
     raise SettingsError(problem, remedy)
 

@@ -64,7 +64,7 @@ class TextWorkerProcess:
             process.kill()
             process.wait()
             if isinstance(error, TimeoutError):
-                problem = f"{request.path} was not ready within {timeout_seconds:g} s"
+                problem = f"{request.origin} was not ready within {timeout_seconds:g} s"
                 remedy = "raise serve.workers.start_timeout_seconds"
                 raise PreflightError(problem, remedy) from None
             raise

@@ -35,7 +35,7 @@ class TokenEncoder:
         """
         program = artifact.restore_program()
         if not isinstance(program, TextProgram) or not isinstance(program.module, Encoder):
-            problem = f"{artifact.folder} has no encoder with vectors of tokens"
+            problem = f"{artifact.origin} has no encoder with vectors of tokens"
             raise SettingsError(problem, "use the model of an encoder")
         cast_program(program, torch.float32)
         return cls(program)

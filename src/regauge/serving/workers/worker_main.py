@@ -31,12 +31,19 @@ class LoadRequest:
 
     path: str
     """Folder of an artifact, a run or a model."""
+    source: str = ""
+    """The folder that `path` is a copy of; messages name it."""
     threads: int | None = None
     device: int = 0
     cores: list[int] = field(default_factory=list)
     """The cores that the worker is bound to; empty if it may use all of them."""
     custom_paths: list[str] = field(default_factory=list)
     """Import paths of custom code that the command allows."""
+
+    @property
+    def origin(self) -> str:
+        """The path that messages name."""
+        return self.source or self.path
 
     def to_header(self) -> dict[str, Any]:
         """Return the request as the header of a message."""
@@ -69,7 +76,19 @@ def run_worker_process(
             model = load(message.header)
         except Exception as error:  # noqa: BLE001 - the server reports it
             report = describe_error(error)
-            connection.sendall(encode_message({"type": "error", **report.to_document()}))
+            document = _name_origin(report.to_document(), message.header)
+            connection.sendall(encode_message({"type": "error", **document}))
             return report.code
         serve(connection, model)
     return 0
+
+
+def _name_origin(document: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+    """Replace the path of a copy in the texts of an error by the path of its source."""
+    path, source = request["path"], request["source"]
+    if not source:
+        return document
+    return {
+        key: value.replace(path, source) if isinstance(value, str) else value
+        for key, value in document.items()
+    }

@@ -76,7 +76,7 @@ class WorkerProcess:
         process, connection = spawn_worker(MODULE, request.to_header())
         streams = await asyncio.open_connection(sock=connection, limit=MAX_MESSAGE_BYTES)
         try:
-            header = await _read_ready_header(request.path, streams[0], settings)
+            header = await _read_ready_header(request.origin, streams[0], settings)
         except BaseException:
             streams[1].close()
             process.kill()
@@ -169,7 +169,7 @@ class WorkerPool(WorkerGroup["WorkerRequest", WorkerProcess]):
         self._content_sha256 = self._content_sha256 or content_sha256
         if content_sha256 != self._content_sha256:
             await worker.stop()
-            problem = f"the files of {request.path} have changed"
+            problem = f"the files of {request.origin} have changed"
             raise PreflightError(problem, "the new version is loaded if it is valid")
         return worker
 

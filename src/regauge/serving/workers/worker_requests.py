@@ -29,7 +29,10 @@ def build_load_requests(artifact: Artifact, settings: WorkerSettings) -> list[Lo
     count = num_groups if settings.count == "auto" else settings.count
     path = str(getattr(artifact, "path", "") or artifact.folder)
     custom_paths = list(choices.list_allowed_paths())
-    request = LoadRequest(path=path, threads=settings.threads, custom_paths=custom_paths)
+    source = str(artifact.source or "")
+    request = LoadRequest(
+        path=path, source=source, threads=settings.threads, custom_paths=custom_paths
+    )
     if not accelerator.on_host:
         return [replace(request, device=index % num_groups) for index in range(count)]
     if count == 1:

@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def send_pipeline_events(shared: config.Tables, run_file: Path, folder: Path) -> Iterator[Notifier]:
+def send_pipeline_events(
+    shared: config.Tables, run_file: Path, folder: Path, *, is_last: bool
+) -> Iterator[Notifier]:
     """Yield a notifier by the shared table `monitoring`; send an event at the end of the block.
+
+    A success is an event only if the block runs the last stage (`is_last`).
 
     Raises SettingsError if a secret of a sink cannot be read.
     """
@@ -39,7 +43,8 @@ def send_pipeline_events(shared: config.Tables, run_file: Path, folder: Path) ->
         except BaseException as error:
             send_error(notifier, error)
             raise
-        notifier.send("finished", is_final=True)
+        if is_last:
+            notifier.send("finished", is_final=True)
 
 
 def send_deadline(notifier: Notifier, event: DeadlineEvent) -> None:

@@ -115,6 +115,11 @@ def resolve_round(
     return resolved
 
 
+def drop_serving(tables: config.Tables) -> config.Tables:
+    """Return tables as they are while no version serves: without the values of `@serving`."""
+    return _take_serving(tables, "", (None, None))[0]
+
+
 def _fill_tables(
     tables: config.Tables, name: str, inputs: RoundInputs, root: type[config.Settings]
 ) -> config.Tables:
@@ -122,7 +127,7 @@ def _fill_tables(
 
     Without a serving model, a key with `@serving` is left out, and a table whose `path` it is.
     """
-    filled, serving = _take_serving(tables, "", inputs)
+    filled, serving = _take_serving(tables, "", (inputs.base, inputs.serving))
     if serving:
         filled = config.overlay_tables(filled, serving, root, f"stage '{name}'")
     if name in inputs.current.files:
@@ -132,22 +137,25 @@ def _fill_tables(
 
 
 def _take_serving(
-    tables: config.Tables, key: str, inputs: RoundInputs
+    tables: config.Tables, key: str, models: tuple[ServingModel | None, ServingModel | None]
 ) -> tuple[config.Tables, config.Tables]:
-    """Return the tables without values of `@serving`, and the tables of these values alone."""
+    """Return the tables without values of `@serving`, and the tables of these values alone.
+
+    `models`: the model that training starts from, and the one that the new model is compared with.
+    """
     others: config.Tables = {}
     serving: config.Tables = {}
     for name, value in tables.items():
         path = f"{key}.{name}" if key else name
         if isinstance(value, dict) and value:
-            rest, models = _take_serving(value, path, inputs)
+            rest, replaced = _take_serving(value, path, models)
             has_path = value.get("path") == SERVING
-            if models:
-                serving[name] = config.merge(rest, models) if has_path else models
+            if replaced:
+                serving[name] = config.merge(rest, replaced) if has_path else replaced
             if rest and not has_path:
                 others[name] = rest
         elif value == SERVING:
-            model = inputs.base if path.startswith(START_KEY) else inputs.serving
+            model = models[0 if path.startswith(START_KEY) else 1]
             if model is not None:
                 folder = model.start if path.startswith(START_KEY) else model.artifact
                 serving[name] = str(folder)

@@ -63,7 +63,7 @@ def main(  # noqa: PLR0913 - the flags of the command line
 ) -> dict[str, Any]:
     """Plan memory, time and dollars of a run without an accelerator, and rank machine types.
 
-    Every prediction has p10 to p90. Nothing is allocated, and no network is used.
+    Every prediction has p10 to p90. No network is used, and only --probe computes.
     """
     machines = Machines(on, compare, cheapest, deadline, max_nodes, probe, show_all)
     purpose = Purpose(to_target, serve, predict, slo_ms, lengths)

@@ -1,4 +1,4 @@
-"""What `train` adds to a finished run: the entries of its result, and its record for later plans."""
+"""Completes the result of a finished run of `train`, and records the run for later plans."""
 
 from __future__ import annotations
 

@@ -55,6 +55,8 @@ def _check_purpose(machines: Machines, purpose: Purpose) -> None:
     """Raise SettingsError for options that exclude each other or are out of range."""
     if purpose.serve is not None and purpose.predict is not None:
         raise SettingsError("--serve and --predict contradict each other", "use one of them")
+    if machines.probe:
+        raise SettingsError("--probe measures training steps", "remove --serve and --predict")
     if purpose.to_target is not None:
         raise SettingsError("--to-target is a plan of training", "remove --serve and --predict")
     if machines.deadline is not None or (machines.on and machines.compare):

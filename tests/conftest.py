@@ -6,6 +6,7 @@ The terminal summary has the largest error of each kind of comparison.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,10 +19,14 @@ import support
 from leaks import Snapshot
 from regauge import accelerators, choices
 from regauge.log import logger
+from regauge.planning.run_history import OFF, VARIABLE
 from regauge.stop_signals import STOP_SIGNALS
 
 PROOFS = pytest.StashKey[support.Proofs]()
 FIGURES = pytest.StashKey[dict[str, list[float]]]()
+
+# No run of a test is recorded for the plans of the user.
+os.environ.setdefault(VARIABLE, OFF)
 
 # A suite under `nohup` or in the background of a shell ignores signals, and so would every process
 # that it starts.

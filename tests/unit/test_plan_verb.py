@@ -167,7 +167,7 @@ def test_explain_has_the_formulas_and_the_measured_rows(
     assert all(row["source"] for row in answer["nearest"])
     assert cli.main(["plan", write_run(tmp_path), "--on", "p4d.24xlarge"]) == 0
     text = capsys.readouterr().out
-    assert "step seconds: " in text
+    assert "step, s" in text
     assert "p90" in text
 
 
@@ -197,6 +197,54 @@ def test_a_stage_of_a_pipeline_is_planned(capsys: pytest.CaptureFixture[str]) ->
     assert first["parameters"] == second["parameters"]
     assert first["batch_shapes"] == ["16 x 128"]
     assert second["batch_shapes"] == ["4 x 512"]
+
+
+def test_a_search_counts_the_options_that_it_does_not_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = (write_run(tmp_path), "--cheapest", "--max-nodes", "2")
+    answer = read_plan(capsys, *arguments)
+    everything = read_plan(capsys, *arguments, "--all")
+    assert len(answer["options"]) == 10
+    assert answer["more_options"] > 0
+    assert everything["more_options"] == 0
+    assert len(everything["options"]) == 10 + answer["more_options"]
+    assert cli.main(["plan", *arguments]) == 0
+    assert f"{answer['more_options']} more options: list them with --all" in capsys.readouterr().out
+
+
+def test_the_price_is_that_of_the_region(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A price of another region does not replace the one of the package, and none is guessed."""
+    folder = tmp_path / "region-catalog"
+    folder.mkdir()
+    text = "instance,as_of,usd_per_hour,source,region\np4d.24xlarge,2026-11-01,33,x,eu-west-1\n"
+    (folder / "price_history.csv").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("REGAUGE_CATALOG", str(folder))
+    arguments = (write_run(tmp_path), "--on", "p4d.24xlarge")
+    assert "us-east-1" in read_plan(capsys, *arguments)["price"]
+    region = "execution.price.region=eu-west-1"
+    assert "33.00 USD per hour" in read_plan(capsys, *arguments, region)["price"]
+    other = (write_run(tmp_path), "--on", "p5.48xlarge", region)
+    assert read_plan(capsys, *other)["usd"] is None
+
+
+def test_ignored_tasks_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.toml"
+    tasks = """
+[[task]]
+name = "words"
+kind = "mlm"
+weight = 3
+[[task]]
+name = "pairs"
+kind = "contrastive"
+"""
+    text = RUN.format(data=tmp_path, strategy="ddp", micro=16, stop="steps = 10")
+    path.write_text(text.replace('[task]\nkind = "mlm"\n', tasks), encoding="utf-8")
+    notes = "; ".join(read_plan(capsys, str(path), "--on", "p4d.24xlarge")["notes"])
+    assert "one of the task words; ignored: pairs (25% of the steps)" in notes
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from regauge.planning import anchors
+from regauge.planning import anchors, run_history
 from regauge.planning.anchors import Anchor
 from regauge.planning.calibration import load_calibration
 from regauge.planning.collective_times import (
@@ -60,8 +60,8 @@ def test_a_probe_corrects_the_next_plan(factor: float, tmp_path: Path) -> None:
     """After a run is recorded, the plan of its job is within 10 % of it, on 1 and 2 machines."""
     history = tmp_path / "state" / "planner_runs.jsonl"
     for count in (1, 2):
-        anchors.record_run(_measure(plan_training(JOB, MACHINE, count), factor), history)
-    runs = anchors.load_history(history)
+        run_history.record_run(_measure(plan_training(JOB, MACHINE, count), factor), history)
+    runs = run_history.load_history(history)
     for count in (1, 2):
         plan = plan_training(JOB, MACHINE, count, runs)
         measured = plan.step_parts.total * factor
@@ -84,12 +84,12 @@ def test_the_history_keeps_every_field(tmp_path: Path, caplog: pytest.LogCapture
     """A damaged line is skipped with a warning."""
     path = tmp_path / "runs.jsonl"
     run = dataclasses.replace(_measure(plan_training(JOB, MACHINE), 1.5), date="2026-11-27")
-    assert anchors.load_history(path) == ()
-    anchors.record_run(run, path)
+    assert run_history.load_history(path) == ()
+    run_history.record_run(run, path)
     with path.open("a") as file:
         file.write("{damaged\n")
     with caplog.at_level(logging.WARNING):
-        assert anchors.load_history(path) == (run,)
+        assert run_history.load_history(path) == (run,)
     assert run.log_error == pytest.approx(math.log(1.5))
     assert run.log_memory_error == pytest.approx(math.log(1.5))
 
@@ -98,8 +98,9 @@ def test_the_history_is_in_the_state_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """XDG_STATE_HOME decides."""
+    monkeypatch.delenv(run_history.VARIABLE, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert anchors.find_history() == tmp_path / "regauge" / "planner_runs.jsonl"
+    assert run_history.find_history() == tmp_path / "regauge" / "planner_runs.jsonl"
 
 
 def test_published_rows_have_sources() -> None:

@@ -13,6 +13,7 @@ from regauge.errors import SettingsError
 from regauge.launchers import JobSpec, Machine, Volume
 from regauge.launching.settings import MAX_NAME, is_job_name
 from regauge.planning.catalog import (
+    REGION,
     MachinePrice,
     find_efa_interfaces,
     find_instance,
@@ -150,7 +151,7 @@ def find_machine(instance: str | None, execution: dict[str, Any]) -> Machine | N
         return None
     entry = find_instance(name, "launch.instance" if instance else "price.instance")
     table = execution.get("price", {})
-    price = find_listed_price(entry, table.get("discounts"))
+    price = find_listed_price(entry, table.get("discounts"), table.get("region", REGION))
     if table.get("usd_per_hour") is not None:
         price = MachinePrice(table["usd_per_hour"], "run file", table.get("as_of"))
     return Machine(

@@ -1,20 +1,18 @@
 """Measured runs near a prediction: the published rows of the package, and the user's own runs.
 
-A run writes its measured step time and peak memory beside what the planner predicted. The next
-prediction is corrected by the errors of the nearest runs, and its error history is printed.
+A prediction is corrected by the errors of the planner on the nearest runs. `run_history` stores the
+runs of the user.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge import jsonl
 from regauge.files import read_csv_rows
 
 if TYPE_CHECKING:
@@ -26,6 +24,8 @@ MEASURED = Path(__file__).with_name("measured_training.csv")
 MEASURED_MEMORY = Path(__file__).with_name("measured_memory.csv")
 OTHER = {"chip": 6.0, "stack": 2.0, "recomputation": 1.0, "strategy": 0.7}
 """Distance of a row whose chip, stack, recomputation or strategy differs."""
+OTHER_PRECISION = 1.0
+"""Distance of a run with another precision."""
 PER_YEAR = 0.7
 """Distance for each year between two measurements."""
 MIDDLE_MONTH = 7
@@ -34,6 +34,8 @@ REACH = 0.7
 """Distance over which the error of a run counts for another one."""
 PRIOR_WEIGHT = 0.1
 """Weight of no correction beside the weights of the near runs."""
+OWN_WEIGHT = 10.0
+"""Weight of a run of the user, against a published one: it has the same software."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Features:
     devices: int
     year: float = 0.0
     """Year of the measurement, with its fraction; 0 if unknown. Software changes with time."""
+    precision: str = ""
+    """Precision of the products; empty if unknown, as in published rows."""
 
     @cached_property
     def scaled_logs(self) -> tuple[float, ...]:
@@ -62,14 +66,22 @@ class Features:
             for name, weight in SIZE_WEIGHTS.items()
         )
 
+    @cached_property
+    def placement(self) -> str:
+        """The strategy; replicas of a model on one device are a single one."""
+        return self.strategy.replace("ddp", "single") if self.devices == 1 else self.strategy
+
     def distance(self, other: Features) -> float:
         """Return the distance: 1 for a factor of e in one size of weight 1."""
         squares = math.dist(self.scaled_logs, other.scaled_logs) ** 2
         for name, distance in OTHER.items():
-            if getattr(self, name) != getattr(other, name):
+            attribute = "placement" if name == "strategy" else name
+            if getattr(self, attribute) != getattr(other, attribute):
                 squares += distance**2
         if self.year and other.year:
             squares += (PER_YEAR * (self.year - other.year)) ** 2
+        if self.precision and other.precision and self.precision != other.precision:
+            squares += OTHER_PRECISION**2
         return math.sqrt(squares)
 
 
@@ -101,6 +113,18 @@ class Anchor:
     measured_bytes: float | None = None
     """Peak memory of one device."""
     predicted_bytes: float | None = None
+    run_id: str = ""
+    """Id of a run of the user; empty for a published row."""
+    planned_seconds: float | None = None
+    """Seconds of a step that `plan` printed before the run, corrected by earlier runs."""
+    planned_bytes: float | None = None
+    machine: MachineRates | None = None
+    """The machine of a run of the user that is not in the catalog."""
+
+    @property
+    def weight(self) -> float:
+        """Weight of the errors in a correction."""
+        return OWN_WEIGHT if self.run_id else 1.0
 
     @property
     def log_error(self) -> float | None:
@@ -139,6 +163,7 @@ def describe(job: TrainingJob, machine: MachineRates, count: int) -> Features:
         tokens_per_pass=job.tokens_per_pass,
         accumulation=job.accumulation,
         devices=machine.devices * count,
+        precision=job.precision,
     )
 
 
@@ -155,20 +180,23 @@ def find_nearest(
 
 def correct(neighbours: Sequence[Neighbour]) -> float:
     """Return the factor by which the errors of near runs correct a predicted step time."""
-    errors = [(item.distance, item.anchor.log_error) for item in neighbours]
-    return math.exp(_weighted_error(errors))
+    return math.exp(_weigh_errors([(item, item.anchor.log_error) for item in neighbours]))
 
 
 def correct_memory(neighbours: Sequence[Neighbour]) -> float:
     """Return the factor by which the errors of near runs correct a predicted peak memory."""
-    errors = [(item.distance, item.anchor.log_memory_error) for item in neighbours]
-    return math.exp(_weighted_error(errors))
+    return math.exp(_weigh_errors([(item, item.anchor.log_memory_error) for item in neighbours]))
 
 
-def _weighted_error(errors: Sequence[tuple[float, float | None]]) -> float:
-    known = [(math.exp(-0.5 * (far / REACH) ** 2), error) for far, error in errors if error]
+def _weigh_errors(errors: Sequence[tuple[Neighbour, float | None]]) -> float:
+    """Return the mean error, weighted by distance; runs of the user weigh more."""
+    known = [(_weigh(item), error) for item, error in errors if error is not None]
     total = sum(weight * error for weight, error in known)
     return total / (sum(weight for weight, _ in known) + PRIOR_WEIGHT)
+
+
+def _weigh(neighbour: Neighbour) -> float:
+    return neighbour.anchor.weight * math.exp(-0.5 * (neighbour.distance / REACH) ** 2)
 
 
 @cache
@@ -180,7 +208,9 @@ def load_published(path: Path = MEASURED) -> tuple[Anchor, ...]:
 def _parse_row(row: dict[str, str]) -> Anchor:
     sizes: dict[str, Any] = {name: int(row[name]) for name in SIZE_WEIGHTS}
     names: dict[str, Any] = {name: row[name] for name in OTHER}
-    values = {name: float(row[name]) if row.get(name) else None for name in MEASUREMENTS}
+    values: dict[str, Any] = {
+        name: float(row[name]) if row.get(name) else None for name in MEASUREMENTS
+    }
     return Anchor(
         row["name"], Features(**names, **sizes), row["source"], date=row["date"], **values
     )
@@ -192,31 +222,3 @@ def parse_year(date: str) -> float:
     if match is None:
         return 0.0
     return int(match[1]) + (int(match[2] or MIDDLE_MONTH) - 1) / 12
-
-
-def find_history() -> Path:
-    """Return the file of the user's measured runs, by the XDG Base Directory Specification."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
-    return base / "regauge" / "planner_runs.jsonl"
-
-
-def record_run(anchor: Anchor, path: Path | None = None) -> None:
-    """Append a measured run to the user's history."""
-    path = path or find_history()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    jsonl.append_line(path, asdict(anchor))
-
-
-def load_history(path: Path | None = None) -> tuple[Anchor, ...]:
-    """Return the user's measured runs, oldest first; a damaged line is skipped with a warning."""
-    path = path or find_history()
-    if not path.exists():
-        return ()
-    return tuple(_parse_document(line) for line in jsonl.read_lines(path))
-
-
-def _parse_document(document: dict[str, Any]) -> Anchor:
-    names = {item.name for item in fields(Anchor)} - {"features"}
-    values = {name: document[name] for name in names if name in document}
-    return Anchor(features=Features(**document["features"]), **values)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 REGION = "us-east-1"
-"""Region of all prices in the catalog."""
+"""Region of the prices of the package; a user may add those of others."""
 NO_VENDOR = "CPU"
 """Vendor of a machine type without accelerators."""
 EVERY_INSTANCE = "*"
@@ -187,8 +187,13 @@ def _parse_chip(row: Mapping[str, str]) -> CatalogChip:
 @cache
 def _load_instances(folder: Path) -> Mapping[str, Instance]:
     instances = {item.name: item for item in _parse_rows(INSTANCES, folder, _parse_instance)}
-    for name, prices in _load_prices(folder).items():
-        if name in instances and prices[-1].as_of >= (instances[name].as_of or dt.date.min):
+    for name, listed in _load_prices(folder).items():
+        prices = [price for price in listed if price.region == REGION]
+        if (
+            name in instances
+            and prices
+            and prices[-1].as_of >= (instances[name].as_of or dt.date.min)
+        ):
             newest = prices[-1]
             instances[name] = replace(
                 instances[name],
@@ -216,16 +221,16 @@ def _parse_instance(row: Mapping[str, str]) -> Instance:
 
 @cache
 def _load_prices(folder: Path) -> Mapping[str, tuple[CatalogPrice, ...]]:
-    prices: dict[str, dict[dt.date, CatalogPrice]] = {}
+    prices: dict[str, dict[tuple[dt.date, str], CatalogPrice]] = {}
     listed = [
         CatalogPrice(item.name, item.as_of, item.usd_per_hour, item.source)
         for item in _parse_rows(INSTANCES, folder, _parse_instance)
         if item.usd_per_hour is not None and item.as_of is not None
     ]
     for price in (*listed, *_parse_rows(PRICES, folder, _parse_price)):
-        prices.setdefault(price.instance, {})[price.as_of] = price
+        prices.setdefault(price.instance, {})[price.as_of, price.region] = price
     return {
-        name: tuple(by_date[date] for date in sorted(by_date)) for name, by_date in prices.items()
+        name: tuple(by_date[key] for key in sorted(by_date)) for name, by_date in prices.items()
     }
 
 
@@ -302,24 +307,30 @@ def find_price(price: Price) -> MachinePrice | None:
     machine = find_instance(price.instance) if price.instance is not None else None
     if price.usd_per_hour is not None:
         return MachinePrice(price.usd_per_hour, f"run file, {price.market}", price.as_of)
-    return None if machine is None else find_listed_price(machine, price.discounts)
+    return None if machine is None else find_listed_price(machine, price.discounts, price.region)
 
 
 def find_listed_price(
-    machine: Instance, discounts: Mapping[str, float] | None = None
+    machine: Instance, discounts: Mapping[str, float] | None = None, region: str = REGION
 ) -> MachinePrice | None:
-    """Return the price of the catalog for a machine type, less a discount; None if unknown.
+    """Return the newest price of the catalog in a region, less a discount; None if unknown.
 
     `discounts` has fractions by machine type, by family (`p5`), or by `*` for all others.
     """
-    if machine.usd_per_hour is None:
+    usd_per_hour, as_of = machine.usd_per_hour, machine.as_of
+    if region != machine.region:
+        listed = [item for item in load_prices().get(machine.name, ()) if item.region == region]
+        usd_per_hour, as_of = (
+            (listed[-1].usd_per_hour, listed[-1].as_of) if listed else (None, None)
+        )
+    if usd_per_hour is None:
         return None
-    source = f"catalog, on-demand in {machine.region}"
+    source = f"catalog, on-demand in {region}"
     names = (machine.name, machine.name.partition(".")[0], EVERY_INSTANCE)
     discount = next((discounts[name] for name in names if name in discounts), 0) if discounts else 0
     if discount:
         source += f", less {100 * discount:g} %"
-    return MachinePrice(machine.usd_per_hour * (1 - discount), source, machine.as_of)
+    return MachinePrice(usd_per_hour * (1 - discount), source, as_of)
 
 
 def _parse_rows(name: str, user_folder: Path, parse: Callable[[dict[str, str]], T]) -> list[T]:

@@ -16,11 +16,14 @@ class Price(Settings):
 
     exclusive_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "instance": ("usd_per_hour", "market", "as_of"),
-        "usd_per_hour": ("as_of", "discounts"),
+        "usd_per_hour": ("as_of", "discounts", "region"),
     }
 
     instance: str | None = None
     """Machine type of the catalog, such as `trn1.32xlarge`; sets its dated on-demand price."""
+    region: str = "us-east-1"
+    """Region of the catalog's price. The package has prices of `us-east-1`; `regauge catalog` adds
+    those of other regions."""
     usd_per_hour: float | None = Field(default=None, ge=0)
     """Price of one machine per hour; replaces the price of the catalog."""
     market: Literal["on-demand", "reserved", "spot", "own"] = "on-demand"

@@ -85,6 +85,8 @@ class MachineRates:
     network_bandwidth: float
     """Bytes per second of the whole machine to others."""
     usd_per_hour: float | None = None
+    is_shared: bool = False
+    """The devices are processes that share the cores, the memory and the peak of a processor."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 MAX_DISTANCE = 12.0
 """Distance beyond which an interval no longer widens."""
+OWN_SPREAD = 0.08
+"""Assumed standard deviation of a step time around a measured run of the user."""
+SPREAD_PER_REACH = 0.3
+"""Growth of that deviation for each unit of distance."""
 FAR = 3.0
 """Distance from which a plan says that no measured row is near."""
 
@@ -104,7 +108,7 @@ def plan_training(
 ) -> TrainingPlan:
     """Return the plan of a job on `count` machines.
 
-    `runs`: the user's measured runs, by `anchors.load_history`.
+    `runs`: the user's measured runs, by `run_history.load_history`.
     """
     calibration = calibration or load_calibration()
     fused = job.has_fused_attention
@@ -113,9 +117,8 @@ def plan_training(
     runs = tuple(runs)
     nearest = anchors.find_nearest(features, (*anchors.load_published(), *runs))
     measured = (*anchors.load_published(anchors.MEASURED_MEMORY), *runs)
-    distance = nearest[0].distance if nearest else math.inf
     parts = step_time.plan_step(job, machine, count, calibration)
-    spread = intervals.widen(constants.spread, min(distance, MAX_DISTANCE))
+    spread = _find_spread(constants, nearest)
     seconds = parts.total * anchors.correct(nearest)
     return TrainingPlan(
         job,
@@ -126,8 +129,20 @@ def plan_training(
         intervals.estimate(seconds, spread),
         constants,
         nearest,
-        _notes(machine, constants, distance),
+        _notes(machine, constants, nearest),
     )
+
+
+def _find_spread(constants: StackConstants, nearest: Sequence[Neighbour]) -> float:
+    """Return the standard deviation of the logarithm of a step time.
+
+    A near run of the user replaces the deviation of the stack, as it has the same software.
+    """
+    distance = nearest[0].distance if nearest else math.inf
+    distances = [item.distance for item in nearest if item.anchor.run_id and item.anchor.log_error]
+    if distances and distances[0] < anchors.REACH:
+        return min(math.hypot(OWN_SPREAD, SPREAD_PER_REACH * distances[0]), constants.spread)
+    return intervals.widen(constants.spread, min(distance, MAX_DISTANCE))
 
 
 def plan_scaling(
@@ -160,11 +175,15 @@ def plan_memory(
     )
 
 
-def _notes(machine: MachineRates, constants: StackConstants, distance: float) -> tuple[str, ...]:
+def _notes(
+    machine: MachineRates, constants: StackConstants, nearest: Sequence[Neighbour]
+) -> tuple[str, ...]:
     notes = []
-    if constants.chip == ANY:
+    distance = nearest[0].distance if nearest else math.inf
+    is_measured = any(item.anchor.run_id and item.distance < anchors.REACH for item in nearest)
+    if constants.chip == ANY and not is_measured:
         notes.append(f"no measured row on {machine.chip}: its speed comes from the data sheet")
-    elif constants.stack in (ANY, *ANY_KIND.values()):
+    elif constants.stack in (ANY, *ANY_KIND.values()) and not is_measured:
         notes.append(f"no measured row of this software on {machine.chip}")
     if distance > FAR:
         notes.append("no measured row is near this job: the interval is wide")

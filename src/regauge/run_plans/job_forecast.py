@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from regauge.errors import RegaugeError
-from regauge.planning import anchors
+from regauge.planning import run_history
 from regauge.planning.catalog import find_instance
 from regauge.planning.machines import find_machine
 from regauge.run_plans import option_search
@@ -34,11 +34,11 @@ def forecast_job(
     try:
         request = read_request(tables, run_file)
         price = request.run.execution.price
-        machine = option_search.apply_discounts(find_machine(instance), price.discounts)
+        machine = option_search.apply_price(find_machine(instance), price)
         if price.usd_per_hour is not None:
             machine = replace(machine, usd_per_hour=price.usd_per_hour)
         job = option_search.place_job(request, machine, count)
-        runs = anchors.load_history()
+        runs = run_history.load_history()
         return describe_forecast(option_search.plan_option(request, job, machine, count, runs))
     except RegaugeError as error:
         return {"unknown": error.problem}

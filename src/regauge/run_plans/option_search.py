@@ -6,10 +6,11 @@ micro-batches and the time of one. Options whose intervals overlap are ties, the
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from regauge.errors import SettingsError
 from regauge.planning import intervals, memory_plan, step_time
@@ -26,10 +27,11 @@ from regauge.planning.training_plan import plan_training
 from regauge.units import GIGA, SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from regauge.planning.anchors import Anchor
     from regauge.planning.expected_goodput import ExpectedGoodput
+    from regauge.planning.settings import Price
     from regauge.planning.training_job import (
         Estimate,
         MachineRates,
@@ -84,6 +86,13 @@ class Option:
         return (self.plan.count, ranks, RECOMPUTATIONS.index(job.recomputation))
 
 
+class SearchResult(NamedTuple):
+    """The listed options of a search, and the number of the others."""
+
+    options: list[Option]
+    num_more: int
+
+
 @dataclass(frozen=True)
 class JobCandidate:
     """A job on some machines with the seconds of a step, before it is planned in full."""
@@ -95,7 +104,7 @@ class JobCandidate:
     verdict: memory_plan.Verdict
 
 
-def list_machines(discounts: Mapping[str, float] | None = None) -> list[MachineRates]:
+def list_machines(price: Price) -> list[MachineRates]:
     """Return the machine types with accelerators that can train and have a price."""
     machines = []
     for name, instance in load_instances().items():
@@ -106,10 +115,10 @@ def list_machines(discounts: Mapping[str, float] | None = None) -> list[MachineR
         ):
             continue
         try:
-            machine = apply_discounts(find_machine(name), discounts)
+            machine = apply_price(find_machine(name), price)
         except SettingsError:  # the memory of its chip is unknown
             continue
-        if has_known_speed(machine):
+        if has_known_speed(machine) and machine.usd_per_hour is not None:
             machines.append(machine)
     return machines
 
@@ -121,10 +130,10 @@ def has_known_speed(machine: MachineRates) -> bool:
     return machine.peak_flops is not None or is_measured
 
 
-def apply_discounts(machine: MachineRates, discounts: Mapping[str, float] | None) -> MachineRates:
-    """Return a machine with the price that the user pays."""
-    price = find_listed_price(find_instance(machine.name), discounts)
-    return replace(machine, usd_per_hour=price.usd_per_hour if price else None)
+def apply_price(machine: MachineRates, price: Price) -> MachineRates:
+    """Return a machine with the price that the user pays in the region of the settings."""
+    listed = find_listed_price(find_instance(machine.name), price.discounts, price.region)
+    return replace(machine, usd_per_hour=listed.usd_per_hour if listed else None)
 
 
 def plan_option(
@@ -316,7 +325,9 @@ def search_options(
     deadline_hours: float | None,
     runs: Sequence[Anchor] = (),
     max_count: int = MAX_COUNT,
-) -> list[Option]:
+    *,
+    show_all: bool = False,
+) -> SearchResult:
     """Return the cheapest options that meet a deadline, ranked; the best are planned in full.
 
     An option meets the deadline if its p90 does. Raises SettingsError if the steps of the run are
@@ -336,7 +347,8 @@ def search_options(
             f"the model fits on no machines of the catalog, up to {max_count} of a type",
             "reduce model.config or batch, or raise --max-nodes",
         )
-    options = _plan_best(request, candidates, deadline_hours, runs)
+    usable = _select_usable(request, candidates, deadline_hours)
+    options = _plan_best(request, usable, deadline_hours, runs, show_all=show_all)
     if not options and not deadline_hours:
         raise SettingsError(
             "the model surely fits on no machines of the catalog",
@@ -349,7 +361,7 @@ def search_options(
         problem = f"no machines finish within {deadline_hours:g} h"
         remedy = f"allow {hours:.3g} h, the p90 of the fastest option, {option.name}"
         raise SettingsError(problem, remedy)
-    return rank_options(options)
+    return SearchResult(rank_options(options), 0 if show_all else len(usable) - len(options))
 
 
 def _list_counts(max_count: int) -> list[int]:
@@ -362,17 +374,15 @@ def _plan_best(
     candidates: Sequence[JobCandidate],
     deadline_hours: float | None,
     runs: Sequence[Anchor],
+    *,
+    show_all: bool,
 ) -> list[Option]:
-    """Return full plans of the cheapest candidates that meet the deadline and surely fit."""
+    """Return full plans of the cheapest usable candidates that meet the deadline at p90."""
     is_sure = any(item.verdict == "fits" for item in candidates)
-    usable = [item for item in candidates if item.verdict == "fits" or not is_sure]
     options: list[Option] = []
-    steps = request.steps or 1
     counts: Counter[str] = Counter()
-    for item in sorted(usable, key=_cost_per_step):
-        if counts[item.machine.name] == MAX_PER_TYPE:
-            continue
-        if deadline_hours and item.seconds * steps / SECONDS_PER_HOUR > deadline_hours:
+    for item in candidates:
+        if counts[item.machine.name] == MAX_PER_TYPE and not show_all:
             continue
         fitting = shrink_to_fit(request, item, runs)
         option = plan_option(request, fitting.job, item.machine, item.count, runs)
@@ -382,9 +392,19 @@ def _plan_best(
         if not is_late:
             options.append(option)
             counts[item.machine.name] += 1
-        if len(options) == MAX_LISTED:
+        if len(options) == MAX_LISTED and not show_all:
             break
     return options
+
+
+def _select_usable(
+    request: TrainingRequest, candidates: Sequence[JobCandidate], deadline_hours: float | None
+) -> list[JobCandidate]:
+    """Return the candidates that surely fit and meet the deadline at p50, the cheapest first."""
+    is_sure = any(item.verdict == "fits" for item in candidates)
+    limit = (deadline_hours or math.inf) * SECONDS_PER_HOUR / (request.steps or 1)
+    usable = [item for item in candidates if item.verdict == "fits" or not is_sure]
+    return sorted((item for item in usable if item.seconds <= limit), key=_cost_per_step)
 
 
 def _cost_per_step(item: JobCandidate) -> float:

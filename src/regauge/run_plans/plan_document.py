@@ -8,7 +8,8 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from regauge.planning import training_plan
-from regauge.planning.catalog import STALE_DAYS, find_instance, find_listed_price
+from regauge.planning.catalog import REGION, STALE_DAYS, find_instance, find_listed_price
+from regauge.planning.run_history import LOCAL
 from regauge.units import GIGA
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def describe_plan(request: TrainingRequest, option: Option) -> dict[str, Any]:
         "goodput": round(option.goodput.share, 4),
         "hours": describe_estimate(option.hours),
         "usd": describe_estimate(option.usd),
-        "price": describe_price(option),
+        "price": describe_price(option, request.run.execution.price.region),
     }
     return answer
 
@@ -170,29 +171,36 @@ def describe_step(plan: TrainingPlan) -> list[dict[str, Any]]:
 
 
 def describe_scaling(request: TrainingRequest, options: Sequence[Option]) -> list[dict[str, Any]]:
-    """Return the scaling curve: equal global batch, and equal work per device (weak scaling)."""
+    """Return the scaling curve: equal global batch, and equal work per device (weak scaling).
+
+    It is over machines, or over processes of this machine, without weak scaling.
+    """
     base = options[0].plan
-    weak = training_plan.plan_scaling(
-        base.job, base.machine, [option.plan.count for option in options]
-    )
+    is_local = base.machine.name == LOCAL
+    counts = [option.plan.count for option in options]
+    weak = training_plan.plan_scaling(base.job, base.machine, counts)
     rows = []
     for option, weak_plan in zip(options, weak, strict=True):
+        plan, job = option.plan, option.plan.job
         hours, usd = describe_estimate(option.hours), describe_estimate(option.usd)
-        rows.append(
-            {
-                "machines": option.plan.count,
-                "microbatch_rows": max(option.plan.job.micro_batch // request.sequences_per_row, 1),
-                "step_seconds": round_digits(option.plan.step_seconds.p50),
-                "tokens_per_second": round_digits(option.plan.tokens_per_second.p50),
-                "efficiency": round(training_plan.scaling_efficiency(option.plan, base), 3),
-                "weak_scaling_efficiency": round(
-                    training_plan.scaling_efficiency(weak_plan, weak[0]), 3
-                ),
-                "memory": option.plan.memory.verdict,
-                "hours": hours["p50"] if hours else None,
-                "usd": usd["p50"] if usd else None,
-            }
-        )
+        speed = plan.tokens_per_second.p50
+        share = plan.devices / base.devices if is_local else plan.count / base.count
+        row: dict[str, Any] = {
+            "processes" if is_local else "machines": plan.devices if is_local else plan.count,
+            "microbatch_rows": max(job.micro_batch // request.sequences_per_row, 1),
+            "step_seconds": round_digits(plan.step_seconds.p50),
+            "tokens_per_second": round_digits(speed),
+            "efficiency": round(speed / base.tokens_per_second.p50 / share, 3),
+        }
+        if not is_local:
+            weak_efficiency = training_plan.scaling_efficiency(weak_plan, weak[0])
+            row["weak_scaling_efficiency"] = round(weak_efficiency, 3)
+        row |= {
+            "memory": plan.memory.verdict,
+            "hours": hours["p50"] if hours else None,
+            "usd": usd["p50"] if usd else None,
+        }
+        rows.append(row)
     return rows
 
 
@@ -206,6 +214,7 @@ def describe_confidence(plan: TrainingPlan, runs: Sequence[Anchor]) -> dict[str,
             "measured_seconds": round_digits(neighbour.anchor.measured_seconds or 0.0),
             "error_percent": _error_percent(neighbour.anchor),
             "source": neighbour.anchor.source,
+            "is_own": bool(neighbour.anchor.run_id),
         }
         for neighbour in plan.nearest
     ]
@@ -215,12 +224,37 @@ def describe_confidence(plan: TrainingPlan, runs: Sequence[Anchor]) -> dict[str,
         "speed_from": f"{speed}, deviation {100 * constants.spread:.0f} %",
         "nearest": nearest,
     }
-    errors = [error for run in runs if (error := _error_percent(run)) is not None]
-    if errors:
-        answer["own_runs"] = len(errors)
-        answer["own_mean_error_percent"] = round(sum(map(abs, errors)) / len(errors), 1)
-        answer["own_errors_percent"] = errors[-HISTORY_LENGTH:]
-    return answer
+    return answer | describe_history(runs)
+
+
+def describe_history(runs: Sequence[Anchor]) -> dict[str, Any]:
+    """Return how far earlier plans were off in the user's runs, with the latest of them."""
+    errors = [(run, error) for run in runs if (error := _plan_error(run)) is not None]
+    if not errors:
+        return {}
+    absolute = sorted(abs(error) for _, error in errors)
+    latest = [
+        {
+            "run": run.name,
+            "date": run.date,
+            "measured_seconds": round_digits(run.measured_seconds or 0.0),
+            "planned_seconds": round_digits(run.planned_seconds or 0.0),
+            "error_percent": error,
+        }
+        for run, error in errors[-HISTORY_LENGTH:]
+    ]
+    return {
+        "own_runs": len(errors),
+        "own_mean_error_percent": round(sum(absolute) / len(absolute), 1),
+        "own_median_error_percent": absolute[len(absolute) // 2],
+        "own_latest": latest,
+    }
+
+
+def _plan_error(anchor: Anchor) -> float | None:
+    """Return how much longer the plan of a run was than the run; None for a probe."""
+    measured, planned = anchor.measured_seconds, anchor.planned_seconds
+    return round(100 * (planned / measured - 1), 1) if measured and planned else None
 
 
 def _error_percent(anchor: Anchor) -> float | None:
@@ -231,24 +265,28 @@ def _error_percent(anchor: Anchor) -> float | None:
     return round(100 * (predicted / measured - 1), 1)
 
 
-def describe_price(option: Option) -> str:
+def describe_price(option: Option, region: str = REGION) -> str:
     """Return the price of the machines per hour, with its source and date."""
     machine = option.plan.machine
     if machine.usd_per_hour is None:
         return "unknown; set execution.price.usd_per_hour"
-    listed = find_listed_price(find_instance(machine.name))
+    if machine.name == LOCAL:
+        return f"{machine.usd_per_hour:g} USD per hour (run file)"
+    listed = find_listed_price(find_instance(machine.name), region=region)
     is_listed = listed is not None and listed.usd_per_hour == machine.usd_per_hour
     source = f"{listed.source}, {listed.as_of}" if listed and is_listed else "run file"
     total = machine.usd_per_hour * option.plan.count
     return f"{total:.2f} USD per hour ({option.plan.count} x {machine.usd_per_hour:g}, {source})"
 
 
-def list_warnings(options: Sequence[Option], today: dt.date) -> list[str]:
+def list_warnings(options: Sequence[Option], today: dt.date, region: str = REGION) -> list[str]:
     """Return a warning about old prices of the catalog; empty if all prices are recent."""
     stale: dict[str, str] = {}
     for option in options:
         machine = option.plan.machine
-        price = find_listed_price(find_instance(machine.name))
+        if machine.name == LOCAL:
+            continue
+        price = find_listed_price(find_instance(machine.name), region=region)
         is_listed = price is not None and price.usd_per_hour == machine.usd_per_hour
         if price is not None and is_listed and price.staleness_warning(today):
             stale[machine.name] = f"{machine.name} of {price.as_of}"

@@ -23,7 +23,7 @@ from regauge.run_plans.prepared_data import DEFAULT_BUCKETS, RowLengths, read_le
 from regauge.training.settings import Batch, Execution, Optimizer, Stop
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from regauge.planning.model_shape import Head, ModelShape
     from regauge.planning.training_job import PrecisionPlan, Strategy
@@ -143,9 +143,25 @@ def _read_task(value: Any) -> tuple[Mapping[str, Any], list[str]]:
         raise SettingsError("the run file has no task", 'add [task] with a kind, such as "mlm"')
     if table["kind"] == "rank":
         problem = "the planner counts transformers, and task 'rank' trains another network"
-        raise SettingsError(problem, "measure it with: regauge benchmark --training")
-    notes = [f"the plan is that of the first of {len(tables)} tasks"] if len(tables) > 1 else []
-    return table, notes
+        remedy = "measure it with: regauge benchmark --training; nothing of it is planned"
+        raise SettingsError(problem, remedy)
+    return table, _describe_ignored(tables)
+
+
+def _describe_ignored(tables: Sequence[Any]) -> list[str]:
+    """Return a note about the tasks whose steps are not planned; empty for a single task."""
+    if len(tables) == 1:
+        return []
+    entries = [table for table in tables if isinstance(table, dict)]
+    total = sum(float(table.get("weight", 1)) for table in entries)
+    texts = [
+        f"{table.get('name', table.get('kind'))} ({float(table.get('weight', 1)) / total:.0%} of"
+        " the steps)"
+        for table in entries[1:]
+    ]
+    first = entries[0].get("name", entries[0].get("kind"))
+    ignored = f"ignored: {', '.join(texts)}, with their rows, lengths and output layers"
+    return [f"every step is planned as one of the task {first}; {ignored}"]
 
 
 def _read_strategy(value: Any) -> tuple[Strategy, list[str]]:

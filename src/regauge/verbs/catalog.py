@@ -16,7 +16,7 @@ from regauge.planning import catalog
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from regauge.planning.catalog import CatalogChip, Instance
+    from regauge.planning.catalog import CatalogChip, CatalogPrice, Instance
 
 Action = Literal["list", "show", "import", "refresh"]
 
@@ -134,7 +134,7 @@ def _show_entry(name: str) -> dict[str, Any]:
 def _show_instance(instance: Instance) -> dict[str, Any]:
     entry = _drop_unknown(instance) | {"efa_interfaces": catalog.find_efa_interfaces(instance.name)}
     prices = catalog.load_prices().get(instance.name, ())
-    entry["prices"] = ", ".join(f"{price.as_of}: {price.usd_per_hour:g}" for price in prices)
+    entry["prices"] = ", ".join(_describe_price(price) for price in prices)
     if (price := catalog.find_listed_price(instance)) is not None:
         warning = price.staleness_warning(_today())
         return entry | ({"warning": warning} if warning else {})
@@ -156,6 +156,11 @@ def import_files(names: Sequence[str]) -> dict[str, Any]:
     if not names:
         raise SettingsError("'import' needs a file", "write: regauge catalog import prices.csv")
     return {"files": [import_file(Path(name)) for name in names]}
+
+
+def _describe_price(price: CatalogPrice) -> str:
+    suffix = "" if price.region == catalog.REGION else f" in {price.region}"
+    return f"{price.as_of}: {price.usd_per_hour:g}{suffix}"
 
 
 def refresh_prices(names: Sequence[str], region: str = catalog.REGION) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from regauge import verbs
 from regauge.errors import SettingsError
 from regauge.garbage import pause_collection
+from regauge.verbs._planning import plan_text
 from regauge.verbs._planning.plan_options import DEFAULT_MAX_NODES, Machines, Purpose
 
 
@@ -49,6 +50,12 @@ def main(  # noqa: PLR0913 - the flags of the command line
     stage: Annotated[
         str | None, Parameter(help="Stage of a pipeline's run file; by default the only one.")
     ] = None,
+    probe: Annotated[
+        bool, Parameter(help="Measure 20 steps on this machine first, and plan the run on it.")
+    ] = False,
+    show_all: Annotated[
+        bool, Parameter(name="--all", help="List all options of a search.")
+    ] = False,
     explain: Annotated[
         bool, Parameter(help="Print each formula with its numbers, and the nearest measured rows.")
     ] = False,
@@ -56,22 +63,38 @@ def main(  # noqa: PLR0913 - the flags of the command line
 ) -> dict[str, Any]:
     """Plan memory, time and dollars of a run without an accelerator, and rank machine types.
 
-    Every prediction has p10 to p90. Nothing is allocated, and no network is used.
+    Every prediction has p10 to p90. No network is used, and only --probe computes.
     """
-    machines = Machines(on, compare, cheapest, deadline, max_nodes)
+    machines = Machines(on, compare, cheapest, deadline, max_nodes, probe, show_all)
     purpose = Purpose(to_target, serve, predict, slo_ms, lengths)
     with pause_collection():
-        from regauge.verbs._planning import training_plans
+        answer = _plan(subject, overrides, stage, machines, purpose, explain=explain)
+    return plan_text.show(answer, as_json=json.is_json)
 
-        if serve is not None or predict is not None:
-            from regauge.verbs._planning.inference_plans import plan_inference
 
-            answer = plan_inference(subject, machines, purpose)
-        else:
-            _check_training(purpose)
-            request = training_plans.read_run(subject, overrides, stage)
-            answer = training_plans.plan_run(request, machines, to_target, explain=explain)
-    return training_plans.show(answer, as_json=json.is_json)
+def _plan(
+    subject: Path,
+    overrides: tuple[str, ...],
+    stage: str | None,
+    machines: Machines,
+    purpose: Purpose,
+    *,
+    explain: bool,
+) -> dict[str, Any]:
+    """Return the plan of an artifact, or of a training run, which is probed first if requested."""
+    if purpose.serve is not None or purpose.predict is not None:
+        from regauge.verbs._planning.inference_plans import plan_inference
+
+        return plan_inference(subject, machines, purpose)
+    _check_training(purpose)
+    from regauge.verbs._planning import training_plans
+    from regauge.verbs._planning.select_machines import check_machines
+
+    tables = training_plans.read_tables(subject, overrides, stage)
+    request = training_plans.read_run(tables, subject)
+    check_machines(machines)
+    probes = training_plans.probe_machine(request, tables) if machines.probe else ()
+    return training_plans.plan_run(request, machines, purpose.to_target, probes, explain=explain)
 
 
 def _check_training(purpose: Purpose) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from regauge import choices, processes, verbs
+from regauge import processes, verbs
 from regauge.callbacks import check_callbacks
 from regauge.errors import SettingsError
 from regauge.json_files import read_json
@@ -17,6 +17,7 @@ from regauge.run_plans.plan_document import format_answer
 from regauge.supervision.nodes.topology import is_whole_node
 from regauge.training.settings import TrainSettings
 from regauge.verbs import AsJson, DryRun, Override, RunFile
+from regauge.verbs._parts.finished_run import complete_result, record_result
 from regauge.wording import format_metric
 
 if TYPE_CHECKING:
@@ -76,13 +77,15 @@ def run(
         from regauge.verbs._parts.train_plan import check_before_start
 
         if result := check_before_start(settings):
-            return _complete_result(result, settings)
+            return complete_result(result, settings)
     if callbacks:
         return _run_here(settings, callbacks)
     if processes.is_launched() and not is_whole_node(settings.execution.nodes):
         from regauge.training.run import attempt
 
-        return attempt(settings, processes.detect_world(settings.execution.processes))
+        return record_result(
+            attempt(settings, processes.detect_world(settings.execution.processes))
+        )
     from regauge.supervision import supervisor
     from regauge.testing.faults import read_plan
     from regauge.training.defaults import count_local_processes
@@ -93,7 +96,7 @@ def run(
     size = count_local_processes(settings.execution.processes, settings.accelerator)
     supervisor.supervise(settings, size, str(chaos.resolve()) if chaos else None)
     result = read_json(Path(settings.output.folder) / RESULT, "run the same command again")
-    return _complete_result(result, settings)
+    return record_result(complete_result(result, settings))
 
 
 def _summarize(result: dict[str, Any]) -> dict[str, Any]:
@@ -116,23 +119,6 @@ def _summarize(result: dict[str, Any]) -> dict[str, Any]:
     return facts | {key: result[key] for key in ("output", "model", "next") if key in result}
 
 
-def _complete_result(result: dict[str, Any], settings: TrainSettings) -> dict[str, Any]:
-    """Return the result of a run with its goodput, its model and the next command."""
-    from regauge.supervision.goodput import read_goodput
-
-    folder = Path(settings.output.folder)
-    goodput = read_goodput(folder)
-    # Custom code is imported only for a run file that names it, so no command takes the folder.
-    is_custom = any(choices.is_import_path(item.task.kind) for item in settings.task_configs)
-    next_command = {} if is_custom else {"next": f"regauge export {folder}"}
-    return {
-        **result,
-        **({"goodput": round(goodput.fraction, 4)} if goodput else {}),
-        "model": str(folder / "model"),
-        **next_command,
-    }
-
-
 def _run_here(settings: TrainSettings, callbacks: Sequence[Any]) -> dict[str, Any]:
     """Train in this process, which calls the callbacks; raises SettingsError for several."""
     from regauge.training.defaults import count_local_processes
@@ -144,4 +130,5 @@ def _run_here(settings: TrainSettings, callbacks: Sequence[Any]) -> dict[str, An
         problem = f"callbacks of this program need one process, not {num_processes}"
         remedy = 'set execution.processes = 1, or name importable ones: callbacks=["module:Class"]'
         raise SettingsError(problem, remedy)
-    return attempt(settings, processes.detect_world(settings.execution.processes), callbacks)
+    world = processes.detect_world(settings.execution.processes)
+    return record_result(attempt(settings, world, callbacks))

@@ -44,8 +44,9 @@ def plan_inference(folder: Path, machines: Machines, purpose: Purpose) -> dict[s
     else:
         options = inference_plan.plan_prediction(request, purpose.predict or 0, names)
         answer["rows"] = purpose.predict
-    answer["options"] = _rank(options[:MAX_LISTED])
-    if not all(option.is_measured for option in options[:MAX_LISTED]):
+    listed = options if machines.show_all else options[:MAX_LISTED]
+    answer |= {"options": _rank(listed), "more_options": len(options) - len(listed)}
+    if not all(option.is_measured for option in listed):
         notes.append("times of a chip that is not the measured one follow from its data sheet")
     return answer | {"notes": notes}
 
@@ -54,6 +55,8 @@ def _check_purpose(machines: Machines, purpose: Purpose) -> None:
     """Raise SettingsError for options that exclude each other or are out of range."""
     if purpose.serve is not None and purpose.predict is not None:
         raise SettingsError("--serve and --predict contradict each other", "use one of them")
+    if machines.probe:
+        raise SettingsError("--probe measures training steps", "remove --serve and --predict")
     if purpose.to_target is not None:
         raise SettingsError("--to-target is a plan of training", "remove --serve and --predict")
     if machines.deadline is not None or (machines.on and machines.compare):

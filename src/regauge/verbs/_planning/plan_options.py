@@ -25,6 +25,10 @@ class Machines:
     """Longest time of the run."""
     max_nodes: int = DEFAULT_MAX_NODES
     """Largest number of machines of a search."""
+    probe: bool = False
+    """Whether to measure some steps on this machine."""
+    show_all: bool = False
+    """Whether to list all options of a search."""
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from regauge import choices, config, verbs
+from regauge import choices, config
 from regauge.errors import SettingsError
-from regauge.planning import anchors
-from regauge.planning.machines import find_machine
+from regauge.planning import run_history
 from regauge.planning.training_job import Estimate
 from regauge.run_plans import option_search
 from regauge.run_plans.explain_plan import explain_plan
@@ -23,13 +21,12 @@ from regauge.run_plans.plan_document import (
     describe_plan,
     describe_scaling,
     describe_settings,
-    format_answer,
     list_warnings,
 )
 from regauge.run_plans.run_request import read_request
 from regauge.run_plans.target_curve import combine, forecast_target
-from regauge.supervision.settings import parse_node_range
 from regauge.training.settings import TrainSettings
+from regauge.verbs._planning.select_machines import parse_hours, select_machines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,24 +50,12 @@ OTHER_TABLES = frozenset(
     }
 )
 """Tables of other verbs that a run file may have."""
-HOURS = {"d": 24.0, "h": 1.0, "m": 1 / 60, "s": 1 / 3600}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
-_MACHINES = re.compile(r"([^:\s]+)(?::(\d+))?")
-SHORT_NAMES = {
-    "recomputation": "recompute",
-    "microbatch_rows": "rows",
-    "step_seconds": "step s",
-    "tokens_per_second": "tokens/s",
-    "weak_scaling_efficiency": "weak eff.",
-    "efficiency": "eff.",
-}
-"""Names of columns in the text format."""
 REFUSED = 2
 """Exit code of a plan that does not fit or misses its deadline."""
 
 
-def read_run(run_file: Path, overrides: tuple[str, ...], stage: str | None) -> TrainingRequest:
-    """Return the training run of a run file; raises SettingsError for an invalid one."""
+def read_tables(run_file: Path, overrides: tuple[str, ...], stage: str | None) -> config.Tables:
+    """Return the tables of a training run; raises SettingsError for an unknown one."""
     tables = select_stage(config.read(run_file), stage)
     tables = config.apply_overrides(tables, overrides, TrainSettings)
     known = {*TrainSettings.model_fields, *OTHER_TABLES}
@@ -78,6 +63,11 @@ def read_run(run_file: Path, overrides: tuple[str, ...], stage: str | None) -> T
         if name not in known:
             problem = f"{run_file}: unknown table '{name}'"
             raise SettingsError(problem, choices.did_you_mean(name, sorted(known)))
+    return tables
+
+
+def read_run(tables: config.Tables, run_file: Path) -> TrainingRequest:
+    """Return the training run of tables; raises SettingsError for an invalid one."""
     request = read_request(tables, run_file)
     instance = (tables.get("launch") or {}).get("instance")
     if instance and request.run.execution.price.instance is None:
@@ -88,67 +78,40 @@ def read_run(run_file: Path, overrides: tuple[str, ...], stage: str | None) -> T
 
 
 def plan_run(
-    request: TrainingRequest, machines: Machines, to_target: Path | None, *, explain: bool
+    request: TrainingRequest,
+    machines: Machines,
+    to_target: Path | None,
+    probes: Sequence[Anchor] = (),
+    *,
+    explain: bool,
 ) -> dict[str, Any]:
-    """Return the plan that the command line requests; raises SettingsError if it contradicts."""
-    _check_machines(machines)
-    runs = anchors.load_history()
+    """Return the plan that the command line requests; raises SettingsError if it contradicts.
+
+    `probes`: runs that were measured for this plan.
+    """
+    measured = {probe.run_id for probe in probes}
+    earlier = [run for run in run_history.load_history() if run.run_id not in measured]
+    runs = (*earlier, *probes)
     if to_target is not None:
         return plan_target(request, machines, to_target, runs)
     if machines.cheapest or machines.compare:
         return rank(request, machines, runs)
-    ((machine, count),) = select_machines(request, machines)
+    ((machine, count),) = select_machines(request, machines, runs)
+    if machine.name == run_history.LOCAL and request.run.execution.precision == "auto":
+        job = replace(request.job, precision=run_history.find_local_precision(runs))
+        request = replace(request, job=job)
     return plan_one(request, machine, count, machines.deadline, runs, explain=explain)
 
 
-def _check_machines(machines: Machines) -> None:
-    """Raise SettingsError for options that exclude each other."""
-    names = [name for name in ("on", "compare", "cheapest") if getattr(machines, name)]
-    if len(names) > 1:
-        problem = f"--{names[0]} and --{names[1]} contradict each other"
-        raise SettingsError(problem, "use one of them")
-    if machines.max_nodes < 1:
-        raise SettingsError(f"--max-nodes {machines.max_nodes} is below 1", "allow a machine")
-    if machines.deadline is not None:
-        parse_hours(machines.deadline)
+def probe_machine(request: TrainingRequest, tables: config.Tables) -> list[Anchor]:
+    """Return the measured steps of a run on this machine, and record them for later plans."""
+    from regauge.run_plans.local_probe import ProbedRun, probe_run
 
-
-def parse_hours(text: str) -> float:
-    """Return the hours of a duration such as `7d`, `12h`, `90m`; raises SettingsError."""
-    match = _DURATION.fullmatch(text)
-    if match is None or float(match[1]) == 0:
-        raise SettingsError(f"--deadline {text} is no duration", "write it as 7d, 12h or 90m")
-    return float(match[1]) * HOURS[match[2]]
-
-
-def select_machines(request: TrainingRequest, machines: Machines) -> list[tuple[MachineRates, int]]:
-    """Return the requested machine types with their counts.
-
-    Without an option they are those of the run file. Raises SettingsError for an unknown type.
-    """
-    execution = request.run.execution
-    key = "--on" if machines.on else "--compare"
-    text = machines.on or machines.compare
-    if text is None:
-        name = execution.price.instance
-        if name is None:
-            problem = "the plan needs a machine type, and the run file has none"
-            raise SettingsError(problem, "write --on p5.48xlarge:2, --compare, or --cheapest")
-        _, count = parse_node_range(execution.nodes.count or 1)
-        key, text = "execution.price.instance", f"{name}:{count}"
-    return [_parse_machines(item.strip(), key, request) for item in text.split(",")]
-
-
-def _parse_machines(text: str, key: str, request: TrainingRequest) -> tuple[MachineRates, int]:
-    match = _MACHINES.fullmatch(text)
-    if match is None or match[2] == "0":
-        problem = f"{key}: '{text}' is no machine type with a count"
-        raise SettingsError(problem, "write it as p5.48xlarge:16")
-    price = request.run.execution.price
-    machine = option_search.apply_discounts(find_machine(match[1], key), price.discounts)
-    if price.usd_per_hour is not None and price.instance in (None, machine.name):
-        machine = replace(machine, usd_per_hour=price.usd_per_hour)
-    return machine, int(match[2] or 1)
+    shapes = len(request.lengths.shapes)
+    measured = probe_run(ProbedRun(tables, request.steps, shapes))
+    for anchor in measured:
+        run_history.record_run(anchor)
+    return measured
 
 
 def plan_one(
@@ -167,18 +130,34 @@ def plan_one(
     job = option_search.place_job(request, machine, count)
     option = option_search.plan_option(request, job, machine, count, runs)
     answer = describe_plan(request, option)
-    scaling = [
-        option_search.plan_option(request, placed, machine, number, runs)
-        for number in _list_counts(count)
-        if (placed := request.place(machine.devices * number, request.micro_batch)) is not None
-    ]
-    answer["scaling"] = describe_scaling(request, scaling)
+    answer["scaling"] = _plan_scaling(request, machine, count, runs)
     answer |= describe_confidence(option.plan, runs)
     if explain:
         answer["formulas"] = explain_plan(option)
     answer["notes"] = [*request.notes, *option.plan.notes]
-    answer["warnings"] = list_warnings([option], _today())
+    answer["warnings"] = list_warnings([option], _today(), request.run.execution.price.region)
     return answer | _find_refusal(request, option, deadline)
+
+
+def _plan_scaling(
+    request: TrainingRequest, machine: MachineRates, count: int, runs: Sequence[Anchor]
+) -> list[dict[str, Any]]:
+    """Return the scaling curve over machines, or over processes of this machine."""
+    if machine.name != run_history.LOCAL:
+        scaled = [(machine, number) for number in _list_counts(count)]
+    else:
+        precision = request.job.precision
+        local = [
+            run_history.find_local_machine(runs, number, precision)
+            for number in _list_counts(machine.devices)
+        ]
+        scaled = [(replace(item, usd_per_hour=machine.usd_per_hour), 1) for item in local]
+    options = [
+        option_search.plan_option(request, placed, rates, number, runs)
+        for rates, number in scaled
+        if (placed := request.place(rates.devices * number, request.micro_batch)) is not None
+    ]
+    return describe_scaling(request, options)
 
 
 def _today() -> dt.date:
@@ -231,10 +210,13 @@ def rank(
 ) -> dict[str, Any]:
     """Return options ranked by dollars; options of equal rank are ties."""
     deadline = None if machines.deadline is None else parse_hours(machines.deadline)
+    more = 0
     if machines.cheapest:
         free = replace(request, micro_batch=None)
-        listed = option_search.list_machines(request.run.execution.price.discounts)
-        options = option_search.search_options(free, listed, deadline, runs, machines.max_nodes)
+        listed = option_search.list_machines(request.run.execution.price)
+        options, more = option_search.search_options(
+            free, listed, deadline, runs, machines.max_nodes, show_all=machines.show_all
+        )
     else:
         options = compare(request, select_machines(request, machines), deadline, runs)
     rows = [describe_option(request, option) for option in options]
@@ -242,8 +224,9 @@ def rank(
     notes = [*request.notes, *dict.fromkeys(note for o in options for note in o.plan.notes)]
     if ties > 1:
         notes.append(f"the first {ties} options are ties: the planner cannot tell them apart")
-    answer: dict[str, Any] = {"steps": request.steps, "options": rows}
-    return answer | {"notes": notes, "warnings": list_warnings(options, _today())}
+    answer: dict[str, Any] = {"steps": request.steps, "options": rows, "more_options": more}
+    warnings = list_warnings(options, _today(), request.run.execution.price.region)
+    return answer | {"notes": notes, "warnings": warnings}
 
 
 def compare(
@@ -302,10 +285,13 @@ def plan_target(
     request = replace(request, steps=max(round(forecast.steps.p50), 1))
     deadline = None if machines.deadline is None else parse_hours(machines.deadline)
     unlimited = replace(machines, deadline=None)
+    more = 0
     if machines.cheapest:
         free = replace(request, micro_batch=None)
-        listed = option_search.list_machines(request.run.execution.price.discounts)
-        options = option_search.search_options(free, listed, deadline, runs, machines.max_nodes)
+        listed = option_search.list_machines(request.run.execution.price)
+        options, more = option_search.search_options(
+            free, listed, deadline, runs, machines.max_nodes, show_all=machines.show_all
+        )
     else:
         options = compare(request, select_machines(request, unlimited), None, runs)
     options = [_spread(option, forecast) for option in options]
@@ -323,6 +309,7 @@ def plan_target(
         "reach_probability": round(forecast.reach_probability, 3),
         "steps": describe_estimate(forecast.steps),
         "options": [describe_option(request, item) for item in option_search.rank_options(in_time)],
+        "more_options": more,
         "notes": list(request.notes),
     }
 
@@ -338,45 +325,3 @@ def _spread(option: Option, forecast: TargetForecast) -> Option:
     hours = None if option.hours is None else combine(option.hours, relative)
     usd = None if option.usd is None else combine(option.usd, relative)
     return replace(option, hours=hours, usd=usd)
-
-
-def show(answer: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
-    """Print a plan; in the text format an interval is one cell, and a measured row one line."""
-    if as_json:
-        return verbs.show(answer, as_json=True)
-    shown = {
-        name: _format_value(name, value)
-        for name, value in answer.items()
-        if value not in ([], None)
-    }
-    verbs.show(format_answer(shown), as_json=False)
-    return answer
-
-
-def _format_value(name: str, value: Any) -> Any:
-    """Return a value of a plan for the text format."""
-    if name == "nearest":
-        return [_format_row(row) for row in value]
-    if name in ("options", "scaling"):
-        return [_shorten(row) for row in value]
-    return value
-
-
-def _format_row(row: dict[str, Any]) -> str:
-    """Return a measured row as one line."""
-    measured = f"measured {row['measured_seconds']:g} s, planned {row['error_percent']:+g} %"
-    return f"{row['row']} ({row['chip']}), distance {row['distance']:g}: {measured}"
-
-
-def _shorten(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of a table with short names and intervals in one cell."""
-    short = {}
-    for name, value in row.items():
-        if name.endswith(("_p10", "_p90")):
-            continue
-        if f"{name}_p90" in row and value is not None:
-            low, high = row[f"{name}_p10"], row[f"{name}_p90"]
-            short[name] = f"{value:.3g} ({low:.3g}-{high:.3g})"
-        else:
-            short[SHORT_NAMES.get(name, name)] = value
-    return short

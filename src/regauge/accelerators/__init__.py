@@ -439,3 +439,18 @@ def init_process_group(accelerator: Accelerator, world: World, timeout_seconds: 
             world.size,
             world.rank,
         )
+
+
+def wait_for_all() -> None:
+    """Wait until all processes of the default group call this.
+
+    torch selects a device by itself if the barrier names none, and warns.
+    """
+    import torch
+    import torch.distributed as dist
+
+    device = torch.accelerator.current_accelerator()
+    if device is None or dist.get_backend() != dist.get_default_backend_for_device(device):
+        dist.barrier()
+    else:
+        dist.barrier(device_ids=[torch.accelerator.current_device_index()])

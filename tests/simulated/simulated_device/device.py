@@ -30,6 +30,7 @@ def create_module(library: ModuleType) -> ModuleType:
         default_generator=library.default_generator,
         num_kernels=library.num_kernels,
         device_count=library.device_count,
+        is_initialized=lambda: True,
         is_available=lambda: library.device_count() > 0,
         synchronize=torch.accelerator.synchronize,
     )

@@ -23,9 +23,7 @@ class HostOperationRefusal(TorchDispatchMode):
     num_operations = 0
     """The operations on any device that this process has seen."""
 
-    def __torch_dispatch__(  # noqa: PLR0917 - the signature of torch
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         HostOperationRefusal.num_operations += 1
         for tensor in tree_leaves(result):

@@ -156,6 +156,11 @@ class Accelerator(Choice):
         """Select the device of this process, set its number of CPU threads; return the device."""
         raise NotImplementedError
 
+    def launch_variables(self, num_processes: int) -> dict[str, str]:
+        """Return environment variables that the processes of this machine need at their start."""
+        del num_processes
+        return {}
+
     def num_devices(self) -> int:
         """Return the number of processes on this machine that can have a device each."""
         return 1
@@ -182,7 +187,16 @@ class Accelerator(Choice):
         return {}
 
     def set_precision(self, precision: Precision) -> None:
-        """Configure the process for a precision, before the first operation."""
+        """Configure the process for a precision, before the first operation.
+
+        With "fp32", products of fp32 tensors are computed in fp32.
+        """
+
+    def fp32_settings(self) -> dict[str, str]:
+        """Return what decides how products of fp32 tensors are computed, after `set_precision`."""
+        import torch
+
+        return {"float32_matmul_precision": torch.get_float32_matmul_precision()}
 
     def end_microbatch(self) -> None:
         """Mark the end of a microbatch's forward and backward pass; lazy devices end a graph."""

@@ -231,6 +231,7 @@ def describe_device(
         "is_requested": is_requested,
         "reason": choice.reason,
         "refused": dict(choice.refused),
+        "fp32_products": accelerator.fp32_settings(),
     }
 
 

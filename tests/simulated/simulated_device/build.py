@@ -17,7 +17,9 @@ from pathlib import Path
 from types import ModuleType
 
 SOURCES = Path(__file__).parent
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "regauge-tests" / "simulated"
+CACHE = (
+    Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "regauge-tests" / "simulated"
+)
 MODULE = "_simulated"
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-w")
 

@@ -46,7 +46,7 @@ test-simulated: export PYTHONPATH := tests/simulated
 test-simulated: export SIMULATED_DEVICES := 4
 test-simulated: export REGAUGE_TEST_ACCELERATOR := generic
 test-simulated: $(INSTALLED)
-	$(BIN)/python -m pytest tests/contracts/test_simulated_device.py tests/contracts/test_accelerators.py tests/contracts/test_device_choice.py tests/contracts/test_move_between_accelerators.py
+	$(BIN)/python -m pytest tests/contracts/test_simulated_device.py tests/contracts/test_accelerators.py tests/contracts/test_device_choice.py tests/contracts/test_strategies.py tests/contracts/test_task_contract.py tests/contracts/test_backends.py tests/contracts/test_graph_cache.py tests/contracts/test_move_between_accelerators.py
 	$(BIN)/python -m pytest tests/distributed/test_equality.py tests/distributed/test_resume.py
 
 test-faults: $(INSTALLED)

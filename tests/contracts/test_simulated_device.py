@@ -125,6 +125,15 @@ def test_freed_memory_is_counted(device: torch.device) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_a_metric_of_the_cpu_joins_those_of_the_device(tmp_path: Path) -> None:
+    """The correlations of `similarity` are computed on the CPU, its loss on the device."""
+    data = datasets.write_pairs(tmp_path / "data")
+    changes = {"accelerator": "generic", "stop": {"steps": 2}}
+    lines = jobs.train(str(tmp_path / "run"), str(data), "similarity", changes)
+    assert any("heldout/spearman" in line for line in lines)
+
+
+@pytest.mark.timeout(300)
 def test_a_step_that_computes_on_the_cpu_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -213,9 +213,7 @@ def test_a_module_on_the_meta_device_gets_the_initial_weights(strategy: Strategy
     with torch.device("meta"):
         empty, template = Initialized(), Initialized()
     weights = InitialWeights(template, 3, {})
-    placement = Placement(
-        ONE_PROCESS, DEVICE, torch.float32, tuple(empty.layers), weights=weights
-    )
+    placement = Placement(ONE_PROCESS, DEVICE, torch.float32, tuple(empty.layers), weights=weights)
     prepared = strategy.prepare(empty, placement)
     expected = dict(weights)
     for name, _ in Initialized().named_parameters():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import ClassVar
 
-from regauge.accelerators import Availability, list_device_plugins, offers_only_cpu
-from regauge.accelerators._native import NativeDevice
+from regauge.accelerators import Availability, _compiler, list_device_plugins, offers_only_cpu
+from regauge.accelerators._native import NativeDevice, device_type
 
 NO_PLUGIN = "torch.accelerator offers no device, and no package adds one to torch"
 
@@ -28,3 +28,12 @@ class Generic(NativeDevice):
             reason = f"the plugins of torch offer no device: {plugins}" if plugins else NO_PLUGIN
             return Availability(0, reason)
         return Availability(10, f"torch.accelerator offers '{device.type}'")
+
+    def compile_obstacle(self) -> str | None:
+        """Return why Inductor cannot compile for the device: its package registers no backend."""
+        from torch._inductor.codegen import common
+
+        common.init_backend_registration()
+        if common.get_scheduling_for_device(device_type()) is None:
+            return f"no package registers a backend of Inductor for '{device_type()}'"
+        return _compiler.obstacle()

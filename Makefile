@@ -1,6 +1,7 @@
 # demo: prepare, train, evaluate, export, benchmark and compare on real text
 # test: the tests · test-rest: more strategies, sizes, processes and graphs · test-faults: the whole fault matrix
 # test-xla: contracts and unit tests with torch 2.9 and torch_xla, in a separate environment
+# test-simulated: contracts and strategies on a simulated device, a package that adds a device to torch
 # test-launch: jobs on the schedulers that are installed here, and their rehearsal
 # test-serve: the server with real processes: faults, attacks, overload, new versions under load
 # test-monitor: metrics, alerts, notifications, the registry and pipelines with Prometheus, tmux and real runs
@@ -22,14 +23,14 @@ export PYTHONDONTWRITEBYTECODE :=
 
 XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/regauge/xla
 
-.PHONY: demo test test-all test-launch test-serve test-monitor test-peers test-xla environment-xla test-faults test-rest test-docs docs check bench bench-quick
+.PHONY: demo test test-all test-launch test-serve test-monitor test-peers test-xla test-simulated environment-xla test-faults test-rest test-docs docs check bench bench-quick
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
 	$(BIN)/regauge pipeline runs/quickstart.toml
 
 # Three files at a time; the fault tests run alone, because they depend on time. Waiting threads do not spin.
-test test-rest test-faults test-launch test-serve test-monitor test-peers test-docs test-xla: export OMP_WAIT_POLICY := PASSIVE
+test test-rest test-faults test-launch test-serve test-monitor test-peers test-docs test-xla test-simulated: export OMP_WAIT_POLICY := PASSIVE
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/faults --ignore tests/documentation --ignore tests/launch --ignore tests/peers --ignore tests/serve --ignore tests/monitor
 	$(BIN)/python -m pytest tests/faults
@@ -39,6 +40,14 @@ environment-xla: $(XLA)/.installed
 test-xla: environment-xla
 	$(XLA)/bin/python -m pip install -q --no-deps -e .
 	$(XLA)/bin/python -m pytest tests/contracts tests/unit
+
+# The device is compiled at its first use. One file at a time: a run has up to 4 processes.
+test-simulated: export PYTHONPATH := tests/simulated
+test-simulated: export SIMULATED_DEVICES := 4
+test-simulated: export REGAUGE_TEST_ACCELERATOR := generic
+test-simulated: $(INSTALLED)
+	$(BIN)/python -m pytest tests/contracts/test_simulated_device.py tests/contracts/test_accelerators.py tests/contracts/test_device_choice.py tests/contracts/test_strategies.py tests/contracts/test_task_contract.py tests/contracts/test_backends.py tests/contracts/test_graph_cache.py tests/contracts/test_move_between_accelerators.py
+	$(BIN)/python -m pytest tests/distributed/test_equality.py tests/distributed/test_resume.py
 
 test-faults: $(INSTALLED)
 	$(BIN)/python -m pytest tests/faults -m "$(FAULTS)"
@@ -69,7 +78,7 @@ test-docs: $(INSTALLED)
 	$(BIN)/python -m pytest tests/documentation
 
 test-all:
-	$(MAKE) test test-launch test-serve test-monitor test-peers test-rest test-faults test-docs docs test-xla check FAULTS="full or not full"
+	$(MAKE) test test-launch test-serve test-monitor test-peers test-rest test-faults test-docs docs test-xla test-simulated check FAULTS="full or not full"
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

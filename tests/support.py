@@ -16,6 +16,8 @@ FILE = ROOT / "docs" / "support.json"
 PAGE = ROOT / "docs" / "accelerators.md"
 BEGIN, END = "<!-- support -->", "<!-- /support -->"
 STRATEGIES = ("single", "ddp", "zero1", "fsdp", "hsdp")
+SIMULATED = {"sim": "a simulated device"}
+"""The device of tests/simulated, by its name in torch."""
 Proofs = dict[str, dict[str, str]]
 """The chip, the date and the version of torch of each `accelerator/strategy/task` that ran."""
 
@@ -25,7 +27,7 @@ def chip(kind: str) -> str:
     """Return the name of the chip that an accelerator uses here."""
     accelerator = choices.load("accelerators", kind)()
     name: str = accelerator.chip_peak(accelerator.precisions()[0]).name
-    return name
+    return SIMULATED.get(name, name)
 
 
 def proof(kind: str) -> dict[str, str]:

@@ -29,9 +29,13 @@ ERRORS = {"fp32": 1e-6, "tf32": 1e-3, "bf16": 5e-3, "fp16": 1e-3}
 @pytest.fixture(autouse=True)
 def _restore_torch_settings() -> Iterator[None]:
     threads, precision = torch.get_num_threads(), torch.backends.cuda.matmul.fp32_precision
+    cudnn = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
+    cudnn_precisions = [operations.fp32_precision for operations in cudnn]
     yield
     torch.set_num_threads(threads)
     torch.backends.cuda.matmul.fp32_precision = precision
+    for operations, value in zip(cudnn, cudnn_precisions, strict=True):
+        operations.fp32_precision = value
 
 
 @pytest.fixture(params=KINDS)
@@ -90,6 +94,16 @@ def test_matrix_products_are_accurate_in_every_precision(accelerator: Accelerato
         product = (rounded[0].to(device) @ rounded[1].to(device).T).double().cpu()
         error = float((product - expected).abs().max() / expected.abs().max())
         assert error < ERRORS[name], name
+
+
+def test_fp32_is_recorded_as_fp32(accelerator: Accelerator) -> None:
+    """No setting of torch or of the vendor may round the factors of fp32 products."""
+    accelerator.claim(0, 1)
+    accelerator.set_precision("fp32")
+    recorded = accelerator.fp32_settings()
+    assert recorded
+    assert set(recorded.values()) <= {"highest", "default", "ieee", "none", "bf16"}
+    assert recorded.get("auto_cast", "none") == "none"
 
 
 def test_reductions_are_accurate(accelerator: Accelerator) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from distributed.runs import ACCELERATOR
 from regauge import choices, config
 from regauge.models.init_weights import InitialWeights
 from regauge.models.tensors import bit_sum
@@ -18,6 +19,7 @@ from regauge.strategies import ParamSpec, Placement, ShardedModel, Strategy
 from regauge.strategies._sharded import build_mesh
 
 ONE_PROCESS = World()
+DEVICE = choices.load("accelerators", ACCELERATOR)().claim(0, torch.get_num_threads())
 TYPES = [torch.float32, torch.bfloat16]
 
 
@@ -73,7 +75,7 @@ def strategy(request: pytest.FixtureRequest) -> Strategy:
 def prepare(strategy: Strategy) -> Callable[[torch.dtype], ShardedModel]:
     def prepare_tiny(dtype: torch.dtype) -> ShardedModel:
         module = tiny()
-        placement = Placement(ONE_PROCESS, torch.device("cpu"), dtype, tuple(module.layers))
+        placement = Placement(ONE_PROCESS, DEVICE, dtype, tuple(module.layers))
         return strategy.prepare(module, placement)
 
     return prepare_tiny
@@ -86,11 +88,11 @@ def rows(number: int) -> Tensor:
 def accumulate(prepared: ShardedModel) -> None:
     for number in range(3):
         with prepared.backward_pass(is_last=number == 2):
-            prepared.module(rows(number)).square().sum().backward()
+            prepared.module(rows(number).to(DEVICE)).square().sum().backward()
 
 
 def full_tensor(value: Tensor) -> Tensor:
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu()
 
 
 def test_an_obstacle_is_a_text_or_none() -> None:
@@ -139,7 +141,7 @@ def test_gradients_are_the_sum_over_microbatches(
     used = [value.grad for value in plain.parameters() if value.grad is not None]
     norm = torch.stack([value.norm() for value in used]).norm()
     assert float(prepared.gradient_norm()) == pytest.approx(float(norm), rel=1e-6)
-    prepared.scale_gradients(torch.tensor(0.5))
+    prepared.scale_gradients(torch.tensor(0.5, device=DEVICE))
     assert float(prepared.gradient_norm()) == pytest.approx(float(norm) / 2, rel=1e-6)
     prepared.clear_gradients()
     accumulate(prepared)
@@ -154,7 +156,7 @@ def test_synchronized_weights_are_used_by_the_next_forward_pass(
     optimizer = torch.optim.SGD(prepared.masters().values(), lr=0.1)
     before = prepared.full_tensor("head.weight").clone()
     with torch.no_grad():
-        first = prepared.module(rows(9)).clone()
+        first = prepared.module(rows(9).to(DEVICE)).cpu().clone()
     accumulate(prepared)
     optimizer.step()
     prepared.sync_weights()
@@ -167,7 +169,7 @@ def test_synchronized_weights_are_used_by_the_next_forward_pass(
         {name: prepared.full_tensor(name) for name, _ in plain.named_parameters()}
     )
     with torch.no_grad():
-        output = prepared.module(rows(9))
+        output = prepared.module(rows(9).to(DEVICE)).cpu()
         expected = plain.to(dtype)(rows(9))
     assert not output.equal(first)
     torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-6)
@@ -211,9 +213,7 @@ def test_a_module_on_the_meta_device_gets_the_initial_weights(strategy: Strategy
     with torch.device("meta"):
         empty, template = Initialized(), Initialized()
     weights = InitialWeights(template, 3, {})
-    placement = Placement(
-        ONE_PROCESS, torch.device("cpu"), torch.float32, tuple(empty.layers), weights=weights
-    )
+    placement = Placement(ONE_PROCESS, DEVICE, torch.float32, tuple(empty.layers), weights=weights)
     prepared = strategy.prepare(empty, placement)
     expected = dict(weights)
     for name, _ in Initialized().named_parameters():
@@ -235,8 +235,9 @@ def test_a_group_of_one_process_has_the_backend_of_its_device(
         start(backend, **options)
 
     monkeypatch.setattr(dist, "init_process_group", record)
-    build_mesh(Placement(ONE_PROCESS, torch.device("cpu"), torch.float32, ()), (1,), ("shard",))
-    assert backends == ["gloo"]
+    build_mesh(Placement(ONE_PROCESS, DEVICE, torch.float32, ()), (1,), ("shard",))
+    assert backends == [dist.get_default_backend_for_device(DEVICE)]
+    assert DEVICE.type != "cpu" or backends == ["gloo"]
 
 
 def test_a_small_step_in_bf16_is_not_lost(prepare: Callable[[torch.dtype], ShardedModel]) -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from regauge import accelerators, config, processes
-from regauge.accelerators import Accelerator, gaudi, neuron, neuron_native
+from regauge.accelerators import Accelerator, cuda, gaudi, neuron, neuron_native, tpu
 from regauge.errors import PreflightError, SettingsError
 from regauge.training.defaults import resolve_defaults
 from regauge.training.settings import TrainSettings
@@ -53,7 +53,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start without variables of the vendors, and undo the changes of an accelerator."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
     for name in list(os.environ):
-        if name.startswith(("NEURON", "PT_HPU_", "PJRT_", "NCCL_")):
+        if name.startswith(("NEURON", "PT_HPU_", "PJRT_", "NCCL_", "TORCH_TPU_", "HF_DEACT")):
             del os.environ[name]
     monkeypatch.setattr(torch, "set_num_threads", lambda count: count)
 
@@ -238,3 +238,92 @@ def test_a_lazy_device_refuses_unsupported_settings(
     run = config.build(TrainSettings, config.merge(table, change))
     with pytest.raises(SettingsError, match=message):
         resolve_defaults(run, processes.World())
+
+
+def test_an_fp32_run_refuses_the_casts_of_the_neuron_compiler() -> None:
+    with pytest.raises(SettingsError, match=r"auto_cast = 'all' casts fp32 operations to bf16"):
+        parse("neuron", auto_cast="all").set_precision("fp32")
+    parse("neuron", auto_cast="all").set_precision("bf16")
+    accelerator = parse("neuron")
+    accelerator.set_precision("fp32")
+    assert accelerator.fp32_settings()["auto_cast"] == "none"
+
+
+def test_neuron_native_keeps_shapes_static_and_fp32_in_fp32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "automatic_dynamic_shapes", True)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: index)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
+    accelerator = neuron_native.NeuronNative()
+    accelerator.claim(0, 1)
+    assert torch._dynamo.config.automatic_dynamic_shapes is False
+    assert os.environ["HF_DEACTIVATE_ASYNC_LOAD"] == "1"
+    assert not accelerator.has_dynamic_shapes
+    accelerator.set_precision("fp32")
+    assert accelerator.fp32_settings()["NEURON_CC_FLAGS"] == "--auto-cast none"
+    assert accelerator.fp32_settings()["float32_matmul_precision"] == "highest"
+
+
+def test_cuda_computes_fp32_without_tf32() -> None:
+    modules = torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn
+    before = [module.fp32_precision for module in modules]
+    try:
+        cuda.Cuda().set_precision("tf32")
+        assert set(cuda.Cuda().fp32_settings().values()) == {"tf32"}
+        cuda.Cuda().set_precision("fp32")
+        assert set(cuda.Cuda().fp32_settings().values()) == {"ieee"}
+    finally:
+        for module, value in zip(modules, before, strict=True):
+            module.fp32_precision = value
+
+
+def test_torch_tpu_without_a_chip_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert tpu.Tpu.available().reason == "torch_tpu is not installed"
+    package = tmp_path / "torch_tpu"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    metadata = tmp_path / "torch_tpu-0.2.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-tpu\nVersion: 0.2.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    availability = tpu.Tpu.available()
+    assert availability.fitness == 0
+    assert availability.reason == "torch_tpu 0.2.0 is installed, but no TPU is on the PCI bus"
+    monkeypatch.setattr(tpu, "count_tpu_chips", lambda: 4)
+    assert "torch.accelerator offers" in tpu.Tpu.available().reason
+    assert tpu.Tpu().num_devices() == 4
+
+
+def test_a_tpu_process_compiles_with_the_backend_and_the_cache_of_the_vendor(
+    tmp_path: Path,
+) -> None:
+    accelerator = parse("tpu", cache="gs://bucket/programs")
+    with pytest.raises(RuntimeError, match="tpu"):  # torch knows no such device here
+        accelerator.claim(3, 1)
+    assert os.environ["TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT"] == "gs://bucket/programs"
+    accelerator.set_graph_cache(tmp_path)
+    assert os.environ["TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT"] == "gs://bucket/programs"
+    assert accelerator.compile_backend() == "tpu"
+    assert accelerator.precisions() == ("bf16", "fp32")
+    assert not accelerator.has_dynamic_shapes
+
+
+def test_the_variables_of_the_tpu_launcher_reach_the_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launcher = tpu.LAUNCH_CODE.replace(
+        "import torch\n",
+        "class torch: pass\n"
+        "torch.tpu = torch.distributed = torch\n"
+        "torch.set_tpu_launch_env = lambda nproc_per_node: os.environ.update(\n"
+        "    TORCH_TPU_TOPOLOGY=f'{nproc_per_node}x1')\n",
+    )
+    monkeypatch.setattr(tpu, "LAUNCH_CODE", launcher)
+    assert tpu.Tpu().launch_variables(1) == {}
+    assert tpu.Tpu().launch_variables(4) == {"TORCH_TPU_TOPOLOGY": "4x1"}
+    monkeypatch.setattr(tpu, "LAUNCH_CODE", "raise SystemExit('no chips here')")
+    with pytest.raises(PreflightError, match=r"prepares no 4 processes: no chips here"):
+        tpu.Tpu().launch_variables(4)

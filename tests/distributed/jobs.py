@@ -10,7 +10,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -29,8 +29,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import BertConfig, BertModel
 
+from distributed.host_operations import refuse_host_operations
 from distributed.runs import settings
 from regauge import processes
+from regauge.accelerators import wait_for_all
 from regauge.checkpoint.loading import load_checkpoint
 from regauge.config import build, dump, merge
 from regauge.data.loader import BatchLoader
@@ -61,7 +63,10 @@ Step = tuple[int, list[list[tuple[int, int]]]]
 
 def train(folder: str, data: str, task: str, changes: dict[str, Any]) -> Lines:
     """Train a tiny model in this world; return the lines of metrics.jsonl."""
-    attempt(settings(Path(folder), Path(data), task, **changes), processes.detect_world())
+    run = settings(Path(folder), Path(data), task, **changes)
+    is_on_host = run.accelerator is None or run.accelerator.on_host
+    with nullcontext() if is_on_host else refuse_host_operations():
+        attempt(run, processes.detect_world())
     _barrier()
     return lines(Path(folder))
 
@@ -353,7 +358,7 @@ def dropout_compiled(vector_bits: int | None) -> bool:
 
 def _barrier() -> None:
     if dist.is_initialized():
-        dist.barrier()
+        wait_for_all()
 
 
 def lines(folder: Path) -> Lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from regauge.training.settings import TrainSettings
 if TYPE_CHECKING:
     from distributed.world import World
 
+ACCELERATOR = os.environ.get("REGAUGE_TEST_ACCELERATOR", "cpu")
+"""The kind of device on which these tests train."""
 BERT = {
     "architecture": "bert",
     "dropout": 0.1,
@@ -223,7 +226,7 @@ def settings(folder: Path, data: Path, task: str = "mlm", /, **changes: Any) -> 
         "batch": {"rows": 8, "microbatch_rows": 2},
         "optimizer": {"learning_rate": 0.003, "schedule": {"warmup_steps": 3}},
         "execution": {"precision": "fp32", "threads": 1},
-        "accelerator": "cpu",
+        "accelerator": ACCELERATOR,
         "stop": {"steps": 12},
     }
     tables = merge(merge(base, TASKS[task]), changes)

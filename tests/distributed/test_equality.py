@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distributed.jobs import lines, losses
-from distributed.runs import FULL, STRATEGIES, TASKS, Runs, cases, strategy_table
+from distributed.runs import ACCELERATOR, FULL, STRATEGIES, TASKS, Runs, cases, strategy_table
 
 STEPS = 20
 LONG: dict[str, Any] = {"stop": {"steps": STEPS}, "output": {"checkpoint": {"every_steps": 12}}}
@@ -83,7 +83,7 @@ def test_every_strategy_and_size_gives_the_same_losses(
     figure(f"equality {task}", difference)
     assert difference < TOLERANCE
     if task != "several":
-        supports("cpu", strategy_table(strategy)["kind"], TASKS[task]["task"]["kind"])
+        supports(ACCELERATOR, strategy_table(strategy)["kind"], TASKS[task]["task"]["kind"])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Worlds of gloo processes that many tests share, because starting one takes seconds.
+"""Worlds of processes that many tests share, because starting one takes seconds.
 
 `World(n)` starts n processes that rendezvous once. `run` calls a function of `jobs` on all of them
 and returns their results. A process that dies fails the test that uses it. All are forked from one
@@ -12,8 +12,12 @@ import multiprocessing
 import os
 import traceback
 import warnings
+from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
+from distributed.runs import ACCELERATOR
+from regauge import choices, processes
+from regauge.accelerators import init_process_group
 from regauge.processes import find_free_port
 
 if TYPE_CHECKING:
@@ -27,6 +31,8 @@ PRELOADED = [
     "transformers.models.llama.modeling_llama",
     "regauge.training.run",
 ]
+TIMEOUT_SECONDS = 1800
+"""Timeout of a collective."""
 
 
 class World:
@@ -52,16 +58,21 @@ class World:
             self._processes.append(process)
 
     def run(self, job: str, *arguments: Any) -> list[Any]:
-        """Call `jobs.<job>` on every process; return the results in the order of ranks."""
+        """Call `jobs.<job>` on every process; return the results in the order of ranks.
+
+        Raises AssertionError at the first failure; other processes may wait for that one forever.
+        """
         self.is_complete = False
         for pipe in self._pipes:
             pipe.send((job, arguments))
-        results = [pipe.recv() for pipe in self._pipes]
+        results: dict[Connection, Any] = {}
+        while len(results) < self.size:
+            for pipe in connection.wait([pipe for pipe in self._pipes if pipe not in results]):
+                has_failed, results[pipe] = pipe.recv()
+                if has_failed:
+                    raise AssertionError(results[pipe])
         self.is_complete = True
-        failures = [text for failed, text in results if failed]
-        if failures:
-            raise AssertionError(failures[0])
-        return [value for _, value in results]
+        return [results[pipe] for pipe in self._pipes]
 
     def close(self) -> None:
         """End the processes."""
@@ -88,7 +99,9 @@ def _serve(pipe: Connection, rank: int, size: int, port: int) -> None:
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", ".torch.jit.script_method. is deprecated")
     jobs = importlib.import_module("distributed.jobs")
-    dist.init_process_group("gloo", rank=rank, world_size=size)
+    accelerator = choices.load("accelerators", ACCELERATOR)()
+    accelerator.claim(rank, 1)
+    init_process_group(accelerator, processes.detect_world(), TIMEOUT_SECONDS)
     while (request := pipe.recv()) is not None:
         name, arguments = request
         try:

@@ -13,7 +13,7 @@ import pytest
 
 from distributed import datasets
 from distributed.runs import settings
-from regauge.accelerators.cpu import instructions
+from regauge.accelerators.cpu import FAST_BF16_INSTRUCTIONS, instructions
 from regauge.errors import DataError, SettingsError
 from regauge.models import sentence_transformers
 from regauge.models.sentence_transformers import DenseLayer, Pooling, SentenceEncoder, Tokenization
@@ -117,7 +117,7 @@ def test_open_settings_are_resolved() -> None:
 
 def test_the_precision_follows_the_instruction_set() -> None:
     decided = resolve_defaults(run(execution={"precision": "auto"}), world(1))
-    native = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"} & instructions()
+    native = FAST_BF16_INSTRUCTIONS & instructions()
     assert decided.execution.precision == ("bf16" if native else "fp32")
 
 

@@ -13,12 +13,13 @@ import datetime as dt
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import distributions
+from importlib.metadata import distributions, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from regauge import choices
 from regauge.config import Choice
 from regauge.errors import PreflightError, SettingsError, first_line
+from regauge.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 Precision = Literal["bf16", "fp32", "tf32", "fp16"]
 REFERENCE_KIND = "cpu"
 """The kind of device that all others are compared with."""
+PLUGIN_GROUP = "torch.backends"
+"""The group of entry points by which packages add a device to any build of torch."""
+REQUESTED = "requested by accelerator.kind"
+"""The reason for an accelerator that the settings name."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,16 @@ class Availability:
 
     fitness: int
     reason: str
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """The accelerator of a run, why it was chosen, and which others were not usable."""
+
+    kind: str
+    reason: str
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Why this machine cannot use the other accelerators, by kind."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +156,11 @@ class Accelerator(Choice):
         """Select the device of this process, set its number of CPU threads; return the device."""
         raise NotImplementedError
 
+    def launch_variables(self, num_processes: int) -> dict[str, str]:
+        """Return environment variables that the processes of this machine need at their start."""
+        del num_processes
+        return {}
+
     def num_devices(self) -> int:
         """Return the number of processes on this machine that can have a device each."""
         return 1
@@ -167,7 +187,16 @@ class Accelerator(Choice):
         return {}
 
     def set_precision(self, precision: Precision) -> None:
-        """Configure the process for a precision, before the first operation."""
+        """Configure the process for a precision, before the first operation.
+
+        With "fp32", products of fp32 tensors are computed in fp32.
+        """
+
+    def fp32_settings(self) -> dict[str, str]:
+        """Return what decides how products of fp32 tensors are computed, after `set_precision`."""
+        import torch
+
+        return {"float32_matmul_precision": torch.get_float32_matmul_precision()}
 
     def end_microbatch(self) -> None:
         """Mark the end of a microbatch's forward and backward pass; lazy devices end a graph."""
@@ -317,9 +346,37 @@ def choose() -> tuple[Accelerator, str]:
     return choices.load("accelerators", kind)(), f"{kind}: {availabilities[kind].reason}"
 
 
+def describe_choice(accelerator: Accelerator, *, is_requested: bool) -> DeviceChoice:
+    """Return the reason for an accelerator, and the reasons against those that are not usable."""
+    availabilities = survey()
+    refused = {
+        kind: availability.reason
+        for kind, availability in availabilities.items()
+        if availability.fitness == 0
+    }
+    # An accelerator of a file next to the run file is not in the survey.
+    reason = REQUESTED if is_requested else availabilities[accelerator.kind].reason
+    return DeviceChoice(accelerator.kind, reason, refused)
+
+
+def resolve(requested: Accelerator | None, *, quiet: bool = False) -> Accelerator:
+    """Return the requested accelerator, or else the fittest one, and log why it was chosen.
+
+    Raises SettingsError with the usable kinds if this machine cannot use it.
+    """
+    accelerator = requested or choose()[0]
+    check_available(accelerator)
+    if requested is None and not quiet:
+        choice = describe_choice(accelerator, is_requested=False)
+        logger.info("accelerator %s: %s", choice.kind, choice.reason)
+        refused = "; ".join(f"{kind}: {reason}" for kind, reason in choice.refused.items())
+        logger.info("accelerators that are not usable here: %s", refused or "none")
+    return accelerator
+
+
 def choose_without_torch() -> Accelerator | None:
     """Return the accelerator that `choose` would return, or None if only torch can decide."""
-    return choose()[0] if is_cpu_only_torch() else None
+    return choose()[0] if offers_only_cpu() else None
 
 
 def open_device_counters(accelerator: Accelerator | None) -> DeviceReader:
@@ -340,6 +397,21 @@ def open_device_counters(accelerator: Accelerator | None) -> DeviceReader:
 def is_cpu_only_torch() -> bool:
     """Return whether the version of torch marks a CPU-only build."""
     return any(build.version.endswith("+cpu") for build in distributions(name="torch"))
+
+
+def offers_only_cpu() -> bool:
+    """Return whether torch offers no device but the CPU; imports no torch.
+
+    Packages add devices to a CPU-only build by entry points, which torch loads when it is imported.
+    """
+    return is_cpu_only_torch() and not list_device_plugins()
+
+
+def list_device_plugins() -> list[str]:
+    """Return the names of the installed packages' entry points that add a device to torch."""
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        return []
+    return sorted(entry.name for entry in entry_points(group=PLUGIN_GROUP))
 
 
 def check_available(accelerator: Accelerator) -> None:
@@ -381,3 +453,18 @@ def init_process_group(accelerator: Accelerator, world: World, timeout_seconds: 
             world.size,
             world.rank,
         )
+
+
+def wait_for_all() -> None:
+    """Wait until all processes of the default group call this.
+
+    torch selects a device by itself if the barrier names none, and warns.
+    """
+    import torch
+    import torch.distributed as dist
+
+    device = torch.accelerator.current_accelerator()
+    if device is None or dist.get_backend() != dist.get_default_backend_for_device(device):
+        dist.barrier()
+    else:
+        dist.barrier(device_ids=[torch.accelerator.current_device_index()])

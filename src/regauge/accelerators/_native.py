@@ -35,6 +35,13 @@ class NativeDevice(Accelerator):
     def precisions(self) -> tuple[Precision, ...]:
         return ("fp32", "bf16")
 
+    def set_precision(self, precision: Precision) -> None:
+        """Compute fp32 products in fp32; some devices round their factors by default."""
+        if precision == "fp32":
+            import torch
+
+            torch.set_float32_matmul_precision("highest")
+
     def synchronize(self) -> None:
         import torch
 

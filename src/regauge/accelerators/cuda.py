@@ -39,6 +39,8 @@ PEAKS: dict[str, dict[str, float]] = {
 }
 """Dense peaks of the SXM (or only) form, by a word of the driver's name for the GPU."""
 AMPERE_CAPABILITY = (8, 0)
+CUDNN_OPERATIONS = ("conv", "rnn")
+"""Operations of cuDNN that compute fp32 in tf32 by default."""
 
 
 class Cuda(Accelerator):
@@ -124,7 +126,19 @@ class Cuda(Accelerator):
     def set_precision(self, precision: Precision) -> None:
         import torch
 
-        torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+        products = "tf32" if precision == "tf32" else "ieee"
+        torch.backends.cuda.matmul.fp32_precision = products
+        for operation in CUDNN_OPERATIONS:
+            getattr(torch.backends.cudnn, operation).fp32_precision = products
+
+    def fp32_settings(self) -> dict[str, str]:
+        import torch
+
+        cudnn = {
+            f"cudnn.{name}": str(getattr(torch.backends.cudnn, name).fp32_precision)
+            for name in CUDNN_OPERATIONS
+        }
+        return {"cuda.matmul": torch.backends.cuda.matmul.fp32_precision, **cudnn}
 
     def end_step(self) -> None:
         """Let CUDA graphs reuse the memory of the step's outputs."""

@@ -1,6 +1,7 @@
 """Intel Gaudi through its PyTorch bridge (habana_frameworks).
 
-Written from the documentation of the Gaudi software 1.21 and later; not run on the hardware.
+Written from the documentation of the Gaudi software 1.24; not run on the hardware. Its default is
+eager mode with torch.compile. Lazy mode and its HPU graphs are legacy there.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class Gaudi(Accelerator):
     env_prefixes: ClassVar[tuple[str, ...]] = ("PT_HPU_", "HABANA_", "HCCL_", "ENABLE_")
 
     mode: Literal["eager", "lazy"] = "eager"
-    """`eager` runs operations at once, `lazy` records graphs (no longer developed by Intel)."""
+    """`eager` runs operations at once; `lazy` is Intel's legacy mode, which records graphs."""
     hpu_graphs: bool = True
-    """Evaluate saved models with recorded HPU graphs; `lazy` mode only."""
+    """Evaluate saved models with recorded HPU graphs; legacy, `lazy` mode only."""
     recipe_cache: str | None = None
     """Folder of the persistent recipe cache (compiled graphs)."""
     recipe_cache_mib: int = 1024

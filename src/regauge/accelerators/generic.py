@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import ClassVar
 
-from regauge.accelerators import Availability, is_cpu_only_torch
-from regauge.accelerators._native import NativeDevice
+from regauge.accelerators import Availability, _compiler, list_device_plugins, offers_only_cpu
+from regauge.accelerators._native import NativeDevice, device_type
+
+NO_PLUGIN = "torch.accelerator offers no device, and no package adds one to torch"
 
 
 class Generic(NativeDevice):
@@ -15,11 +18,22 @@ class Generic(NativeDevice):
 
     @classmethod
     def available(cls) -> Availability:
-        if is_cpu_only_torch():
-            return Availability(0, "this torch is a CPU-only build")
+        if offers_only_cpu() and "torch" not in sys.modules:
+            return Availability(0, NO_PLUGIN)
         import torch
 
         device = torch.accelerator.current_accelerator(check_available=True)
         if device is None:
-            return Availability(0, "torch.accelerator offers no device")
+            plugins = ", ".join(list_device_plugins())
+            reason = f"the plugins of torch offer no device: {plugins}" if plugins else NO_PLUGIN
+            return Availability(0, reason)
         return Availability(10, f"torch.accelerator offers '{device.type}'")
+
+    def compile_obstacle(self) -> str | None:
+        """Return why Inductor cannot compile for the device: its package registers no backend."""
+        from torch._inductor.codegen import common
+
+        common.init_backend_registration()
+        if common.get_scheduling_for_device(device_type()) is None:
+            return f"no package registers a backend of Inductor for '{device_type()}'"
+        return _compiler.obstacle()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from regauge.accelerators import Availability, ChipPeak, GraphCollector, Precision
 from regauge.accelerators._environment import set_variable
 from regauge.accelerators._xla import XlaDevice, torch_xla_obstacle
+from regauge.errors import SettingsError
 from regauge.units import TERA
 
 if TYPE_CHECKING:
@@ -105,6 +106,16 @@ class Neuron(XlaDevice):
 
     def precisions(self) -> tuple[Precision, ...]:
         return ("bf16", "fp32")
+
+    def set_precision(self, precision: Precision) -> None:
+        """Raise SettingsError if the compiler would cast the fp32 operations of an fp32 run."""
+        if precision == "fp32" and self.auto_cast != "none":
+            problem = f"accelerator.auto_cast = '{self.auto_cast}' casts fp32 operations"
+            problem += f" to {self.auto_cast_type}, but execution.precision is 'fp32'"
+            raise SettingsError(problem, 'set accelerator.auto_cast = "none"')
+
+    def fp32_settings(self) -> dict[str, str]:
+        return {"auto_cast": self.auto_cast, "auto_cast_type": self.auto_cast_type}
 
     def features(self) -> frozenset[str]:
         return super().features() | frozenset(self.flags())

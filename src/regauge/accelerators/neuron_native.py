@@ -6,11 +6,20 @@ Written from the documentation of the Neuron SDK 2.33; not run on the hardware.
 from __future__ import annotations
 
 import importlib.util
+import os
 from importlib.metadata import version
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from regauge.accelerators import Availability, Precision
+from regauge.accelerators._environment import set_variable
 from regauge.accelerators._native import NativeDevice, device_type
+
+if TYPE_CHECKING:
+    import torch
+
+FLAGS_VARIABLE = "NEURON_CC_FLAGS"
+NO_CAST = "--auto-cast none"
+"""Arguments of the compiler that keep fp32 operations in fp32 (neuronx-cc, CLI reference)."""
 
 
 class NeuronNative(NativeDevice):
@@ -31,6 +40,28 @@ class NeuronNative(NativeDevice):
             reason = f"torch_neuronx is installed, but torch.accelerator offers {offered}"
             return Availability(0, reason)
         return Availability(100, f"torch_neuronx {version('torch_neuronx')}")
+
+    def claim(self, index: int, threads: int) -> torch.device:
+        """Select the NeuronCore, and keep every shape static.
+
+        A new length is compiled for 25 to 140 s. torch would replace the second length by a dynamic
+        graph, which the compiler refuses.
+        """
+        set_variable("HF_DEACTIVATE_ASYNC_LOAD", "1")
+        import torch._dynamo
+
+        torch._dynamo.config.automatic_dynamic_shapes = False  # noqa: SLF001 - torch documents it
+        return super().claim(index, threads)
+
+    def set_precision(self, precision: Precision) -> None:
+        """Compute fp32 products in fp32; the compiler may cast them to bf16 otherwise."""
+        super().set_precision(precision)
+        if precision == "fp32":
+            set_variable(FLAGS_VARIABLE, NO_CAST)
+
+    def fp32_settings(self) -> dict[str, str]:
+        flags = os.environ.get(FLAGS_VARIABLE, "")
+        return {**super().fp32_settings(), FLAGS_VARIABLE: flags}
 
     def precisions(self) -> tuple[Precision, ...]:
         return ("bf16", "fp32")

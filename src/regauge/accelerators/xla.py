@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import os
 from importlib.metadata import version
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from regauge.accelerators import Availability, ChipPeak, Precision
+from regauge.accelerators._tpu_chips import count_tpu_chips
 from regauge.accelerators._xla import PLATFORM, XlaDevice, torch_xla_obstacle
 from regauge.units import TERA
 
 PEAKS = {"v4": 275 * TERA, "v5e": 197 * TERA, "v5p": 459 * TERA, "v6e": 918 * TERA}
 """Dense bf16 peaks of one chip (cloud.google.com/tpu/docs, system architecture of each version)."""
-GOOGLE_PCI_VENDOR = "0x1ae0"
-TPU_PCI_DEVICES = frozenset({"0x0027", "0x005e", "0x0062", "0x0063", "0x006f"})
-"""PCI device identifiers of TPU v2 or v3, v4, v5p, v5e and v6e."""
 
 
 class Xla(XlaDevice):
     """One TPU chip per process, or the CPU."""
 
-    peer_names: ClassVar[tuple[str, ...]] = ("tpu",)
     chip_vendors: ClassVar[tuple[str, ...]] = ("Google", "CPU")
 
     env_prefixes: ClassVar[tuple[str, ...]] = (*XlaDevice.env_prefixes, "TPU_", "LIBTPU_")
@@ -33,13 +29,13 @@ class Xla(XlaDevice):
     def available(cls) -> Availability:
         if obstacle := torch_xla_obstacle():
             return Availability(0, obstacle)
-        if os.environ.get(PLATFORM, "").upper() == "TPU" or _count_tpu_chips():
+        if os.environ.get(PLATFORM, "").upper() == "TPU" or count_tpu_chips():
             return Availability(90, f"torch_xla {version('torch_xla')} finds TPU chips")
         return Availability(1, f"torch_xla {version('torch_xla')} compiles for the CPU")
 
     def platform(self) -> str:
         if self.device == "auto":
-            return os.environ.get(PLATFORM) or ("TPU" if _count_tpu_chips() else "CPU")
+            return os.environ.get(PLATFORM) or ("TPU" if count_tpu_chips() else "CPU")
         return self.device.upper()
 
     def precisions(self) -> tuple[Precision, ...]:
@@ -52,6 +48,11 @@ class Xla(XlaDevice):
 
             backends.set_mat_mul_precision("highest" if precision == "fp32" else "default")
 
+    def fp32_settings(self) -> dict[str, str]:
+        from torch_xla import backends
+
+        return {"mat_mul_precision": str(backends.get_mat_mul_precision())}
+
     def chip_peak(self, precision: Precision) -> ChipPeak:
         if self.platform() == "CPU":
             return ChipPeak("XLA on the CPU")
@@ -62,17 +63,3 @@ class Xla(XlaDevice):
         if peak is None or precision != "bf16":
             return ChipPeak(f"TPU {name}")
         return ChipPeak(f"TPU {name}", {"bf16": peak}, "the vendor's documentation, dense")
-
-
-def _count_tpu_chips() -> int:
-    """Return the number of TPU chips on the PCI bus; torch_xla is not imported."""
-    num_chips = 0
-    for device in Path("/sys/bus/pci/devices").glob("*"):
-        try:
-            vendor, product = (
-                (device / name).read_text(encoding="utf-8").strip() for name in ("vendor", "device")
-            )
-        except OSError:
-            continue
-        num_chips += vendor == GOOGLE_PCI_VENDOR and product in TPU_PCI_DEVICES
-    return num_chips

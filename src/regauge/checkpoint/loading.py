@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from regauge.accelerators import wait_for_all
 from regauge.checkpoint import layout, tensors
 from regauge.errors import NoCheckpointError, RegaugeError, TransientError
 from regauge.log import logger
@@ -28,7 +29,7 @@ def find_newest(root: Path, world: World, remote: RemoteCheckpoints | None = Non
     if world.is_main_process:
         layout.recover(root)
     if world.size > 1:
-        dist.barrier()
+        wait_for_all()
     damages = []
     for step in _list_candidates(root, world, remote):
         damage = find_damage(root, step, world, remote)

@@ -307,7 +307,9 @@ def _comparable_values(run: RunFolder) -> Mapping[str, Any]:
     facts = {words: run.identity.get(name) for name, words in FACT_NAMES.items()}
     packages = {f"package {name}": version for name, version in _packages(run).items()}
     settings = {_TASK_SETTING.sub(r"\2.\1", key): value for key, value in flatten(run.settings)}
-    return {**facts, **settings, **packages}
+    device = run.environment.get("device") or {}
+    products = {f"fp32 {name}": value for name, value in flatten(device.get("fp32_products") or {})}
+    return {**facts, **settings, **packages, **products}
 
 
 def _packages(run: RunFolder) -> dict[str, str]:

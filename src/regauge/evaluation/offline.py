@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch.distributed as dist
 
 from regauge import jsonl
-from regauge.accelerators import claim_device, init_process_group
+from regauge.accelerators import claim_device, init_process_group, wait_for_all
 from regauge.artifacts.artifact import Artifact, is_artifact, open_artifact, open_unchecked
 from regauge.config import FORMAT, build, dump, read_saved_run
 from regauge.data.dataset import Dataset
@@ -85,7 +85,7 @@ def evaluate_models(settings: EvaluateSettings, world: World) -> dict[str, Any]:
     if world.is_main_process and results.samples:
         _write_samples(Path(settings.output.folder) / SAMPLES, results.samples)
     if dist.is_initialized():
-        dist.barrier()
+        wait_for_all()
     resolved = settings.model_copy(update={"accelerator": accelerator, "execution": execution})
     num_rows = min(num_heldout, settings.evaluation.rows or num_heldout)
     return _write_table(resolved, results, world, num_rows, dataset.manifest.fingerprint)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from regauge.accelerators import wait_for_all
 from regauge.errors import first_line
 from regauge.health.findings import Bandwidth, Finding
 
@@ -198,7 +199,7 @@ def _measure_bandwidth(group: CheckGroup, op: str, size: int) -> Bandwidth:
     }
     durations = []
     for _ in range(REPETITIONS + 1):
-        dist.barrier()
+        wait_for_all()
         began = time.perf_counter()
         calls[op]()
         float(whole[0] + shard[0])

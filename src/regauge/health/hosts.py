@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from regauge.accelerators import wait_for_all
 from regauge.health.findings import Finding
 
 MAX_SKEW_SECONDS = 1.0
@@ -17,7 +18,7 @@ PACKAGES = ("regauge", "torch", "transformers")
 
 def check_hosts(size: int) -> list[Finding]:
     """Return the findings for the hosts of all processes, the same on every process."""
-    dist.barrier()
+    wait_for_all()
     local = {
         "host": socket.gethostname(),
         "time": time.time(),

@@ -89,6 +89,8 @@ class FsdpModel:
         )
         if placement.weights is None:
             move_module(module, placement.device)
+        else:
+            _move_buffers(module, placement.device)
         for value in module.parameters():
             if not value.requires_grad:
                 value.data = value.data.to(placement.compute_dtype)
@@ -161,6 +163,16 @@ class FsdpModel:
 
 
 @torch.no_grad()
+def _move_buffers(module: nn.Module, device: torch.device) -> None:
+    """Replace the buffers that have values by copies on the device.
+
+    `fully_shard` moves them by an assignment to `data`, which out-of-tree devices refuse.
+    """
+    for name, buffer in list(module.named_buffers(remove_duplicate=False)):
+        if not buffer.is_meta:
+            set_tensor(module, name, buffer.to(device))
+
+
 def _materialize_shards(
     module: nn.Module, weights: InitialWeights, device: torch.device, mesh: DeviceMesh
 ) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge import jsonl, processes, timing
+from regauge import accelerators, jsonl, processes, timing
 from regauge.config import FORMAT, dump
 from regauge.errors import StopSignalError
 from regauge.files import write_json
@@ -97,6 +97,13 @@ class Attempt:
         self._tail: LogTail | None = None
         """Logs the output of rank 0, if a Python program started the run."""
 
+    def _launch_variables(self) -> dict[str, str]:
+        """Return the variables of the device's launcher; only plugins of torch may need some."""
+        accelerator = self._settings.accelerator
+        if accelerator is None and accelerators.list_device_plugins():
+            accelerator = accelerators.choose()[0]
+        return accelerator.launch_variables(self._size) if accelerator else {}
+
     def run(self, events: RunEvents, metrics: RunMetrics | None = None) -> Failure | None:
         """Run the attempt to its end; return the failure that ended it, or None at the run's end.
 
@@ -134,6 +141,7 @@ class Attempt:
         variables = {
             processes.SUPERVISED_VARIABLE: str(self._scratch),
             **processes.FLIGHT_RECORDER_VARIABLES,
+            **self._launch_variables(),
         }
         start = partial(
             processes.start_processes,

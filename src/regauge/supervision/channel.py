@@ -113,14 +113,18 @@ class WorkerReporter:
         if self.spec is not None and self._folder is not None:
             folder_lock.check_token(self._folder, self.spec.token)
 
-    def record_start(self, folder: Path, planned_steps: int) -> None:
-        """Append the start of the attempt to `attempts.jsonl`; the first process calls this."""
+    def record_start(self, folder: Path, planned_steps: int, accelerator: str) -> None:
+        """Append the start of the attempt to `attempts.jsonl`; the first process calls this.
+
+        `accelerator` is the kind of the device of this attempt.
+        """
         self._folder = folder
         if self.spec is not None:
             document = {
                 "attempt": self.spec.attempt,
                 "started_at": round(self.spec.started_at, 3),
                 "planned_steps": planned_steps,
+                "accelerator": accelerator,
             }
             jsonl.append_line(folder / ATTEMPTS, {**document, **self.spec.meter.start_fields})
 

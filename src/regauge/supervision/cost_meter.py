@@ -58,6 +58,7 @@ class AttemptLine(PaidLine):
     attempt: jsonl.Count
     outcome: str | None = None
     planned_steps: jsonl.Count | None = None
+    accelerator: str | None = None
 
 
 class StragglerShape(DocumentShape):

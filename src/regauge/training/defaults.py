@@ -169,12 +169,7 @@ def resolve_execution(
 
 
 def _resolve_accelerator(requested: Accelerator | None, world: World) -> Accelerator:
-    if requested is None:
-        requested, reason = accelerators.choose()
-        if world.is_main_process:
-            logger.info("accelerator %s", reason)
-    accelerators.check_available(requested)
-    return requested
+    return accelerators.resolve(requested, quiet=not world.is_main_process)
 
 
 def _resolve_execution(execution: Execution, accelerator: Accelerator, world: World) -> Execution:

@@ -160,9 +160,12 @@ def compute_means(sums: MetricSums) -> dict[str, float]:
 
 
 def _build_table(sums: MetricSums) -> tuple[list[str], Tensor]:
-    """Return the names of metrics, and a table [metrics, 2] of their sums and weights."""
+    """Return the names of metrics, and a table [metrics, 2] of their sums and weights.
+
+    Some metrics are computed on the CPU; the table is on the device of the first one.
+    """
     rows = [torch.stack([total.float(), weight.float()]) for total, weight in sums.values()]
-    return list(sums), torch.stack(rows)
+    return list(sums), torch.stack([row.to(rows[0].device) for row in rows])
 
 
 def _divide(names: list[str], table: Tensor) -> dict[str, float]:

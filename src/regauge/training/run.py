@@ -73,7 +73,7 @@ def _attempt(
             hook = CallbackHook(callbacks, module, context.folder, rank=world.rank, steps=steps)
             context.hooks.add(hook)
         if world.is_main_process:
-            _record(resolved, context, state)
+            _record(resolved, context, state, is_requested=settings.accelerator is not None)
         outcome = _train(Run(context, state), resolved.run_id)
         return _finish(context, state, outcome)
     finally:
@@ -93,17 +93,24 @@ def _fault_injector(
     return FaultInjector.read(spec.fault_plan, record, world.rank, spec.attempt)
 
 
-def _record(resolved: ResolvedRun, context: RunContext, state: TrainState) -> None:
-    """Write run.json and environment.json, and the start of the attempt."""
+def _record(
+    resolved: ResolvedRun, context: RunContext, state: TrainState, *, is_requested: bool
+) -> None:
+    """Write run.json and environment.json, and the start of the attempt.
+
+    `is_requested` states whether the settings name the accelerator.
+    """
+    accelerator, device = context.accelerator, context.device
     run_record.write_records(
         context.folder,
         context.settings,
         resolved.data_fingerprint,
         resolved.run_id,
         state.weights_checksum,
+        device=run_record.describe_device(accelerator, device, is_requested=is_requested),
         optimizer_defaults=resolved.optimizer_defaults.document,
     )
-    context.reporter.record_start(context.folder, context.total_steps)
+    context.reporter.record_start(context.folder, context.total_steps, accelerator.kind)
 
 
 def _train(run: Run, run_id: str) -> Outcome:

@@ -6,12 +6,13 @@ the end of the run may differ. Settings that identify the run (`IDENTITY_KEYS`) 
 
 from __future__ import annotations
 
+import logging
 import platform
 import uuid
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from regauge import processes
+from regauge import accelerators, processes
 from regauge.config import (
     FORMAT,
     RUN_IDENTITY,
@@ -34,6 +35,9 @@ from regauge.training.warm_start import START_FOLDER
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
+
+    from regauge.accelerators import Accelerator
     from regauge.training.settings import Stop, TrainSettings
 
 RUN = SAVED_RUN
@@ -177,11 +181,13 @@ def write_records(
     run_id: str,
     weights_checksum: str,
     *,
+    device: Tables | None = None,
     optimizer_defaults: Tables | None = None,
 ) -> None:
     """Write run.json and environment.json, before the first step.
 
-    The optimizer defaults of the first attempt remain those of the run.
+    `device` describes the accelerator of this attempt. The optimizer defaults of the first attempt
+    remain those of the run.
     """
     folder.mkdir(parents=True, exist_ok=True)
     check_own_folder(folder / "model")
@@ -194,8 +200,12 @@ def write_records(
     write_json(folder / RUN, document)
     accelerator = settings.accelerator
     environment = describe_environment(accelerator.env_prefixes if accelerator else ())
+    before = _read_previous_environment(folder)
+    if device is not None:
+        environment["device"] = device
+        _warn_changed_device(device, before.get("device"))
     variables = environment["variables"]
-    if variables and variables != _read_previous_variables(folder):
+    if variables and variables != before.get("variables"):
         assignments = ", ".join(f"{name}={value}" for name, value in variables.items())
         logger.info("environment variables that affect the run: %s", assignments)
     write_json(folder / ENVIRONMENT, environment)
@@ -208,6 +218,21 @@ def write_result(folder: Path, result: dict[str, Any]) -> None:
             if path.is_dir():
                 write_card(folder, path, result)
     write_json(folder / RESULT, result)
+
+
+def describe_device(
+    accelerator: Accelerator, device: torch.device, *, is_requested: bool
+) -> dict[str, Any]:
+    """Return the accelerator of a run, its device, why it was chosen, and which were refused."""
+    choice = accelerators.describe_choice(accelerator, is_requested=is_requested)
+    return {
+        "kind": choice.kind,
+        "type": device.type,
+        "is_requested": is_requested,
+        "reason": choice.reason,
+        "refused": dict(choice.refused),
+        "fp32_products": accelerator.fp32_settings(),
+    }
 
 
 def describe_environment(prefixes: tuple[str, ...]) -> dict[str, Any]:
@@ -253,12 +278,21 @@ def _check_empty(folder: Path) -> None:
         )
 
 
-def _read_previous_variables(folder: Path) -> Any:
-    """Return the environment variables that the previous attempt recorded; None if unknown."""
+def _read_previous_environment(folder: Path) -> Tables:
+    """Return the environment of the previous attempt; empty if it is unknown."""
     try:
-        return (find_json(folder / ENVIRONMENT, "remove it") or {}).get("variables")
+        return find_json(folder / ENVIRONMENT, "remove it") or {}
     except DataError:
-        return None
+        return {}
+
+
+def _warn_changed_device(current: Tables, previous: Any) -> None:
+    """Warn if a resumed run computes on another kind of device, unless its settings name it."""
+    if not isinstance(previous, dict) or previous.get("kind") == current["kind"]:
+        return
+    message = "this attempt runs on accelerator '%s', the previous one ran on '%s': %s"
+    level = logging.INFO if current["is_requested"] else logging.WARNING
+    logger.log(level, message, current["kind"], previous.get("kind"), current["reason"])
 
 
 def _warn_changed_length(current: Tables, previous: Tables) -> None:

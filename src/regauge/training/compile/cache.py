@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge import choices
+from regauge.accelerators import wait_for_all
 from regauge.checkpoint.layout import describe_file
 from regauge.config import FORMAT, dump
 from regauge.errors import DataError
@@ -157,9 +158,7 @@ def open_entry(root: Path, facts: CacheFacts, world: World) -> CacheEntry:
             count = format_count(len(removed), "file")
             logger.warning("%s: removed %s with a wrong hash: %s", entry.folder, count, names)
     if world.size > 1:
-        import torch.distributed as dist
-
-        dist.barrier()
+        wait_for_all()
     return entry
 
 

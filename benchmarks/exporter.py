@@ -54,7 +54,7 @@ def main() -> dict[str, Any]:
     parser.add_argument("run_file", type=Path)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     seconds: dict[str, list[float]] = {"off": [], "on": []}
     with tempfile.TemporaryDirectory() as parent:
         for number in range(options.rounds):

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 REMEDY = "move it away"
 RECENT_BYTES = 1 << 16
 """Bytes at the end of a file that `read_recent_lines` reads: about a hundred lines."""
+NON_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
+"""Texts of the numbers that JSON does not have."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
 """A number of things, such as steps, that a double represents exactly."""
 
@@ -34,6 +36,14 @@ class StepLine(DocumentShape):
 
     attempt: Count
     step: Count
+
+
+def parse_number(value: object) -> float | None:
+    """Return a number, or NaN or an infinity that is stored as text; None for other values."""
+    if isinstance(value, bool):
+        return None
+    is_number = isinstance(value, int | float) or (isinstance(value, str) and value in NON_FINITE)
+    return float(value) if is_number else None  # type: ignore[arg-type]
 
 
 def open_for_append(path: Path) -> FileIO:

@@ -125,6 +125,8 @@ def test_the_files_of_a_run(tmp_path: Path) -> None:
     append_ledger(tmp_path, 1, 8.0, tokens=900, padding_fraction=0.1, compiled_graphs=3, usd=2.5)
     values = {"train/loss": "NaN", "train/mfu": 0.4, "heldout/loss": 3.0, "heldout/note": "text"}
     jsonl.append_line(tmp_path / "metrics.jsonl", {"attempt": 1, "step": 1, **values})
+    summary = {"attempt": 1, "step": 1, "seconds": 8.0, "summary": {"heldout/loss": 9.0}}
+    jsonl.append_line(tmp_path / "metrics.jsonl", summary)
     exported = by_labels(files.read_samples())
     assert exported["run_planned_steps",] == 50
     assert exported["run_attempt",] == 1

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from regauge import jsonl
 from regauge.trackers import AVERAGED_STEPS, TRAIN_LOSS
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def merge_attempts(
         if limit is not None and line["step"] > limit:
             continue
         for name, value in line.items():
-            if name not in _LINE_KEYS and (number := _number(value)) is not None:
+            if name not in _LINE_KEYS and (number := jsonl.parse_number(value)) is not None:
                 values.setdefault(name, {})[int(line["step"])] = number
     return {name: tuple(sorted(series.items())) for name, series in values.items()}
 
@@ -96,13 +97,6 @@ def _infer_averaged_steps(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any
                 line = {**line, AVERAGED_STEPS: line["step"] - last_step}  # noqa: PLW2901
             last_step = line["step"]
         yield line
-
-
-def _number(value: object) -> float | None:
-    """Return a value as a float; the jsonl tracker writes NaN and infinities as text."""
-    if isinstance(value, str) and value not in ("NaN", "Infinity", "-Infinity"):
-        return None
-    return float(value) if isinstance(value, int | float | str) else None
 
 
 def smooth(series: Series) -> Series:

@@ -122,7 +122,7 @@ class RunFiles:
 
     def _add_metrics(self, line: dict[str, Any]) -> None:
         for name, value in line.items():
-            number = _parse_number(value)
+            number = jsonl.parse_number(value)
             if number is None:
                 continue
             if name in GAUGES:
@@ -180,12 +180,3 @@ class RunFiles:
                     yield Sample(vocabulary.RUN_CHECKPOINT_STEP, step, self._labels)
                     yield Sample(vocabulary.RUN_CHECKPOINT_TIMESTAMP, saved_at, self._labels)
                     return
-
-
-def _parse_number(value: Any) -> float | None:
-    """Return a number, or NaN or an infinity that is stored as text; None for other values."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return float(value)
-    return float(value) if value in {"NaN", "Infinity", "-Infinity"} else None

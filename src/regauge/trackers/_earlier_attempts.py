@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 METRICS_FILE = "metrics.jsonl"
 """The file of the tracker `jsonl`."""
 _OTHER_KEYS = {"attempt", "step", "seconds"}
-_NON_FINITE = {"NaN", "Infinity", "-Infinity"}
 
 
 def has_train_metrics(line: MetricsLine) -> bool:
@@ -86,12 +85,8 @@ def _drop_recorded(
 
 def _parse_line(document: dict[str, object]) -> MetricsLine:
     values = {
-        name: float(value)
+        name: number
         for name, value in document.items()
-        if name not in _OTHER_KEYS and _is_number(value) and isinstance(value, int | float | str)
+        if name not in _OTHER_KEYS and (number := jsonl.parse_number(value)) is not None
     }
     return MetricsLine(int(str(document["step"])), values)
-
-
-def _is_number(value: object) -> bool:
-    return value in _NON_FINITE if isinstance(value, str) else isinstance(value, int | float)

@@ -40,10 +40,14 @@ _custom_modules: set[str] = set()
 
 
 def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
-    """Return the remedy for a misspelled word: the closest known word, or all known words."""
-    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    """Return the remedy for a misspelled word: the closest known word, or all known words.
+
+    Upper and lower case are equal.
+    """
+    by_lower_case = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(word.lower(), by_lower_case, n=1, cutoff=0.6)
     if matches:
-        return f"did you mean '{matches[0]}'?"
+        return f"did you mean '{by_lower_case[matches[0]]}'?"
     return f"known: {', '.join(sorted(known)) or 'none'}"
 
 

@@ -252,12 +252,12 @@ def test_an_fp32_run_refuses_the_casts_of_the_neuron_compiler() -> None:
 def test_neuron_native_keeps_shapes_static_and_fp32_in_fp32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "automatic_dynamic_shapes", True)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: index)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
     accelerator = neuron_native.NeuronNative()
-    accelerator.claim(0, 1)
-    assert torch._dynamo.config.automatic_dynamic_shapes is False
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=True):
+        accelerator.claim(0, 1)
+        assert torch._dynamo.config.automatic_dynamic_shapes is False
     assert os.environ["HF_DEACTIVATE_ASYNC_LOAD"] == "1"
     assert not accelerator.has_dynamic_shapes
     accelerator.set_precision("fp32")

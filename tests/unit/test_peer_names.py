@@ -138,7 +138,7 @@ def test_the_names_of_choices_are_unique_in_their_folder() -> None:
     ("folder", "name", "choice"),
     [
         ("accelerators", "gpu", "cuda"),
-        ("accelerators", "TPU", "xla"),
+        ("accelerators", "TPU", "tpu"),
         ("strategies", "deepspeed-stage-3", "fsdp"),
         ("tasks", "cross-encoder", "rank"),
         ("tasks", "token-classification", "tokens"),

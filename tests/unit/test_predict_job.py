@@ -430,10 +430,12 @@ def artifact(folder: Path) -> Artifact:
     return Artifact(folder / "artifact", manifest)
 
 
+PIECES: dict[str, list[Any]] = {"piece 0": [100, "content 0"], "piece 1": [101, "content 1"]}
+
+
 def facts(folder: Path, kept_fields: dict[str, str] | None = None, **tables: Any) -> dict[str, Any]:
-    pieces = (piece(0), piece(1))
     document = collect_facts(
-        settings(folder, **tables), artifact(folder), pieces, kept_fields or {}
+        settings(folder, **tables), artifact(folder), PIECES, kept_fields or {}
     )
     parsed: dict[str, Any] = json.loads(json.dumps(document))
     return parsed
@@ -476,16 +478,16 @@ def test_settings_of_the_execution_and_the_cost_are_not_facts(
 
 def test_pieces_artifact_and_kept_fields_are_facts(tmp_path: Path) -> None:
     base_facts = facts(tmp_path, {"id": "integer"})
-    assert base_facts["pieces"] == {"piece 0": [100, "stamp 0"], "piece 1": [101, "stamp 1"]}
+    assert base_facts["pieces"] == PIECES
     assert base_facts["keep_fields"] == {"id": "integer"}
     assert base_facts["machine"]["name"]
     assert facts(tmp_path, predict={"batch_invariant": False})["machine"] == {}
     other = artifact(tmp_path)
     manifest = other.folder / "manifest.json"
     manifest.write_text(manifest.read_text() + " ")
-    changed = collect_facts(settings(tmp_path), other, (piece(0), piece(1)), {"id": "integer"})
+    changed = collect_facts(settings(tmp_path), other, PIECES, {"id": "integer"})
     assert changed["artifact_sha256"] != base_facts["artifact_sha256"]
-    pieces = (piece(0)._replace(stamp="changed"), piece(1))
+    pieces = {**PIECES, "piece 0": [100, "other content"]}
     grown = collect_facts(settings(tmp_path), other, pieces, {})
     assert grown["pieces"] != changed["pieces"]
 

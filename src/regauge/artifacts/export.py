@@ -88,7 +88,7 @@ def export_artifact(
     `compute_metrics` returns the metrics of a module on the held-out rows of its run. Raises
     DataError if no candidate keeps the quality.
     """
-    accelerator = accelerators.resolve(settings.accelerator)
+    accelerator = accelerators.resolve(settings.accelerator, quiet=True)
     candidates = list_candidates(settings.candidates, accelerator, source.spec)
     settings = _resolve_settings(settings, accelerator, source.spec.max_tokens)
     with (

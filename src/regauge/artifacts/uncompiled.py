@@ -148,7 +148,7 @@ def _load_spec(path: str, folder: Path, text: TextSettings) -> ProgramSpec:
 def _build_manifest(
     path: str, spec: ProgramSpec, backend: Backend | None, threads: int
 ) -> ArtifactManifest:
-    accelerator = accelerators.resolve(None)
+    accelerator = accelerators.resolve(None, quiet=True)
     backend = backend or config.parse_choice("backends", "eager")
     check_usable(backend, accelerator)
     if backend.is_ahead_of_time:

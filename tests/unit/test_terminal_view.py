@@ -130,6 +130,27 @@ def test_batch_inference(tmp_path: Path) -> None:
     assert document["progress"] == {"unit": "pieces", "done": 2, "total": 2, "eta_seconds": None}
 
 
+@pytest.mark.parametrize("outcome", ["preempted", "failed"])
+def test_a_stopped_batch_inference(tmp_path: Path, outcome: str) -> None:
+    job = tmp_path / "jobs" / "0-of-1"
+    job.mkdir(parents=True)
+    (tmp_path / "job.json").write_text(json.dumps({"format": 2, "pieces": {"a": [1000, ""]}}))
+    (job / "ledger.jsonl").write_text(json.dumps(build_shard(0, 0, is_last=False)) + "\n")
+    start = {"started_at": 100.0, "usd_per_hour": 3600.0, "usd": None}
+    (job / ".seen").write_text("110.000")
+    attempts = job / "attempts.jsonl"
+    attempts.write_text(json.dumps(start) + "\n")
+    document = open_reader(str(tmp_path)).read().document
+    assert document["state"] == "unknown"
+    assert document["jobs"][0]["usd"] == pytest.approx(10.0)
+    with attempts.open("a") as file:
+        file.write(json.dumps({**start, "ended_at": 112.0, "outcome": outcome, "usd": 12.0}) + "\n")
+    document = open_reader(str(tmp_path)).read().document
+    assert document["state"] == outcome
+    assert "again to resume" in document["reason"]
+    assert document["jobs"][0]["usd"] == 12.0
+
+
 class Metrics:
     """Metrics of a server under the names of the vocabulary."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regauge import choices, config, jsonl, stop_signals
 from regauge.artifacts.uncompiled import open_model, recommend_export
-from regauge.errors import LimitReachedError, SettingsError
+from regauge.errors import LimitReachedError, SettingsError, StopSignalError
 from regauge.log import logger
 from regauge.planning.catalog import find_price
 from regauge.prediction.fields import (
@@ -46,6 +46,8 @@ from regauge.supervision.cost_meter import (
 from regauge.supervision.folder_lock import FolderLock
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from regauge.artifacts.artifact import Artifact
     from regauge.artifacts.manifest import ProgramEntry
     from regauge.model_registry.registered_version import RegisteredVersion
@@ -157,16 +159,16 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
         finished = job.find_finished_shards()
         shard_queue = job.build_queue(finished)
         meter = _start_meter(job, started_at)
+        start = {"started_at": started_at, **meter.start_fields}
         progress = ProgressBar(job, finished, meter)
         end_report.read_usd = lambda: progress.usd
         stack.enter_context(stop_signals.record_signals())
         _log_slot(job)
         if shard_queue.num_unfinished:
-            with export_job(job, shard_queue, progress):
+            with _record_failure(job, start, progress), export_job(job, shard_queue, progress):
                 _compute_shards(plan, shard_queue, progress)
         cost = progress.cost_record()
-        attempt = {"started_at": started_at, **meter.start_fields, "ended_at": time.time(), **cost}
-        jsonl.append_line(job.job_folder / ATTEMPTS, attempt)
+        jsonl.append_line(job.job_folder / ATTEMPTS, {**start, "ended_at": time.time(), **cost})
         summary = {
             "output": settings.output.folder,
             **sum_shards(job.read_finished_shards()),
@@ -223,6 +225,21 @@ def _start_meter(job: PredictJob, started_at: float) -> CostMeter:
     )
     jsonl.append_line(job.job_folder / ATTEMPTS, {"started_at": paid_until, **meter.start_fields})
     return meter
+
+
+@contextmanager
+def _record_failure(
+    job: PredictJob, start: dict[str, Any], progress: ProgressBar
+) -> Iterator[None]:
+    """Record the end of a command that an error or a signal ends in the block."""
+    try:
+        yield
+    except BaseException as error:
+        outcome = "preempted" if isinstance(error, StopSignalError) else "failed"
+        end = {"ended_at": time.time(), "outcome": outcome, **progress.cost_record()}
+        with suppress(OSError):  # a full disk must not hide the error
+            jsonl.append_line(job.job_folder / ATTEMPTS, {**start, **end})
+        raise
 
 
 def _find_price(settings: PredictSettings) -> MachinePrice | None:

@@ -149,7 +149,8 @@ class RunTail:
             return "running"
         if self.has_result:
             return "finished"
-        outcome = None if last is None or has_open_attempt else last.get("outcome")
+        outcomes = () if has_open_attempt else (line.get("outcome") for line in self._last_lines())
+        outcome = next(filter(None, outcomes), None)
         if outcome in (None, "finished", "preempted"):
             return outcome or "unknown"
         return "failed"
@@ -160,7 +161,7 @@ class RunTail:
 
     def compute_usd(self, now: float) -> float | None:
         """Return the dollars so far; None if no price is known."""
-        prices = (_price_line(line, now, self.last_seen_at) for line in self._last_lines())
+        prices = (price_line(line, now, self.last_seen_at) for line in self._last_lines())
         amounts = [price for price in prices if price is not None]
         if amounts:
             return sum(amounts)
@@ -180,7 +181,7 @@ class RunTail:
         return now if self.is_locked else self.last_seen_at
 
 
-def _price_line(line: Document, now: float, last_seen_at: float | None) -> float | None:
+def price_line(line: Document, now: float, last_seen_at: float | None) -> float | None:
     """Return the dollars up to a line of `attempts.jsonl`, and since if it has no end."""
     usd: float | None = line.get("usd")
     rate = line.get("usd_per_hour")

@@ -50,13 +50,13 @@ class PaidLine(CostLine):
     nodes: int = Field(default=1, ge=1)
     processes: int = Field(default=1, ge=1)
     usd_per_hour: float | None = None
+    outcome: str | None = None
 
 
 class AttemptLine(PaidLine):
     """A line of a training run's `attempts.jsonl`."""
 
     attempt: jsonl.Count
-    outcome: str | None = None
     planned_steps: jsonl.Count | None = None
     accelerator: str | None = None
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from regauge import jsonl
 from regauge.errors import DataError
 from regauge.json_files import DocumentShape, find_json, find_mismatch
-from regauge.results.run_tail import JOB, JOBS, RunTail, read_run_tail
-from regauge.supervision.cost_meter import ATTEMPTS, PaidLine
+from regauge.results.run_tail import JOB, JOBS, RunTail, price_line, read_run_tail
+from regauge.supervision.cost_meter import ATTEMPTS, PaidLine, read_last_seen
 from regauge.terminal_view.snapshot import (
     Column,
     Figure,
@@ -26,7 +26,18 @@ from regauge.units import MILLION
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from regauge.terminal_view.snapshot import Value
+
 LEDGER = "ledger.jsonl"
+RESUME = "run the command again to resume"
+REASONS = {
+    "unknown": "no end was recorded, or a job is left",
+    "preempted": f"stopped by a signal; {RESUME}",
+    "failed": f"see the log of the command; {RESUME}",
+}
+"""The reason that is shown with a state."""
+ENDS = {"failed": "the command failed", "preempted": "a signal stopped the command"}
+"""Event of the end of a command, by its recorded outcome."""
 COLUMNS = (
     Column("job", "JOB", "text"),
     Column("shards", "SHARDS", "number"),
@@ -92,14 +103,14 @@ class PredictReader:
             verb="predict",
             state=state,
             read_at=now,
-            reason="" if state in ("running", "finished") else "no end was recorded",
+            reason=REASONS.get(state, ""),
             facts=(tail.lock_owner,) if tail.lock_owner else (),
             progress=self._measure_progress(sizes, seconds, is_running=state == "running"),
             groups=(
                 FigureGroup("Records", _list_records(totals, seconds)),
                 FigureGroup("Cost", _list_costs(tail, totals, now)),
             ),
-            table=ViewTable("Jobs", COLUMNS, tuple(self._list_rows())),
+            table=ViewTable("Jobs", COLUMNS, tuple(self._list_rows(now))),
             events=tuple(_list_events(tail)),
         )
 
@@ -136,12 +147,13 @@ class PredictReader:
         eta = seconds * (sum(sizes) - bytes_done) / bytes_done if is_known else None
         return ViewProgress("pieces", len(done), len(sizes) or None, eta)
 
-    def _list_rows(self) -> Iterator[TableRow]:
+    def _list_rows(self, now: float) -> Iterator[TableRow]:
         for job, shards in self._shards.items():
             totals = _sum(list(shards.values()))
-            lines = jsonl.read_recent_lines(self._folder / JOBS / job / ATTEMPTS, PaidLine)
-            usd = lines[-1].get("usd") if lines else None
-            values = {
+            home = self._folder / JOBS / job
+            lines = jsonl.read_recent_lines(home / ATTEMPTS, PaidLine)
+            usd = price_line(lines[-1], now, read_last_seen(home)) if lines else None
+            values: dict[str, Value] = {
                 "job": job,
                 "shards": totals.shards,
                 "records": totals.records,
@@ -205,4 +217,5 @@ def _list_events(tail: RunTail) -> Iterator[ViewEvent]:
         if line.get("started_at") is not None:
             yield ViewEvent(line["started_at"], "the command started")
         if line.get("ended_at") is not None:
-            yield ViewEvent(line["ended_at"], "the command ended")
+            text = ENDS.get(line.get("outcome") or "", "the command ended")
+            yield ViewEvent(line["ended_at"], text)

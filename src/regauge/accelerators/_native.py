@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, ClassVar
 
 from regauge.accelerators import Accelerator, ChipPeak, Precision
@@ -40,7 +41,9 @@ class NativeDevice(Accelerator):
         if precision == "fp32":
             import torch
 
-            torch.set_float32_matmul_precision("highest")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # torch 2.9 warns of its own function
+                torch.set_float32_matmul_precision("highest")
 
     def synchronize(self) -> None:
         import torch

@@ -54,6 +54,19 @@ class NativeDevice(Accelerator):
         return ChipPeak(device_type())
 
 
+def find_other_device(kind: str) -> str | None:
+    """Return what `torch.accelerator` offers instead of a device of this type; None if it has it.
+
+    Only a device that can be used counts.
+    """
+    import torch
+
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
+        return "torch.accelerator offers no device"
+    return None if device.type == kind else f"torch.accelerator offers '{device.type}'"
+
+
 def device_type() -> str:
     """Return the type of torch's current accelerator, or "cpu" if there is none."""
     import torch

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from regauge.accelerators import Availability, Precision
 from regauge.accelerators._environment import set_variable
-from regauge.accelerators._native import NativeDevice, device_type
+from regauge.accelerators._native import NativeDevice, device_type, find_other_device
 
 if TYPE_CHECKING:
     import torch
@@ -32,13 +32,8 @@ class NeuronNative(NativeDevice):
     def available(cls) -> Availability:
         if importlib.util.find_spec("torch_neuronx") is None:
             return Availability(0, "torch_neuronx is not installed (Neuron SDK 2.33 or later)")
-        import torch
-
-        device = torch.accelerator.current_accelerator(check_available=True)
-        if device is None or device.type != "neuron":
-            offered = "no device" if device is None else f"'{device.type}'"
-            reason = f"torch_neuronx is installed, but torch.accelerator offers {offered}"
-            return Availability(0, reason)
+        if problem := find_other_device("neuron"):
+            return Availability(0, f"torch_neuronx is installed, but {problem}")
         return Availability(100, f"torch_neuronx {version('torch_neuronx')}")
 
     def claim(self, index: int, threads: int) -> torch.device:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from regauge.accelerators import Availability, Precision
 from regauge.accelerators._environment import set_variable
-from regauge.accelerators._native import NativeDevice
+from regauge.accelerators._native import NativeDevice, find_other_device
 from regauge.accelerators._tpu_chips import count_tpu_chips
 from regauge.errors import PreflightError, first_line
 
@@ -55,13 +55,8 @@ class Tpu(NativeDevice):
         installed = f"torch_tpu {version('torch-tpu')}"
         if not count_tpu_chips():
             return Availability(0, f"{installed} is installed, but no TPU is on the PCI bus")
-        import torch
-
-        device = torch.accelerator.current_accelerator(check_available=True)
-        if device is None or device.type != "tpu":
-            offered = "no device" if device is None else f"'{device.type}'"
-            reason = f"{installed} is installed, but torch.accelerator offers {offered}"
-            return Availability(0, reason)
+        if problem := find_other_device("tpu"):
+            return Availability(0, f"{installed} is installed, but {problem}")
         return Availability(100, f"{installed} finds TPU chips")
 
     def launch_variables(self, num_processes: int) -> dict[str, str]:

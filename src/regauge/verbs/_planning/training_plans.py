@@ -212,11 +212,7 @@ def rank(
     deadline = None if machines.deadline is None else parse_hours(machines.deadline)
     more = 0
     if machines.cheapest:
-        free = replace(request, micro_batch=None)
-        listed = option_search.list_machines(request.run.execution.price)
-        options, more = option_search.search_options(
-            free, listed, deadline, runs, machines.max_nodes, show_all=machines.show_all
-        )
+        options, more = _search(request, machines, deadline, runs)
     else:
         options = compare(request, select_machines(request, machines), deadline, runs)
     rows = [describe_option(request, option) for option in options]
@@ -227,6 +223,20 @@ def rank(
     answer: dict[str, Any] = {"steps": request.steps, "options": rows, "more_options": more}
     warnings = list_warnings(options, _today(), request.run.execution.price.region)
     return answer | {"notes": notes, "warnings": warnings}
+
+
+def _search(
+    request: TrainingRequest,
+    machines: Machines,
+    deadline: float | None,
+    runs: Sequence[Anchor],
+) -> option_search.SearchResult:
+    """Return the cheapest options of all machine types with a price, with any settings."""
+    free = replace(request, micro_batch=None)
+    listed = option_search.list_machines(request.run.execution.price)
+    return option_search.search_options(
+        free, listed, deadline, runs, machines.max_nodes, show_all=machines.show_all
+    )
 
 
 def compare(
@@ -284,16 +294,11 @@ def plan_target(
         raise SettingsError(problem, f"lower the target: the best value is {forecast.best_value:g}")
     request = replace(request, steps=max(round(forecast.steps.p50), 1))
     deadline = None if machines.deadline is None else parse_hours(machines.deadline)
-    unlimited = replace(machines, deadline=None)
     more = 0
     if machines.cheapest:
-        free = replace(request, micro_batch=None)
-        listed = option_search.list_machines(request.run.execution.price)
-        options, more = option_search.search_options(
-            free, listed, deadline, runs, machines.max_nodes, show_all=machines.show_all
-        )
+        options, more = _search(request, machines, deadline, runs)
     else:
-        options = compare(request, select_machines(request, unlimited), None, runs)
+        options = compare(request, select_machines(request, machines), None, runs)
     options = [_spread(option, forecast) for option in options]
     in_time = [item for item in options if deadline is None or _finishes(item, deadline)]
     if not in_time:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import warnings
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import distributions, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -189,14 +191,21 @@ class Accelerator(Choice):
     def set_precision(self, precision: Precision) -> None:
         """Configure the process for a precision, before the first operation.
 
-        With "fp32", products of fp32 tensors are computed in fp32.
+        With "fp32", products of fp32 tensors are computed in fp32; some devices round their factors
+        by default.
         """
+        if precision == "fp32":
+            import torch
+
+            with _without_api_warning():
+                torch.set_float32_matmul_precision("highest")
 
     def fp32_settings(self) -> dict[str, str]:
         """Return what decides how products of fp32 tensors are computed, after `set_precision`."""
         import torch
 
-        return {"float32_matmul_precision": torch.get_float32_matmul_precision()}
+        with _without_api_warning():
+            return {"float32_matmul_precision": torch.get_float32_matmul_precision()}
 
     def end_microbatch(self) -> None:
         """Mark the end of a microbatch's forward and backward pass; lazy devices end a graph."""
@@ -468,3 +477,11 @@ def wait_for_all() -> None:
         dist.barrier()
     else:
         dist.barrier(device_ids=[torch.accelerator.current_device_index()])
+
+
+@contextmanager
+def _without_api_warning() -> Generator[None]:
+    """Suppress the warning of torch 2.9 about its own functions for the precision."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Please use the new API settings", UserWarning)
+        yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, ClassVar
 
 from regauge.accelerators import Accelerator, ChipPeak, Precision
@@ -35,15 +34,6 @@ class NativeDevice(Accelerator):
 
     def precisions(self) -> tuple[Precision, ...]:
         return ("fp32", "bf16")
-
-    def set_precision(self, precision: Precision) -> None:
-        """Compute fp32 products in fp32; some devices round their factors by default."""
-        if precision == "fp32":
-            import torch
-
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # torch 2.9 warns of its own function
-                torch.set_float32_matmul_precision("highest")
 
     def synchronize(self) -> None:
         import torch

@@ -117,6 +117,7 @@ class Cpu(Accelerator):
         return {precision: _fastest_matmul(precision).rate for precision in self.precisions()}
 
     def set_precision(self, precision: Precision) -> None:
+        super().set_precision(precision)
         if precision == "bf16" and not instructions() & BF16_INSTRUCTIONS:
             _bf16_emulation.install()
 

@@ -13,7 +13,7 @@ import csv
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -46,14 +46,21 @@ from regauge.planning.memory_plan import plan_parts
 from regauge.planning.step_time import BETWEEN, INSIDE, plan_step
 
 FOLDER = constants.CALIBRATION.parent
-FITTED = ("efficiency", "hidden_half", "token_half", "attention_efficiency")
+FITTED = ("efficiency", "hidden_half", "token_half", "attention_efficiency", "traffic")
 PRIOR = {
     "efficiency": (0.65, 0.5),
-    "hidden_half": (500.0, 0.5),
+    "hidden_half": (400.0, 0.5),
     "token_half": (1156.0, 0.5),
     "attention_efficiency": (0.3, 0.4),
+    "traffic": (4.0, 0.5),
 }
 """Median and log standard deviation of each constant before any row; medians by an A100 fit."""
+EFFECTS = {"all": 0.08, "family": 0.04, "chip": 0.01, "kind": 0.06, "source": 0.03, "stack": 0.03}
+"""Assumed variance of the logarithm of a constant, by what two stacks have in common."""
+STACK_VARIANCE, ROW_VARIANCE = 0.02, 0.1
+"""Assumed variance of a fitted constant around these effects; the second is divided by the rows."""
+PASSES = 2
+"""Fits with a prior by the other stacks, after the one with the prior above."""
 NOISE = 0.04
 """Log standard deviation of one row around its stack."""
 OVERLAP, GROWTH = 0.9, 0.015
@@ -122,21 +129,96 @@ def merge_collectives(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def fit_stacks(samples: Sequence[Sample]) -> list[StackConstants]:
-    """Return the constants of each chip and stack, of each chip, and of all."""
+    """Return the constants of each chip and stack, of each chip, and of all.
+
+    The prior of a stack is what the other stacks say of its chip, kind and source.
+    """
     measured = [item for item in samples if item.step_seconds]
     groups = _group(measured, lambda item: (item.machine.chip, item.job.stack or ANY))
-    stacks = [fit_stack(key, rows) for key, rows in groups.items()]
-    by_family = _group(stacks, lambda item: constants.find_family(item.chip))
-    chips = [_join(name, entries, CHIP_SPREAD) for name, entries in by_family.items()]
-    kinds = _group(stacks, lambda item: (constants.find_family(item.chip), kind_of(item)))
-    chips += [_join(key[0], entries, CHIP_SPREAD, key[1]) for key, entries in kinds.items()]
-    pairs = _group(stacks, lambda item: (constants.find_family(item.chip), item.stack))
-    chips += [_join(key[0], entries, FAMILY_SPREAD, key[1]) for key, entries in pairs.items()]
-    all_kinds = _group(stacks, kind_of)
-    chips += [_join(ANY, entries, ANY_SPREAD, key) for key, entries in all_kinds.items()]
-    by_stack = _group(stacks, lambda item: item.stack)
-    others = [_join(ANY, rows, ANY_SPREAD, stack) for stack, rows in by_stack.items()]
-    return [*stacks, *chips, *others, _join(ANY, stacks, ANY_SPREAD)]
+    stacks = [fit_stack(key, rows, PRIOR) for key, rows in groups.items()]
+    for _ in range(PASSES):
+        stacks = [
+            fit_stack(key, rows, _predict_constants([s for s in stacks if s != entry], entry))
+            for entry, (key, rows) in zip(stacks, groups.items(), strict=True)
+        ]
+    return [*stacks, *_stand_ins(stacks)]
+
+
+def _stand_ins(stacks: Sequence[StackConstants]) -> list[StackConstants]:
+    """Return the constants for unknown stacks: of families, of kinds, and of both."""
+    entries = []
+    for family in (*sorted({constants.find_family(entry.chip) for entry in stacks}), ANY):
+        near = _select_family(stacks, family)
+        for is_fused, kind in constants.ANY_KIND.items():
+            entries.append(_stand_in(stacks, family, kind, is_fused=is_fused))
+        fused_rows = sum(entry.rows for entry in near if entry.has_fused_attention)
+        is_fused = 2 * fused_rows >= sum(entry.rows for entry in near)
+        entries.append(_stand_in(stacks, family, ANY, is_fused=is_fused))
+        kinds = {entry.stack: entry.has_fused_attention for entry in near}
+        entries += [_stand_in(stacks, family, s, is_fused=fused) for s, fused in kinds.items()]
+    return entries
+
+
+def _select_family(stacks: Sequence[StackConstants], family: str) -> list[StackConstants]:
+    return [s for s in stacks if family in (ANY, constants.find_family(s.chip))]
+
+
+def _stand_in(
+    stacks: Sequence[StackConstants], family: str, stack: str, *, is_fused: bool
+) -> StackConstants:
+    """Return the constants that stand in for an unmeasured pair of family and stack."""
+    near = _select_family(stacks, family)
+    exact = [s for s in near if s.stack == stack] or near
+    start = replace(exact[0], chip=family, stack=stack, has_fused_attention=is_fused)
+    predicted = _predict_constants(stacks, start)
+    return replace(
+        start,
+        **{name: predicted[name][0] for name in FITTED},
+        overlap=OVERLAP,
+        spread=max(predicted["efficiency"][1], FAMILY_SPREAD),
+        rows=sum(s.rows for s in exact),
+        source="; ".join(sorted({s.source for s in exact})),
+    )
+
+
+def _predict_constants(
+    stacks: Sequence[StackConstants], entry: StackConstants
+) -> dict[str, tuple[float, float]]:
+    """Return median and log standard deviation of each constant of a stack, by the others.
+
+    A constant is the product of effects of the chip, its family, the kind of attention, the source
+    and the stack, which are log-normal: the best linear unbiased prediction.
+    """
+    labels = [_list_effects(s) for s in stacks]
+    covariance = np.array([[_covary(a, b) for b in labels] for a in labels])
+    noise = np.diag([STACK_VARIANCE + ROW_VARIANCE / s.rows for s in stacks])
+    target = _list_effects(entry)
+    cross = np.array([_covary(target, label) for label in labels])
+    weights = np.linalg.solve(covariance + noise, cross) if stacks else np.zeros(0)
+    variance = _covary(target, target) - float(weights @ cross)
+    share = math.sqrt(max(variance, 0.01) / sum(EFFECTS.values()))
+    predicted = {}
+    for name, (median, width) in PRIOR.items():
+        values = np.log([getattr(s, name) / median for s in stacks])
+        predicted[name] = (median * math.exp(float(weights @ values)), width * share)
+    return predicted
+
+
+def _list_effects(entry: StackConstants) -> dict[str, str]:
+    """Return what a stack may have in common with others; one name for each effect."""
+    return {
+        "all": "",
+        "family": constants.find_family(entry.chip),
+        "chip": entry.chip,
+        "kind": kind_of(entry),
+        "source": entry.stack.split()[0],
+        "stack": entry.stack,
+    }
+
+
+def _covary(first: dict[str, str], second: dict[str, str]) -> float:
+    """Return the covariance of the logarithms of a constant of two stacks."""
+    return sum(variance for name, variance in EFFECTS.items() if first[name] == second[name])
 
 
 def kind_of(entry: StackConstants) -> str:
@@ -144,10 +226,12 @@ def kind_of(entry: StackConstants) -> str:
     return constants.ANY_KIND[entry.has_fused_attention]
 
 
-def fit_stack(key: tuple[str, str], rows: Sequence[Sample]) -> StackConstants:
+def fit_stack(
+    key: tuple[str, str], rows: Sequence[Sample], prior: Mapping[str, tuple[float, float]]
+) -> StackConstants:
     """Return the constants of one chip and stack: the maximum a posteriori, with its spread."""
     start = initial_constants(key, rows)
-    values = _solve(start, rows)
+    values = _solve(start, rows, prior)
     fitted = replace(start, **values)
     return replace(fitted, spread=_spread(fitted, rows), rows=len(rows))
 
@@ -171,10 +255,12 @@ def initial_constants(key: tuple[str, str], rows: Sequence[Sample]) -> StackCons
     )
 
 
-def _solve(start: StackConstants, rows: Sequence[Sample]) -> dict[str, float]:
+def _solve(
+    start: StackConstants, rows: Sequence[Sample], prior: Mapping[str, tuple[float, float]]
+) -> dict[str, float]:
     """Return the fitted values: robust least squares of log errors, with the priors."""
-    medians = np.log([PRIOR[name][0] for name in FITTED])
-    widths = np.array([PRIOR[name][1] for name in FITTED])
+    medians = np.log([prior[name][0] for name in FITTED])
+    widths = np.array([prior[name][1] for name in FITTED])
 
     def residuals(point: np.ndarray) -> np.ndarray:
         candidate = replace(start, **dict(zip(FITTED, np.exp(point).tolist(), strict=True)))
@@ -208,30 +294,6 @@ def _spread(entry: StackConstants, rows: Sequence[Sample]) -> float:
     used = min(len(FITTED), len(rows) / 2)
     spread = math.sqrt(float((errors**2).sum()) / (len(rows) - used))
     return max(math.hypot(spread, ONE_ROW_SPREAD / len(rows)), MIN_SPREAD)
-
-
-def _join(
-    chip: str, entries: Sequence[StackConstants], spread: float, stack: str = ANY
-) -> StackConstants:
-    """Return the constants that stand in for an unknown stack: geometric means."""
-    weights = np.sqrt([entry.rows for entry in entries])
-    means = {
-        name: float(
-            np.exp(np.average(np.log([getattr(e, name) for e in entries]), weights=weights))
-        )
-        for name in FITTED
-    }
-    between = float(np.std(np.log([entry.efficiency for entry in entries])))
-    return replace(
-        entries[0],
-        chip=chip,
-        stack=stack,
-        **means,
-        overlap=OVERLAP,
-        spread=max(spread, between),
-        rows=sum(entry.rows for entry in entries),
-        source="; ".join(sorted({e.source for e in entries})),
-    )
 
 
 def fit_memory(samples: Sequence[Sample]) -> list[MemoryConstants]:

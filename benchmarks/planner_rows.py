@@ -67,7 +67,11 @@ KNOWN_SHAPES = {
 TIED_GATED = ("gemma-2b", "gemma-7b", "gemma-2-9b", "llama3.2-3b")
 SEQUENCE_PARALLEL = ("torchtitan", "Korthikanti")
 """Sources whose tensor parallelism divides the inputs of a layer by position, too."""
+INTERLEAVED = {("Korthikanti", "GPT 175B"): 3, ("Korthikanti", "GPT 530B"): 3}
+"""Groups of layers of a pipeline stage, by table 3 of Korthikanti et al., 2022."""
 ENCODERS = ("bert", "roberta", "distilbert", "electra")
+ENCODER_POSITIONS = 512
+"""Positions of these encoders: longer rows are cut."""
 FINE_TUNED = ("squad", "distilbert", "roberta")
 DEFAULT_LENGTHS = {"GPT-2 XL": 1024, "T5-3B": 512}
 LITGPT_LENGTH = 1037
@@ -214,7 +218,9 @@ def parse_shape(row: dict[str, str]) -> ModelShape | None:
 def row_length(row: dict[str, str]) -> int:
     """Return the tokens of a training row."""
     default = DEFAULT_LENGTHS.get(row["model"], LITGPT_LENGTH)
-    return int(number(row["seq_len"]) or default)
+    length = int(number(row["seq_len"]) or default)
+    is_encoder = any(word in row["model"].lower() for word in ENCODERS)
+    return min(length, ENCODER_POSITIONS) if is_encoder else length
 
 
 def parse_machine(row: dict[str, str]) -> tuple[MachineRates, int]:
@@ -235,7 +241,13 @@ def parse_job(row: dict[str, str], shape: ModelShape, devices: int) -> TrainingJ
     tensor, pipeline = int(number(row["tp"]) or 1), int(number(row["pp"]) or 1)
     context = int(number(row["cp"]) or 1)
     source = short_source(row["source"])
-    parallelism = ModelParallelism(tensor, pipeline, context, source in SEQUENCE_PARALLEL)
+    parallelism = ModelParallelism(
+        tensor,
+        pipeline,
+        context,
+        source in SEQUENCE_PARALLEL,
+        INTERLEAVED.get((source, row["model"]), 1),
+    )
     micro_batch = int(number(row["micro_batch"]) or 1)
     length = row_length(row)
     batch = number(row["global_batch"])
@@ -300,6 +312,8 @@ def parse_recomputation(row: dict[str, str]) -> str:
         return "full"
     if text in ("True", "full"):
         return "full"
+    if text == "selective+SP":  # the scores of the attention alone, as fused kernels do: 1 %
+        return "none"
     return "selective" if "selective" in text else "none"
 
 
@@ -340,6 +354,8 @@ def parse_head(row: dict[str, str], shape: ModelShape) -> str:
     if shape.attention.is_causal:
         return "lm"
     name = row["model"].lower()
+    if "wikitext" in row["notes"]:  # transformers computes the logits of every position
+        return "lm"
     is_fine_tuned = any(word in name for word in FINE_TUNED) or "habana" in row["source"]
     return "none" if is_fine_tuned else "masked-lm"
 
@@ -369,9 +385,12 @@ def parse_stack(row: dict[str, str]) -> str:
         options = next((name for name in names if name in row["notes"]), "")
         options += " " + row["repo_file"].split("@")[-1][:7]
         options += " ELECTRA" if "ELECTRA" in row["repo_file"] else ""
+        options += " DGX-2H" if row["instance"] == "DGX-2H" else ""  # 450 W instead of 350 W
+        options += " multi" if re.search("multi", row["notes"], re.IGNORECASE) else ""
     elif source == "Neuron":
         options = "fp32" if row["precision"] == "FP32" else "bf16"
         options += "" if "xNC(DP)" in text else " distributed"
+        options += " master" if "FP32Optimizer" in row["precision"] else ""
     elif source == "litgpt":
         options = "lora" if "lora" in text.lower() or "Adapter" in text else "full"
         options += " nf4" if parse_precision(row) == "nf4" else ""

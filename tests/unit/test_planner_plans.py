@@ -19,7 +19,7 @@ from regauge.planning.expected_goodput import plan_goodput
 from regauge.planning.machines import GIB, find_machine
 from regauge.planning.model_shape import shape_from_config
 from regauge.planning.network import Link, Topology
-from regauge.planning.step_time import plan_step
+from regauge.planning.step_time import plan_step, traffic_seconds
 from regauge.planning.training_job import MachineRates, ModelParallelism, TrainingJob
 from regauge.planning.training_plan import TrainingPlan, plan_training
 
@@ -237,9 +237,41 @@ def test_pipelines_idle_and_tensor_parallelism_divides() -> None:
     """A pipeline of 4 with 8 microbatches idles 3 / 8 of the computation."""
     job = _job(strategy="single", accumulation=8, parallelism=ModelParallelism(1, 4))
     parts = plan_step(job, find_machine(P5), 1, load_calibration())
-    assert parts.bubble == pytest.approx(3 / 8 * (parts.matmul + parts.attention))
+    compute = parts.matmul + parts.attention + parts.traffic
+    assert parts.bubble == pytest.approx(3 / 8 * compute)
+    groups = dataclasses.replace(job, parallelism=ModelParallelism(1, 4, interleaved=3))
+    assert plan_step(groups, find_machine(P5), 1, load_calibration()).bubble == pytest.approx(
+        compute / 8
+    )
     halved = dataclasses.replace(job, parallelism=ModelParallelism(2, 4))
     assert plan_step(halved, find_machine(P5), 1, load_calibration()).matmul == parts.matmul / 2
+
+
+def test_stored_scores_move_more_bytes() -> None:
+    """An attention that stores its scores has more traffic; autocast adds the casts of weights."""
+    constants = load_calibration().find_stack("H100-SXM-80GB")
+    machine, fused = find_machine(P5), _job(strategy="single", precision="pure")
+    stored = dataclasses.replace(fused, has_fused_attention=False)
+    layer = [memory_plan.layer_activation_bytes(job) for job in (fused, stored)]
+    seconds = [traffic_seconds(job, machine, constants) for job in (fused, stored)]
+    more = constants.traffic * fused.shape.layers * (layer[1] - layer[0])
+    assert seconds[1] - seconds[0] == pytest.approx(more / machine.memory_bandwidth)
+    cast = dataclasses.replace(fused, precision="autocast")
+    bytes_each = 2 * (4.0 + 2.0) / 0.7
+    assert traffic_seconds(cast, machine, constants) - seconds[0] == pytest.approx(
+        fused.shape.parameters("lm") * bytes_each / machine.memory_bandwidth
+    )
+
+
+def test_accumulated_gradients_overlap_with_the_last_backward_pass_alone() -> None:
+    """DDP sums once for 64 passes, and hides no more of it than for one pass."""
+    machine, calibration = find_machine("g5.12xlarge"), load_calibration()
+    once, often = (
+        plan_step(_job(strategy="ddp", accumulation=number), machine, 4, calibration)
+        for number in (1, 64)
+    )
+    assert once.exposed > 0
+    assert often.exposed > 0.95 * once.exposed
 
 
 def test_goodput_has_its_best_interval() -> None:

@@ -37,6 +37,8 @@ class StackConstants:
     """Tokens of a forward pass at which a product achieves half of `efficiency`."""
     attention_efficiency: float
     """Share of the peak that the attention achieves."""
+    traffic: float
+    """Times that a step moves each byte of the activations, besides matrix products."""
     overlap: float
     """Share of the computation behind which communication is hidden."""
     growth: float

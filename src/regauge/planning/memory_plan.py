@@ -88,7 +88,7 @@ def plan_parts(
     shards = shard_devices(job, devices, devices_per_machine)
     weights, gradients, optimizer = _state_bytes(job, shards)
     activations = _activation_bytes(job) * constants.activation_scale
-    logits = _logit_bytes(job)
+    logits = logit_bytes(job)
     working_set = _working_set(job, shards)
     used = weights + gradients + optimizer + activations + logits + working_set
     return MemoryParts(
@@ -182,7 +182,7 @@ def _activation_bytes(job: TrainingJob) -> float:
     return layer * layers * in_flight * share * frozen + inputs
 
 
-def _logit_bytes(job: TrainingJob) -> float:
+def logit_bytes(job: TrainingJob) -> float:
     """Return the bytes of the logits and of their gradients."""
     if job.head == "none":
         return 0.0

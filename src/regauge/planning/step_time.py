@@ -1,9 +1,11 @@
 """Seconds of one training step, by part.
 
-step = compute (1 + s)^log2(machines) + exposed communication + optimizer + fixed.
-compute = g T (6 N + head) / (peak e0) (1 + h0 / h) (1 + t0 / T) + attention / (peak ea), with the
-recomputed share. exposed = max(0, communication - overlap compute) + communication / L;
-here L counts the embeddings, too, in units of a layer.
+step = compute (1 + s)^log2(replicas) + exposed communication + optimizer + fixed; replicas counts
+the machines that exchange gradients.
+compute = g T (6 N + head) / (peak e0) (1 + h0 / h) (1 + t0 / T) + attention / (peak ea) + traffic x
+bytes of the activations / bandwidth, with the recomputed share.
+exposed = max(0, communication - overlap compute) + communication / L; here L counts the embeddings,
+too, in units of a layer.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from regauge.planning import flops
-from regauge.planning.memory_plan import MOMENT_BYTES, STATE_BYTES, shard_devices
+from regauge.planning.memory_plan import (
+    MOMENT_BYTES,
+    STATE_BYTES,
+    layer_activation_bytes,
+    logit_bytes,
+    shard_devices,
+)
 from regauge.planning.network import Topology, link_between, link_inside
 
 if TYPE_CHECKING:
@@ -25,8 +33,8 @@ INSIDE, BETWEEN = "any inside", "any between"
 """Names of the links that stand in for those without measurements."""
 CAUSAL_SHARE = 0.5
 """Share of the attention scores that a causal mask leaves."""
-EAGER_ATTENTION = 0.4
-"""Speed of an attention that stores its scores, against a fused one."""
+BACKWARD_SHARE = 2 / 3
+"""Share of the computation that is the backward pass."""
 GRADIENT_BYTES = 2.0
 """Bytes of a gradient or a weight on the wire; 4 without mixed precision."""
 BUCKET_BYTES, ZERO_BUCKET_BYTES = 25e6, 500e6
@@ -41,6 +49,8 @@ class StepParts:
 
     matmul: float
     attention: float
+    traffic: float
+    """Seconds that operations without matrix products read and write activations."""
     bubble: float
     """Idle seconds of a pipeline."""
     growth: float
@@ -78,21 +88,34 @@ def plan_step(
     fused = job.has_fused_attention
     constants = calibration.find_stack(machine.chip, job.stack, is_fused=fused)
     matmul, attention = compute_seconds(job, machine, constants)
-    compute = matmul + attention
+    traffic = traffic_seconds(job, machine, constants)
+    compute = matmul + attention + traffic
     bubble = compute * (job.parallelism.pipeline - 1) / max(job.accumulation, 1)
-    growth = compute * ((1 + constants.growth) ** math.log2(count) - 1)
+    bubble /= job.parallelism.interleaved
+    replicas = count_machines(job, machine, count)
+    growth = compute * ((1 + constants.growth) ** math.log2(replicas) - 1)
     communication = plan_communication(job, machine, count, calibration)
-    exposed = max(0.0, communication.gradients - constants.overlap * compute)
+    hidden = constants.overlap * compute
+    if job.strategy == "ddp":  # gradients are summed after the last pass, during its backward half
+        hidden *= BACKWARD_SHARE / max(job.accumulation, 1)
+    exposed = max(0.0, communication.gradients - hidden)
     exposed += communication.gradients / _layers_of_weights(job) + communication.tensor
     return StepParts(
         matmul,
         attention,
+        traffic,
         bubble,
         growth,
         exposed,
         optimizer_seconds(job, machine, count),
         constants.fixed_seconds,
     )
+
+
+def count_machines(job: TrainingJob, machine: MachineRates, count: int) -> int:
+    """Return the number of machines that exchange gradients: those of one model count once."""
+    parallel = job.parallelism
+    return max(count // max(parallel.pipeline * parallel.tensor // machine.devices, 1), 1)
 
 
 def _layers_of_weights(job: TrainingJob) -> float:
@@ -121,11 +144,39 @@ def compute_seconds(
     scores = flops.attention_flops(shape, job.length) * again
     scores *= CAUSAL_SHARE if shape.attention.is_causal else 1.0
     attention_speed = peak * constants.attention_efficiency
-    attention_speed *= 1.0 if job.has_fused_attention else EAGER_ATTENTION
     return (
         products * backward * tokens * slower / speed / split,
         scores * tokens / attention_speed / split,
     )
+
+
+def traffic_seconds(job: TrainingJob, machine: MachineRates, constants: StackConstants) -> float:
+    """Return the seconds in which activations and logits are read and written, besides products.
+
+    Norms, activation functions, dropout, residual sums and stored scores are limited by the memory.
+    """
+    layers = job.shape.layers / job.parallelism.pipeline
+    again = 1 + flops.recomputed_share(job.recomputation) * flops.FORWARD_SHARE
+    moved = (layer_activation_bytes(job) * layers * again + logit_bytes(job)) * constants.traffic
+    moved += _weight_traffic(job) / OPTIMIZER_BANDWIDTH
+    return moved * max(job.accumulation, 1) / machine.memory_bandwidth
+
+
+def _weight_traffic(job: TrainingJob) -> float:
+    """Return the bytes that one pass moves for weights and gradients, besides products.
+
+    Autocast reads fp32 weights, writes bf16 ones, and casts their gradients back. Accumulation
+    reads two gradients and writes one. FSDP does both on its shards.
+    """
+    if job.strategy in ("fsdp", "hsdp"):
+        return 0.0
+    weight, gradient, _ = STATE_BYTES[job.precision]
+    cast = 2 * (weight + GRADIENT_BYTES) if job.precision in ("autocast", "fp8") else 0.0
+    gradient = 4.0 if job.has_fp32_gradients else gradient
+    summed = 3 * gradient if job.accumulation > 1 else 0.0
+    parallel = job.parallelism
+    parameters = job.shape.parameters(job.head) * job.trained_fraction
+    return parameters * (cast + summed) / (parallel.tensor * parallel.pipeline)
 
 
 def plan_communication(
@@ -141,7 +192,7 @@ def plan_communication(
     between = link_between(machine, calibration.find_link(f"{machine.name} network", BETWEEN))
     parallel = job.parallelism
     devices = max(machine.devices // parallel.tensor, 1)
-    machines = max(count // max(parallel.pipeline * parallel.tensor // machine.devices, 1), 1)
+    machines = count_machines(job, machine, count)
     topology = Topology(inside, between, devices, machines)
     local = Topology(inside, between, devices, 1)
     wire = GRADIENT_BYTES * (2 if job.precision in ("fp32", "tf32") else 1)

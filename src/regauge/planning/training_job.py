@@ -23,6 +23,9 @@ class ModelParallelism:
     context: int = 1
     has_sequence_parallelism: bool = False
     """Tensor parallelism divides the inputs of a layer by position, too."""
+    interleaved: int = 1
+    """Groups of layers of one pipeline stage, by which the interleaved schedule divides its idle
+    time."""
 
     @property
     def devices(self) -> int:

@@ -82,6 +82,11 @@ def _explain_time(plan: TrainingPlan) -> list[str]:
             f" = {parts.attention:.4g} s"
         ),
         (
+            f"activation traffic = {constants.traffic:.3g} times the activations and logits /"
+            f" {plan.machine.memory_bandwidth / GIGA:.4g} GB/s, and the casts of the weights"
+            f" = {parts.traffic:.4g} s"
+        ),
+        (
             f"growth = compute x ((1 + {constants.growth:g})^log2({plan.count}) - 1)"
             f" = {parts.growth:.4g} s"
         ),

@@ -55,6 +55,7 @@ PARTS = {
     "context": "libraries and buffers",
     "exposed": "exposed communication",
     "fixed": "fixed",
+    "traffic": "activation traffic",
     "growth": "stragglers",
     "matmul": "matrix products",
     "working_set": "gathered layers, casts",

@@ -12,6 +12,7 @@ import argparse
 import csv
 import json
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -20,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import planner_products as products
 import planner_references as references
+import stack_effects
 from planner_rows import Sample, read_samples
 from scipy.optimize import least_squares
 
@@ -55,10 +57,6 @@ PRIOR = {
     "traffic": (4.0, 0.5),
 }
 """Median and log standard deviation of each constant before any row; medians by an A100 fit."""
-EFFECTS = {"all": 0.08, "family": 0.04, "chip": 0.01, "kind": 0.06, "source": 0.03, "stack": 0.03}
-"""Assumed variance of the logarithm of a constant, by what two stacks have in common."""
-STACK_VARIANCE, ROW_VARIANCE = 0.02, 0.1
-"""Assumed variance of a fitted constant around these effects; the second is divided by the rows."""
 PASSES = 2
 """Fits with a prior by the other stacks, after the one with the prior above."""
 NOISE = 0.04
@@ -80,6 +78,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, required=True)
     options = parser.parse_args()
     train, memory = read_samples(options.train), read_samples(options.memory)
+    memory = [item for item in memory if not item.is_contradictory]
     gemm = read_rows(options.gemm)
     large = products.read_products(gemm)
     matmuls = fit_matmuls(large, gemm[0]["source"].split(",")[0])
@@ -190,18 +189,7 @@ def _predict_constants(
     and the stack, which are log-normal: the best linear unbiased prediction.
     """
     labels = [_list_effects(s) for s in stacks]
-    covariance = np.array([[_covary(a, b) for b in labels] for a in labels])
-    noise = np.diag([STACK_VARIANCE + ROW_VARIANCE / s.rows for s in stacks])
-    target = _list_effects(entry)
-    cross = np.array([_covary(target, label) for label in labels])
-    weights = np.linalg.solve(covariance + noise, cross) if stacks else np.zeros(0)
-    variance = _covary(target, target) - float(weights @ cross)
-    share = math.sqrt(max(variance, 0.01) / sum(EFFECTS.values()))
-    predicted = {}
-    for name, (median, width) in PRIOR.items():
-        values = np.log([getattr(s, name) / median for s in stacks])
-        predicted[name] = (median * math.exp(float(weights @ values)), width * share)
-    return predicted
+    return stack_effects.predict_constants(labels, _list_effects(entry), stacks, PRIOR)
 
 
 def _list_effects(entry: StackConstants) -> dict[str, str]:
@@ -214,11 +202,6 @@ def _list_effects(entry: StackConstants) -> dict[str, str]:
         "source": entry.stack.split()[0],
         "stack": entry.stack,
     }
-
-
-def _covary(first: dict[str, str], second: dict[str, str]) -> float:
-    """Return the covariance of the logarithms of a constant of two stacks."""
-    return sum(variance for name, variance in EFFECTS.items() if first[name] == second[name])
 
 
 def kind_of(entry: StackConstants) -> str:
@@ -299,9 +282,46 @@ def _spread(entry: StackConstants, rows: Sequence[Sample]) -> float:
 def fit_memory(samples: Sequence[Sample]) -> list[MemoryConstants]:
     """Return the constants of the memory of each stack, and of all."""
     rows = [item for item in samples if item.memory_bytes and not item.is_out_of_memory]
-    everything = _fit_memory_of(ANY, rows, None)
     groups = _group(rows, lambda item: item.job.stack or ANY)
-    return [everything, *(_fit_memory_of(k, g, everything) for k, g in groups.items())]
+    stacks = [_fit_memory_of(name, group, MEMORY_PRIOR) for name, group in groups.items()]
+    for _ in range(PASSES):
+        stacks = [
+            _fit_memory_of(s.stack, groups[s.stack], _predict_memory(stacks, s.stack))
+            for s in stacks
+        ]
+    everything = _predict_memory(stacks, ANY)
+    errors = [
+        memory_log_error(_fix_memory(_predict_memory(stacks, s.stack), s), row)
+        for s in stacks
+        for row in groups[s.stack]
+    ]
+    spread = math.sqrt(statistics.mean(error**2 for error in errors))
+    start = replace(stacks[0], stack=ANY, spread=spread, rows=len(rows))
+    sources = "; ".join(sorted({s.source for s in stacks}))
+    return [_fix_memory(everything, replace(start, source=sources)), *stacks]
+
+
+def _fix_memory(
+    predicted: Mapping[str, tuple[float, float]], entry: MemoryConstants
+) -> MemoryConstants:
+    """Return an entry with the medians of a prediction."""
+    values = {name: predicted[name][0] for name in MEMORY_FITTED}
+    return replace(entry, **values | {"fragmentation": max(values["fragmentation"], 1.0)})
+
+
+def _predict_memory(
+    stacks: Sequence[MemoryConstants], stack: str
+) -> dict[str, tuple[float, float]]:
+    """Return median and log standard deviation of each constant of a stack, by the others."""
+    others = [entry for entry in stacks if entry.stack != stack]
+    labels = [_list_memory_effects(entry.stack) for entry in others]
+    return stack_effects.predict_constants(
+        labels, _list_memory_effects(stack), others, MEMORY_PRIOR
+    )
+
+
+def _list_memory_effects(stack: str) -> dict[str, str]:
+    return {"all": "", "source": stack.split(maxsplit=1)[0], "stack": stack}
 
 
 MEMORY_FITTED = ("context_bytes", "fragmentation", "activation_scale")
@@ -311,14 +331,14 @@ MEMORY_PRIOR = {
     "activation_scale": (1.0, 0.5),
 }
 MEMORY_NOISE, MEMORY_SPREAD = 0.08, 0.12
+MIN_MEMORY_SPREAD = 0.1
+"""Log standard deviation of one job's memory in repeated runs of BigScience."""
 
 
 def _fit_memory_of(
-    stack: str, rows: Sequence[Sample], parent: MemoryConstants | None
+    stack: str, rows: Sequence[Sample], prior: Mapping[str, tuple[float, float]]
 ) -> MemoryConstants:
-    prior = dict(MEMORY_PRIOR)
-    if parent is not None:
-        prior = {n: (getattr(parent, n), MEMORY_PRIOR[n][1]) for n in MEMORY_FITTED}
+    """Return the constants of one stack: the maximum a posteriori, with its spread."""
     medians = np.log([prior[name][0] for name in MEMORY_FITTED])
     widths = np.array([prior[name][1] for name in MEMORY_FITTED])
     source = "; ".join(sorted({item.source for item in rows}))
@@ -338,7 +358,9 @@ def _fit_memory_of(
     errors = np.array([memory_log_error(entry, row) for row in rows])
     used = min(len(MEMORY_FITTED), len(rows) / 2)
     spread = math.sqrt(float((errors**2).sum()) / (len(rows) - used))
-    return replace(entry, spread=max(math.hypot(spread, MEMORY_SPREAD / len(rows)), 0.03))
+    return replace(
+        entry, spread=max(math.hypot(spread, MEMORY_SPREAD / len(rows)), MIN_MEMORY_SPREAD)
+    )
 
 
 def memory_log_error(entry: MemoryConstants, row: Sample) -> float:

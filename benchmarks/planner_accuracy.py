@@ -214,6 +214,8 @@ def judge_mfu(samples: Sequence[Sample]) -> dict[str, object]:
 
 def judge_memory(samples: Sequence[Sample], *, is_held_out: bool) -> dict[str, dict[str, object]]:
     """Return the errors of the peak memory, and the verdicts on rows that ran and that did not."""
+    contradictory = [row.name for row in samples if row.is_contradictory]
+    samples = [row for row in samples if not row.is_contradictory]
     order = np.random.default_rng(0).permutation(len(samples))
     folds = {samples[position].name: index % FOLDS for index, position in enumerate(order)}
     plans = []
@@ -250,6 +252,7 @@ def judge_memory(samples: Sequence[Sample], *, is_held_out: bool) -> dict[str, d
         "memory": _figures([error for _, error in errors])
         | {"coverage": round(statistics.mean(inside), 3)},
         **by_source,
+        "memory, contradictory rows": {"left out": contradictory},
         "memory verdicts": {
             "out of memory, called a fit": verdicts.count((True, "fits")),
             "out of memory, uncertain": verdicts.count((True, "uncertain")),
@@ -269,7 +272,7 @@ def judge_memory(samples: Sequence[Sample], *, is_held_out: bool) -> dict[str, d
 def _plan_memory(
     row: Sample, fitted: PlannerConstants, near: Sequence[anchors.Anchor]
 ) -> tuple[intervals.Estimate, str]:
-    neighbours = anchors.find_nearest(_describe(row), near)
+    neighbours = anchors.find_nearest_memory(_describe(row), near)
     plan = plan_memory(row.job, row.machine, row.count, fitted, neighbours)
     return plan.total, plan.verdict
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from regauge.planning import machines
+from regauge.planning.calibration import MemoryConstants
+from regauge.planning.memory_plan import plan_parts
 from regauge.planning.model_shape import AttentionShape, ModelShape
 from regauge.planning.training_job import MachineRates, ModelParallelism, TrainingJob
 
@@ -74,10 +76,18 @@ ENCODER_POSITIONS = 512
 """Positions of these encoders: longer rows are cut."""
 FINE_TUNED = ("squad", "distilbert", "roberta")
 DEFAULT_LENGTHS = {"GPT-2 XL": 1024, "T5-3B": 512}
+CONFIG_HUB_DEVICES = {"phi-2": 2, "stablelm-base-alpha-3b": 2, "tiny-llama": 1}
+"""Devices of the full fine-tuning files of litgpt's config hub, on machines with four.
+
+Its LoRA files have one device: the rows with four GPUs are equal to those with one.
+"""
 LITGPT_LENGTH = 1037
-"""Tokens of the longest row of Alpaca, which the litgpt tables train on."""
+"""Tokens of the longest row of Alpaca, which the tables of litgpt and torchtune train on."""
 SHORT_ROW = 128
 """Tokens of a row in the first phase of BERT's pre-training."""
+CONTRADICTION = 0.75
+"""Share of its states below which a reported memory is not that of the row's settings."""
+NO_OVERHEAD = MemoryConstants("", 0.0, 1.0, 1.0, 0.1, 1, "")
 SHARDS_ALL = 3
 """Stage of ZeRO that shards all states."""
 GLOBAL_BATCHES = {
@@ -107,6 +117,18 @@ class Sample:
     def devices(self) -> int:
         """Number of devices of all machines."""
         return self.machine.devices * self.count
+
+    @property
+    def is_contradictory(self) -> bool:
+        """Whether the states of the row's settings alone exceed the reported memory.
+
+        Such a row was measured with other settings.
+        """
+        if self.memory_bytes is None or self.is_out_of_memory:
+            return False
+        parts = plan_parts(self.job, self.devices, self.machine.devices, NO_OVERHEAD)
+        states = parts.weights + parts.gradients + parts.optimizer
+        return self.memory_bytes < CONTRADICTION * states
 
     @property
     def family(self) -> str:
@@ -159,11 +181,11 @@ def parse_row(row: dict[str, str]) -> Sample | None:
     machine, count = parse_machine(row)
     job = parse_job(row, shape, machine.devices * count)
     memory = number(row["memory_gb"])
-    is_gib = "GiB" in row["notes"] or short_source(row["source"]) in (
+    is_gib = "memory GiB" in row["notes"] or "mem nvidia-smi GiB" in row["notes"]
+    is_gib |= short_source(row["source"]) in (
         "torchtitan",
         "torchtune",
         "torchao",
-        "awsome",
         "FlagPerf",
     )
     return Sample(
@@ -197,6 +219,7 @@ def parse_shape(row: dict[str, str]) -> ModelShape | None:
     length = row_length(row)
     attention = AttentionShape(heads, kv_heads, head_dim, is_causal=not is_encoder)
     is_tied = not is_gated or name in TIED_GATED
+    is_tied &= short_source(row["source"]) != "litgpt"  # its models have two matrices
     positions = 0 if is_gated else max(length, 512 if is_encoder else 0)
     return ModelShape(
         family=name,
@@ -219,6 +242,8 @@ def row_length(row: dict[str, str]) -> int:
     """Return the tokens of a training row."""
     default = DEFAULT_LENGTHS.get(row["model"], LITGPT_LENGTH)
     length = int(number(row["seq_len"]) or default)
+    if "finetune baseline" in row["strategy"] and "baseline not packed" in row["notes"]:
+        length = min(length, LITGPT_LENGTH)  # Alpaca, too
     is_encoder = any(word in row["model"].lower() for word in ENCODERS)
     return min(length, ENCODER_POSITIONS) if is_encoder else length
 
@@ -226,6 +251,9 @@ def row_length(row: dict[str, str]) -> int:
 def parse_machine(row: dict[str, str]) -> tuple[MachineRates, int]:
     """Return the machine of a row, and their number."""
     hardware, devices = row["hardware"], int(float(row["n_devices"]))
+    if is_config_hub(row) and devices > 1:
+        is_full = row["strategy"].startswith("full")
+        devices = CONFIG_HUB_DEVICES.get(row["model"], devices) if is_full else 1
     count = int(number(row["n_nodes"]) or -(-devices // 8))
     chips = max(devices // count, 1)
     if hardware in BARE:
@@ -234,6 +262,11 @@ def parse_machine(row: dict[str, str]) -> tuple[MachineRates, int]:
     return machines.build_machine(
         hardware, CHIPS[hardware], chips, NETWORKS.get(hardware, NETWORK)
     ), count
+
+
+def is_config_hub(row: dict[str, str]) -> bool:
+    """Return whether a row measures a file of litgpt's config hub."""
+    return "config_hub" in row["repo_file"]
 
 
 def parse_job(row: dict[str, str], shape: ModelShape, devices: int) -> TrainingJob:
@@ -258,7 +291,10 @@ def parse_job(row: dict[str, str], shape: ModelShape, devices: int) -> TrainingJ
     accumulation = number(row["grad_accum"]) if source != "DeepLearningExamples" else None
     if pipeline > 1 and "ColossalAI" not in source and "torchtitan" not in source:
         accumulation = None
+    is_unknown = not accumulation and not batch
     accumulation = accumulation or (batch or 0) / copies / micro_batch
+    if is_unknown:  # a pipeline has no fewer microbatches than stages
+        accumulation = pipeline
     if (source == "torchtitan" and pipeline > 1) or source == "ColossalAI":
         accumulation, micro_batch = micro_batch, 1
     is_lora = "lora" in row["strategy"].lower() or "Adapter" in row["strategy"]
@@ -273,6 +309,7 @@ def parse_job(row: dict[str, str], shape: ModelShape, devices: int) -> TrainingJ
         head=parse_head(row, shape),
         parallelism=parallelism,
         has_fused_attention=has_fused_attention(row),
+        has_fused_norms=has_fused_norms(row),
         dropout=not shape.attention.is_causal,
         logits=parse_logits(row),
         optimizer="8bit" if source == "torchtune" and not is_lora else "adamw",
@@ -283,12 +320,30 @@ def parse_job(row: dict[str, str], shape: ModelShape, devices: int) -> TrainingJ
 
 
 def parse_logits(row: dict[str, str]) -> str:
-    """Return how a row's software computes the loss; torchtune has chunks by default."""
-    text = row["strategy"]
-    is_default = short_source(row["source"]) == "torchtune" and not row["activation_ckpt"]
-    if "chunked" in text or "+activation" in text or is_default:
-        return "chunked"
-    return "fused" if "compile" in text else "eager"
+    """Return how a row's software computes the loss.
+
+    torchtune has chunks by default. torchtitan compiles the loss since 2025.
+    """
+    text, source = row["strategy"], short_source(row["source"])
+    if source == "torchtune":
+        is_default = not row["activation_ckpt"]
+        return "chunked" if "chunked" in text or "+activation" in text or is_default else "eager"
+    if source == "torchtitan" and row["date"] < "2025":
+        return "eager"
+    return "fused" if is_compiled(row) else "eager"
+
+
+def is_compiled(row: dict[str, str]) -> bool:
+    """Return whether torch.compile fused the row's operations."""
+    text = row["strategy"] + row["notes"]
+    later = short_source(row["source"]) == "torchtune" and "+compile" not in text
+    return "compile" in text or (later and ("chunked" in text or "+activation" in text))
+
+
+def has_fused_norms(row: dict[str, str]) -> bool:
+    """Return whether the row's software keeps no fp32 copies in norms."""
+    is_kernel = short_source(row["source"]) in ("Neuron", "NeMo") or is_megatron(row)
+    return is_kernel or is_compiled(row)
 
 
 def parse_strategy(row: dict[str, str], copies: int) -> str:
@@ -338,8 +393,8 @@ def parse_precision(row: dict[str, str]) -> str:
 def has_fp32_gradients(row: dict[str, str]) -> bool:
     """Return whether the software accumulates the gradients of bf16 weights in fp32."""
     source = short_source(row["source"])
-    if source == "FlagPerf":
-        return is_megatron(row)
+    if source == "FlagPerf":  # DeepSpeed keeps those of fp16 weights in fp16
+        return is_megatron(row) and "DeepSpeed" not in row["strategy"]
     return source == "NeMo" or (source == "BigScience" and row["precision"] == "bf16")
 
 
@@ -377,7 +432,7 @@ def parse_stack(row: dict[str, str]) -> str:
             " pure" if "PURE" in row["precision"] else ""
         )
     elif source in ("torchtitan", "torchao"):
-        options = ("compile" if "compile" in text else "eager") + (
+        options = ("compile" if is_compiled(row) else "eager") + (
             " float8" if "fp8" in row["precision"] else ""
         )
     elif source == "DeepLearningExamples":
@@ -394,10 +449,13 @@ def parse_stack(row: dict[str, str]) -> str:
     elif source == "litgpt":
         options = "lora" if "lora" in text.lower() or "Adapter" in text else "full"
         options += " nf4" if parse_precision(row) == "nf4" else ""
+        options += " hub" if is_config_hub(row) else ""  # LoRA of all matrices, with dropout
     elif source == "FlagPerf":
         options = "Megatron" if is_megatron(row) else "DeepSpeed" if "Deep" in text else ""
     elif source == "torchtune":
         options = "LoRA" if "LoRA" in text else "full"
+    elif source == "BigScience":  # another partition: embeddings count as a layer
+        options = "rebalanced" if "Rebalancing layers" in row["notes"] else ""
     elif source == "DeepSpeed":
         options = "kernels" if "kernels" in text else "PyTorch"
     return f"{source} {options}".strip()

@@ -60,7 +60,8 @@ def test_a_probe_corrects_the_next_plan(factor: float, tmp_path: Path) -> None:
     """After a run is recorded, the plan of its job is within 10 % of it, on 1 and 2 machines."""
     history = tmp_path / "state" / "planner_runs.jsonl"
     for count in (1, 2):
-        run_history.record_run(_measure(plan_training(JOB, MACHINE, count), factor), history)
+        run = _measure(plan_training(JOB, MACHINE, count), factor)
+        run_history.record_run(dataclasses.replace(run, run_id=f"probe {count}"), history)
     runs = run_history.load_history(history)
     for count in (1, 2):
         plan = plan_training(JOB, MACHINE, count, runs)
@@ -69,6 +70,28 @@ def test_a_probe_corrects_the_next_plan(factor: float, tmp_path: Path) -> None:
         assert plan.memory.total.p50 == pytest.approx(plan.memory.parts.total * factor, rel=0.10)
         assert plan.nearest[0].distance == 0
         assert plan.nearest[0].anchor.source == "local"
+
+
+def test_published_memory_weighs_less_than_a_run_of_the_user() -> None:
+    """Published rows correct the memory by half of their error; those of the user by all."""
+    plan = plan_training(JOB, MACHINE)
+    published = _measure(plan, 2.0)
+    own = dataclasses.replace(published, run_id="probe")
+    near = anchors.find_nearest_memory(own.features, [own, published])
+    assert {item.distance for item in near} == {0.0}
+    corrections = [
+        anchors.correct_memory([item for item in near if item.anchor.run_id == name])
+        for name in ("probe", "")
+    ]
+    assert corrections == pytest.approx([2 ** (10 / 10.1), 2**0.5])
+
+
+def test_memory_is_compared_across_chips() -> None:
+    """The memory of a job on another chip is near; its step time is far."""
+    here = anchors.describe(JOB, MACHINE, 1)
+    there = dataclasses.replace(here, chip="A100-SXM-80GB")
+    assert here.distance(there) == anchors.OTHER["chip"]
+    assert here.distance(there, anchors.OTHER_IN_MEMORY) < anchors.REACH
 
 
 def test_a_far_run_changes_nothing() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from regauge.files import read_csv_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from regauge.planning.training_job import MachineRates, TrainingJob
 
@@ -24,6 +24,8 @@ MEASURED = Path(__file__).with_name("measured_training.csv")
 MEASURED_MEMORY = Path(__file__).with_name("measured_memory.csv")
 OTHER = {"chip": 6.0, "stack": 2.0, "recomputation": 1.0, "strategy": 0.7}
 """Distance of a row whose chip, stack, recomputation or strategy differs."""
+OTHER_IN_MEMORY = OTHER | {"chip": 0.3}
+"""The same for the memory, which depends on the chip by its libraries alone."""
 OTHER_PRECISION = 1.0
 """Distance of a run with another precision."""
 PER_YEAR = 0.7
@@ -34,6 +36,8 @@ REACH = 0.7
 """Distance over which the error of a run counts for another one."""
 PRIOR_WEIGHT = 0.1
 """Weight of no correction beside the weights of the near runs."""
+PUBLISHED_MEMORY_WEIGHT = 0.1
+"""Weight of a published row in the memory, which repeated runs reproduce within 10 % alone."""
 OWN_WEIGHT = 10.0
 """Weight of a run of the user, against a published one: it has the same software."""
 
@@ -56,7 +60,7 @@ class Features:
     year: float = 0.0
     """Year of the measurement, with its fraction; 0 if unknown. Software changes with time."""
     precision: str = ""
-    """Precision of the products; empty if unknown, as in published rows."""
+    """Precision of weights and products; empty if unknown."""
 
     @cached_property
     def scaled_logs(self) -> tuple[float, ...]:
@@ -71,10 +75,10 @@ class Features:
         """The strategy; replicas of a model on one device are a single one."""
         return self.strategy.replace("ddp", "single") if self.devices == 1 else self.strategy
 
-    def distance(self, other: Features) -> float:
+    def distance(self, other: Features, differences: Mapping[str, float] = OTHER) -> float:
         """Return the distance: 1 for a factor of e in one size of weight 1."""
         squares = math.dist(self.scaled_logs, other.scaled_logs) ** 2
-        for name, distance in OTHER.items():
+        for name, distance in differences.items():
             attribute = "placement" if name == "strategy" else name
             if getattr(self, attribute) != getattr(other, attribute):
                 squares += distance**2
@@ -178,24 +182,42 @@ def find_nearest(
     return tuple(sorted(neighbours, key=lambda item: item.distance)[:limit])
 
 
+def find_nearest_memory(
+    features: Features, anchors: Iterable[Anchor], limit: int = 3
+) -> tuple[Neighbour, ...]:
+    """Return the runs with the nearest memory, nearest first; all chips count."""
+    near = [item for item in anchors if item.log_memory_error is not None]
+    neighbours = [Neighbour(features.distance(i.features, OTHER_IN_MEMORY), i) for i in near]
+    return tuple(sorted(neighbours, key=lambda item: item.distance)[:limit])
+
+
 def correct(neighbours: Sequence[Neighbour]) -> float:
     """Return the factor by which the errors of near runs correct a predicted step time."""
-    return math.exp(_weigh_errors([(item, item.anchor.log_error) for item in neighbours]))
+    errors = [(_weigh(item), item.anchor.log_error) for item in neighbours]
+    return math.exp(_average_errors(errors))
 
 
 def correct_memory(neighbours: Sequence[Neighbour]) -> float:
     """Return the factor by which the errors of near runs correct a predicted peak memory."""
-    return math.exp(_weigh_errors([(item, item.anchor.log_memory_error) for item in neighbours]))
+    errors = [
+        (
+            _weigh(item) * (1.0 if item.anchor.run_id else PUBLISHED_MEMORY_WEIGHT),
+            item.anchor.log_memory_error,
+        )
+        for item in neighbours
+    ]
+    return math.exp(_average_errors(errors))
 
 
-def _weigh_errors(errors: Sequence[tuple[Neighbour, float | None]]) -> float:
-    """Return the mean error, weighted by distance; runs of the user weigh more."""
-    known = [(_weigh(item), error) for item, error in errors if error is not None]
+def _average_errors(errors: Sequence[tuple[float, float | None]]) -> float:
+    """Return the mean of weighted errors, drawn to 0 by the weight of no correction."""
+    known = [(weight, error) for weight, error in errors if error is not None]
     total = sum(weight * error for weight, error in known)
     return total / (sum(weight for weight, _ in known) + PRIOR_WEIGHT)
 
 
 def _weigh(neighbour: Neighbour) -> float:
+    """Return the weight of a run by its distance; runs of the user weigh more."""
     return neighbour.anchor.weight * math.exp(-0.5 * (neighbour.distance / REACH) ** 2)
 
 
@@ -211,9 +233,10 @@ def _parse_row(row: dict[str, str]) -> Anchor:
     values: dict[str, Any] = {
         name: float(row[name]) if row.get(name) else None for name in MEASUREMENTS
     }
-    return Anchor(
-        row["name"], Features(**names, **sizes), row["source"], date=row["date"], **values
+    features = Features(
+        **names, **sizes, year=parse_year(row["date"]), precision=row.get("precision", "")
     )
+    return Anchor(row["name"], features, row["source"], date=row["date"], **values)
 
 
 def parse_year(date: str) -> float:

@@ -29,14 +29,28 @@ STATE_BYTES = {
     "nf4": (0.55, 2.0, 0.0),
 }
 """Bytes of a weight, of its gradient, and of its master copy."""
+UPDATE_BYTES = {
+    "fp32": 4.0,
+    "tf32": 4.0,
+    "autocast": 4.0,
+    "bf16-master": 8.0,
+    "pure": 2.0,
+    "fp8": 4.0,
+    "nf4": 2.0,
+}
+"""Bytes of a parameter during its update: a copy, and the gradient in fp32 for a master copy."""
 MOMENT_BYTES = {"adamw": 8.0, "sgd": 4.0, "8bit": 2.0}
-"""Bytes of the moments of a parameter; half of them for bf16 weights without a master copy."""
+"""Bytes of the moments of a parameter; half of those of bf16 weights without a master copy."""
 LOGIT_BYTES = {"eager": 10.0, "fused": 4.0, "chunked": 1.0}
 """Bytes of a logit: bf16 logits, fp32 copy and fp32 gradient; fused; in chunks."""
 SELECTIVE_SHARE = 0.37
 """Share of the activations that selective recomputation stores."""
 CERTAIN = 2.0
 """Standard deviations beyond which a verdict is certain: 1 of 40 is wrong."""
+WHOLE_BYTES = 2.0
+"""Bytes of a gathered or an unquantized weight."""
+EAGER_NORM = 16
+"""Bytes of h that the two RMS norms of a layer store in fp32, if nothing fuses them."""
 GATHERED_LAYERS = 2
 """Layers of which FSDP holds the whole weights at once: the current one and the next."""
 
@@ -90,6 +104,9 @@ def plan_parts(
     activations = _activation_bytes(job) * constants.activation_scale
     logits = logit_bytes(job)
     working_set = _working_set(job, shards)
+    updated = _local_parameters(job) * job.trained_fraction / shards
+    later = UPDATE_BYTES[job.precision] * updated  # the update follows the activations
+    working_set = max(working_set, later - activations - logits)
     used = weights + gradients + optimizer + activations + logits + working_set
     return MemoryParts(
         weights,
@@ -135,12 +152,16 @@ def _state_bytes(job: TrainingJob, shards: int) -> tuple[float, float, float]:
     parameters = _local_parameters(job)
     weight, gradient, master = STATE_BYTES[job.precision]
     gradient = 4.0 if job.has_fp32_gradients else gradient
-    moments = MOMENT_BYTES[job.optimizer] * (0.5 if job.precision in ("pure", "nf4") else 1.0)
+    is_half = job.precision in ("pure", "nf4") and job.optimizer != "8bit"
+    moments = MOMENT_BYTES[job.optimizer] * (0.5 if is_half else 1.0)
     trained = parameters * job.trained_fraction
     is_full = job.strategy in ("fsdp", "hsdp")
     gradient_shards = shards if is_full or job.strategy == "zero2" else 1
+    held = weight * parameters
+    if job.precision == "nf4":  # embeddings stay in bf16
+        held += (WHOLE_BYTES - weight) * job.shape.embedding_parameters / job.parallelism.tensor
     return (
-        weight * parameters / (shards if is_full else 1),
+        held / (shards if is_full else 1),
         gradient * trained / gradient_shards,
         (moments + master) * trained / shards,
     )
@@ -153,6 +174,7 @@ def layer_activation_bytes(job: TrainingJob) -> float:
     width, kv_width = attention.width, 2 * attention.kv_width
     if shape.is_gated:
         per_token = 4 * shape.hidden + 2 * (width + kv_width) + 6 * shape.hidden + 8 * shape.ffn
+        per_token += 0 if job.has_fused_norms else EAGER_NORM * shape.hidden
     else:
         per_token = 16 * shape.hidden + 4 * shape.ffn + (2 * shape.hidden if job.dropout else 0)
     scores = 4.0 * attention.heads
@@ -178,8 +200,7 @@ def _activation_bytes(job: TrainingJob) -> float:
     if job.recomputation == "full":
         return inputs * layers * in_flight + layer
     share = SELECTIVE_SHARE if job.recomputation == "selective" else 1.0
-    frozen = 1.0 if job.trained_fraction == 1 else 0.75
-    return layer * layers * in_flight * share * frozen + inputs
+    return layer * layers * in_flight * share + inputs
 
 
 def logit_bytes(job: TrainingJob) -> float:
@@ -194,14 +215,20 @@ def logit_bytes(job: TrainingJob) -> float:
 def _working_set(job: TrainingJob, shards: int) -> float:
     """Return the bytes of what is held for a moment alone.
 
-    FSDP gathers two layers and holds the gradients of two, or the whole embedding. Autocast keeps
-    a bf16 copy of the weights.
+    FSDP gathers two layers and holds the gradients of two, or the whole embedding. Under a pipeline
+    it holds the weights of a stage and their fp32 gradients. Autocast keeps a bf16 copy of the
+    weights.
     """
     shape = job.shape
     unit = max(shape.layer_parameters, shape.embedding_parameters / GATHERED_LAYERS)
     if job.strategy in ("fsdp", "hsdp") and shards > 1:
+        if job.parallelism.pipeline > 1:  # gathered once for all microbatches of a step
+            return (WHOLE_BYTES + 4.0 * job.trained_fraction) * _local_parameters(job)
         gradient = STATE_BYTES[job.precision][1] if job.trained_fraction == 1 else 0.0
-        return GATHERED_LAYERS * unit * (2.0 + gradient) / job.parallelism.tensor
+        weights = GATHERED_LAYERS * WHOLE_BYTES
+        if job.precision == "nf4":  # gathered in 4 bits, and one layer at a time restored
+            weights = GATHERED_LAYERS * STATE_BYTES["nf4"][0] + WHOLE_BYTES
+        return unit * (weights + GATHERED_LAYERS * gradient) / job.parallelism.tensor
     if job.precision in ("autocast", "fp8"):
         return 2.0 * _local_parameters(job)
     return 0.0

@@ -51,6 +51,8 @@ class TrainingJob:
     parallelism: ModelParallelism = field(default_factory=ModelParallelism)
     has_fused_attention: bool = True
     """The scores of the attention are never stored (flash attention, sdpa)."""
+    has_fused_norms: bool = True
+    """The norms of gated layers store no fp32 copies: a compiler or a kernel fuses them."""
     dropout: bool = False
     """Dropout stores masks and one more copy of the scores."""
     logits: Literal["eager", "fused", "chunked"] = "eager"

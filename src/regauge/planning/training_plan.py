@@ -117,6 +117,7 @@ def plan_training(
     runs = tuple(runs)
     nearest = anchors.find_nearest(features, (*anchors.load_published(), *runs))
     measured = (*anchors.load_published(anchors.MEASURED_MEMORY), *runs)
+    similar = anchors.find_nearest_memory(features, measured)
     parts = step_time.plan_step(job, machine, count, calibration)
     spread = _find_spread(constants, nearest)
     seconds = parts.total * anchors.correct(nearest)
@@ -124,7 +125,7 @@ def plan_training(
         job,
         machine,
         count,
-        plan_memory(job, machine, count, calibration, anchors.find_nearest(features, measured)),
+        plan_memory(job, machine, count, calibration, similar),
         parts,
         intervals.estimate(seconds, spread),
         constants,

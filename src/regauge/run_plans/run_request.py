@@ -110,6 +110,7 @@ def read_request(tables: Mapping[str, Any], run_file: Path) -> TrainingRequest:
             precision=_read_precision(run.execution.precision),
             head=head,
             has_fused_attention=run.model.attention != "eager",
+            has_fused_norms=run.execution.compile != "off",
             dropout=bool(run.model.dropout),
             logits="fused",
             optimizer=OPTIMIZERS.get(run.optimizer.kind, "adamw"),  # type: ignore[arg-type]

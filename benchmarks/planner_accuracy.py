@@ -3,8 +3,8 @@
     python benchmarks/planner_accuracy.py --train FILE --memory FILE --gemm FILE --nccl FILE
 
 Rows of the package's own calibration are predicted by constants that did not see them: in a stack
-by folds, across stacks without the row's source. With --held-out, the constants of the package are
-used unchanged, for rows that it never saw.
+by folds, across stacks without the row's source. Rows that the package never saw are predicted by
+its constants. With --held-out, that is how all rows are predicted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,18 +50,51 @@ def main() -> None:
     options = parser.parse_args()
     tables: dict[str, dict[str, object]] = {}
     if options.train:
-        tables |= judge_training(read_samples(options.train), is_held_out=options.held_out)
+        samples = read_samples(options.train)
+        seen = [] if options.held_out else _select_seen(samples, anchors.load_published())
+        tables |= _judge_parts(judge_training, samples, seen)
     if options.memory:
-        tables |= judge_memory(read_samples(options.memory), is_held_out=options.held_out)
+        samples = read_samples(options.memory)
+        published = anchors.load_published(anchors.MEASURED_MEMORY)
+        seen = [] if options.held_out else _select_seen(samples, published)
+        tables |= _judge_parts(judge_memory, samples, seen)
     if options.gemm:
-        tables |= products.judge_products(_read(options.gemm), is_held_out=options.held_out)
+        rows = _read(options.gemm)
+        is_new = options.held_out or not products.has_seen_products(rows)
+        tables |= products.judge_products(rows, is_held_out=is_new)
     if options.nccl:
-        tables |= products.judge_collectives(_read(options.nccl), is_held_out=options.held_out)
+        rows = _read(options.nccl)
+        is_new = options.held_out or not products.has_seen_collectives(rows)
+        tables |= products.judge_collectives(rows, is_held_out=is_new)
     tables |= references.judge_references()
     for name, table in tables.items():
         sys.stdout.write(f"{name}: {json.dumps(table)}\n")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(tables, indent=1) + "\n", encoding="utf-8")
+
+
+def _select_seen(samples: Sequence[Sample], published: Sequence[anchors.Anchor]) -> list[Sample]:
+    """Return the samples of the package's calibration; those out of memory, if any other is."""
+    names = {anchor.name.rsplit(", ", maxsplit=1)[-1] for anchor in published}
+    if not any(row.name in names for row in samples):
+        return []
+    return [row for row in samples if row.name in names or row.is_out_of_memory]
+
+
+def _judge_parts(
+    judge: Callable[..., dict[str, dict[str, object]]],
+    samples: Sequence[Sample],
+    seen: Sequence[Sample],
+) -> dict[str, dict[str, object]]:
+    """Return the tables of seen rows by cross-validation, and of the others by the package."""
+    names = {row.name for row in seen}
+    others = [row for row in samples if row.name not in names and not row.is_contradictory]
+    tables = judge(seen, is_held_out=False) if seen else {}
+    if not others:
+        return tables
+    prefix = "held back: " if seen else ""
+    new = judge(others, is_held_out=True)
+    return tables | {f"{prefix}{name}": table for name, table in new.items()}
 
 
 def judge_training(samples: Sequence[Sample], *, is_held_out: bool) -> dict[str, dict[str, object]]:

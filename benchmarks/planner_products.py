@@ -31,6 +31,8 @@ MIN_FLOPS, MIN_BYTES = 1e9, 2**20
 """Products and messages below these sizes are not judged."""
 FP16_BYTES = 2
 FOLDS = 5
+SAMPLED = 20
+"""First rows of a file, which tell whether the package has seen it."""
 REFERENCE_FLOPS = 500e12
 """FLOP/s of a chip whose peak is unpublished; its efficiency refers to it."""
 LIKE = math.log(1.25)
@@ -173,6 +175,21 @@ def predict_product(
     return seconds * correct_product(product.size, rows.get(name, ()))
 
 
+def has_seen_products(rows: Sequence[Mapping[str, str]]) -> bool:
+    """Return whether a file has products of the package's calibration."""
+    known = load_products()
+    return any(
+        tuple(map(math.log, item.size)) in {row.sizes for row in known.get(item.system, ())}
+        for item in read_products(rows[:SAMPLED])
+    )
+
+
+def has_seen_collectives(rows: Sequence[Mapping[str, str]]) -> bool:
+    """Return whether a file has systems of the package's calibration."""
+    known = {curve.system for curve in load_curves()}
+    return any(item.key.system in known for item in read_messages(rows))
+
+
 def judge_products(
     rows: Sequence[Mapping[str, str]], *, is_held_out: bool
 ) -> dict[str, dict[str, object]]:
@@ -181,7 +198,14 @@ def judge_products(
     systems = sorted({item.system for item in products})
     if is_held_out:
         fitted, known = load_calibration().matmuls, load_products()
-        return {
+        own = {
+            f"products, {name}": _figures(
+                _cross_validate_products(name, [i for i in products if i.system == name])
+            )
+            for name in systems
+            if name not in fitted
+        }
+        return own | {
             f"products, {name}" + ("" if name in fitted else " (data sheet alone)"): _figures(
                 [
                     predict_product(item, fitted, known) / item.seconds - 1
@@ -259,7 +283,8 @@ def judge_collectives(
         curves = load_curves()
         known = {curve.system for curve in curves}
         links = find_links([*systems, *known])
-        return {
+        unseen = [item for item in messages if item.key.system not in known]
+        return _cross_validate_collectives(unseen) | {
             f"collectives, {name}" + ("" if name in known else " (data sheet alone)"): _figures(
                 [
                     collective_seconds(item.key, item.size, curves, links) / item.seconds - 1
@@ -269,29 +294,39 @@ def judge_collectives(
             )
             for name in systems
         }
-    links, tables = find_links(systems), {}
+    tables = _cross_validate_collectives(messages)
+    links = find_links(systems)
+    for name in systems:
+        judged = [m for m in messages if m.key.system == name and m.size > MIN_BYTES]
+        others = build_curves(as_rows([m for m in messages if m.key.system != name]))
+        if others:
+            errors = [
+                collective_seconds(m.key, m.size, others, links) / m.seconds - 1 for m in judged
+            ]
+            tables[f"collectives, {name} (data sheet alone)"] = _figures(errors)
+    return tables
+
+
+def _cross_validate_collectives(messages: Sequence[Message]) -> dict[str, dict[str, object]]:
+    """Return the errors of each system by the other folds of its sizes."""
+    systems = sorted({item.key.system for item in messages})
+    links = find_links(systems)
     order = np.random.default_rng(0).permutation(len(messages)) % FOLDS
     folds = [
         build_curves(as_rows([m for m, f in zip(messages, order, strict=True) if f != number]))
         for number in range(FOLDS)
     ]
-    for name in systems:
-        judged = [
-            (m, f)
-            for m, f in zip(messages, order, strict=True)
-            if m.key.system == name and m.size > MIN_BYTES
-        ]
-        errors = [
-            collective_seconds(m.key, m.size, folds[f], links) / m.seconds - 1 for m, f in judged
-        ]
-        tables[f"collectives, {name}"] = _figures(errors)
-        others = build_curves(as_rows([m for m in messages if m.key.system != name]))
-        if others:
-            errors = [
-                collective_seconds(m.key, m.size, others, links) / m.seconds - 1 for m, _ in judged
+    pairs = [pair for pair in zip(messages, order, strict=True) if pair[0].size > MIN_BYTES]
+    return {
+        f"collectives, {name}": _figures(
+            [
+                collective_seconds(m.key, m.size, folds[fold], links) / m.seconds - 1
+                for m, fold in pairs
+                if m.key.system == name
             ]
-            tables[f"collectives, {name} (data sheet alone)"] = _figures(errors)
-    return tables
+        )
+        for name in systems
+    }
 
 
 def _figures(errors: Sequence[float]) -> dict[str, object]:

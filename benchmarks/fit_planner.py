@@ -42,21 +42,29 @@ from regauge.planning.calibration import (
     PlannerConstants,
     StackConstants,
 )
-from regauge.planning.collective_times import CurveKey, build_curves
 from regauge.planning.machines import find_machine
 from regauge.planning.memory_plan import plan_parts
 from regauge.planning.step_time import BETWEEN, INSIDE, plan_step
 
 FOLDER = constants.CALIBRATION.parent
-FITTED = ("efficiency", "hidden_half", "token_half", "attention_efficiency", "traffic")
+FITTED = (
+    "efficiency",
+    "hidden_half",
+    "token_half",
+    "attention_efficiency",
+    "traffic",
+    "fixed_seconds",
+)
 PRIOR = {
     "efficiency": (0.65, 0.5),
     "hidden_half": (400.0, 0.5),
     "token_half": (1156.0, 0.5),
     "attention_efficiency": (0.3, 0.4),
     "traffic": (4.0, 0.5),
+    "fixed_seconds": (0.002, 1.5),
 }
 """Median and log standard deviation of each constant before any row; medians by an A100 fit."""
+FITTED = tuple(PRIOR)
 PASSES = 2
 """Fits with a prior by the other stacks, after the one with the prior above."""
 NOISE = 0.04
@@ -96,7 +104,7 @@ def main() -> None:
     write_anchors(MEASURED, timed, MEASUREMENTS[:2])
     write_anchors(MEASURED_MEMORY, [build_anchor(i, fitted) for i in ran], MEASUREMENTS[2:])
     products.write_matmul_rows(FOLDER / "matmul_rows.csv", large, matmuls)
-    write_rows(FOLDER / "collective_rows.csv", merge_collectives(read_rows(options.nccl)))
+    write_rows(FOLDER / "collective_rows.csv", products.merge_collectives(read_rows(options.nccl)))
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -111,20 +119,6 @@ def write_rows(path: Path, rows: Sequence[dict[str, str]]) -> None:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-
-
-def merge_collectives(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Return one row for each system, library version, collective, devices and size."""
-    source = rows[0]["source"].split(",")[0]
-    curves = build_curves(products.as_rows(products.read_messages(rows)))
-    messages = [
-        products.Message(
-            CurveKey(curve.system, curve.collective, curve.devices, curve.version), size, seconds
-        )
-        for curve in curves
-        for size, seconds in zip(curve.sizes, curve.seconds, strict=True)
-    ]
-    return [{**row, "source": source} for row in products.as_rows(messages)]
 
 
 def fit_stacks(samples: Sequence[Sample]) -> list[StackConstants]:
@@ -193,12 +187,18 @@ def _predict_constants(
 
 
 def _list_effects(entry: StackConstants) -> dict[str, str]:
-    """Return what a stack may have in common with others; one name for each effect."""
+    """Return what a stack may have in common with others; one name for each effect.
+
+    Efficiencies of a chip without a published peak have an arbitrary unit: they say nothing of
+    other chips.
+    """
+    family = constants.find_family(entry.chip)
+    unit = family if entry.reference_flops == REFERENCE_FLOPS else ""
     return {
-        "all": "",
-        "family": constants.find_family(entry.chip),
+        "all": unit,
+        "family": family,
         "chip": entry.chip,
-        "kind": kind_of(entry),
+        "kind": unit + kind_of(entry),
         "source": entry.stack.split()[0],
         "stack": entry.stack,
     }
@@ -229,7 +229,6 @@ def initial_constants(key: tuple[str, str], rows: Sequence[Sample]) -> StackCons
         **{name: PRIOR[name][0] for name in FITTED},
         overlap=0.0 if stack.startswith(NO_OVERLAP) else OVERLAP,
         growth=GROWTH,
-        fixed_seconds=0.0,
         spread=ONE_ROW_SPREAD,
         rows=len(rows),
         reference_flops=peak or REFERENCE_FLOPS,
@@ -315,9 +314,9 @@ def _predict_memory(
     """Return median and log standard deviation of each constant of a stack, by the others."""
     others = [entry for entry in stacks if entry.stack != stack]
     labels = [_list_memory_effects(entry.stack) for entry in others]
-    return stack_effects.predict_constants(
-        labels, _list_memory_effects(stack), others, MEMORY_PRIOR
-    )
+    effects = stack_effects.MEMORY_EFFECTS
+    target = _list_memory_effects(stack)
+    return stack_effects.predict_constants(labels, target, others, MEMORY_PRIOR, effects)
 
 
 def _list_memory_effects(stack: str) -> dict[str, str]:

@@ -74,11 +74,16 @@ def main() -> None:
 
 
 def _select_seen(samples: Sequence[Sample], published: Sequence[anchors.Anchor]) -> list[Sample]:
-    """Return the samples of the package's calibration; those out of memory, if any other is."""
+    """Return the samples of the package's calibration, and beside them those that have no anchor.
+
+    Rows out of memory and contradictory rows have none.
+    """
     names = {anchor.name.rsplit(", ", maxsplit=1)[-1] for anchor in published}
     if not any(row.name in names for row in samples):
         return []
-    return [row for row in samples if row.name in names or row.is_out_of_memory]
+    return [
+        row for row in samples if row.name in names or row.is_out_of_memory or row.is_contradictory
+    ]
 
 
 def _judge_parts(
@@ -88,7 +93,7 @@ def _judge_parts(
 ) -> dict[str, dict[str, object]]:
     """Return the tables of seen rows by cross-validation, and of the others by the package."""
     names = {row.name for row in seen}
-    others = [row for row in samples if row.name not in names and not row.is_contradictory]
+    others = [row for row in samples if row.name not in names]
     tables = judge(seen, is_held_out=False) if seen else {}
     if not others:
         return tables

@@ -273,6 +273,20 @@ def as_rows(messages: Sequence[Message]) -> list[dict[str, str]]:
     ]
 
 
+def merge_collectives(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Return one row for each system, library version, collective, devices and size."""
+    source = rows[0]["source"].split(",")[0]
+    curves = build_curves(as_rows(read_messages(rows)))
+    messages = [
+        Message(
+            CurveKey(curve.system, curve.collective, curve.devices, curve.version), size, seconds
+        )
+        for curve in curves
+        for size, seconds in zip(curve.sizes, curve.seconds, strict=True)
+    ]
+    return [{**row, "source": source} for row in as_rows(messages)]
+
+
 def judge_collectives(
     rows: Sequence[Mapping[str, str]], *, is_held_out: bool
 ) -> dict[str, dict[str, object]]:

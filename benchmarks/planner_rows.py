@@ -74,6 +74,8 @@ INTERLEAVED = {("Korthikanti", "GPT 175B"): 3, ("Korthikanti", "GPT 530B"): 3}
 ENCODERS = ("bert", "roberta", "distilbert", "electra")
 ENCODER_POSITIONS = 512
 """Positions of these encoders: longer rows are cut."""
+LONG_ROWS = 2
+"""Rows in a microbatch of the second phase of BERT's pre-training on Trainium."""
 FINE_TUNED = ("squad", "distilbert", "roberta")
 DEFAULT_LENGTHS = {"GPT-2 XL": 1024, "T5-3B": 512}
 CONFIG_HUB_DEVICES = {"phi-2": 2, "stablelm-base-alpha-3b": 2, "tiny-llama": 1}
@@ -245,6 +247,8 @@ def row_length(row: dict[str, str]) -> int:
     if "finetune baseline" in row["strategy"] and "baseline not packed" in row["notes"]:
         length = min(length, LITGPT_LENGTH)  # Alpaca, too
     is_encoder = any(word in row["model"].lower() for word in ENCODERS)
+    if "Neuron" in row["source"] and is_encoder and number(row["micro_batch"]) == LONG_ROWS:
+        return ENCODER_POSITIONS  # the second phase, whatever the table says
     return min(length, ENCODER_POSITIONS) if is_encoder else length
 
 

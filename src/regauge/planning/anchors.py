@@ -32,7 +32,7 @@ PER_YEAR = 0.7
 """Distance for each year between two measurements."""
 MIDDLE_MONTH = 7
 """Month of a date that has only a year."""
-REACH = 0.7
+REACH = 0.4
 """Distance over which the error of a run counts for another one."""
 PRIOR_WEIGHT = 0.1
 """Weight of no correction beside the weights of the near runs."""

@@ -30,8 +30,8 @@ METRIC_BY_COUNTER: dict[str, Metric] = {
 def watch_devices(accelerator: Accelerator | None) -> Iterator[Callable[[], list[Sample]]]:
     """Yield a function that returns the samples of all devices of this machine.
 
-    A driver that does not answer delays no sample, and hides no error that it has logged. Without an
-    accelerator, the devices are those of the first kind that has any.
+    A driver that does not answer delays no sample, and hides no error that it has logged.
+    Without an accelerator, the devices are those of the first kind that has any.
     """
     log = open_device_error_log(accelerator)
     with (

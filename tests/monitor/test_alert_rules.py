@@ -52,7 +52,7 @@ CASES = {
             'regauge_rank_beat_timestamp_seconds{run="a",rank="0"}': "0+15x80",
             'regauge_rank_beat_timestamp_seconds{run="a",rank="1"}': "0+15x80",
         },
-        "Rank 1 was silent first",
+        "Rank 1 is stopped, or was silent first",
     ),
     "RegaugeLossNotFinite": Case(
         {'regauge_train_loss{run="a"}': "2x40" + 40 * " NaN"},
@@ -245,6 +245,19 @@ def test_a_slow_evaluation_that_still_beats_is_progress(tmp_path: Path) -> None:
     assert find_alerts(tmp_path, "RegaugeNoProgress", series, "20m") == ""
     series['regauge_rank_beat_timestamp_seconds{run="a",rank="0"}'] = "10x80"
     assert "Run a" in find_alerts(tmp_path, "RegaugeNoProgress", series, "20m")
+
+
+def test_a_stopped_rank_is_named_if_another_one_was_silent_before(tmp_path: Path) -> None:
+    """A rank may wait for the others before one of them is stopped."""
+    series = {
+        'regauge_rank_beat_timestamp_seconds{run="a",rank="0"}': "10x80",
+        'regauge_rank_beat_timestamp_seconds{run="a",rank="1"}': "11x80",
+        'regauge_rank_stopped{run="a",rank="0"}': "0x80",
+        'regauge_rank_stopped{run="a",rank="1"}': "1x80",
+    }
+    assert "Rank 1 " in find_alerts(tmp_path, "RegaugeNoProgress", series, "20m")
+    series['regauge_rank_stopped{run="a",rank="1"}'] = "0x80"
+    assert "Rank 0 " in find_alerts(tmp_path, "RegaugeNoProgress", series, "20m")
 
 
 def test_a_run_that_never_does_a_step_is_stuck(tmp_path: Path) -> None:

@@ -92,11 +92,12 @@ def test_a_stopped_process_is_alive_and_a_killed_one_is_not(
     table: HeartbeatTable, child: subprocess.Popen[bytes]
 ) -> None:
     ranks = LocalRanks("run", Watchdog(table, 60, 600), [child.pid], 0)
-    for number, expected in ((signal.SIGSTOP, (1, 0)), (signal.SIGKILL, (0, 0))):
+    names = ("rank_alive", "rank_stopped", "rank_progressing")
+    for number, expected in ((signal.SIGSTOP, (1, 1, 0)), (signal.SIGKILL, (0, 0, 0))):
         child.send_signal(number)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         values = read_ranks(ranks)
-        assert (values["rank_alive", "0"], values["rank_progressing", "0"]) == expected
+        assert tuple(values[name, "0"] for name in names) == expected
         assert values["rank_healthy", "0"] == 1
 
 

@@ -62,6 +62,9 @@ RUN_CHECKPOINT_TIMESTAMP = _gauge(
 )
 
 RANK_ALIVE = _gauge("rank_alive", RANK, "Whether the process of a rank exists (1) or not (0).")
+RANK_STOPPED = _gauge(
+    "rank_stopped", RANK, "Whether a signal such as SIGSTOP has stopped a rank (1) or not (0)."
+)
 RANK_PROGRESSING = _gauge(
     "rank_progressing", RANK, "Whether a rank has reported within half of its hang limit (1)."
 )

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import threading
 import uuid
@@ -259,6 +260,31 @@ def _threads() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+
+
+CONNECT = """
+import sys
+from pathlib import Path
+from regauge.trackers import RunInfo
+from regauge.trackers.mlflow import Mlflow
+Mlflow().connect(RunInfo("pairs", "a1b2", Path(sys.argv[1])))
+"""
+
+
+@needs_mlflow
+def test_a_run_that_is_killed_while_it_creates_the_database_leaves_none(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CONNECT, str(tmp_path)]
+    environment = {**os.environ, **mlflow.VARIABLES}
+    with subprocess.Popen(command, env=environment) as process:
+        while not any(path.stat().st_size for path in tmp_path.glob(f".{FILE}-*/{FILE}")):
+            assert process.poll() is None
+        process.kill()
+    assert not (tmp_path / FILE).exists()
+    subprocess.run(command, env=environment, check=True)
+    mlflow_client = client(f"sqlite:///{tmp_path / FILE}")
+    experiment_id = mlflow_client.get_experiment_by_name("regauge").experiment_id
+    assert len(mlflow_client.search_runs([experiment_id])) == 1
+    assert len(list(tmp_path.glob(f".{FILE}-*"))) == 1, "the killed process left its folder"
 
 
 @needs_mlflow

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from regauge import jsonl
-from regauge.accelerators import DeviceCounters
 from regauge.checkpoint import layout
+from regauge.host.device_counters import DeviceCounters
 from regauge.monitoring import vocabulary
 from regauge.monitoring.samples import Sample
-from regauge.supervision.device_metrics import describe_devices
+from regauge.supervision.device_metrics import describe_counters
 from regauge.supervision.failures import POLICIES
 from regauge.supervision.heartbeat import PHASES, Heartbeat, HeartbeatTable, SingleHeartbeat
 from regauge.supervision.rank_metrics import HEALTHY, LocalRanks, RankHealth
@@ -92,11 +92,12 @@ def test_a_stopped_process_is_alive_and_a_killed_one_is_not(
     table: HeartbeatTable, child: subprocess.Popen[bytes]
 ) -> None:
     ranks = LocalRanks("run", Watchdog(table, 60, 600), [child.pid], 0)
-    for number, expected in ((signal.SIGSTOP, (1, 0)), (signal.SIGKILL, (0, 0))):
+    names = ("rank_alive", "rank_stopped", "rank_progressing")
+    for number, expected in ((signal.SIGSTOP, (1, 1, 0)), (signal.SIGKILL, (0, 0, 0))):
         child.send_signal(number)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         values = read_ranks(ranks)
-        assert (values["rank_alive", "0"], values["rank_progressing", "0"]) == expected
+        assert tuple(values[name, "0"] for name in names) == expected
         assert values["rank_healthy", "0"] == 1
 
 
@@ -203,7 +204,7 @@ def test_the_newest_whole_checkpoint(tmp_path: Path) -> None:
 
 def test_device_counters_that_are_missing_are_not_exported() -> None:
     devices = [DeviceCounters("0", utilization=0.5, power_watts=300.0), DeviceCounters("1")]
-    samples = list(describe_devices(devices))
+    samples = list(describe_counters(devices))
     assert {(s.metric, s.value, s.labels) for s in samples} == {
         (vocabulary.DEVICE_UTILIZATION, 0.5, ("0",)),
         (vocabulary.DEVICE_POWER, 300.0, ("0",)),

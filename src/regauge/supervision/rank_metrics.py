@@ -78,12 +78,14 @@ class LocalRanks:
 def _describe_process(
     labels: tuple[str, ...], pid: int, beat: Beat, limit: float
 ) -> Iterator[Sample]:
-    """Yield whether a process exists and reports, and its memory."""
+    """Yield whether a process exists, is stopped and reports, and its memory."""
     process = inspect_process(pid)
     is_alive = process.state not in DEAD_STATES
     is_silent = beat.phase != "end" and time.monotonic() - beat.at > limit
-    is_progressing = is_alive and process.state not in STOPPED_STATES and not is_silent
+    is_stopped = process.state in STOPPED_STATES
+    is_progressing = is_alive and not is_stopped and not is_silent
     yield Sample(vocabulary.RANK_ALIVE, is_alive, labels)
+    yield Sample(vocabulary.RANK_STOPPED, is_stopped, labels)
     yield Sample(vocabulary.RANK_PROGRESSING, is_progressing, labels)
     if process.state:
         yield Sample(vocabulary.RANK_MEMORY, process.resident_bytes, labels)

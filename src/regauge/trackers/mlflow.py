@@ -11,7 +11,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 FILE = "mlflow.db"
+DATABASE = "sqlite:///"
 SCHEMES = ("http", "https", "sqlite")
 RUN_ID, ATTEMPT, FOLDER = "regauge.run_id", "regauge.attempt", "regauge.folder"
 VARIABLES = {
@@ -110,10 +114,12 @@ def _connect(uri: str, experiment: str, run: RunInfo) -> Deliver:
     """Find or create the MLflow run of a run; return the function that sends lines to it."""
     from mlflow import MlflowClient
 
+    if uri.startswith(DATABASE):
+        _create_database(Path(uri.removeprefix(DATABASE)))
     client: Any = MlflowClient(tracking_uri=uri)
     existing = client.get_experiment_by_name(experiment)
     if existing is None:
-        artifacts = str(run.folder.resolve() / "mlflow") if uri.startswith("sqlite") else None
+        artifacts = str(run.folder.resolve() / "mlflow") if uri.startswith(DATABASE) else None
         experiment_id = client.create_experiment(experiment, artifact_location=artifacts)
     else:
         experiment_id = existing.experiment_id
@@ -131,6 +137,24 @@ def _connect(uri: str, experiment: str, run: RunInfo) -> Deliver:
     parameters = {key: settings[key] for key in settings.keys() - recorded.keys()}
     _log_texts(client, run_id, parameters, tags)
     return deliver_once(partial(_deliver, client, run_id), logged, _format_name, run)
+
+
+def _create_database(path: Path) -> None:
+    """Create a database with all tables, unless the file exists.
+
+    MLflow creates the tables in many steps, and cannot resume them. So the file gets its name when
+    it is complete: a run that is killed meanwhile leaves none.
+    """
+    from mlflow import MlflowClient
+
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+        incomplete = Path(folder) / path.name
+        MlflowClient(tracking_uri=f"{DATABASE}{incomplete}").search_experiments(max_results=1)
+        with suppress(FileExistsError):  # another process was faster
+            path.hardlink_to(incomplete)
 
 
 def _list_recorded(client: Any, mlflow_run: Any) -> Collection[tuple[str, int]]:

@@ -164,11 +164,12 @@ def _stand_in(
     exact = [s for s in near if s.stack == stack] or near
     start = replace(exact[0], chip=family, stack=stack, has_fused_attention=is_fused)
     predicted = _predict_constants(stacks, start)
+    alike = [math.log(s.efficiency) for s in exact if s.has_fused_attention == is_fused]
     return replace(
         start,
         **{name: predicted[name][0] for name in FITTED},
         overlap=OVERLAP,
-        spread=max(predicted["efficiency"][1], FAMILY_SPREAD),
+        spread=max(predicted["efficiency"][1], FAMILY_SPREAD, float(np.std(alike or [0.0]))),
         rows=sum(s.rows for s in exact),
         source="; ".join(sorted({s.source for s in exact})),
     )

@@ -198,14 +198,14 @@ def judge_products(
     systems = sorted({item.system for item in products})
     if is_held_out:
         fitted, known = load_calibration().matmuls, load_products()
-        own = {
+        by_rows = {
             f"products, {name}": _figures(
                 _cross_validate_products(name, [i for i in products if i.system == name])
             )
             for name in systems
             if name not in fitted
         }
-        return own | {
+        return by_rows | {
             f"products, {name}" + ("" if name in fitted else " (data sheet alone)"): _figures(
                 [
                     predict_product(item, fitted, known) / item.seconds - 1

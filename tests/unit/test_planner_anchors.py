@@ -76,8 +76,8 @@ def test_published_memory_weighs_less_than_a_run_of_the_user() -> None:
     """Published rows correct the memory by half of their error; those of the user by all."""
     plan = plan_training(JOB, MACHINE)
     published = _measure(plan, 2.0)
-    own = dataclasses.replace(published, run_id="probe")
-    near = anchors.find_nearest_memory(own.features, [own, published])
+    recorded = dataclasses.replace(published, run_id="probe")
+    near = anchors.find_nearest_memory(recorded.features, [recorded, published])
     assert {item.distance for item in near} == {0.0}
     corrections = [
         anchors.correct_memory([item for item in near if item.anchor.run_id == name])

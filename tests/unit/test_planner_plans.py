@@ -278,6 +278,20 @@ def test_the_update_follows_the_activations() -> None:
     assert large.working_set == 0
 
 
+def test_the_last_stage_of_a_pipeline_has_the_logits() -> None:
+    """The first stage has 4 microbatches in flight, the last one has one and the logits."""
+    constants = dataclasses.replace(load_calibration().find_memory(), activation_scale=1.0)
+    job = _job(8, strategy="single", accumulation=8, parallelism=ModelParallelism(1, 4))
+    layers = 2 * memory_plan.layer_activation_bytes(job)
+    inputs = 2 * job.shape.hidden * job.tokens_per_pass
+    parts = memory_plan.plan_parts(job, 4, 4, constants)
+    logits = memory_plan.logit_bytes(job)
+    assert 3 * layers < logits, "the last stage has the most"
+    assert (parts.activations, parts.logits) == (layers + inputs, logits)
+    vectors = memory_plan.plan_parts(dataclasses.replace(job, head="none"), 4, 4, constants)
+    assert (vectors.activations, vectors.logits) == (4 * layers + inputs, 0.0)
+
+
 def test_eager_norms_store_fp32_copies() -> None:
     """Two RMS norms without fusion store 16 h bytes more for each token."""
     job = _job()

@@ -101,8 +101,7 @@ def plan_parts(
     """Return the bytes of one device by part."""
     shards = shard_devices(job, devices, devices_per_machine)
     weights, gradients, optimizer = _state_bytes(job, shards)
-    activations = _activation_bytes(job) * constants.activation_scale
-    logits = logit_bytes(job)
+    activations, logits = _passing_bytes(job, constants.activation_scale)
     working_set = _working_set(job, shards)
     updated = _local_parameters(job) * job.trained_fraction / shards
     later = UPDATE_BYTES[job.precision] * updated  # the update follows the activations
@@ -184,11 +183,21 @@ def layer_activation_bytes(job: TrainingJob) -> float:
     return (per_token + scores) * tokens * scale / job.parallelism.tensor
 
 
-def _activation_bytes(job: TrainingJob) -> float:
-    """Return the bytes of the stored activations of all layers.
+def _passing_bytes(job: TrainingJob, scale: float) -> tuple[float, float]:
+    """Return the bytes of the activations and of the logits, on the stage that has the most.
 
-    A pipeline of p stages holds up to p micro-batches, each for its share of the layers.
+    The first stage of a pipeline of p holds up to p micro-batches, and the last one the logits.
     """
+    in_flight = min(job.parallelism.pipeline, max(job.accumulation, 1))
+    first = _activation_bytes(job, in_flight) * scale
+    last, logits = _activation_bytes(job, 1) * scale, logit_bytes(job)
+    if job.parallelism.pipeline > 1 and first > last + logits:
+        return first, 0.0
+    return last, logits
+
+
+def _activation_bytes(job: TrainingJob, in_flight: int) -> float:
+    """Return the bytes that the layers of a device store for some micro-batches."""
     shape, parallel = job.shape, job.parallelism
     layer = layer_activation_bytes(job)
     scale = 2.0 if job.precision in ("fp32", "tf32") else 1.0
@@ -196,7 +205,6 @@ def _activation_bytes(job: TrainingJob) -> float:
     inputs = 2 * shape.hidden * tokens * scale
     inputs /= parallel.tensor if parallel.has_sequence_parallelism else 1
     layers = -(-shape.layers // parallel.pipeline)
-    in_flight = min(parallel.pipeline, max(job.accumulation, 1))
     if job.recomputation == "full":
         return inputs * layers * in_flight + layer
     share = SELECTIVE_SHARE if job.recomputation == "selective" else 1.0

@@ -16,6 +16,7 @@ ROOTS = {
     "neuronx_distributed": "neuronx_distributed",
     "habana_frameworks": "habana_frameworks",
     "pynvml": "pynvml",
+    "pyhlml": "pyhlml",
 }
 """Modules of the vendors, and the packages that provide them."""
 DYNAMIC_IMPORT = "import_module"

@@ -14,7 +14,9 @@ from regauge.accelerators import (
     Accelerator,
     Availability,
     ChipPeak,
+    DeviceReader,
     Precision,
+    _hlml,
 )
 from regauge.accelerators._environment import set_variable
 from regauge.errors import SettingsError
@@ -85,6 +87,9 @@ class Gaudi(Accelerator):
     def diagnostic_commands(self, num_devices: int) -> tuple[tuple[str, ...], ...]:
         del num_devices
         return (("hl-smi",),)
+
+    def open_counters(self) -> DeviceReader:
+        return _hlml.open_counters()
 
     def distributed_backend(self) -> str:
         import habana_frameworks.torch.distributed.hccl  # noqa: F401 - the import registers it

@@ -126,7 +126,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "make: $(PYTHON) is missing or older than Python 3.11; run: make PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --use-pep517 --no-compile -c constraints.txt -e ".[dev,tensorboard,mlflow,wandb]"
+	$(BIN)/python -m pip install --use-pep517 --no-compile -c constraints.txt -e ".[dev,tensorboard,mlflow,wandb,fp8]"
 	touch $@
 
 # About 7 GB with the CUDA libraries of that torch; all clones share it.
@@ -138,5 +138,5 @@ $(XLA)/.installed: pyproject.toml constraints-xla.txt
 # About as large; all clones share it.
 $(NEXT)/.installed: pyproject.toml constraints-next.txt
 	$(PYTHON) -m venv $(NEXT)
-	$(NEXT)/bin/python -m pip install --use-pep517 -c constraints-next.txt -e ".[dev,tensorboard]"
+	$(NEXT)/bin/python -m pip install --use-pep517 -c constraints-next.txt -e ".[dev,tensorboard,fp8]"
 	touch $@

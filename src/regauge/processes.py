@@ -22,11 +22,11 @@ from types import MappingProxyType, ModuleType
 from typing import Literal, NamedTuple, Protocol
 
 from regauge import choices, stop_signals, timing
-from regauge.cgroups import read_cpu_quota
 from regauge.errors import FIRST_SIGNAL_CODE, SettingsError
 from regauge.files import open_in_place
+from regauge.host.cgroups import read_cpu_quota
+from regauge.host.slurm import build_torchrun_variables
 from regauge.log import logger
-from regauge.slurm import build_torchrun_variables
 
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables that a launcher sets for each process, with torchrun's names."""

@@ -6,7 +6,6 @@ from architecture.tree import CHOICES
 
 FOUNDATION = (
     "callbacks",
-    "cgroups",
     "config",
     "choices",
     "log",
@@ -14,6 +13,7 @@ FOUNDATION = (
     "files",
     "garbage",
     "hooks",
+    "host",
     "processes",
     "json_files",
     "jsonl",
@@ -21,7 +21,6 @@ FOUNDATION = (
     "peer_names",
     "safetensors_io",
     "scratch",
-    "slurm",
     "stop_signals",
     "timing",
     "units",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,6 +16,8 @@ from regauge.monitoring.prometheus_settings import Prometheus
 
 RULES = {f"rules/{name}.yaml" for name in ("recording", "alerts")}
 INTERVAL = "15s"
+UNRECORDED = re.compile("up|regauge_(?!device_)")
+"""Names of series that alerts use without a recording rule."""
 
 
 def require_promtool() -> str:
@@ -35,7 +38,7 @@ def write_rules(folder: Path) -> list[str]:
 def run_rule_test(folder: Path, case: dict[str, Any]) -> str:
     """Return the findings of promtool for one test; empty if it passes."""
     rules = write_rules(folder)
-    is_recorded = any(not name.startswith(("regauge_", "up")) for name in names(case))
+    is_recorded = any(not UNRECORDED.match(name) for name in names(case))
     document = {
         "rule_files": rules if is_recorded else [name for name in rules if "alerts" in name],
         "evaluation_interval": INTERVAL,

@@ -265,8 +265,9 @@ def test_a_run_that_never_does_a_step_is_stuck(tmp_path: Path) -> None:
             'DCGM_FI_DEV_XID_ERRORS{gpu="0",Hostname="n",pod="a"}': "0x30 stale",
             'DCGM_FI_DEV_XID_ERRORS{gpu="0",Hostname="n"}': "_x30 0x30 79x20",
         },
+        {'regauge_device_error_code{device="0",instance="n:9464"}': "0x60 79x20"},
     ],
-    ids=["absent before", "code as a label", "old name", "without the pod"],
+    ids=["absent before", "code as a label", "old name", "without the pod", "kernel's log"],
 )
 def test_an_xid_fires_for_every_version_of_the_exporter(
     series: dict[str, str], tmp_path: Path
@@ -277,6 +278,17 @@ def test_an_xid_fires_for_every_version_of_the_exporter(
 def test_a_cleared_xid_does_not_fire(tmp_path: Path) -> None:
     series = {f"DCGM_FI_DEV_XID_ERRORS{GPU}": "79x60 0x20"}
     assert find_alerts(tmp_path, "RegaugeXid", series, "16m") == ""
+
+
+def test_a_repeated_xid_of_the_log_of_the_kernel_fires(tmp_path: Path) -> None:
+    device = '{device="0",instance="n:9464"}'
+    series = {
+        f"regauge_device_error_code{device}": "31x80",
+        f"regauge_device_errors_total{device}": "1x60 2x20",
+    }
+    assert "Device 0 (regauge) of node n" in find_alerts(
+        tmp_path, "RegaugeDeviceErrors", series, "17m"
+    )
 
 
 def test_promtool_accepts_the_rules(tmp_path: Path) -> None:

@@ -16,10 +16,15 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from browser import DESKTOP, Browser, open_browser
+from regauge.serving.http_protocol import build_error_response
+from regauge.serving.request_errors import RequestError
 from regauge.serving.routes.search import CACHED_QUERIES, list_endpoints
+from regauge.serving.routes.tei import format_tei_error
 from regauge.serving.search.search_index import SearchIndex
 from regauge.serving.search.search_settings import SearchSettings
 from serve.vectors import build_artifact, embed_words, write_vectors
@@ -73,7 +78,12 @@ class Site:
 def run_server(context: Context, port: int = 0) -> Iterator[str]:
     """Serve the routes on the loopback interface; yield the address."""
     routes = [Route(path, endpoint) for path, endpoint in list_endpoints(context).items()]
-    application = Starlette(routes=routes)
+
+    def refuse(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestError)
+        return build_error_response(error, format_tei_error)
+
+    application = Starlette(routes=routes, exception_handlers={RequestError: refuse})
     options = uvicorn.Config(application, lifespan="off", ws="none", log_level="critical")
     server = uvicorn.Server(options)
     with socket.create_server(("127.0.0.1", port)) as listener:
@@ -300,7 +310,8 @@ def test_a_late_answer_of_an_earlier_query_is_dropped(browser: Browser, site: Si
     titles = browser.value(TITLES)
     gate.set()
     aborted = [event["canceled"] for event in browser.events_of("Network.loadingFailed")]
-    assert aborted == [True]
+    assert aborted
+    assert all(aborted)
     assert browser.value(TITLES) == titles
     assert titles[0] == "shutil.rmtree"
     check_silence(browser, site)

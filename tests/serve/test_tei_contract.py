@@ -169,6 +169,20 @@ def test_an_error_names_its_reason(
     assert problem in text
 
 
+def test_unknown_paths_and_methods_share_one_label(http: httpx.Client) -> None:
+    def count(status: int) -> float:
+        name = f'regauge_serve_requests_total{{route="unknown",status="{status}"}} '
+        lines = http.get("/metrics").text.splitlines()
+        return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+    before = [count(404), count(405)]
+    assert http.get("/missing-a").status_code == 404
+    assert http.get("/missing-b").status_code == 404
+    assert http.get("/embed").status_code == 405
+    assert [count(404), count(405)] == [before[0] + 2, before[1] + 1]
+    assert "missing-" not in http.get("/metrics").text
+
+
 def test_health_and_metrics_are_open(http: httpx.Client, server: LiveServer) -> None:
     health = http.get("/health")
     assert health.status_code == 200

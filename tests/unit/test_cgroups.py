@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regauge import processes
-from regauge.cgroups import read_cpu_quota
+from regauge.host.cgroups import read_cpu_quota
 
 
 def build_groups(root: Path, files: dict[str, str]) -> Path:

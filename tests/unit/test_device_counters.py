@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from regauge.accelerators import DeviceCounters, open_device_counters
+from regauge.accelerators import open_device_counters
 from regauge.accelerators.cpu import Cpu
 from regauge.accelerators.cuda import Cuda
 from regauge.health.counters import COUNTERS, judge_counters, record_counters
+from regauge.host.device_counters import DeviceCounters
 
 
 class NVMLError(Exception):

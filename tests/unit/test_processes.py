@@ -10,8 +10,9 @@ from typing import Literal
 
 import pytest
 
-from regauge import processes, slurm
+from regauge import processes
 from regauge.errors import SettingsError
+from regauge.host import slurm
 
 SLURM = {
     "SLURM_PROCID": "5",

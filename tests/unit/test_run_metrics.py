@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from regauge import jsonl
-from regauge.accelerators import DeviceCounters
 from regauge.checkpoint import layout
+from regauge.host.device_counters import DeviceCounters
 from regauge.monitoring import vocabulary
 from regauge.monitoring.samples import Sample
-from regauge.supervision.device_metrics import describe_devices
+from regauge.supervision.device_metrics import describe_counters
 from regauge.supervision.failures import POLICIES
 from regauge.supervision.heartbeat import PHASES, Heartbeat, HeartbeatTable, SingleHeartbeat
 from regauge.supervision.rank_metrics import HEALTHY, LocalRanks, RankHealth
@@ -203,7 +203,7 @@ def test_the_newest_whole_checkpoint(tmp_path: Path) -> None:
 
 def test_device_counters_that_are_missing_are_not_exported() -> None:
     devices = [DeviceCounters("0", utilization=0.5, power_watts=300.0), DeviceCounters("1")]
-    samples = list(describe_devices(devices))
+    samples = list(describe_counters(devices))
     assert {(s.metric, s.value, s.labels) for s in samples} == {
         (vocabulary.DEVICE_UTILIZATION, 0.5, ("0",)),
         (vocabulary.DEVICE_POWER, 300.0, ("0",)),

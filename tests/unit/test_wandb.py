@@ -10,6 +10,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,25 @@ def test_settings_metrics_and_the_result_are_recorded(tmp_path: Path) -> None:
     assert read_exit_codes(folder) == [0]
     assert (sys.exit, sys.excepthook) == exit_functions
     assert list((tmp_path / "home").iterdir()) == [], "a file outside of the folder of the run"
+
+
+@needs_wandb
+def test_a_folder_never_has_the_name_of_a_moved_one(tmp_path: Path) -> None:
+    """A client names its folder by the second, in which an earlier attempt may have ended."""
+    folder = tmp_path / "run"
+    with start_trackers([Jsonl()], run_info(folder)) as group:
+        group.log(10, {"train/loss": 3.5})
+    now = time.time()
+    for seconds in range(8):
+        name = time.strftime("offline-run-%Y%m%d_%H%M%S-a1b2", time.localtime(now + seconds))
+        (folder / FOLDER / name).mkdir(parents=True)
+        wandb.OfflineFolders(folder / FOLDER).record_complete(Path(name), 20)
+    trackers = [Jsonl(), Wandb(wait_seconds=PATIENCE)]
+    with start_trackers(trackers, run_info(folder, 2, 10)) as group:
+        group.log(20, {"train/loss": 2.5})
+        group.finish({"steps": 20})
+    assert [row["train/loss"] for row in read_history(folder)] == [3.5, 2.5]
+    assert len(list((folder / FOLDER / wandb.INCOMPLETE).iterdir())) == 8
 
 
 @needs_wandb

@@ -4,7 +4,7 @@
 `torch.accelerator`. `choose` picks the fittest kind of this machine, and `claim_device` takes a
 device for this process. No other package contains the name of a device. Files here import torch
 inside their methods, because `available` must also work if no vendor library is installed. This
-package may import the foundation modules (`config`, `choices`, `errors`, `processes`, `timing`).
+package may import the foundation modules (such as `config`, `choices`, `errors` and `host`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from regauge.host.device_counters import DeviceErrorLog, DeviceReader
     from regauge.processes import World
 
     Batch = dict[str, torch.Tensor]
@@ -92,24 +93,6 @@ class GraphCollector:
     """Prefix of the same command that compiles the collected graphs."""
     folder_variable: str
     """The environment variable that passes the folder of the graphs to the second command."""
-
-
-@dataclass(frozen=True)
-class DeviceCounters:
-    """The vendor's counters of one device; None for a counter that the device does not have."""
-
-    device: str
-    """Index of the device on its machine, in the order of the vendor's tools."""
-    utilization: float | None = None
-    """Share of time in which it computes, from 0 to 1."""
-    memory_used_bytes: float | None = None
-    memory_total_bytes: float | None = None
-    power_watts: float | None = None
-    temperature_celsius: float | None = None
-
-
-DeviceReader = Callable[[], tuple[DeviceCounters, ...]]
-"""Reads the counters of all devices of this machine."""
 
 
 class Accelerator(Choice):
@@ -331,6 +314,10 @@ class Accelerator(Choice):
         """
         return tuple
 
+    def open_error_log(self) -> DeviceErrorLog | None:
+        """Return the log of the driver's errors from now on, or None; imports no torch."""
+        return None
+
     def diagnostic_commands(self, num_devices: int) -> tuple[tuple[str, ...], ...]:
         """Return the commands of the vendor's device checks; exit status 0 means healthy."""
         del num_devices
@@ -407,6 +394,20 @@ def open_device_counters(accelerator: Accelerator | None) -> DeviceReader:
         if reader():
             return reader
     return tuple
+
+
+def open_device_error_log(accelerator: Accelerator | None) -> DeviceErrorLog | None:
+    """Return an accelerator's log of errors, or the first one of all kinds without an accelerator.
+
+    Returns None if this machine has none. Imports no torch.
+    """
+    if accelerator is not None:
+        return accelerator.open_error_log()
+    for kind in choices.names("accelerators"):
+        log: DeviceErrorLog | None = choices.load("accelerators", kind)().open_error_log()
+        if log is not None:
+            return log
+    return None
 
 
 def is_cpu_only_torch() -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from regauge.accelerators import DeviceCounters, _powercap
+from regauge.accelerators import _powercap
+from regauge.host.device_counters import DeviceCounters
 
 STAT, MEMORY = Path("/proc/stat"), Path("/proc/meminfo")
 IDLE_FIELDS = (3, 4)

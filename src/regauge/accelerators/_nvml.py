@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from regauge.accelerators import DeviceCounters
+from regauge.host.device_counters import DeviceCounters
 
 if TYPE_CHECKING:
     from collections.abc import Callable

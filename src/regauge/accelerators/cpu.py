@@ -19,7 +19,6 @@ from regauge.accelerators import (
     Accelerator,
     Availability,
     ChipPeak,
-    DeviceReader,
     MatmulRate,
     Precision,
     _bf16_emulation,
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import torch
+
+    from regauge.host.device_counters import DeviceReader
 
 BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 FAST_BF16_INSTRUCTIONS = BF16_INSTRUCTIONS - {"avx512_bf16"}

@@ -12,10 +12,10 @@ from regauge.accelerators import (
     Accelerator,
     Availability,
     ChipPeak,
-    DeviceReader,
     Precision,
     _compiler,
     _nvml,
+    _xid,
     is_cpu_only_torch,
 )
 from regauge.accelerators._environment import set_variable
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
+
+    from regauge.host.device_counters import DeviceErrorLog, DeviceReader
 
 NO_CUDA = "this torch was built without CUDA"
 PEAKS: dict[str, dict[str, float]] = {
@@ -210,6 +212,9 @@ class Cuda(Accelerator):
 
     def open_counters(self) -> DeviceReader:
         return _nvml.open_counters()
+
+    def open_error_log(self) -> DeviceErrorLog | None:
+        return _xid.open_xid_log()
 
     def chip_peak(self, precision: Precision) -> ChipPeak:
         import torch

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from regauge.accelerators import DeviceCounters, open_device_counters
+from regauge.accelerators import open_device_counters
 from regauge.health.findings import Finding
+from regauge.host.device_counters import DeviceCounters
 from regauge.monitoring.polled_source import PolledSource
 
 if TYPE_CHECKING:

@@ -253,10 +253,13 @@ def find_row_milliseconds(
 ) -> tuple[float, int]:
     """Return the mean milliseconds of a row, and the number of rows of the best batch.
 
-    Each text is padded to the next measured length. The rows of a batch are at most `max_rows`.
+    Each text is padded to the next measured length. The rows of a batch are at most `max_rows`, and
+    a measured number of its length unless all of those are larger: the time of another shape is an
+    estimate, which may be lower than each measured one.
     """
     lengths = list_lengths(request)
-    sizes = [rows for rows in list_batch_rows(request) if max_rows is None or rows <= max_rows]
+    limit = math.inf if max_rows is None else max_rows
+    small = [rows for rows in list_batch_rows(request) if rows <= limit]
     counts = dict.fromkeys(lengths, 0)
     for length, count in enumerate(request.histogram):
         if count:
@@ -265,6 +268,7 @@ def find_row_milliseconds(
     total, best_rows = 0.0, 1
     for length, count in counts.items():
         if count:
+            sizes = [rows for rows in small if (length, rows) in request.shapes] or small
             best = min(sizes, key=lambda rows: request.times.milliseconds(length, rows) / rows)
             total += count * request.times.milliseconds(length, best) / best
             best_rows = max(best_rows, best)

@@ -6,12 +6,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import regauge
-from regauge.accelerators import open_device_counters
 from regauge.monitoring import vocabulary
 from regauge.monitoring.exporter import export_metrics
-from regauge.monitoring.polled_source import PolledSource
 from regauge.monitoring.samples import Sample
-from regauge.supervision.device_metrics import describe_devices
+from regauge.supervision.device_metrics import watch_devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,10 +30,10 @@ def export_job(job: PredictJob, shard_queue: ShardQueue, progress: ProgressBar) 
         yield
         return
     run = job.folder.resolve().name
-    with PolledSource(lambda: open_device_counters(None)) as devices:
+    with watch_devices(None) as read_devices:
 
         def read_samples() -> Iterator[Sample]:
-            yield from describe_devices(devices.read() or ())
+            yield from read_devices()
             yield from _describe_job(job, run)
             yield from _describe_progress(run, shard_queue, progress)
 

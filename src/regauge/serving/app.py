@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 
 from regauge.serving.http_protocol import build_error_response
 from regauge.serving.openapi import build_document_routes
-from regauge.serving.request_errors import RequestError, UnknownModelError
+from regauge.serving.request_errors import NotFoundError, RequestError
 from regauge.serving.routes.health import build_health_routes
 from regauge.serving.routes.kserve import build_kserve_routes
 from regauge.serving.routes.openai import build_openai_routes, format_openai_error
@@ -18,6 +18,8 @@ from regauge.serving.routes.search import build_search_routes
 from regauge.serving.routes.tei import build_tei_routes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -43,21 +45,31 @@ def build_app(context: ServerContext, search: SearchService | None) -> Starlette
         *build_document_routes(context),
         *(build_search_routes(context, search) if search else ()),
     ]
-    app = Starlette(
-        routes=routes,
-        exception_handlers={404: _refuse_path, 405: _refuse_method},
-    )
+    refuse_path = _build_handler(context, _describe_path)
+    refuse_method = _build_handler(context, _describe_method)
+    app = Starlette(routes=routes, exception_handlers={404: refuse_path, 405: refuse_method})
     app.router.redirect_slashes = False
     return app
 
 
-def _refuse_path(request: Request, error: Exception) -> Response:
-    del request, error
-    return build_error_response(UnknownModelError("no such path"), format_openai_error)
+def _build_handler(
+    context: ServerContext, describe: Callable[[Request], RequestError]
+) -> Callable[[Request, Exception], Response]:
+    """Return a handler of requests without a route, which counts them."""
+
+    def handle(request: Request, error: Exception) -> Response:
+        del error
+        failure = describe(request)
+        context.metrics.count_unknown_route(failure.status)
+        return build_error_response(failure, format_openai_error)
+
+    return handle
 
 
-def _refuse_method(request: Request, error: Exception) -> Response:
-    del error
-    return build_error_response(
-        MethodError(f"{request.method} is not the method of this path"), format_openai_error
-    )
+def _describe_path(request: Request) -> RequestError:
+    del request
+    return NotFoundError("no such path")
+
+
+def _describe_method(request: Request) -> RequestError:
+    return MethodError(f"{request.method} is not the method of this path")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -178,7 +177,7 @@ def guard_endpoint(
             response, status = build_error_response(error, format_error), error.status
             if isinstance(error, OverloadedError):
                 context.refused_at = time.monotonic()
-        except (ClientDisconnect, HTTPException):
+        except ClientDisconnect:
             raise
         except Exception:  # noqa: BLE001 - one request fails, and the server continues
             logger.exception("%s %s failed", request.method, path)

@@ -26,10 +26,16 @@ class UnauthorizedError(RequestError):
     code = "invalid_api_key"
 
 
-class UnknownModelError(RequestError):
-    """The server has no model of this name."""
+class NotFoundError(RequestError):
+    """The server has nothing at this path."""
 
     status = 404
+    code = "not_found"
+
+
+class UnknownModelError(NotFoundError):
+    """The server has no model of this name."""
+
     code = "model_not_found"
 
 

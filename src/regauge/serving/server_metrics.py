@@ -24,6 +24,8 @@ LATENCY_BUCKETS = (
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
+UNKNOWN_ROUTE = "unknown"
+"""Label of all requests without a route: their paths would be labels without a limit."""
 VERSION_CHARACTERS = 12
 """Characters of a version's hash, as in the log of the server."""
 
@@ -57,6 +59,10 @@ class ServerMetrics:
         """Count an answered request with its latency."""
         self._requests.labels(route, str(status)).inc()
         self._latency.labels(route).observe(seconds)
+
+    def count_unknown_route(self, status: int) -> None:
+        """Count an answer to a path or method that no route has."""
+        self._requests.labels(UNKNOWN_ROUTE, str(status)).inc()
 
     def add_phase(self, phase: str, seconds: float) -> None:
         """Add time to a phase."""

@@ -1,16 +1,20 @@
-"""The vendor's counters of devices as metrics."""
+"""The vendor's counters and the driver's errors of devices as metrics."""
 
 from __future__ import annotations
 
+from contextlib import closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
+from regauge.accelerators import open_device_counters, open_device_error_log
 from regauge.monitoring import vocabulary
+from regauge.monitoring.polled_source import PolledSource
 from regauge.monitoring.samples import Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from regauge.accelerators import DeviceCounters
+    from regauge.accelerators import Accelerator
+    from regauge.host.device_counters import DeviceCounters, DeviceErrors
     from regauge.monitoring.vocabulary import Metric
 
 METRIC_BY_COUNTER: dict[str, Metric] = {
@@ -22,10 +26,34 @@ METRIC_BY_COUNTER: dict[str, Metric] = {
 }
 
 
-def describe_devices(devices: Iterable[DeviceCounters]) -> Iterator[Sample]:
+@contextmanager
+def watch_devices(accelerator: Accelerator | None) -> Iterator[Callable[[], list[Sample]]]:
+    """Yield a function that returns the samples of all devices of this machine.
+
+    A driver that does not answer delays no sample, and hides no error that it has logged.
+    Without an accelerator, the devices are those of the first kind that has any.
+    """
+    log = open_device_error_log(accelerator)
+    with (
+        PolledSource(lambda: open_device_counters(accelerator)) as counters,
+        closing(log) if log else nullcontext(),
+    ):
+        yield lambda: [
+            *describe_counters(counters.read() or ()),
+            *_describe_errors(log.read() if log else ()),
+        ]
+
+
+def describe_counters(devices: Iterable[DeviceCounters]) -> Iterator[Sample]:
     """Yield the samples of the counters that each device has."""
     for counters in devices:
         for name, metric in METRIC_BY_COUNTER.items():
             value = getattr(counters, name)
             if value is not None:
                 yield Sample(metric, value, (counters.device,))
+
+
+def _describe_errors(devices: Iterable[DeviceErrors]) -> Iterator[Sample]:
+    for errors in devices:
+        yield Sample(vocabulary.DEVICE_ERRORS, errors.count, (errors.device,))
+        yield Sample(vocabulary.DEVICE_ERROR_CODE, errors.last_code, (errors.device,))

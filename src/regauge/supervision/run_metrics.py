@@ -13,23 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import regauge
-from regauge.accelerators import open_device_counters
 from regauge.config import RUN_IDENTITY, find_saved_run
 from regauge.errors import DataError
 from regauge.monitoring import vocabulary
 from regauge.monitoring.exporter import export_metrics
-from regauge.monitoring.polled_source import PolledSource
 from regauge.monitoring.samples import Sample
-from regauge.supervision.device_metrics import describe_devices
+from regauge.supervision.device_metrics import watch_devices
 from regauge.supervision.heartbeat import SingleHeartbeat
 from regauge.supervision.rank_metrics import LocalRanks
 from regauge.supervision.run_files import RunFiles
 from regauge.supervision.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from regauge.accelerators import DeviceCounters
     from regauge.processes import World
     from regauge.supervision.cost_meter import CostMeter
     from regauge.supervision.heartbeat import Heartbeat
@@ -39,13 +36,11 @@ if TYPE_CHECKING:
 class RunMetrics:
     """Collects the metrics of a run; the exporter's thread reads them."""
 
-    def __init__(
-        self, settings: TrainSettings, devices: PolledSource[tuple[DeviceCounters, ...]]
-    ) -> None:
+    def __init__(self, settings: TrainSettings, read_devices: Callable[[], list[Sample]]) -> None:
         self._folder = Path(settings.output.folder)
         self._run = self._folder.resolve().name
         self._budget = settings.stop.usd
-        self._devices = devices
+        self._read_devices = read_devices
         self._files = RunFiles(self._folder, self._run)
         self._run_id: str | None = None
         self._meter: CostMeter | None = None
@@ -75,7 +70,7 @@ class RunMetrics:
     def read_samples(self) -> list[Sample]:
         """Return all samples; reads new lines of files, and no device."""
         with self._lock:
-            samples = list(describe_devices(self._devices.read() or ()))
+            samples = self._read_devices()
             if self._ranks is None:
                 return samples
             run_samples = list(self._files.read_samples())
@@ -119,8 +114,8 @@ def export_run(settings: TrainSettings, local_rank: int = 0) -> Iterator[RunMetr
     if settings.monitoring.port is None:
         yield None
         return
-    with PolledSource(lambda: open_device_counters(settings.accelerator)) as devices:
-        metrics = RunMetrics(settings, devices)
+    with watch_devices(settings.accelerator) as read_devices:
+        metrics = RunMetrics(settings, read_devices)
         with export_metrics(
             settings.monitoring,
             Path(settings.output.folder),

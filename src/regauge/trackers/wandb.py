@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -45,6 +46,7 @@ ROWS_PER_STEP = 2
 DEFAULT_PROJECT = "regauge"
 INIT_SECONDS = 15.0
 """Longest wait for the service at the start of an attempt; then the attempt is recorded offline."""
+NAME_POLL_SECONDS = 0.05
 SESSION_VARIABLE = "WANDB_SERVICE"
 """Environment variable that is set while wandb's service process runs."""
 
@@ -123,6 +125,14 @@ class OfflineFolders:
         complete = self._read_complete()
         steps = [complete.get(record.name, -1) for record in self._folder.glob("offline-run-*")]
         return max(steps, default=-1) + 1
+
+    def wait_for_name(self) -> None:
+        """Wait until no folder has the present second in its name, as the client names folders.
+
+        A new folder must not have the name of one that was moved.
+        """
+        while any(self._folder.rglob(f"*run-{time.strftime('%Y%m%d_%H%M%S')}-*")):
+            time.sleep(NAME_POLL_SECONDS)
 
     def record_complete(self, record: Path, step: int) -> None:
         """Record that a folder has all rows up to a step."""
@@ -208,6 +218,7 @@ class _Session:
             silent=True,
             symlink=False,
         )
+        self._folders.wait_for_name()
         attempt = {"attempt": run.attempt, "folder": str(run.folder.resolve())}
         return wandb.init(
             entity=tracker.entity,

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
 
 from regauge.errors import DataError
 from regauge.serving.http_protocol import guard_endpoint
+from regauge.serving.request_errors import NotFoundError
 from regauge.serving.routes.tei import format_tei_error
 
 if TYPE_CHECKING:
@@ -134,12 +134,12 @@ class _Searcher:
         return results
 
     async def show_document(self, request: Request) -> Response:
-        """Return a page with all kept fields of a row."""
+        """Return a page with all kept fields of a row; raises NotFoundError."""
         number = request.path_params["number"]
         try:
             row = await asyncio.to_thread(self._context.search_index.read_row, number)
         except IndexError:
-            raise HTTPException(404, f"there is no document {number}") from None
+            raise NotFoundError(f"there is no document {number}") from None
         page = _load_templates().get_template("document.html.j2").render(row)
         return Response(page, headers=PAGE_HEADERS, media_type="text/html")
 

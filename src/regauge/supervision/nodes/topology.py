@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from regauge.errors import SettingsError
-from regauge.slurm import build_torchrun_variables
+from regauge.host.slurm import build_torchrun_variables
 from regauge.supervision.nodes.aws_batch_variables import (
     NUM_NODES,
     is_multi_node,

@@ -1,0 +1,119 @@
+"""XIDs of NVIDIA GPUs, read from the real log of the kernel."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from regauge.accelerators import _xid
+from regauge.accelerators.cuda import Cuda
+from regauge.host.device_counters import DeviceErrors
+from regauge.monitoring import vocabulary
+from regauge.supervision.device_metrics import watch_devices
+
+LogMessage = Callable[[str], None]
+
+
+@pytest.fixture
+def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """Create the driver's folder of two GPUs, which no machine has; return their addresses."""
+    domain = f"{uuid.uuid4().int % 0xF000 + 0x0FFF:04x}"
+    for bus in ("a1", "1b"):
+        (tmp_path / f"{domain}:{bus}:00.0").mkdir()
+    monkeypatch.setattr(_xid, "GPUS", tmp_path)
+    return f"{domain}:1b:00", f"{domain}:a1:00"
+
+
+@pytest.fixture
+def log_message() -> LogMessage:
+    try:
+        with _xid.KERNEL_LOG.open("w", encoding="utf-8"):
+            pass
+    except OSError as error:
+        pytest.skip(f"the log of the kernel cannot be written: {error}")
+
+    def write(text: str) -> None:
+        with _xid.KERNEL_LOG.open("w", encoding="utf-8") as file:
+            file.write(f"<6>{text}\n")
+
+    return write
+
+
+@pytest.fixture
+def xid_log(gpus: tuple[str, str], log_message: LogMessage) -> Iterator[_xid.XidLog]:
+    log_message(f"NVRM: Xid (PCI:{gpus[0]}): 48, before the log is opened")
+    log = _xid.open_xid_log()
+    assert log is not None
+    yield log
+    log.close()
+
+
+def test_new_xids_are_counted_by_device(
+    xid_log: _xid.XidLog, gpus: tuple[str, str], log_message: LogMessage
+) -> None:
+    assert xid_log.read() == (DeviceErrors("0"), DeviceErrors("1"))
+    log_message(f"NVRM: Xid (PCI:{gpus[1].upper()}): 79, pid=7, GPU has fallen off the bus.")
+    log_message(f"NVRM: Xid (PCI:{gpus[1]}.0): 31, a page fault")
+    log_message(f"NVRM: Xid (PCI:{gpus[1][:4]}:2c:00): 13, a GPU of another container")
+    assert xid_log.read() == (DeviceErrors("0"), DeviceErrors("1", 2, 31))
+    log_message(f"NVRM: Xid (PCI:{gpus[0]}): 31, again")
+    assert xid_log.read() == (DeviceErrors("0", 1, 31), DeviceErrors("1", 2, 31))
+
+
+def test_a_driver_that_does_not_answer_hides_no_error(
+    gpus: tuple[str, str], log_message: LogMessage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(Cuda, "open_counters", lambda _: lambda: ended.wait() and ())
+    with watch_devices(Cuda()) as read:
+        log_message(f"NVRM: Xid (PCI:{gpus[0]}): 79, GPU has fallen off the bus.")
+        samples = {(s.metric, s.labels): s.value for s in read()}
+        ended.set()
+    assert samples == {
+        (vocabulary.DEVICE_ERRORS, ("0",)): 1,
+        (vocabulary.DEVICE_ERROR_CODE, ("0",)): 79,
+        (vocabulary.DEVICE_ERRORS, ("1",)): 0,
+        (vocabulary.DEVICE_ERROR_CODE, ("1",)): 0,
+    }
+
+
+def test_messages_that_the_kernel_has_overwritten_are_skipped(
+    xid_log: _xid.XidLog, gpus: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[bytes | int] = [
+        errno.EPIPE,
+        f"6,1,2,-;NVRM: Xid (PCI:{gpus[0]}): 94, x".encode(),
+        errno.EAGAIN,
+    ]
+
+    def read(_descriptor: int, _length: int) -> bytes:
+        answer = answers.pop(0)
+        if isinstance(answer, int):
+            raise OSError(answer, os.strerror(answer))
+        return answer
+
+    monkeypatch.setattr(os, "read", read)
+    assert xid_log.read()[0] == DeviceErrors("0", 1, 94)
+    assert answers == []
+
+
+def test_a_machine_without_the_driver_has_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_xid, "GPUS", tmp_path / "missing")
+    assert Cuda().open_error_log() is None
+
+
+@pytest.mark.usefixtures("gpus")
+def test_without_the_right_to_read_the_log_nothing_is_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_xid, "KERNEL_LOG", tmp_path / "missing")
+    with watch_devices(Cuda()) as read:
+        assert read() == []

@@ -12,9 +12,10 @@ from typing import ClassVar
 
 import pytest
 
-from regauge.accelerators import DeviceCounters, _hlml, open_device_counters
+from regauge.accelerators import _hlml, open_device_counters
 from regauge.accelerators.gaudi import Gaudi
 from regauge.health.counters import judge_counters, record_counters
+from regauge.host.device_counters import DeviceCounters, DeviceErrors
 
 SOURCE = Path(__file__).parents[1] / "gaudi" / "hlml.c"
 NOT_SUPPORTED, DRIVER_NOT_LOADED, LOST = 3, 9, 15
@@ -31,6 +32,7 @@ class Device(ctypes.Structure):
         ("celsius", ctypes.c_uint),
         ("used_bytes", ctypes.c_ulonglong),
         ("total_bytes", ctypes.c_ulonglong),
+        ("ecc_errors", ctypes.c_longlong),
     ]
 
 
@@ -47,6 +49,9 @@ class Library:
     def set_counters(self, index: int, *counters: int) -> None:
         device = Device(*counters)
         self._library.get_device(index)[0] = device
+
+    def set_ecc_errors(self, index: int, count: int) -> None:
+        self._library.get_device(index)[0].ecc_errors = count
 
     def fail(self, function: str, code: int) -> None:
         self._library.fail(function.encode(), code)
@@ -127,6 +132,28 @@ def test_a_missing_library_or_package_is_silent(
     monkeypatch.setitem(sys.modules, "pyhlml", None)
     assert Gaudi().open_counters()() == ()
     assert capfd.readouterr().out == ""
+
+
+def test_uncorrected_memory_errors_are_counted_from_the_start(library: Library) -> None:
+    library.set_ecc_errors(1, 5)
+    log = Gaudi().open_error_log()
+    assert log is not None
+    assert log.read() == (DeviceErrors("0"), DeviceErrors("1"))
+    library.set_ecc_errors(1, 7)
+    assert log.read() == (DeviceErrors("0"), DeviceErrors("1", 2))
+    library.fail("hlml_device_get_total_ecc_errors", LOST)
+    assert log.read()[1].count == 2
+    late = Gaudi().open_error_log()
+    assert late is not None
+    library.fail("", 0)
+    library.set_ecc_errors(1, 8)
+    assert [errors.count for errors in late.read()] == [0, 0]
+    library.set_ecc_errors(1, 9)
+    assert [errors.count for errors in late.read()] == [0, 1]
+    assert [errors.count for errors in log.read()] == [0, 4]
+    log.close()
+    library.reset(0)
+    assert Gaudi().open_error_log() is None
 
 
 def test_doctor_and_monitor_read_the_counters(library: Library) -> None:

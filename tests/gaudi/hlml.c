@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2 };
-enum { MAX_DEVICES = 8, ON_AIP = 0 };
+enum { MAX_DEVICES = 8, ON_AIP = 0, UNCORRECTED = 1, AGGREGATE = 1 };
 
 typedef struct {
     unsigned busy_percent;
@@ -16,6 +16,7 @@ typedef struct {
     unsigned celsius;
     unsigned long long used_bytes;
     unsigned long long total_bytes;
+    long long ecc_errors;
 } device_t;
 
 typedef struct {
@@ -94,6 +95,15 @@ int hlml_device_get_temperature(const device_t *device, int sensor, unsigned *ce
     if (code != SUCCESS) return code;
     if (sensor != ON_AIP) return INVALID_ARGUMENT;
     *celsius = device->celsius;
+    return SUCCESS;
+}
+
+int hlml_device_get_total_ecc_errors(
+    const device_t *device, int error_type, int counter_type, long long *count) {
+    int code = check(__func__, device, count);
+    if (code != SUCCESS) return code;
+    if (error_type != UNCORRECTED || counter_type != AGGREGATE) return INVALID_ARGUMENT;
+    *count = device->ecc_errors;
     return SUCCESS;
 }
 

@@ -14,7 +14,6 @@ from regauge.accelerators import (
     Accelerator,
     Availability,
     ChipPeak,
-    DeviceReader,
     Precision,
     _hlml,
 )
@@ -25,6 +24,8 @@ from regauge.units import TERA
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from regauge.host.device_counters import DeviceErrorLog, DeviceReader
 
 DEVICE = Path("/dev/accel/accel0")
 PEAKS = {"GAUDI2": 432 * TERA, "GAUDI3": 1835 * TERA}
@@ -90,6 +91,9 @@ class Gaudi(Accelerator):
 
     def open_counters(self) -> DeviceReader:
         return _hlml.open_counters()
+
+    def open_error_log(self) -> DeviceErrorLog | None:
+        return _hlml.open_ecc_log()
 
     def distributed_backend(self) -> str:
         import habana_frameworks.torch.distributed.hccl  # noqa: F401 - the import registers it

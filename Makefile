@@ -1,6 +1,7 @@
 # demo: prepare, train, evaluate, export, benchmark and compare on real text
 # test: the tests · test-rest: more strategies, sizes, processes and graphs · test-faults: the whole fault matrix
 # test-xla: contracts and unit tests with torch 2.9 and torch_xla, in a separate environment
+# test-next: the same with torch 2.14, the newest version that is accepted
 # test-simulated: contracts and strategies on a simulated device, a package that adds a device to torch
 # test-launch: jobs on the schedulers that are installed here, and their rehearsal
 # test-serve: the server with real processes: faults, attacks, overload, new versions under load
@@ -22,15 +23,16 @@ DOCUMENTED := .venv/.documented
 export PYTHONDONTWRITEBYTECODE :=
 
 XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/regauge/xla
+NEXT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/regauge/next
 
-.PHONY: demo test test-all test-launch test-serve test-monitor test-peers test-xla test-simulated environment-xla test-faults test-rest test-docs docs check bench bench-quick
+.PHONY: demo test test-all test-launch test-serve test-monitor test-peers test-xla test-next test-simulated environment-xla environment-next test-faults test-rest test-docs docs check bench bench-quick
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
 	$(BIN)/regauge pipeline runs/quickstart.toml
 
 # Three files at a time; the fault tests run alone, because they depend on time. Waiting threads do not spin.
-test test-rest test-faults test-launch test-serve test-monitor test-peers test-docs test-xla test-simulated: export OMP_WAIT_POLICY := PASSIVE
+test test-rest test-faults test-launch test-serve test-monitor test-peers test-docs test-xla test-next test-simulated: export OMP_WAIT_POLICY := PASSIVE
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/faults --ignore tests/documentation --ignore tests/launch --ignore tests/peers --ignore tests/serve --ignore tests/monitor
 	$(BIN)/python -m pytest tests/faults
@@ -40,6 +42,12 @@ environment-xla: $(XLA)/.installed
 test-xla: environment-xla
 	$(XLA)/bin/python -m pip install -q --no-deps -e .
 	$(XLA)/bin/python -m pytest tests/contracts tests/unit
+
+environment-next: $(NEXT)/.installed
+
+test-next: environment-next
+	$(NEXT)/bin/python -m pip install -q --no-deps -e .
+	$(NEXT)/bin/python -m pytest tests/contracts tests/unit
 
 # The device is compiled at its first use. One file at a time: a run has up to 4 processes.
 test-simulated: export PYTHONPATH := tests/simulated
@@ -78,7 +86,7 @@ test-docs: $(INSTALLED)
 	$(BIN)/python -m pytest tests/documentation
 
 test-all:
-	$(MAKE) test test-launch test-serve test-monitor test-peers test-rest test-faults test-docs docs test-xla test-simulated check FAULTS="full or not full"
+	$(MAKE) test test-launch test-serve test-monitor test-peers test-rest test-faults test-docs docs test-xla test-next test-simulated check FAULTS="full or not full"
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -118,11 +126,17 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "make: $(PYTHON) is missing or older than Python 3.11; run: make PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --use-pep517 --no-compile -c constraints.txt -e ".[dev,tensorboard,mlflow,wandb]"
+	$(BIN)/python -m pip install --use-pep517 --no-compile -c constraints.txt -e ".[dev,tensorboard,mlflow,wandb,fp8]"
 	touch $@
 
 # About 7 GB with the CUDA libraries of that torch; all clones share it.
 $(XLA)/.installed: pyproject.toml constraints-xla.txt
 	$(PYTHON) -m venv $(XLA)
 	$(XLA)/bin/python -m pip install --use-pep517 -c constraints-xla.txt -e ".[dev,tensorboard,xla]"
+	touch $@
+
+# About as large; all clones share it.
+$(NEXT)/.installed: pyproject.toml constraints-next.txt
+	$(PYTHON) -m venv $(NEXT)
+	$(NEXT)/bin/python -m pip install --use-pep517 -c constraints-next.txt -e ".[dev,tensorboard,fp8]"
 	touch $@

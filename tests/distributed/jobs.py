@@ -33,6 +33,7 @@ from distributed.host_operations import refuse_host_operations
 from distributed.runs import settings
 from regauge import processes
 from regauge.accelerators import wait_for_all
+from regauge.accelerators.cpu import Cpu
 from regauge.checkpoint.loading import load_checkpoint
 from regauge.config import build, dump, merge
 from regauge.data.loader import BatchLoader
@@ -69,6 +70,15 @@ def train(folder: str, data: str, task: str, changes: dict[str, Any]) -> Lines:
         attempt(run, processes.detect_world())
     _barrier()
     return lines(Path(folder))
+
+
+def train_in_fp8(folder: str, data: str, task: str, changes: dict[str, Any]) -> Lines:
+    """Train in fp8, which the CPU computes in fp32 from rounded factors; return the lines."""
+    with (
+        patch.object(Cpu, "fp8_obstacle", lambda _: None),
+        patch.object(Cpu, "emulates_fp8", new=True),
+    ):
+        return train(folder, data, task, merge({"execution": {"precision": "fp8"}}, changes))
 
 
 def train_to_limit(folder: str, data: str, task: str, changes: dict[str, Any]) -> tuple[int, str]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     Batch = dict[str, torch.Tensor]
 
-Precision = Literal["bf16", "fp32", "tf32", "fp16"]
+Precision = Literal["bf16", "fp32", "tf32", "fp16", "fp8"]
 REFERENCE_KIND = "cpu"
 """The kind of device that all others are compared with."""
 PLUGIN_GROUP = "torch.backends"
@@ -120,6 +120,8 @@ class Accelerator(Choice):
     """Vendors of its chips, as in the catalog of chips; empty if they are unknown."""
     onnx_provider: ClassVar[str | None] = None
     """The execution provider of ONNX Runtime; None if there is none."""
+    emulates_fp8: ClassVar[bool] = False
+    """Whether fp8 products are computed in fp32 from factors that are rounded to fp8."""
     generation_engines: ClassVar[tuple[str, ...]] = ()
     """Libraries that generate text on it in place of transformers, such as vllm."""
 
@@ -161,6 +163,10 @@ class Accelerator(Choice):
     def precisions(self) -> tuple[Precision, ...]:
         """Return the supported precisions; the fastest one that trains safely comes first."""
         raise NotImplementedError
+
+    def fp8_obstacle(self) -> str | None:
+        """Return the reason why the device does not train in fp8, or None."""
+        return "fp8 needs an NVIDIA GPU of compute capability 9.0 or later (Hopper)"
 
     def matmul_rates(self) -> Mapping[Precision, MatmulRate]:
         """Return the measured speed of a matrix product in each precision.

@@ -36,11 +36,24 @@ PEAKS: dict[str, dict[str, float]] = {
     "A10": {"bf16": 125 * TERA, "fp16": 125 * TERA, "tf32": 62.5 * TERA, "fp32": 31.2 * TERA},
     "L4": {"bf16": 121 * TERA, "fp16": 121 * TERA, "tf32": 60 * TERA, "fp32": 30.3 * TERA},
     "A100": {"bf16": 312 * TERA, "fp16": 312 * TERA, "tf32": 156 * TERA, "fp32": 19.5 * TERA},
-    "H100": {"bf16": 989.5 * TERA, "fp16": 989.5 * TERA, "tf32": 494.7 * TERA, "fp32": 67 * TERA},
-    "H200": {"bf16": 989.5 * TERA, "fp16": 989.5 * TERA, "tf32": 494.7 * TERA, "fp32": 67 * TERA},
+    "H100": {
+        "fp8": 1979 * TERA,
+        "bf16": 989.5 * TERA,
+        "fp16": 989.5 * TERA,
+        "tf32": 494.7 * TERA,
+        "fp32": 67 * TERA,
+    },
+    "H200": {
+        "fp8": 1979 * TERA,
+        "bf16": 989.5 * TERA,
+        "fp16": 989.5 * TERA,
+        "tf32": 494.7 * TERA,
+        "fp32": 67 * TERA,
+    },
 }
 """Dense peaks of the SXM (or only) form, by a word of the driver's name for the GPU."""
 AMPERE_CAPABILITY = (8, 0)
+HOPPER_CAPABILITY = (9, 0)
 CUDNN_OPERATIONS = ("conv", "rnn")
 """Operations of cuDNN that compute fp32 in tf32 by default."""
 
@@ -124,6 +137,16 @@ class Cuda(Accelerator):
         if torch.cuda.get_device_capability() >= AMPERE_CAPABILITY:
             return ("bf16", "tf32", "fp32")
         return ("fp16", "fp32")
+
+    def fp8_obstacle(self) -> str | None:
+        import torch
+
+        if torch.version.hip is not None:
+            return super().fp8_obstacle()
+        capability = torch.cuda.get_device_capability()
+        if capability < HOPPER_CAPABILITY:
+            return f"{super().fp8_obstacle()}; this GPU has {capability[0]}.{capability[1]}"
+        return None
 
     def set_precision(self, precision: Precision) -> None:
         import torch

@@ -15,6 +15,7 @@ from regauge.accelerators import (
     Availability,
     ChipPeak,
     Precision,
+    _hlml,
 )
 from regauge.accelerators._environment import set_variable
 from regauge.errors import SettingsError
@@ -23,6 +24,8 @@ from regauge.units import TERA
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from regauge.host.device_counters import DeviceErrorLog, DeviceReader
 
 DEVICE = Path("/dev/accel/accel0")
 PEAKS = {"GAUDI2": 432 * TERA, "GAUDI3": 1835 * TERA}
@@ -85,6 +88,12 @@ class Gaudi(Accelerator):
     def diagnostic_commands(self, num_devices: int) -> tuple[tuple[str, ...], ...]:
         del num_devices
         return (("hl-smi",),)
+
+    def open_counters(self) -> DeviceReader:
+        return _hlml.open_counters()
+
+    def open_error_log(self) -> DeviceErrorLog | None:
+        return _hlml.open_ecc_log()
 
     def distributed_backend(self) -> str:
         import habana_frameworks.torch.distributed.hccl  # noqa: F401 - the import registers it

@@ -86,7 +86,7 @@ def load_traced(payload: Payload, options: NeuronOptions) -> Compute:
 def export_tensor_parallel(job: CompileJob, options: NeuronOptions, folder: Path) -> None:
     """Write one file for all shapes, without weights (ModelBuilderV2 API Reference)."""
     distributed: Any = import_module("neuronx_distributed")
-    state = _parallel_state(distributed, options)
+    state = _parallel_state(options)
     with tempfile.TemporaryDirectory() as workdir, state, torch.no_grad():
         program = _parallelize(copy.deepcopy(job.program), options.num_cores)
         builder = distributed.ModelBuilder(program)
@@ -105,7 +105,7 @@ def load_tensor_parallel(payload: Payload, options: NeuronOptions) -> Compute:
     program = payload.build_program()
     weights = program.state_dict()
     on_meta = model_utils.init_on_device(torch.device("meta"))
-    with _parallel_state(distributed, options), on_meta:
+    with _parallel_state(options), on_meta:
         model = _parallelize(program, options.num_cores)
         shards = distributed.shard_checkpoint(checkpoint=weights, model=model)
     graphs.set_weights(shards)
@@ -189,7 +189,8 @@ def _layer_arguments(layer: nn.Linear) -> tuple[int, int, bool]:
     return layer.in_features, layer.out_features, layer.bias is not None
 
 
-def _parallel_state(distributed: Any, options: NeuronOptions) -> Any:
+def _parallel_state(options: NeuronOptions) -> Any:
+    distributed: Any = import_module("neuronx_distributed")
     return distributed.NxDParallelState(
         world_size=options.num_cores, tensor_model_parallel_size=options.num_cores
     )

@@ -33,8 +33,12 @@ class _TensorState(NamedTuple):
 
 
 def precision_dtype(precision: str) -> torch.dtype:
-    """Return the compute dtype of a precision; TF32 is fp32, rounded in matrix products."""
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    """Return the compute dtype of a precision; TF32 is fp32, rounded in matrix products.
+
+    With fp8, linear layers round the factors of their products to fp8, and all else is in bf16.
+    """
+    dtypes = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}
+    return dtypes.get(precision, torch.float32)
 
 
 def is_sharded(value: object) -> TypeGuard[DTensor]:

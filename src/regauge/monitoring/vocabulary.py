@@ -138,7 +138,9 @@ DEVICE_MEMORY_USED = _gauge("device_memory_used_bytes", DEVICE, "Used device mem
 DEVICE_MEMORY_TOTAL = _gauge("device_memory_total_bytes", DEVICE, "Size of the device memory.")
 DEVICE_POWER = _gauge("device_power_watts", DEVICE, "Power draw.")
 DEVICE_TEMPERATURE = _gauge("device_temperature_celsius", DEVICE, "Temperature of the chip.")
-DEVICE_ERRORS = _counter("device_errors", DEVICE, "Errors of the driver in the kernel's log.")
+DEVICE_ERRORS = _counter(
+    "device_errors", DEVICE, "Errors that the driver logs, or uncorrected memory errors."
+)
 DEVICE_ERROR_CODE = _gauge(
     "device_error_code", DEVICE, "Code of the driver's last error (XID); 0 without one."
 )

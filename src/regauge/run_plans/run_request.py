@@ -181,7 +181,7 @@ def _read_strategy(value: Any) -> tuple[Strategy, list[str]]:
 
 
 def _read_precision(precision: str) -> PrecisionPlan:
-    plans: dict[str, PrecisionPlan] = {"fp32": "fp32", "tf32": "tf32"}
+    plans: dict[str, PrecisionPlan] = {"fp32": "fp32", "tf32": "tf32", "fp8": "fp8"}
     return plans.get(precision, "autocast")
 
 

@@ -7,6 +7,7 @@ They become part of the settings in `run.json`, so that a resumed run keeps them
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +164,13 @@ def _check_batch(batch: Batch, world: World) -> None:
 def resolve_execution(
     requested: Accelerator | None, execution: Execution, world: World
 ) -> tuple[Accelerator, Execution]:
-    """Resolve the accelerator and the execution settings of an evaluation or a prediction."""
+    """Resolve the accelerator and the execution settings of an evaluation or a prediction.
+
+    Raises SettingsError for fp8, which only training computes in.
+    """
+    if execution.precision == "fp8":
+        problem = "execution.precision = 'fp8' is only for training"
+        raise SettingsError(problem, 'set execution.precision = "bf16"')
     accelerator = _resolve_accelerator(requested, world)
     return accelerator, _resolve_execution(execution, accelerator, world)
 
@@ -200,12 +207,26 @@ def check_precision(accelerator: Accelerator, requested: str) -> Precision:
 
     Raises SettingsError if the device does not support it.
     """
+    if requested == "fp8":
+        return _check_fp8(accelerator)
     usable = accelerator.precisions()
     precision = next((name for name in usable if requested in ("auto", name)), None)
     if precision is None:
         problem = f"accelerator '{accelerator.kind}' does not train in {requested} here"
         raise SettingsError(problem, f"set execution.precision to one of: {', '.join(usable)}")
     return precision
+
+
+def _check_fp8(accelerator: Accelerator) -> Precision:
+    """Return "fp8"; raises SettingsError with the reason if the device does not train in it."""
+    remedy = 'set execution.precision = "bf16"'
+    if obstacle := accelerator.fp8_obstacle():
+        problem = f"accelerator '{accelerator.kind}' does not train in fp8 here: {obstacle}"
+        raise SettingsError(problem, remedy)
+    if importlib.util.find_spec("torchao") is None:
+        problem = "execution.precision = 'fp8' needs torchao, which is not installed"
+        raise SettingsError(problem, f"pip install 'regauge[fp8]', or {remedy}")
+    return "fp8"
 
 
 def resolve_precision(

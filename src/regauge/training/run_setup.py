@@ -18,7 +18,7 @@ from regauge.hooks import Hook, Hooks, Inject, inject_nothing
 from regauge.log import logger
 from regauge.models import architectures, multitask
 from regauge.models.init_weights import build_initial_weights
-from regauge.models.tensors import precision_dtype
+from regauge.models.precision import apply_precision
 from regauge.planning.catalog import find_price
 from regauge.strategies import Placement, ShardedModel, Strategy
 from regauge.supervision.channel import WorkerReporter
@@ -91,8 +91,11 @@ def set_up(
     module, weights = _build_module(settings, [dataset.manifest for dataset in datasets], world)
     inject = injector.inject if injector else inject_nothing
     device = _take_device(accelerator, execution, world, reporter, inject, precision=precision)
-    module.compute_dtype = dtype or precision_dtype(precision)
     blocks = tuple(architectures.find_blocks(module))
+    emulates_fp8 = accelerator.emulates_fp8
+    remark = apply_precision(module, blocks, precision, dtype, emulates_fp8=emulates_fp8)
+    if remark and world.is_main_process:
+        logger.info("%s", remark)
     site = Placement(world, device, module.compute_dtype, blocks, accelerator.is_lazy, weights)
     model = _shard(module, site, strategy, execution, accelerator)
     ledger = Ledger(
@@ -209,7 +212,8 @@ def _take_device(
     init_process_group(accelerator, world, execution.timeout_seconds)
     if reporter.spec and reporter.spec.needs_preflight:
         with reporter.phase(PREFLIGHT):
-            run_preflight(accelerator, device, precision, world, inject)
+            checked = "bf16" if precision == "fp8" else precision
+            run_preflight(accelerator, device, checked, world, inject)
     return device
 
 

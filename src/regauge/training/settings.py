@@ -294,8 +294,8 @@ class Execution(Settings):
     """Processes on each machine; `auto` is one per healthy device, or one on a CPU."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of each process; by default the cores divided by the processes."""
-    precision: Literal["auto", "bf16", "fp32", "tf32", "fp16"] = "auto"
-    """Compute dtype; master weights and optimizer moments are always fp32."""
+    precision: Literal["auto", "bf16", "fp32", "tf32", "fp16", "fp8"] = "auto"
+    """Compute dtype; master weights and moments are fp32. `fp8`: bf16 with fp8 linear layers."""
     compile: Literal["auto", "off", "blocks"] = "auto"
     """Compile the repeated blocks of the model with torch.compile; `auto` if that saves time."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"

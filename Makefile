@@ -1,7 +1,7 @@
 # demo: prepare, train, evaluate, export, benchmark and compare on real text
 # test: the tests · test-rest: more strategies, sizes, processes and graphs · test-faults: the whole fault matrix
 # test-xla: contracts and unit tests with torch 2.9 and torch_xla, in a separate environment
-# test-next: the same with torch 2.14, the newest version that is accepted
+# test-next: the same with torch 2.14, the newest version that is accepted, and training in fp8
 # test-simulated: contracts and strategies on a simulated device, a package that adds a device to torch
 # test-launch: jobs on the schedulers that are installed here, and their rehearsal
 # test-serve: the server with real processes: faults, attacks, overload, new versions under load
@@ -47,7 +47,7 @@ environment-next: $(NEXT)/.installed
 
 test-next: environment-next
 	$(NEXT)/bin/python -m pip install -q --no-deps -e .
-	$(NEXT)/bin/python -m pytest tests/contracts tests/unit
+	$(NEXT)/bin/python -m pytest tests/contracts tests/unit tests/distributed/test_fp8.py
 
 # The device is compiled at its first use. One file at a time: a run has up to 4 processes.
 test-simulated: export PYTHONPATH := tests/simulated
@@ -126,7 +126,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "make: $(PYTHON) is missing or older than Python 3.11; run: make PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --use-pep517 --no-compile -c constraints.txt -e ".[dev,tensorboard,mlflow,wandb,fp8]"
+	$(BIN)/python -m pip install --use-pep517 --no-compile -c constraints.txt -e ".[dev,tensorboard,mlflow,wandb]"
 	touch $@
 
 # About 7 GB with the CUDA libraries of that torch; all clones share it.

@@ -27,6 +27,10 @@ from regauge.models.precision import apply_precision
 from regauge.processes import World
 from regauge.training.defaults import check_precision, resolve_execution
 
+needs_torchao = pytest.mark.skipif(
+    importlib.util.find_spec("torchao") is None,
+    reason="torchao is not installed: fp8 is not proved here; `make test-next` has it",
+)
 TOLERANCE = 5e-3
 """The factors of products have 4 bits, and a loss is a mean of many values."""
 
@@ -52,6 +56,7 @@ def tensor_specs(folder: Path, step: int) -> dict[str, tuple[str, tuple[int, ...
     return specs
 
 
+@needs_torchao
 @pytest.mark.parametrize(
     ("size", "strategy", "task"),
     cases(
@@ -79,6 +84,7 @@ def test_a_model_trains_in_fp8_with_every_strategy(
     assert run_losses[-1] < run_losses[0]
 
 
+@needs_torchao
 def test_a_checkpoint_has_the_tensors_of_a_bf16_run(runs: Runs) -> None:
     bf16 = {"execution": {"precision": "bf16"}}
     expected = tensor_specs(runs.train_once(1, "llama", **merge(LONG, bf16)), 20)
@@ -86,6 +92,7 @@ def test_a_checkpoint_has_the_tensors_of_a_bf16_run(runs: Runs) -> None:
     assert {dtype for dtype, _ in expected.values()} == {"F32"}
 
 
+@needs_torchao
 @pytest.mark.parametrize(("size", "strategy"), [(1, "single"), (2, "fsdp")])
 def test_a_resume_in_fp8_is_exact(runs: Runs, size: int, strategy: str) -> None:
     changes = {"strategy": strategy_table(strategy), **LONG}
@@ -119,6 +126,7 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList([Block(), Block()])
 
 
+@needs_torchao
 def test_layers_that_fit_are_converted_and_keep_their_weights() -> None:
     model = Model()
     before = dict(model.named_parameters())
@@ -134,6 +142,7 @@ def test_layers_that_fit_are_converted_and_keep_their_weights() -> None:
     assert config.pad_inner_dim, "a GPU refuses products over a number of rows that is no multiple"
 
 
+@needs_torchao
 def test_products_are_rounded_to_fp8() -> None:
     torch.manual_seed(0)
     block = Block().bfloat16()
@@ -155,6 +164,7 @@ def test_another_dtype_replaces_fp8() -> None:
     assert type(model.blocks[0].wide) is nn.Linear
 
 
+@needs_torchao
 @pytest.mark.parametrize("sizes", [(24, 40), ()])
 def test_a_model_without_layers_that_fit_is_refused(sizes: tuple[int, ...]) -> None:
     blocks = [nn.Sequential(nn.Linear(*sizes))] if sizes else []
@@ -176,6 +186,7 @@ def test_the_cpu_is_refused_with_the_reason(runs: Runs, tmp_path: Path) -> None:
 
 
 def test_older_gpus_and_a_missing_torchao_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: "torchao")
     for capability, is_refused in (((8, 0), True), ((8, 9), True), ((9, 0), False)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda value=capability: value)
         if is_refused:

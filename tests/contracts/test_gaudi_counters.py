@@ -136,24 +136,21 @@ def test_a_missing_library_or_package_is_silent(
 
 def test_uncorrected_memory_errors_are_counted_from_the_start(library: Library) -> None:
     library.set_ecc_errors(1, 5)
-    log = Gaudi().open_error_log()
-    assert log is not None
-    assert log.read() == (DeviceErrors("0"), DeviceErrors("1"))
+    read = Gaudi().open_errors()
+    assert read() == (DeviceErrors("0"), DeviceErrors("1"))
     library.set_ecc_errors(1, 7)
-    assert log.read() == (DeviceErrors("0"), DeviceErrors("1", 2))
+    assert read() == (DeviceErrors("0"), DeviceErrors("1", 2))
     library.fail("hlml_device_get_total_ecc_errors", LOST)
-    assert log.read()[1].count == 2
-    late = Gaudi().open_error_log()
-    assert late is not None
+    assert read()[1].count == 2
+    read_late = Gaudi().open_errors()
     library.fail("", 0)
     library.set_ecc_errors(1, 8)
-    assert [errors.count for errors in late.read()] == [0, 0]
+    assert [errors.count for errors in read_late()] == [0, 0]
     library.set_ecc_errors(1, 9)
-    assert [errors.count for errors in late.read()] == [0, 1]
-    assert [errors.count for errors in log.read()] == [0, 4]
-    log.close()
+    assert [errors.count for errors in read_late()] == [0, 1]
+    assert [errors.count for errors in read()] == [0, 4]
     library.reset(0)
-    assert Gaudi().open_error_log() is None
+    assert Gaudi().open_errors()() == ()
 
 
 def test_doctor_and_monitor_read_the_counters(library: Library) -> None:

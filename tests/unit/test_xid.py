@@ -6,18 +6,21 @@ import errno
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from regauge.accelerators import _xid
 from regauge.accelerators.cuda import Cuda
-from regauge.host.device_counters import DeviceErrors
+from regauge.host.device_counters import DeviceErrors, ErrorReader
 from regauge.monitoring import vocabulary
+from regauge.monitoring.vocabulary import Metric
 from regauge.supervision.device_metrics import watch_devices
+from regauge.timing import wait_for
 
 LogMessage = Callable[[str], None]
+WAIT_SECONDS = 60.0
 
 
 @pytest.fixture
@@ -46,24 +49,21 @@ def log_message() -> LogMessage:
 
 
 @pytest.fixture
-def xid_log(gpus: tuple[str, str], log_message: LogMessage) -> Iterator[_xid.XidLog]:
+def read_errors(gpus: tuple[str, str], log_message: LogMessage) -> ErrorReader:
     log_message(f"NVRM: Xid (PCI:{gpus[0]}): 48, before the log is opened")
-    log = _xid.open_xid_log()
-    assert log is not None
-    yield log
-    log.close()
+    return _xid.open_errors()
 
 
 def test_new_xids_are_counted_by_device(
-    xid_log: _xid.XidLog, gpus: tuple[str, str], log_message: LogMessage
+    read_errors: ErrorReader, gpus: tuple[str, str], log_message: LogMessage
 ) -> None:
-    assert xid_log.read() == (DeviceErrors("0"), DeviceErrors("1"))
+    assert read_errors() == (DeviceErrors("0"), DeviceErrors("1"))
     log_message(f"NVRM: Xid (PCI:{gpus[1].upper()}): 79, pid=7, GPU has fallen off the bus.")
     log_message(f"NVRM: Xid (PCI:{gpus[1]}.0): 31, a page fault")
     log_message(f"NVRM: Xid (PCI:{gpus[1][:4]}:2c:00): 13, a GPU of another container")
-    assert xid_log.read() == (DeviceErrors("0"), DeviceErrors("1", 2, 31))
+    assert read_errors() == (DeviceErrors("0"), DeviceErrors("1", 2, 31))
     log_message(f"NVRM: Xid (PCI:{gpus[0]}): 31, again")
-    assert xid_log.read() == (DeviceErrors("0", 1, 31), DeviceErrors("1", 2, 31))
+    assert read_errors() == (DeviceErrors("0", 1, 31), DeviceErrors("1", 2, 31))
 
 
 def test_a_driver_that_does_not_answer_hides_no_error(
@@ -72,8 +72,15 @@ def test_a_driver_that_does_not_answer_hides_no_error(
     ended = threading.Event()
     monkeypatch.setattr(Cuda, "open_counters", lambda _: lambda: ended.wait() and ())
     with watch_devices(Cuda()) as read:
+
+        def read_values() -> dict[tuple[Metric, tuple[str, ...]], float]:
+            return {(s.metric, s.labels): s.value for s in read()}
+
+        first_count = (vocabulary.DEVICE_ERRORS, ("0",))
+        wait_for(lambda: read_values().get(first_count) == 0, WAIT_SECONDS, poll_seconds=0.05)
         log_message(f"NVRM: Xid (PCI:{gpus[0]}): 79, GPU has fallen off the bus.")
-        samples = {(s.metric, s.labels): s.value for s in read()}
+        wait_for(lambda: read_values().get(first_count) != 0, WAIT_SECONDS, poll_seconds=0.05)
+        samples = read_values()
         ended.set()
     assert samples == {
         (vocabulary.DEVICE_ERRORS, ("0",)): 1,
@@ -84,7 +91,7 @@ def test_a_driver_that_does_not_answer_hides_no_error(
 
 
 def test_messages_that_the_kernel_has_overwritten_are_skipped(
-    xid_log: _xid.XidLog, gpus: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    read_errors: ErrorReader, gpus: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[bytes | int] = [
         errno.EPIPE,
@@ -99,7 +106,7 @@ def test_messages_that_the_kernel_has_overwritten_are_skipped(
         return answer
 
     monkeypatch.setattr(os, "read", read)
-    assert xid_log.read()[0] == DeviceErrors("0", 1, 94)
+    assert read_errors()[0] == DeviceErrors("0", 1, 94)
     assert answers == []
 
 
@@ -107,7 +114,7 @@ def test_a_machine_without_the_driver_has_no_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_xid, "GPUS", tmp_path / "missing")
-    assert Cuda().open_error_log() is None
+    assert Cuda().open_errors()() == ()
 
 
 @pytest.mark.usefixtures("gpus")
@@ -115,5 +122,6 @@ def test_without_the_right_to_read_the_log_nothing_is_exported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_xid, "KERNEL_LOG", tmp_path / "missing")
+    assert Cuda().open_errors()() == ()
     with watch_devices(Cuda()) as read:
         assert read() == []

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import distributions, entry_points
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from regauge import choices
 from regauge.config import Choice
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from regauge.host.device_counters import DeviceErrorLog, DeviceReader
+    from regauge.host.device_counters import DeviceReader, ErrorReader
     from regauge.processes import World
 
     Batch = dict[str, torch.Tensor]
 
+T = TypeVar("T")
 Precision = Literal["bf16", "fp32", "tf32", "fp16", "fp8"]
 REFERENCE_KIND = "cpu"
 """The kind of device that all others are compared with."""
@@ -314,9 +315,12 @@ class Accelerator(Choice):
         """
         return tuple
 
-    def open_error_log(self) -> DeviceErrorLog | None:
-        """Return the log of the driver's errors from now on, or None; imports no torch."""
-        return None
+    def open_errors(self) -> ErrorReader:
+        """Return a function that reads the errors of all devices from now on; imports no torch.
+
+        It returns an empty tuple if they cannot be read.
+        """
+        return tuple
 
     def diagnostic_commands(self, num_devices: int) -> tuple[tuple[str, ...], ...]:
         """Return the commands of the vendor's device checks; exit status 0 means healthy."""
@@ -386,28 +390,30 @@ def open_device_counters(accelerator: Accelerator | None) -> DeviceReader:
 
     Without an accelerator it is the first one whose devices have counters, the processor last.
     """
+    return _open_reader(accelerator, lambda kind: kind.open_counters())
+
+
+def open_device_errors(accelerator: Accelerator | None) -> ErrorReader:
+    """Return the reader of an accelerator's errors; imports no torch.
+
+    Without an accelerator it is the first one whose devices have such a reader.
+    """
+    return _open_reader(accelerator, lambda kind: kind.open_errors())
+
+
+def _open_reader(
+    accelerator: Accelerator | None,
+    open_reader: Callable[[Accelerator], Callable[[], tuple[T, ...]]],
+) -> Callable[[], tuple[T, ...]]:
+    """Return the reader of an accelerator, or the first one of all kinds that reads anything."""
     accelerator = accelerator or choose_without_torch()
     if accelerator is not None:
-        return accelerator.open_counters()
+        return open_reader(accelerator)
     for kind in sorted(choices.names("accelerators"), key=REFERENCE_KIND.__eq__):
-        reader: DeviceReader = choices.load("accelerators", kind)().open_counters()
+        reader = open_reader(choices.load("accelerators", kind)())
         if reader():
             return reader
     return tuple
-
-
-def open_device_error_log(accelerator: Accelerator | None) -> DeviceErrorLog | None:
-    """Return an accelerator's log of errors, or the first one of all kinds without an accelerator.
-
-    Returns None if this machine has none. Imports no torch.
-    """
-    if accelerator is not None:
-        return accelerator.open_error_log()
-    for kind in choices.names("accelerators"):
-        log: DeviceErrorLog | None = choices.load("accelerators", kind)().open_error_log()
-        if log is not None:
-            return log
-    return None
 
 
 def is_cpu_only_torch() -> bool:

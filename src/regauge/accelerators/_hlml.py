@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge.host.device_counters import DeviceCounters, DeviceErrors
+from regauge.host.device_counters import DeviceCounters, DeviceErrors, read_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from regauge.host.device_counters import ErrorReader
 
 LIBRARY = Path("/usr/lib/habanalabs/libhlml.so")
 """The file that Intel's Python package (habana-pyhlml) loads."""
@@ -27,13 +30,12 @@ def open_counters() -> Callable[[], tuple[DeviceCounters, ...]]:
     )
 
 
-def open_ecc_log() -> EccLog | None:
-    """Return the log of the memory errors of all Gaudi devices; None without a device."""
-    pyhlml, handles = _open_devices()
-    return EccLog(pyhlml, handles) if handles else None
+def open_errors() -> ErrorReader:
+    """Return a function that reads the uncorrected memory errors of all devices from now on."""
+    return EccErrors(*_open_devices()).read
 
 
-class EccLog:
+class EccErrors:
     """Counts the uncorrected memory errors (ECC) of each device after this object was created."""
 
     def __init__(self, pyhlml: Any, handles: list[Any]) -> None:
@@ -56,9 +58,6 @@ class EccLog:
             self._errors[index] = replace(self._errors[index], count=count)
         return tuple(self._errors)
 
-    def close(self) -> None:
-        """Do nothing: the library stays open for the counters."""
-
 
 def _count_errors(pyhlml: Any, handle: Any) -> int | None:
     """Return the uncorrected errors of a device in its life, or None if it does not answer."""
@@ -66,10 +65,10 @@ def _count_errors(pyhlml: Any, handle: Any) -> int | None:
 
     kind = HLML_MEMORY_ERROR_TYPE.HLML_MEMORY_ERROR_TYPE_UNCORRECTED
     period = HLML_ECC_COUNTER_TYPE.HLML_AGGREGATE_ECC
-    try:
-        return int(pyhlml.hlmlDeviceGetTotalECCErrors(handle, kind, period))
-    except pyhlml.HLMLError:
-        return None
+    total = read_or_none(
+        lambda: pyhlml.hlmlDeviceGetTotalECCErrors(handle, kind, period), pyhlml.HLMLError
+    )
+    return None if total is None else int(total)
 
 
 def _open_devices() -> tuple[Any, list[Any]]:
@@ -96,13 +95,7 @@ def _read_counters(pyhlml: Any, device: str, handle: Any) -> DeviceCounters:
     from pyhlml.pyhlml_types_generated import HLML_TEMPERATURE_SENSORS
 
     sensor = HLML_TEMPERATURE_SENSORS.HLML_TEMPERATURE_ON_AIP
-
-    def query(read: Callable[[], float]) -> float | None:
-        try:
-            return float(read())
-        except pyhlml.HLMLError:
-            return None
-
+    query = partial(read_or_none, error=pyhlml.HLMLError)
     return DeviceCounters(
         device=device,
         utilization=query(lambda: pyhlml.hlmlDeviceGetUtilizationRates(handle).aip / 100),

@@ -5,9 +5,10 @@ NVML counts millijoules since the driver was loaded.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from regauge.host.device_counters import DeviceCounters
+from regauge.host.device_counters import DeviceCounters, read_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,12 +56,7 @@ def open_counters() -> Callable[[], tuple[DeviceCounters, ...]]:
 
 def _read_counters(pynvml: Any, device: str, handle: Any) -> DeviceCounters:
     """Return the counters of a GPU; None for each one that the GPU does not have."""
-
-    def query(read: Callable[[], float]) -> float | None:
-        try:
-            return float(read())
-        except pynvml.NVMLError:
-            return None
+    query = partial(read_or_none, error=pynvml.NVMLError)
 
     def memory(field: str) -> float | None:
         return query(lambda: getattr(pynvml.nvmlDeviceGetMemoryInfo(handle), field))

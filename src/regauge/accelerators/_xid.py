@@ -9,10 +9,15 @@ from __future__ import annotations
 import errno
 import os
 import re
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regauge.host.device_counters import DeviceErrors
+
+if TYPE_CHECKING:
+    from regauge.host.device_counters import ErrorReader
 
 KERNEL_LOG = Path("/dev/kmsg")
 GPUS = Path("/proc/driver/nvidia/gpus")
@@ -22,15 +27,18 @@ RECORD_BYTES = 8192
 """The longest record of /dev/kmsg (CONSOLE_EXT_LOG_MAX of Linux)."""
 
 
-def open_xid_log() -> XidLog | None:
-    """Return the log of all GPUs; None without an NVIDIA driver or the right to read the log."""
+def open_errors() -> ErrorReader:
+    """Return a function that reads the XIDs of all GPUs from now on.
+
+    It returns none without an NVIDIA driver or the right to read the log.
+    """
     try:
         addresses = sorted(path.name for path in GPUS.iterdir())
         log = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return None
+        return tuple
     os.lseek(log, 0, os.SEEK_END)
-    return XidLog(log, addresses)
+    return XidLog(log, addresses).read
 
 
 class XidLog:
@@ -38,6 +46,7 @@ class XidLog:
 
     def __init__(self, log: int, addresses: list[str]) -> None:
         self._log = log
+        weakref.finalize(self, os.close, log)
         self._errors = {
             _normalize(address): DeviceErrors(str(index)) for index, address in enumerate(addresses)
         }
@@ -52,9 +61,6 @@ class XidLog:
                     errors, count=errors.count + 1, last_code=int(match["code"])
                 )
         return tuple(self._errors.values())
-
-    def close(self) -> None:
-        os.close(self._log)
 
     def _read_messages(self) -> list[str]:
         """Return the new messages; the kernel has overwritten some if there were too many."""

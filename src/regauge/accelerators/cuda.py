@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from regauge.host.device_counters import DeviceErrorLog, DeviceReader
+    from regauge.host.device_counters import DeviceReader, ErrorReader
 
 NO_CUDA = "this torch was built without CUDA"
 PEAKS: dict[str, dict[str, float]] = {
@@ -213,8 +213,8 @@ class Cuda(Accelerator):
     def open_counters(self) -> DeviceReader:
         return _nvml.open_counters()
 
-    def open_error_log(self) -> DeviceErrorLog | None:
-        return _xid.open_xid_log()
+    def open_errors(self) -> ErrorReader:
+        return _xid.open_errors()
 
     def chip_peak(self, precision: Precision) -> ChipPeak:
         import torch

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from regauge.host.device_counters import DeviceErrorLog, DeviceReader
+    from regauge.host.device_counters import DeviceReader, ErrorReader
 
 DEVICE = Path("/dev/accel/accel0")
 PEAKS = {"GAUDI2": 432 * TERA, "GAUDI3": 1835 * TERA}
@@ -92,8 +92,8 @@ class Gaudi(Accelerator):
     def open_counters(self) -> DeviceReader:
         return _hlml.open_counters()
 
-    def open_error_log(self) -> DeviceErrorLog | None:
-        return _hlml.open_ecc_log()
+    def open_errors(self) -> ErrorReader:
+        return _hlml.open_errors()
 
     def distributed_backend(self) -> str:
         import habana_frameworks.torch.distributed.hccl  # noqa: F401 - the import registers it

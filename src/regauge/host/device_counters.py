@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -25,9 +24,17 @@ DeviceReader = Callable[[], tuple[DeviceCounters, ...]]
 """Reads the counters of all devices of this machine."""
 
 
+def read_or_none(read: Callable[[], float], error: type[Exception]) -> float | None:
+    """Return a counter, or None if the vendor's library raises its error."""
+    try:
+        return float(read())
+    except error:
+        return None
+
+
 @dataclass(frozen=True)
 class DeviceErrors:
-    """The errors of one device that its driver has logged."""
+    """The errors of one device: those that its driver has logged, or of its memory."""
 
     device: str
     """Index of the device, as in `DeviceCounters`."""
@@ -36,11 +43,5 @@ class DeviceErrors:
     """The vendor's code of the last error, such as an XID of NVIDIA; 0 without one."""
 
 
-class DeviceErrorLog(Protocol):
-    """Reads what the drivers of all devices of this machine log as errors, and never waits."""
-
-    def read(self) -> tuple[DeviceErrors, ...]:
-        """Return the errors of each device since the log was opened."""
-
-    def close(self) -> None:
-        """Free the log."""
+ErrorReader = Callable[[], tuple[DeviceErrors, ...]]
+"""Reads the errors of all devices of this machine since the reader was opened."""

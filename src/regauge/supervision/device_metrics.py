@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from regauge.accelerators import open_device_counters, open_device_error_log
+from regauge.accelerators import open_device_counters, open_device_errors
 from regauge.monitoring import vocabulary
 from regauge.monitoring.polled_source import PolledSource
 from regauge.monitoring.samples import Sample
@@ -30,17 +30,17 @@ METRIC_BY_COUNTER: dict[str, Metric] = {
 def watch_devices(accelerator: Accelerator | None) -> Iterator[Callable[[], list[Sample]]]:
     """Yield a function that returns the samples of all devices of this machine.
 
-    A driver that does not answer delays no sample, and hides no error that it has logged.
-    Without an accelerator, the devices are those of the first kind that has any.
+    The counters and the errors are read in a thread each: a driver that does not answer delays no
+    sample, and hides no error that it has logged. Without an accelerator, the devices are those of
+    the first kind that has any.
     """
-    log = open_device_error_log(accelerator)
     with (
         PolledSource(lambda: open_device_counters(accelerator)) as counters,
-        closing(log) if log else nullcontext(),
+        PolledSource(lambda: open_device_errors(accelerator)) as errors,
     ):
         yield lambda: [
             *describe_counters(counters.read() or ()),
-            *_describe_errors(log.read() if log else ()),
+            *_describe_errors(errors.read() or ()),
         ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 
 from regauge.serving.http_protocol import build_error_response
 from regauge.serving.openapi import build_document_routes
@@ -45,31 +46,20 @@ def build_app(context: ServerContext, search: SearchService | None) -> Starlette
         *build_document_routes(context),
         *(build_search_routes(context, search) if search else ()),
     ]
-    refuse_path = _build_handler(context, _describe_path)
-    refuse_method = _build_handler(context, _describe_method)
-    app = Starlette(routes=routes, exception_handlers={404: refuse_path, 405: refuse_method})
+    refuse = _build_refusal(context)
+    app = Starlette(routes=routes, exception_handlers={404: refuse, 405: refuse})
     app.router.redirect_slashes = False
     return app
 
 
-def _build_handler(
-    context: ServerContext, describe: Callable[[Request], RequestError]
-) -> Callable[[Request, Exception], Response]:
-    """Return a handler of requests without a route, which counts them."""
+def _build_refusal(context: ServerContext) -> Callable[[Request, Exception], Response]:
+    """Return the handler of requests whose path or method no route has, which counts them."""
 
-    def handle(request: Request, error: Exception) -> Response:
-        del error
-        failure = describe(request)
+    def refuse(request: Request, error: Exception) -> Response:
+        failure: RequestError = NotFoundError("no such path")
+        if isinstance(error, HTTPException) and error.status_code == MethodError.status:
+            failure = MethodError(f"{request.method} is not the method of this path")
         context.metrics.count_unknown_route(failure.status)
         return build_error_response(failure, format_openai_error)
 
-    return handle
-
-
-def _describe_path(request: Request) -> RequestError:
-    del request
-    return NotFoundError("no such path")
-
-
-def _describe_method(request: Request) -> RequestError:
-    return MethodError(f"{request.method} is not the method of this path")
+    return refuse

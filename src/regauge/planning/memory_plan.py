@@ -40,7 +40,7 @@ UPDATE_BYTES = {
 }
 """Bytes of a parameter during its update: a copy, and the gradient in fp32 for a master copy."""
 MOMENT_BYTES = {"adamw": 8.0, "sgd": 4.0, "8bit": 2.0}
-"""Bytes of the moments of a parameter; half of those of bf16 weights without a master copy."""
+"""Bytes of the moments of a parameter. bf16 weights without a master copy halve all but 8 bits."""
 LOGIT_BYTES = {"eager": 10.0, "fused": 4.0, "chunked": 1.0}
 """Bytes of a logit: bf16 logits, fp32 copy and fp32 gradient; fused; in chunks."""
 SELECTIVE_SHARE = 0.37
@@ -101,11 +101,11 @@ def plan_parts(
     """Return the bytes of one device by part."""
     shards = shard_devices(job, devices, devices_per_machine)
     weights, gradients, optimizer = _state_bytes(job, shards)
-    activations, logits = _passing_bytes(job, constants.activation_scale)
+    activations, logits = _activation_and_logit_bytes(job, constants.activation_scale)
     working_set = _working_set(job, shards)
     updated = _local_parameters(job) * job.trained_fraction / shards
-    later = UPDATE_BYTES[job.precision] * updated  # the update follows the activations
-    working_set = max(working_set, later - activations - logits)
+    update = UPDATE_BYTES[job.precision] * updated  # it follows the activations
+    working_set = max(working_set, update - activations - logits)
     used = weights + gradients + optimizer + activations + logits + working_set
     return MemoryParts(
         weights,
@@ -156,11 +156,13 @@ def _state_bytes(job: TrainingJob, shards: int) -> tuple[float, float, float]:
     trained = parameters * job.trained_fraction
     is_full = job.strategy in ("fsdp", "hsdp")
     gradient_shards = shards if is_full or job.strategy == "zero2" else 1
-    held = weight * parameters
+    weight_bytes = weight * parameters
     if job.precision == "nf4":  # embeddings stay in bf16
-        held += (WHOLE_BYTES - weight) * job.shape.embedding_parameters / job.parallelism.tensor
+        weight_bytes += (
+            (WHOLE_BYTES - weight) * job.shape.embedding_parameters / job.parallelism.tensor
+        )
     return (
-        held / (shards if is_full else 1),
+        weight_bytes / (shards if is_full else 1),
         gradient * trained / gradient_shards,
         (moments + master) * trained / shards,
     )
@@ -183,17 +185,17 @@ def layer_activation_bytes(job: TrainingJob) -> float:
     return (per_token + scores) * tokens * scale / job.parallelism.tensor
 
 
-def _passing_bytes(job: TrainingJob, scale: float) -> tuple[float, float]:
+def _activation_and_logit_bytes(job: TrainingJob, scale: float) -> tuple[float, float]:
     """Return the bytes of the activations and of the logits, on the stage that has the most.
 
     The first stage of a pipeline of p holds up to p micro-batches, and the last one the logits.
     """
     in_flight = min(job.parallelism.pipeline, max(job.accumulation, 1))
-    first = _activation_bytes(job, in_flight) * scale
-    last, logits = _activation_bytes(job, 1) * scale, logit_bytes(job)
-    if job.parallelism.pipeline > 1 and first > last + logits:
-        return first, 0.0
-    return last, logits
+    first_stage = _activation_bytes(job, in_flight) * scale
+    last_stage, logits = _activation_bytes(job, 1) * scale, logit_bytes(job)
+    if job.parallelism.pipeline > 1 and first_stage > last_stage + logits:
+        return first_stage, 0.0
+    return last_stage, logits
 
 
 def _activation_bytes(job: TrainingJob, in_flight: int) -> float:

@@ -131,7 +131,12 @@ class OfflineFolders:
 
         A new folder must not have the name of one that was moved.
         """
-        while any(self._folder.rglob(f"*run-{time.strftime('%Y%m%d_%H%M%S')}-*")):
+        folders = self._folder, self._folder / INCOMPLETE
+        while any(
+            path
+            for folder in folders
+            for path in folder.glob(f"*run-{time.strftime('%Y%m%d_%H%M%S')}-*")
+        ):
             time.sleep(NAME_POLL_SECONDS)
 
     def record_complete(self, record: Path, step: int) -> None:

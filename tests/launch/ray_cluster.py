@@ -10,16 +10,21 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
+
+import pytest
 
 from faults.families import list_descendants
 from regauge.processes import find_free_port
 
 START_SECONDS = 300.0
+TOKEN = uuid.uuid4().hex
+"""Token of the cluster and its clients. A token in the home folder would be used otherwise."""
 STORE_BYTES = 100 * 2**20
 COMMAND = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"]
 
@@ -71,7 +76,9 @@ class LoopbackCluster:
         return [str(node.get("ip")) for node in alive]
 
     def _read(self, path: str) -> bytes | None:
-        with suppress(OSError), urlopen(f"http://{self.dashboard}{path}", timeout=10) as answer:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        request = Request(f"http://{self.dashboard}{path}", headers=headers)
+        with suppress(OSError), urlopen(request, timeout=10) as answer:  # noqa: S310 - loopback
             return bytes(answer.read())
         return None
 
@@ -98,15 +105,18 @@ def kill_node(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def start_cluster(cpus: int = 2, workers: int = 1) -> Iterator[LoopbackCluster]:
-    """Yield a cluster of a head node and some worker nodes."""
+    """Yield a cluster of a head node and some worker nodes, whose clients need a token."""
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     cluster = LoopbackCluster(folder, cpus)
-    try:
-        cluster.start_head()
-        for _ in range(workers):
-            cluster.start_worker()
-        yield cluster
-    finally:
-        for process in reversed(cluster.nodes):
-            kill_node(process)
-        shutil.rmtree(folder, ignore_errors=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", TOKEN)
+        try:
+            cluster.start_head()
+            for _ in range(workers):
+                cluster.start_worker()
+            yield cluster
+        finally:
+            for process in reversed(cluster.nodes):
+                kill_node(process)
+            shutil.rmtree(folder, ignore_errors=True)

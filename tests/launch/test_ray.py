@@ -150,6 +150,30 @@ def test_a_training_that_loses_a_node_equals_the_undisturbed_run(
     assert f"output: {folder}" not in first
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [{}, {"RAY_AUTH_MODE": "token"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "wrong"}],
+    ids=["no mode", "no token", "a wrong token"],
+)
+def test_a_client_without_the_token_is_refused_in_one_line(
+    cluster: LoopbackCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # it has no token
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    problem = regauge("job", "status", f"ray://{cluster.dashboard}/any", code=2)
+    assert problem.count("\n") == 1, problem
+    assert f"the Ray cluster at {cluster.dashboard} needs a token" in problem
+    assert problem.endswith(
+        "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the token of the cluster\n"
+    )
+
+
 def test_a_killed_actor_takes_its_command_with_it_and_a_cancelled_job_saves(
     runs: Runs, cluster: LoopbackCluster, tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ DRIVER = "regauge.launchers._ray_driver"
 DOCUMENT = "job.json"
 CANCEL_SECONDS = 90.0
 POLL_SECONDS = 0.5
+AUTHENTICATION_REMEDY = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the token of the cluster"
 INSTALL_COMMAND = "pip install 'regauge[ray]'"
 EXECUTOR_KEY = "execution.executor"
 FINAL_STATUSES = ("STOPPED", "SUCCEEDED", "FAILED")
@@ -327,10 +328,15 @@ def _call(address: str, remedy: str, request: Callable[[], T]) -> T:
     """Return the answer to a request.
 
     Raises TransientError if the server is unreachable, and SettingsError with a remedy if it
-    refuses the request.
+    refuses the request or the token.
     """
+    from ray.exceptions import RayError
+
     try:
         return request()
+    except RayError as error:  # the client raises it for a missing or wrong token alone
+        problem = f"the Ray cluster at {address} needs a token: {first_line(error)}"
+        raise SettingsError(problem, AUTHENTICATION_REMEDY) from None
     except (ConnectionError, OSError) as error:
         problem = f"no job server of Ray answers at {address}: {first_line(error)}"
         raise TransientError(problem, "check the address, and that the dashboard runs") from None

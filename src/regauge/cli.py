@@ -17,6 +17,7 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, Unknow
 from regauge import __doc__ as package_doc
 from regauge import __version__, choices, log, peer_names, processes, stop_signals
 from regauge.errors import (
+    ERROR_PREFIX,
     SHOW_TRACEBACK,
     ChildError,
     SettingsError,
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exception(error)
         report = describe_error(error)
         if not processes.is_supervised():  # otherwise the supervisor prints the line
-            log.stderr.print(f"regauge: {report.line}", style="red", markup=False)
+            log.stderr.print(f"{ERROR_PREFIX}{report.line}", style="red", markup=False)
             if wants_json(tokens) and not log.stdout.has_document:
                 log.print_json(report.to_document())
         return report.code
@@ -90,7 +91,7 @@ def _report_stop() -> None:
     """Print the line of a command that a stop signal ends; the main thread may hold any lock."""
     number = stop_signals.find_signal()
     if number is not None and not processes.is_supervised():
-        os.write(sys.stderr.fileno(), f"regauge: {StopSignalError(number)}\n".encode())
+        os.write(sys.stderr.fileno(), f"{ERROR_PREFIX}{StopSignalError(number)}\n".encode())
 
 
 def _run_verb(tokens: list[str]) -> None:

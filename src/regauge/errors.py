@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 SHOW_TRACEBACK = "--traceback"
+ERROR_PREFIX = "regauge: "
+"""Start of the line that a command prints for an error."""
 
 PACKAGE = Path(__file__).parent
 FIRST_SIGNAL_CODE = 128
@@ -136,6 +138,7 @@ class ChildError(RegaugeError):
     """A child process failed; this error passes on its exit code and its message."""
 
     def __init__(self, exit_code: int, line: str) -> None:
+        line = line.removeprefix(ERROR_PREFIX)
         problem, _, remedy = line.rpartition("; ")
         super().__init__(problem or remedy, remedy if problem else "")
         self.args = (line,)

@@ -131,6 +131,12 @@ def test_an_error_can_be_pickled(error: errors.RegaugeError) -> None:
     assert copied.exit_code == error.exit_code
 
 
+def test_the_line_of_a_child_process_is_not_prefixed_twice() -> None:
+    error = errors.ChildError(2, f"{errors.ERROR_PREFIX}a is wrong; change it")
+    assert cli.describe_error(error) == ("a is wrong; change it", 2)
+    assert (error.problem, error.remedy) == ("a is wrong", "change it")
+
+
 def test_exit_codes_are_the_documented_ones() -> None:
     codes = {error.__name__: error.exit_code for error in CODED}
     assert sorted(codes.values()) == [2, 64, 65, 66, 67, 68, 69, 75, 76, 143]

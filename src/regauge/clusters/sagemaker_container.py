@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge.artifacts.manifest import MANIFEST
-from regauge.errors import SettingsError
+from regauge.errors import ERROR_PREFIX, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +62,7 @@ def main() -> None:
     try:
         command = build_command(os.environ)
     except SettingsError as error:
-        sys.stderr.write(f"regauge: {error.problem}; {error.remedy}\n")
+        sys.stderr.write(f"{ERROR_PREFIX}{error}\n")
         sys.exit(error.exit_code)
     os.execv(sys.executable, [sys.executable, "-m", "regauge", *command])  # noqa: S606 - no shell
 

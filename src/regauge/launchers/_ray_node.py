@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from regauge.errors import DataError
+from regauge.errors import ERROR_PREFIX, DataError
 from regauge.launchers._secret_files import read_secret_files
 from regauge.processes import convert_return_code, die_with_parent, find_free_port
 
@@ -61,7 +61,7 @@ class NodeActor:
 
     def _record_failure(self, reason: str, code: int) -> None:
         """Record why the command did not start, as the last line and the exit code of the node."""
-        self._lines.put(f"regauge: {reason}")
+        self._lines.put(f"{ERROR_PREFIX}{reason}")
         self._code = code
 
     def _read(self, output: IO[bytes]) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regauge.errors import SettingsError
+from regauge.errors import ERROR_PREFIX, SettingsError
 from regauge.launchers import JobEvent
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ POLL_SECONDS = 0.5
 _EVENT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ) (.+)")
 _TASK_END = re.compile(r"srun: error: (\S+): tasks? \d+\S*: (?:Exited with exit code (\d+)|Killed)")
 _CANCELLATION = re.compile(r"CANCELLED AT \S+ DUE TO (.+?) \*\*\*")
-ERROR_PREFIX = "regauge: "
 TAIL_BYTES = 65536
 """Number of bytes at the end of a log that are searched for events and errors."""
 

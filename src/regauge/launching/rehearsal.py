@@ -202,7 +202,7 @@ class Rehearsal:
             return
         log = build_log_path(self._folder / "logs", 1, 0)
         lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
-        line = lines[-1].removeprefix(f"{PROGRAM}: ") if lines else "it wrote no log; run it alone"
+        line = lines[-1] if lines else "it wrote no log; run it alone"
         logger.error("the job of the rehearsal failed:\n%s", "\n".join(lines[-10:]))
         raise ChildError(runner.exit_code or 1, line)
 

@@ -100,4 +100,4 @@ def _run_commands(commands: list[list[str]], logs: Path, variables: Mapping[str,
             if (text := log.read_text(encoding="utf-8", errors="replace").strip())
         ]
         message = texts[0].splitlines()[-1] if texts else f"a process exited with code {code}"
-        raise ChildError(code, message.removeprefix("regauge: "))
+        raise ChildError(code, message)

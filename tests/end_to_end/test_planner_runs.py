@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from regauge import jsonl
 from regauge.cli import main
 from regauge.config import dump, merge
 from regauge.planning import run_history
+from regauge.run_plans import local_probe
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +104,36 @@ def test_a_probe_needs_prepared_data(tmp_path: Path, capsys: pytest.CaptureFixtu
     arguments = ["plan", str(run_file), "--probe", "--on", "p5.48xlarge"]
     assert main([*arguments, "model.config.vocab_size=99"]) == 2
     assert "--probe measures this machine" in capsys.readouterr().err
+
+
+def test_a_refused_probe_prints_the_line_of_the_run(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(run_history.VARIABLE, str(tmp_path / "runs.jsonl"))
+    run_file = write_run(tmp_path, data)
+    overrides = ["batch.rows=8", "batch.microbatch_rows=8", "execution.processes=2"]
+    assert main(["plan", str(run_file), "--probe", *overrides]) == 2
+    printed = capsys.readouterr().err
+    assert "measuring 20 steps on 2 processes" in printed
+    assert "on 1 process" not in printed, "the number that may be refused is measured first"
+    (line,) = (line for line in printed.splitlines() if line.startswith("regauge: "))
+    assert line.startswith("regauge: 2 processes, but only 1 microbatch per step; use at most 1")
+    assert not run_history.load_history()
+
+
+def test_a_failed_probe_logs_its_lines(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder with the logs of the probe is removed, so the error does not name it."""
+
+    def fail(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        folder = Path(command[-2]).parent
+        assert folder.is_dir()
+        error = f"out of memory\nregauge: process 0 ended; see {folder / 'run' / 'failures'}\n"
+        return subprocess.CompletedProcess(command, 69, "", error)
+
+    monkeypatch.setattr(local_probe.subprocess, "run", fail)
+    assert main(["plan", str(write_run(tmp_path, data)), "--probe"]) == 69
+    *lines, last = capsys.readouterr().err.splitlines()
+    assert "out of memory" in lines
+    assert last == "regauge: process 0 ended; see the lines above"

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 PROBE_STEPS, WARMUP_STEPS = 20, 5
 """Steps that a probe measures, and steps before them."""
+LOG_LINES = 20
+"""Lines of the log of a failed probe that are logged."""
 GRAPHS_PER_SHAPE, MIN_SECONDS_PER_GRAPH = 2, 30.0
 """A run that is shorter than this time for each graph is not compiled, as in `train`."""
 
@@ -54,8 +56,9 @@ def probe_run(run: ProbedRun) -> list[Anchor]:
         problem = f"a probe trains on real rows, and {path} is not prepared"
         raise SettingsError(problem, "run 'regauge prepare', or the pipeline of the run file")
     requested = (run.tables.get("execution") or {}).get("processes", 1)
-    counts = sorted({1, requested}) if isinstance(requested, int) else [1]
-    return [_probe_processes(run, count) for count in counts]
+    counts = {1, requested} if isinstance(requested, int) else {1}
+    # The larger number is measured first, because the run may be refused on it.
+    return [_probe_processes(run, count) for count in sorted(counts, reverse=True)][::-1]
 
 
 def _probe_processes(run: ProbedRun, processes: int) -> Anchor:
@@ -122,4 +125,8 @@ def _run_benchmark(run_file: Path) -> None:
     )
     if result.returncode:
         lines = [line for line in result.stderr.splitlines() if line.strip()]
-        raise ChildError(result.returncode, lines[-1] if lines else json.dumps(command))
+        line = lines[-1] if lines else json.dumps(command)
+        if str(run_file.parent) in line:  # the folder with the logs does not outlive the probe
+            line = f"{line.rpartition('; ')[0]}; see the lines above"
+            logger.error("the probe failed:\n%s", "\n".join(lines[-LOG_LINES:]))
+        raise ChildError(result.returncode, line)

@@ -47,14 +47,6 @@ from regauge.planning.memory_plan import plan_parts
 from regauge.planning.step_time import BETWEEN, INSIDE, plan_step
 
 FOLDER = constants.CALIBRATION.parent
-FITTED = (
-    "efficiency",
-    "hidden_half",
-    "token_half",
-    "attention_efficiency",
-    "traffic",
-    "fixed_seconds",
-)
 PRIOR = {
     "efficiency": (0.65, 0.5),
     "hidden_half": (400.0, 0.5),

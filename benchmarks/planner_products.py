@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from planner_chips import find_chip, find_chip_row
 from scipy.optimize import least_squares
 
 from regauge.planning.calibration import ANY, MatmulConstants, load_calibration
@@ -19,7 +21,6 @@ from regauge.planning.collective_times import (
     collective_seconds,
     load_curves,
 )
-from regauge.planning.machines import load_chip_rows
 from regauge.planning.matmul import (
     MeasuredProduct,
     correct_product,
@@ -66,21 +67,6 @@ class Message:
     key: CurveKey
     size: float
     seconds: float
-
-
-def find_chip_row(system: str) -> Mapping[str, str]:
-    """Return the row of the catalog for a system's name, such as h100_sxm."""
-    words = system.lower().replace("_", "-").split("-")
-    rows = load_chip_rows()
-    if words[0] == "rtx":
-        return rows["RTX-PRO-6000-SE (g7e)"]
-    names = [name for name in rows if name.lower().split("-")[0] == words[0]]
-
-    def likeness(name: str) -> tuple[int, bool, float]:
-        same = sum(word in name.lower() for word in words)
-        return same, "(" not in name, float(rows[name]["memory_gb"] or 0)
-
-    return rows[max(names, key=likeness)]
 
 
 def find_rates(system: str) -> tuple[float, float]:
@@ -190,10 +176,21 @@ def has_seen_collectives(rows: Sequence[Mapping[str, str]]) -> bool:
     return any(item.key.system in known for item in read_messages(rows))
 
 
+def _select_known(
+    rows: Sequence[Mapping[str, str]], kind: str
+) -> tuple[list[Mapping[str, str]], dict[str, dict[str, object]]]:
+    """Return the rows of chips in the catalog, and a table that counts the others."""
+    known = {name for name in {row["system"] for row in rows} if find_chip(name)}
+    unknown = Counter(row["system"] for row in rows if row["system"] not in known)
+    left_out = {f"{kind}, not in the catalog": dict(unknown)} if unknown else {}
+    return [row for row in rows if row["system"] in known], left_out
+
+
 def judge_products(
     rows: Sequence[Mapping[str, str]], *, is_held_out: bool
 ) -> dict[str, dict[str, object]]:
     """Return the errors of products: by folds of a system, and without the system."""
+    rows, left_out = _select_known(rows, "products")
     products = read_products(rows)
     systems = sorted({item.system for item in products})
     if is_held_out:
@@ -205,17 +202,21 @@ def judge_products(
             for name in systems
             if name not in fitted
         }
-        return by_rows | {
-            f"products, {name}" + ("" if name in fitted else " (data sheet alone)"): _figures(
-                [
-                    predict_product(item, fitted, known) / item.seconds - 1
-                    for item in products
-                    if item.system == name
-                ]
-            )
-            for name in systems
-        }
-    tables = {}
+        return (
+            left_out
+            | by_rows
+            | {
+                f"products, {name}" + ("" if name in fitted else " (data sheet alone)"): _figures(
+                    [
+                        predict_product(item, fitted, known) / item.seconds - 1
+                        for item in products
+                        if item.system == name
+                    ]
+                )
+                for name in systems
+            }
+        )
+    tables = dict(left_out)
     for name in systems:
         judged = [item for item in products if item.system == name]
         others = [item for item in products if item.system != name]
@@ -291,6 +292,7 @@ def judge_collectives(
     rows: Sequence[Mapping[str, str]], *, is_held_out: bool
 ) -> dict[str, dict[str, object]]:
     """Return the errors of collectives: by folds of the sizes, and without the system."""
+    rows, left_out = _select_known(rows, "collectives")
     messages = read_messages(rows)
     systems = sorted({item.key.system for item in messages})
     if is_held_out:
@@ -298,17 +300,21 @@ def judge_collectives(
         known = {curve.system for curve in curves}
         links = find_links([*systems, *known])
         unseen = [item for item in messages if item.key.system not in known]
-        return _cross_validate_collectives(unseen) | {
-            f"collectives, {name}" + ("" if name in known else " (data sheet alone)"): _figures(
-                [
-                    collective_seconds(item.key, item.size, curves, links) / item.seconds - 1
-                    for item in messages
-                    if item.key.system == name and item.size > MIN_BYTES
-                ]
-            )
-            for name in systems
-        }
-    tables = _cross_validate_collectives(messages)
+        return (
+            left_out
+            | _cross_validate_collectives(unseen)
+            | {
+                f"collectives, {name}" + ("" if name in known else " (data sheet alone)"): _figures(
+                    [
+                        collective_seconds(item.key, item.size, curves, links) / item.seconds - 1
+                        for item in messages
+                        if item.key.system == name and item.size > MIN_BYTES
+                    ]
+                )
+                for name in systems
+            }
+        )
+    tables = left_out | _cross_validate_collectives(messages)
     links = find_links(systems)
     for name in systems:
         judged = [m for m in messages if m.key.system == name and m.size > MIN_BYTES]

@@ -10,44 +10,16 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from regauge.planning import machines
+from planner_chips import build_rates, find_chip
+
 from regauge.planning.calibration import MemoryConstants
 from regauge.planning.memory_plan import plan_parts
 from regauge.planning.model_shape import AttentionShape, ModelShape
 from regauge.planning.training_job import MachineRates, ModelParallelism, TrainingJob
 
 GIB = 2**30
-CHIPS = {
-    "V100_16GB": "V100-SXM2-16GB",
-    "V100_32GB": "V100-SXM2-32GB",
-    "A10G_24GB": "A10G",
-    "A100_40GB": "A100-SXM-40GB",
-    "8xA100-class (see README)": "A100-SXM-40GB",
-    "A100_80GB": "A100-SXM-80GB",
-    "A800_80GB": "A800-SXM-80GB",
-    "H100_80GB": "H100-SXM-80GB",
-    "H100_94GB": "H100-SXM-96GB-HBM2e-500W (Meta Grand Teton)",
-    "H100_96GB(500W)": "H100-SXM-96GB-HBM2e-500W (Meta Grand Teton)",
-    "H800_80GB": "H800-SXM-80GB",
-    "H200_141GB": "H200-SXM-141GB",
-    "B200": "B200-SXM",
-    "MI300X": "MI300X",
-    "Gaudi1_32GB": "Gaudi1 (HL-205)",
-    "Gaudi2_96GB": "Gaudi2",
-    "Trainium1": "Trainium1",
-}
-BARE = {"TitanRTX_24GB": 24, "RTX3090_24GB": 24, "RTX4090_24GB": 24, "A6000_48GB": 48}
-"""Memory in GB of chips that the catalog does not have."""
-NETWORK = 400e9 / 8
-"""Bytes per second between machines of sources that do not state it: 8 x 50 Gb/s."""
-NETWORKS = {
-    "A100_80GB": 1600e9 / 8,
-    "A100_40GB": 1600e9 / 8,
-    "H100_80GB": 3200e9 / 8,
-    "H100_96GB(500W)": 3200e9 / 8,
-    "H200_141GB": 3200e9 / 8,
-    "Trainium1": 800e9 / 8,
-}
+DEVICES_PER_MACHINE = 8
+"""Devices of a machine, if a row does not state the number of machines."""
 KNOWN_SHAPES = {
     # layers, hidden, heads, kv_heads, head_dim, ffn, vocab, is_gated
     "falcon-7b": (32, 4544, 71, 1, 64, 18176, 65024, False),
@@ -174,14 +146,16 @@ def short_source(source: str) -> str:
 
 
 def parse_row(row: dict[str, str]) -> Sample | None:
-    """Return a row as a sample; None if its model or its chip is unknown."""
+    """Return a row as a sample; None if the planner cannot express its model or its machine."""
     shape = parse_shape(row)
-    if shape is None or (row["hardware"] not in CHIPS and row["hardware"] not in BARE):
-        return None
     if "offload" in row["strategy"].lower():  # states in main memory: no strategy of the planner
         return None
-    machine, count = parse_machine(row)
+    devices, count = count_devices(row)
+    machine = build_rates(row["hardware"], max(devices // count, 1))
+    if shape is None or machine is None:
+        return None
     job = parse_job(row, shape, machine.devices * count)
+    is_planned = find_chip(row["hardware"]) is not None  # a chip without rates has a memory alone
     memory = number(row["memory_gb"])
     is_gib = "memory GiB" in row["notes"] or "mem nvidia-smi GiB" in row["notes"]
     is_gib |= short_source(row["source"]) in (
@@ -197,7 +171,7 @@ def parse_row(row: dict[str, str]) -> Sample | None:
         job=job,
         machine=machine,
         count=count,
-        step_seconds=step_seconds(row, job, machine.devices * count),
+        step_seconds=step_seconds(row, job, machine.devices * count) if is_planned else None,
         memory_bytes=memory * (GIB if is_gib else 1e9) if memory else None,
         is_out_of_memory=row["outcome"] == "OOM",
         published_mfu=number(row["mfu"]),
@@ -252,20 +226,13 @@ def row_length(row: dict[str, str]) -> int:
     return min(length, ENCODER_POSITIONS) if is_encoder else length
 
 
-def parse_machine(row: dict[str, str]) -> tuple[MachineRates, int]:
-    """Return the machine of a row, and their number."""
-    hardware, devices = row["hardware"], int(float(row["n_devices"]))
+def count_devices(row: dict[str, str]) -> tuple[int, int]:
+    """Return the number of devices of a row, and of machines."""
+    devices = int(number(row["n_devices"]) or 1)
     if is_config_hub(row) and devices > 1:
         is_full = row["strategy"].startswith("full")
         devices = CONFIG_HUB_DEVICES.get(row["model"], devices) if is_full else 1
-    count = int(number(row["n_nodes"]) or -(-devices // 8))
-    chips = max(devices // count, 1)
-    if hardware in BARE:
-        size = BARE[hardware] * GIB * machines.USABLE_SHARE
-        return MachineRates(hardware, hardware, chips, 100e12, size, 7e11, 1.6e10, NETWORK), count
-    return machines.build_machine(
-        hardware, CHIPS[hardware], chips, NETWORKS.get(hardware, NETWORK)
-    ), count
+    return devices, int(number(row["n_nodes"]) or -(-devices // DEVICES_PER_MACHINE))
 
 
 def is_config_hub(row: dict[str, str]) -> bool:
@@ -466,7 +433,7 @@ def parse_stack(row: dict[str, str]) -> str:
 
 
 def step_seconds(row: dict[str, str], job: TrainingJob, devices: int) -> float | None:
-    """Return the measured seconds of a step, from the throughput."""
+    """Return the measured seconds of a step, from the throughput; None without one."""
     rate, unit = number(row["throughput"]), row["throughput_unit"]
     if not rate:
         return None

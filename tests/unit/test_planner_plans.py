@@ -20,7 +20,7 @@ from regauge.planning.machines import GIB, find_machine
 from regauge.planning.model_shape import shape_from_config
 from regauge.planning.network import Link, Topology
 from regauge.planning.step_time import plan_step, traffic_seconds
-from regauge.planning.training_job import MachineRates, ModelParallelism, TrainingJob
+from regauge.planning.training_job import Estimate, MachineRates, ModelParallelism, TrainingJob
 from regauge.planning.training_plan import TrainingPlan, plan_training
 
 P5 = "p5.48xlarge"
@@ -75,6 +75,25 @@ def test_more_work_never_costs_less(
     ):
         assert _formula_bytes(larger) >= _formula_bytes(base)
         assert _step(larger) > _step(base)
+
+
+def test_stragglers_count_machines_that_exchange_gradients() -> None:
+    """The four machines of one pipelined model lose nothing; four copies of it do."""
+    pipeline = _job(strategy="ddp", accumulation=4, parallelism=ModelParallelism(pipeline=32))
+    machine, calibration = find_machine(P5), load_calibration()
+    assert plan_step(pipeline, machine, 4, calibration).growth == 0
+    parts = plan_step(pipeline, machine, 16, calibration)
+    growth = calibration.find_stack(machine.chip, None).growth
+    compute = parts.matmul + parts.attention + parts.traffic
+    assert growth > 0
+    assert parts.growth == pytest.approx(compute * ((1 + growth) ** 2 - 1))
+
+
+def test_estimates_overlap_if_both_medians_are_in_the_other_interval() -> None:
+    wide, narrow = Estimate(0.5, 1.0, 2.0), Estimate(1.4, 1.5, 1.6)
+    assert intervals.overlaps(wide, Estimate(0.9, 1.5, 2.0))
+    assert not intervals.overlaps(wide, narrow)
+    assert not intervals.overlaps(narrow, wide)
 
 
 @given(count=st.integers(1, 64), layers=st.integers(1, 80), batch=st.integers(1, 64))

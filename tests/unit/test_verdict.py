@@ -284,6 +284,25 @@ def test_another_torch_version_does_not_block() -> None:
     )
 
 
+def test_other_settings_of_fp32_products_are_printed() -> None:
+    """Two fp32 runs of which one computes products in tf32 differ by the setting of its device."""
+    ours, theirs = (
+        replace(run(name), environment={"device": {"kind": kind, "fp32_products": settings}})
+        for name, kind, settings in (
+            ("a", "cuda", {"allow_tf32": True, "float32_matmul_precision": "highest"}),
+            ("b", "generic", {"float32_matmul_precision": "highest"}),
+        )
+    )
+    parity = compare_pair(ours, theirs)
+    [difference] = parity.compute_differences
+    assert (difference.key, difference.baseline, difference.candidate) == (
+        "fp32 allow_tf32",
+        True,
+        None,
+    )
+    assert "fp32 allow_tf32" in " ".join(describe_parity(parity))
+
+
 def test_runs_without_a_common_evaluation_are_inconclusive() -> None:
     assert compare_pair(run("a"), run("b", heldout=((21, 6.0),))).verdict == "inconclusive"
     assert isinstance(compare_pair(run("a"), run("b", heldout=())), Parity)

@@ -60,6 +60,16 @@ def test_a_server_is_planned_for_a_rate(artifact: Path, capsys: pytest.CaptureFi
     assert small["machines"] == "1 x c7i.4xlarge"
     assert large["rows_per_second_p10"] >= 1_000_000
     assert large["latency_ms"] <= 2000
+    times = json.loads((artifact / "bucket_times.json").read_text())
+    longest = max(item["length"] for item in times["times"])
+    (milliseconds,) = (
+        item["milliseconds"]
+        for item in times["times"]
+        if (item["length"], item["rows"]) == (longest, large["batch_rows"])
+    )
+    machines = int(large["machines"].split(" x ")[0])
+    rate = 1000 * large["batch_rows"] / milliseconds * large["replicas"] * machines
+    assert large["rows_per_second"] == pytest.approx(0.7 * rate, rel=0.01), "70 % of the time"
 
 
 @pytest.mark.parametrize(

@@ -19,20 +19,14 @@ from regauge.data.batches import (
 from regauge.data.buckets import (
     LENGTH_MULTIPLE,
     choose_bucket_lengths,
+    count_padded_tokens,
     find_bucket_length,
+    joined_text_histogram,
+    longest_text_histogram,
     sum_histograms,
 )
 
 histograms = st.lists(st.integers(0, 30), min_size=1, max_size=49).filter(any).map(tuple)
-
-
-def count_padded_tokens(histogram: tuple[int, ...], bucket_lengths: tuple[int, ...]) -> int:
-    """Return the number of tokens if every text is padded to its bucket length."""
-    return sum(
-        count * find_bucket_length(length, bucket_lengths)
-        for length, count in enumerate(histogram)
-        if count
-    )
 
 
 def find_max_length(histogram: tuple[int, ...]) -> int:
@@ -118,5 +112,23 @@ def test_dropout_keys_depend_on_the_text_and_not_on_its_slot() -> None:
 
 
 def test_summed_histograms_have_the_maximum_length() -> None:
-    assert sum_histograms([(1, 2), np.array([0, 1, 5]), ()]).tolist() == [1, 3, 5]
-    assert sum_histograms([]).tolist() == []
+    assert sum_histograms([(1, 2), (0, 1, 5), ()]) == (1, 3, 5)
+    assert sum_histograms([]) == ()
+
+
+counts = st.lists(st.integers(0, 10**6), min_size=1, max_size=40)
+
+
+@given(first=counts, second=counts)
+def test_joined_texts_are_counted_by_their_sum(first: list[int], second: list[int]) -> None:
+    """The counts are those of all pairs of a first and a second text, by numpy in exact numbers."""
+    pairs = np.convolve(np.array(first, object), np.array(second, object)).tolist()
+    total = max(sum(first), 1)
+    expected = [max(round(n / total), 1) if n else 0 for n in pairs]
+    assert list(joined_text_histogram(first, second)) == expected
+
+
+def test_rows_are_counted_by_their_longest_text() -> None:
+    """Half of the queries have 2 tokens and half 4; a tenth of the documents has 3, the rest 1."""
+    assert longest_text_histogram([[0, 0, 50, 0, 50], [0, 90, 0, 10]]) == (0, 1, 45, 5, 50)
+    assert longest_text_histogram([[], []]) == (0, 0)

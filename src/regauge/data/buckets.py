@@ -1,63 +1,78 @@
-"""Bucket lengths: the few lengths that batches are padded to, so that their shapes repeat."""
+"""Bucket lengths: the few lengths that batches are padded to, so that their shapes repeat.
+
+Entry i of a histogram is the number of texts with i tokens. Nothing here imports numpy.
+"""
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 LENGTH_MULTIPLE = 8
 """Bucket lengths are multiples of this number; matrix units compute these fastest."""
 
 
-def choose_bucket_lengths(histogram: tuple[int, ...], max_buckets: int) -> tuple[int, ...]:
+def choose_bucket_lengths(histogram: Sequence[int], max_buckets: int) -> tuple[int, ...]:
     """Return at most `max_buckets` lengths that cover a histogram with the least padding.
 
-    Entry i of the histogram is the number of texts with i tokens. The result is exact. It is
-    computed by dynamic programming over the multiples of `LENGTH_MULTIPLE`: the cost of a bucket is
-    its length times its number of texts.
+    The result is exact. It is computed by dynamic programming over the multiples of
+    `LENGTH_MULTIPLE`: the cost of a bucket is its length times its number of texts.
     """
     lengths, counts = _list_candidates(histogram)
-    cumulative = np.concatenate([[0], np.cumsum(counts)])
-    num_lengths = len(lengths)
-    cost = np.full((max_buckets + 1, num_lengths + 1), np.inf)
-    cost[:, 0] = 0
-    previous = np.zeros((max_buckets + 1, num_lengths + 1), np.int64)
-    for num_buckets in range(1, max_buckets + 1):
-        for end in range(1, num_lengths + 1):
-            costs = (
-                cost[num_buckets - 1, :end]
-                + (cumulative[end] - cumulative[:end]) * lengths[end - 1]
-            )
-            previous[num_buckets, end] = int(costs.argmin())
-            cost[num_buckets, end] = costs.min()
-    selected, end, num_buckets = [], num_lengths, max_buckets
+    cumulative = [0, *accumulate(counts)]
+    cost = [0, *(length * count for length, count in zip(lengths, cumulative[1:], strict=True))]
+    starts = [[0] * len(cost)]
+    for _ in range(max_buckets - 1):
+        cost, start = _add_bucket(cost, lengths, cumulative)
+        starts.append(start)
+    selected, end = [], len(lengths)
     while end > 0:
-        selected.append(int(lengths[end - 1]))
-        end, num_buckets = int(previous[num_buckets, end]), num_buckets - 1
+        selected.append(lengths[end - 1])
+        end = starts.pop()[end]
     return tuple(reversed(selected))
 
 
-def real_token_fraction(histogram: tuple[int, ...], bucket_lengths: tuple[int, ...]) -> float:
+def _add_bucket(
+    cost: Sequence[int], lengths: Sequence[int], cumulative: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Return the costs with one more bucket, and the start of the last bucket.
+
+    Entry i is about the first i lengths. The best start never falls with i, because costs have the
+    quadrangle inequality. So the starts of both halves are on the two sides of the middle's.
+    """
+    best, starts = list(cost), [0] * len(cost)
+    ranges = [(1, len(lengths), 0, len(lengths) - 1)]
+    while ranges:
+        low, high, first, last = ranges.pop()
+        if low > high:
+            continue
+        middle = (low + high) // 2
+        length, total = lengths[middle - 1], cumulative[middle]
+        best[middle], starts[middle] = min(
+            (cost[start] + (total - cumulative[start]) * length, start)
+            for start in range(first, min(last, middle - 1) + 1)
+        )
+        ranges.append((low, middle - 1, first, starts[middle]))
+        ranges.append((middle + 1, high, starts[middle], last))
+    return best, starts
+
+
+def real_token_fraction(histogram: Sequence[int], bucket_lengths: tuple[int, ...]) -> float:
     """Return the fraction of real tokens if each text is padded to its bucket length."""
     num_tokens = sum(length * count for length, count in enumerate(histogram))
-    num_slots = sum(
+    return num_tokens / max(count_padded_tokens(histogram, bucket_lengths), 1)
+
+
+def count_padded_tokens(histogram: Sequence[int], bucket_lengths: tuple[int, ...]) -> int:
+    """Return the number of tokens if each text is padded to its bucket length."""
+    return sum(
         find_bucket_length(length, bucket_lengths) * count
         for length, count in enumerate(histogram)
         if count
     )
-    return num_tokens / max(num_slots, 1)
-
-
-def sum_histograms(histograms: Sequence[Sequence[int] | np.ndarray]) -> np.ndarray:
-    """Return the sum of histograms, as long as the longest one."""
-    total = np.zeros(max(map(len, histograms), default=0), np.int64)
-    for counts in histograms:
-        total[: len(counts)] += np.asarray(counts, np.int64)
-    return total
 
 
 def find_bucket_length(length: int, bucket_lengths: tuple[int, ...]) -> int:
@@ -65,14 +80,72 @@ def find_bucket_length(length: int, bucket_lengths: tuple[int, ...]) -> int:
     return next(bucket_length for bucket_length in bucket_lengths if bucket_length >= length)
 
 
-def _list_candidates(histogram: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def sum_histograms(histograms: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """Return the sum of histograms, as long as the longest one."""
+    histograms = list(histograms)
+    total = [0] * max(map(len, histograms), default=0)
+    for counts in histograms:
+        for length, count in enumerate(counts):
+            total[length] += count
+    return tuple(total)
+
+
+def longest_text_histogram(histograms: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the expected number of rows by the length of their longest text.
+
+    Text lengths are assumed independent. Every length that occurs counts at least once.
+    """
+    size = max([2, *(len(counts) for counts in histograms)])
+    shares = [1.0] * size
+    for counts in histograms:
+        total = max(sum(counts), 1)
+        extended = [*counts, *[0] * (size - len(counts))]
+        shares = [
+            share * (n / total) for share, n in zip(shares, accumulate(extended), strict=True)
+        ]
+    num_rows = max((sum(counts) for counts in histograms), default=0)
+    occurring = sum_histograms(histograms) + (0,) * size
+    expected = (after - before for before, after in zip([0.0, *shares], shares, strict=False))
+    return tuple(
+        max(round(share * num_rows), 1) if occurring[length] else 0
+        for length, share in enumerate(expected)
+    )
+
+
+def joined_text_histogram(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
+    """Return the expected number of rows by the length of two texts that are joined.
+
+    Text lengths are assumed independent. Every length that occurs counts at least once.
+    """
+    total = max(sum(first), 1)
+    return tuple(max(round(n / total), 1) if n else 0 for n in _convolve(first, second))
+
+
+def _convolve(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """Return the convolution of counts: one product of integers that hold them as digits."""
+    largest = max(sum(first), 1) * max(sum(second), 1)
+    size = -(-largest.bit_length() // 8)  # bytes of a digit
+
+    def pack(counts: Sequence[int]) -> int:
+        return int.from_bytes(b"".join(n.to_bytes(size, "little") for n in counts), "little")
+
+    digits = (pack(first) * pack(second)).to_bytes(size * (len(first) + len(second)), "little")
+    return [
+        int.from_bytes(digits[size * index : size * (index + 1)], "little")
+        for index in range(len(first) + len(second) - 1)
+    ]
+
+
+def _list_candidates(histogram: Sequence[int]) -> tuple[list[int], list[int]]:
     """Return the candidate lengths, and the number of texts between each one and the one before."""
-    max_length = max([1, *(length for length, count in enumerate(histogram) if count)])
-    lengths = np.arange(LENGTH_MULTIPLE, max_length + LENGTH_MULTIPLE, LENGTH_MULTIPLE)
-    counts = np.zeros(len(lengths), np.int64)
+    counts: dict[int, int] = {}
+    longest = 1
     for length, count in enumerate(histogram):
         if count:
-            counts[max(0, -(-length // LENGTH_MULTIPLE) - 1)] += count
-    is_used = counts > 0
-    is_used[-1] = True
-    return lengths[is_used], counts[is_used]
+            bucket = LENGTH_MULTIPLE * max(1, -(-length // LENGTH_MULTIPLE))
+            counts[bucket] = counts.get(bucket, 0) + count
+            longest = max(longest, length)
+    top = LENGTH_MULTIPLE * -(-longest // LENGTH_MULTIPLE)
+    counts.setdefault(top, 0)
+    lengths = sorted(counts)
+    return lengths, [counts[length] for length in lengths]

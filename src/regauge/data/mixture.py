@@ -234,13 +234,11 @@ def _merge_columns(columns: list[ColumnInfo]) -> ColumnInfo:
             merged_minimum, merged_maximum = ranges.get(split, (minimum, maximum))
             ranges[split] = (min(merged_minimum, minimum), max(merged_maximum, maximum))
     lengths = {
-        split: tuple(sum_histograms([column.lengths.get(split, ()) for column in columns]).tolist())
+        split: sum_histograms(column.lengths.get(split, ()) for column in columns)
         for split in first.lengths
     }
     counts = {
-        split: tuple(
-            sum_histograms([column.class_counts.get(split, ()) for column in columns]).tolist()
-        )
+        split: sum_histograms(column.class_counts.get(split, ()) for column in columns)
         for split in first.class_counts
     }
     return first.model_copy(

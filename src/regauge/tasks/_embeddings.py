@@ -112,8 +112,7 @@ class EmbeddingTask(FieldsTask):
 
     def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
         """Return the number of texts of all fields by length."""
-        histograms = [field_histogram(manifest, name) for name in self.text_columns()]
-        return tuple(sum_histograms(histograms).tolist())
+        return sum_histograms(field_histogram(manifest, name) for name in self.text_columns())
 
     def slots_per_row(self) -> int:
         return len(self.text_columns())

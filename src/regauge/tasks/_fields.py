@@ -201,13 +201,13 @@ def build_token_types(arrays: Arrays, starts: Sequence[int]) -> np.ndarray:
     return (is_second & (arrays["segments"] > 0)).astype(np.int32)
 
 
-def field_histogram(manifest: DatasetManifest, name: str) -> np.ndarray:
+def field_histogram(manifest: DatasetManifest, name: str) -> tuple[int, ...]:
     """Return the number of texts of a field by length in tokens, over all splits.
 
     Raises SettingsError if the dataset has no such text field.
     """
     check_field(manifest, name)
-    return sum_histograms(list(manifest.columns[name].lengths.values()))
+    return sum_histograms(manifest.columns[name].lengths.values())
 
 
 def _count_tokens(texts: Texts) -> np.ndarray:

@@ -68,5 +68,5 @@ def max_row_tokens(manifest: DatasetManifest) -> int:
 def real_token_fraction(manifest: DatasetManifest) -> float:
     """Return the share of real tokens if every row is padded to the maximum length."""
     histograms = [field_histogram(manifest, name) for name in HALVES]
-    tokens = sum(int((np.arange(len(counts)) * counts).sum()) for counts in histograms)
-    return tokens / max(max_row_tokens(manifest) * int(histograms[0].sum()), 1)
+    tokens = sum(length * n for counts in histograms for length, n in enumerate(counts))
+    return tokens / max(max_row_tokens(manifest) * sum(histograms[0]), 1)

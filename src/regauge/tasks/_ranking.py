@@ -35,22 +35,3 @@ def build_candidate_mask(rows: OptionalRows, max_candidates: int, name: str) -> 
 def feature_scale(field: ColumnInfo) -> tuple[float, float]:
     """Return the mean and the standard deviation that a feature is normalized by."""
     return field.mean or 0.0, field.std or 1.0
-
-
-def longest_text_histogram(histograms: list[np.ndarray]) -> tuple[int, ...]:
-    """Return the expected number of rows by the length of their longest text.
-
-    Text lengths are assumed independent. Every length that occurs counts at least once.
-    """
-    size = max([2, *(len(counts) for counts in histograms)])
-    cumulative = np.ones(size)
-    occurs = np.zeros(size, bool)
-    num_rows = 0.0
-    for counts in histograms:
-        extended = np.zeros(size)
-        extended[: len(counts)] = counts
-        num_rows = max(num_rows, extended.sum())
-        cumulative *= np.cumsum(extended) / max(extended.sum(), 1)
-        occurs |= extended > 0
-    expected = np.rint(np.diff(cumulative, prepend=0.0) * num_rows)
-    return tuple(np.where(occurs, np.maximum(expected, 1), 0).astype(np.int64).tolist())

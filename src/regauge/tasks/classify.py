@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, PositiveFloat, model_validator
 
 from regauge.data.batches import take_rows
+from regauge.data.buckets import joined_text_histogram
 from regauge.errors import DataError, SettingsError
 from regauge.models.io_spec import InputSpec
 from regauge.tasks import ITEMS, ClassReport, MetricSums, _quality
@@ -176,11 +178,9 @@ class Classify(ClassesTask):
 
     def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
         """Return the number of texts by length; halves of pairs are assumed independent."""
-        total, *others = (field_histogram(manifest, name) for name in self.text_fields)
-        for counts in others:
-            expected = np.convolve(total / max(total.sum(), 1), counts)
-            total = np.where(expected > 0, np.maximum(np.rint(expected), 1), 0).astype(np.int64)
-        return tuple(total.tolist())
+        return reduce(
+            joined_text_histogram, (field_histogram(manifest, name) for name in self.text_fields)
+        )
 
     def read_texts(
         self,

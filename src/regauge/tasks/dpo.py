@@ -8,9 +8,10 @@ import numpy as np
 from pydantic import Field
 
 from regauge.data.batches import pad_sequences, take_rows
+from regauge.data.buckets import longest_text_histogram
 from regauge.data.layouts.preferences import ANSWERS, CHOSEN, MASKS
 from regauge.models.io_spec import InputSpec
-from regauge.tasks import MetricSums, _ranking
+from regauge.tasks import MetricSums
 from regauge.tasks._fields import (
     FieldsTask,
     build_row_arrays,
@@ -54,9 +55,7 @@ class Dpo(FieldsTask):
 
         Lengths of both are assumed independent.
         """
-        return _ranking.longest_text_histogram(
-            [field_histogram(manifest, name) for name in ANSWERS]
-        )
+        return longest_text_histogram([field_histogram(manifest, name) for name in ANSWERS])
 
     def sequences_per_row(self, manifest: DatasetManifest) -> int:
         del manifest

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from regauge.data.batches import take_rows
+from regauge.data.buckets import longest_text_histogram
 from regauge.data.columns import find_embedding_rows
 from regauge.errors import DataError
 from regauge.log import logger
@@ -117,7 +118,7 @@ class Rank(FieldsTask):
         Lengths of different fields are assumed independent.
         """
         names = (*self.query, *self.document)
-        return _ranking.longest_text_histogram([field_histogram(manifest, name) for name in names])
+        return longest_text_histogram([field_histogram(manifest, name) for name in names])
 
     def sequences_per_row(self, manifest: DatasetManifest) -> int:
         return max(1, self._count_texts(manifest.columns[self.label].max_group_size))

@@ -76,7 +76,7 @@ class Tokens(ClassesTask):
 
     def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
         """Return the number of sentences by length."""
-        return tuple(field_histogram(manifest, self.words).tolist())
+        return field_histogram(manifest, self.words)
 
     def read_texts(
         self,

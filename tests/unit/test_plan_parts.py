@@ -9,23 +9,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from architecture.tree import ROOT
 from regauge import config
 from regauge.artifacts.bucket_times import BucketTime, build_bucket_times
-from regauge.data.buckets import choose_bucket_lengths, real_token_fraction
 from regauge.errors import SettingsError
 from regauge.models.settings import Lora, Model
 from regauge.planning import inference_plan
 from regauge.planning.inference_plan import InferenceRequest
 from regauge.planning.machines import find_machine
+from regauge.planning.model_shape import shape_from_config
 from regauge.planning.settings import Price
 from regauge.planning.training_job import Estimate
 from regauge.run_plans import option_search
 from regauge.run_plans.default_sizes import DEFAULT_SIZES
-from regauge.run_plans.prepared_data import choose_lengths
 from regauge.run_plans.run_request import count_trained_fraction, read_request, read_shape
 from regauge.run_plans.target_curve import combine, forecast_target
 from regauge.training.settings import Target
@@ -50,30 +47,30 @@ def read_llama(**changes: Any) -> TrainingRequest:
     return replace(request, **{"steps": 1000, "micro_batch": None} | changes)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 50), min_size=2, max_size=200), st.integers(1, 4))
-def test_lengths_are_those_of_the_training_loop(counts: list[int], buckets: int) -> None:
-    histogram = (*counts, 1)
-    chosen = choose_lengths(histogram, buckets)
-    expected = choose_bucket_lengths(histogram, buckets)
-    assert real_token_fraction(histogram, chosen) == pytest.approx(
-        real_token_fraction(histogram, expected)
-    )
-    assert len(chosen) <= buckets
-
-
-def test_long_texts_have_a_coarser_grid() -> None:
-    histogram = [0] * 20_000
-    histogram[19_999] = histogram[100] = 1
-    assert choose_lengths(histogram, 2)[-1] >= 19_999
-
-
 @pytest.mark.parametrize("architecture", sorted(DEFAULT_SIZES))
 def test_default_sizes_are_those_of_transformers(architecture: str) -> None:
     transformers = pytest.importorskip("transformers")
     expected = transformers.AutoConfig.for_model(architecture).to_dict()
     sizes = DEFAULT_SIZES[architecture]
     assert sizes == {name: expected[name] for name in sizes}
+
+
+SMALLER = {
+    "distilbert": {"dim": 96, "n_heads": 4, "hidden_dim": 200, "n_layers": 7},
+    "gpt2": {"n_embd": 96, "n_head": 4, "n_layer": 7},
+}
+
+
+@pytest.mark.parametrize("architecture", sorted(DEFAULT_SIZES))
+def test_sizes_that_follow_from_others_are_no_defaults(architecture: str) -> None:
+    """A model of other sizes has the shape that its configuration in transformers has."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 96, "num_attention_heads": 4, "intermediate_size": 200}
+    sizes |= {"num_hidden_layers": 7}
+    changed = SMALLER.get(architecture, sizes) | {"vocab_size": 1000}
+    expected = transformers.AutoConfig.for_model(architecture, **changed).to_dict()
+    shape = read_shape(Model(architecture=architecture, config=changed), None)
+    assert shape == shape_from_config(expected)
 
 
 def test_lora_trains_the_parameters_of_its_adapters() -> None:

@@ -71,7 +71,7 @@ def write_manifest(folder: Path, histogram: list[int]) -> None:
     rows, tokens = sum(histogram), sum(n * count for n, count in enumerate(histogram))
     column = {"max_length": len(histogram) - 1, "kind": "tokens", "lengths": {"train": histogram}}
     document = {
-        "columns": {"tokens": column},
+        "columns": {"text": column},
         "splits": {"train": {"rows": rows, "tokens": tokens}},
         "tokenizer": {"vocab_size": 30522},
     }
@@ -120,18 +120,33 @@ def test_the_time_follows_from_the_prepared_lengths(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_file = write_run(tmp_path, stop="epochs = 2")
-    unprepared = read_plan(capsys, run_file, "--on", "p4d.24xlarge")
+    arguments = (run_file, "--on", "p4d.24xlarge", "task=classify")
+    unprepared = read_plan(capsys, *arguments)
     assert unprepared["steps"] is None
     assert "not prepared" in unprepared["notes"][0]
     histogram = [0] * 513
     histogram[60], histogram[512] = 200_000, 4_800
     write_manifest(tmp_path, histogram)
-    prepared = read_plan(capsys, run_file, "--on", "p4d.24xlarge")
+    prepared = read_plan(capsys, *arguments)
     assert prepared["steps"] == 2 * (204_800 // 2048)
     assert prepared["batch_shapes"] == ["16 x 64", "16 x 512"]
     assert prepared["real_token_fraction"] == pytest.approx(0.945, abs=0.01)
     ratio = unprepared["step_seconds"]["p50"] / prepared["step_seconds"]["p50"]
     assert ratio > 3, "row counts alone would plan several times the real time"
+
+
+def test_a_ranking_run_is_planned_with_its_candidates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row has a query and 16 candidates; two encoders have twice the parameters."""
+    arguments = (write_run(tmp_path, micro=2), "--on", "p4d.24xlarge")
+    encoder = read_plan(capsys, *arguments)["parameters"]
+    shared = read_plan(capsys, *arguments, "task=rank")
+    separate = read_plan(capsys, *arguments, "task={kind = 'rank', encoders = 'separate'}")
+    assert shared["batch_shapes"] == [f"{2 * 17} x 512"]
+    assert 0 < shared["parameters"] - encoder < 0.05 * encoder
+    assert separate["parameters"] - shared["parameters"] == pytest.approx(encoder, rel=0.01)
+    assert separate["step_seconds"]["p50"] == pytest.approx(shared["step_seconds"]["p50"], rel=0.05)
 
 
 def test_a_run_that_does_not_fit_names_the_change(
@@ -269,7 +284,10 @@ kind = "contrastive"
         ((BERT, "--stage", "phase-3", "--on", "p5.48xlarge"), "did you mean 'phase-"),
         ((LLAMA, "--on", "p5.48xlarge", "modl.x=1"), "did you mean 'model'"),
         ((LLAMA, "--on", "p5.48xlarge", "model.architecture=lama"), "did you mean 'llama'"),
-        ((LLAMA, "--on", "p5.48xlarge", "task=rank"), "trains another network"),
+        (
+            (LLAMA, "--on", "p5.48xlarge", "task={kind = 'rank', query = [], document = []}"),
+            "a task 'rank' without texts has none",
+        ),
         (
             (LLAMA, "--cheapest", "stop.steps=9", "model.config.num_hidden_layers=90000"),
             "fits on no machines",

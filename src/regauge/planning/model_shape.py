@@ -67,6 +67,8 @@ class ModelShape:
     """Parameters of the output layer, without a tied matrix."""
     head_matmul: int = 0
     """Parameters of the output layer that enter matrix products, without vocab x width."""
+    other_parameters: int = 0
+    """Parameters besides the transformer: an interaction network, and a second encoder."""
 
     @property
     def layer_matmul(self) -> int:
@@ -89,7 +91,7 @@ class ModelShape:
         body = self.embedding_parameters + self.layers * self.layer_parameters
         output = 0 if head == "none" else self.head_parameters
         pooler = self.pooler_parameters if head == "none" else 0
-        return body + self.norm_parameters + pooler + output
+        return body + self.norm_parameters + pooler + output + self.other_parameters
 
     def attention_span(self, length: int) -> float:
         """Return the mean number of positions that a token attends to, over the layers.
@@ -258,7 +260,8 @@ def _window(config: Mapping[str, Any]) -> int | None:
 def _sliding_layers(config: Mapping[str, Any]) -> int:
     """Return the number of layers with a sliding window.
 
-    `layer_types` decides if present. Gemma 2 alternates; Mistral slides in every layer.
+    `layer_types` decides if present. In Gemma 2 and 3, one of 2 and of 6 layers does not slide;
+    Mistral slides in every layer.
     """
     layers = int(config["num_hidden_layers"])
     if _window(config) is None:
@@ -266,13 +269,15 @@ def _sliding_layers(config: Mapping[str, Any]) -> int:
     kinds = config.get("layer_types")
     if kinds:
         return sum(kind == "sliding_attention" for kind in kinds)
-    if config.get("sliding_window_pattern"):
-        return layers - layers // int(config["sliding_window_pattern"])
+    if pattern := config.get("sliding_window_pattern") or PATTERNS.get(config["model_type"]):
+        return layers - layers // int(pattern)
     if "max_window_layers" in config:
         return max(layers - int(config["max_window_layers"]), 0)
-    return (layers + 1) // 2 if config["model_type"] == "gemma2" else layers
+    return layers
 
 
+PATTERNS = {"gemma2": 2, "gemma3_text": 6}
+"""Layers of which one has no window, by model type."""
 FOUR_NORMS = ("gemma2", "gemma3_text")
 HEAD_NORMS = ("qwen3", "gemma3_text")
 READERS: Mapping[str, Callable[[Mapping[str, Any]], ModelShape]] = {

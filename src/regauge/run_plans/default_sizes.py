@@ -76,10 +76,8 @@ DEFAULT_SIZES: dict[str, dict[str, Any]] = {
         "hidden_size": 4096,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
-        "num_key_value_heads": 32,
         "intermediate_size": 11008,
         "tie_word_embeddings": False,
-        "head_dim": 128,
     },
     "mistral": {
         "vocab_size": 32000,
@@ -89,7 +87,6 @@ DEFAULT_SIZES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "intermediate_size": 14336,
         "tie_word_embeddings": False,
-        "head_dim": 128,
         "sliding_window": 4096,
     },
     "qwen2": {

@@ -7,25 +7,31 @@ of the manifest decide, which `prepare` has written. Nothing here imports numpy.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from regauge.errors import DataError
+from regauge.choices import did_you_mean
+from regauge.data.buckets import (
+    choose_bucket_lengths,
+    count_padded_tokens,
+    joined_text_histogram,
+    longest_text_histogram,
+    sum_histograms,
+)
+from regauge.errors import DataError, SettingsError
 from regauge.json_files import DocumentShape, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from regauge.run_plans.task_texts import TaskTexts
+
 MANIFEST = "manifest.json"
 REMEDY = "run 'regauge prepare' again"
-TOKENS, SEGMENTS, TRAIN = "tokens", "segments", "train"
-LENGTH_MULTIPLE = 8
-"""Lengths of batches are multiples of this number."""
-MAX_CANDIDATES = 128
-"""Most lengths among which the lengths of batches are chosen."""
+TOKENS, TRAIN = "tokens", "train"
 DEFAULT_BUCKETS = 4
 """Lengths of batches of a task that pads, as `task.max_buckets`."""
 
@@ -48,7 +54,7 @@ class RowLengths:
     tokens: int | None = None
     """Real tokens of the training rows."""
     sequences_per_row: int = 1
-    """Texts of a row that the model encodes."""
+    """Texts of a row that the model encodes, with those of missing candidates."""
     vocab_size: int | None = None
 
 
@@ -56,6 +62,7 @@ class _ColumnShape(DocumentShape):
     max_length: int
     kind: str = TOKENS
     lengths: dict[str, list[int]] = Field(default={})
+    max_group_size: int = 1
 
 
 class _SplitShape(DocumentShape):
@@ -73,10 +80,13 @@ class _ManifestShape(DocumentShape):
     tokenizer: _TokenizerShape
 
 
-def read_lengths(folder: Path, max_buckets: int = DEFAULT_BUCKETS) -> RowLengths | None:
-    """Return the lengths of prepared rows; None if the folder has no prepared data.
+def read_lengths(
+    folder: Path, texts: TaskTexts, max_buckets: int = DEFAULT_BUCKETS
+) -> RowLengths | None:
+    """Return the lengths of the rows that a task trains on; None without prepared data.
 
-    Raises DataError if the manifest is damaged, or if it has no training rows.
+    Raises DataError if the manifest is damaged, or if it has no training rows, and SettingsError if
+    a field of the task is no text field of the data.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -86,25 +96,28 @@ def read_lengths(folder: Path, max_buckets: int = DEFAULT_BUCKETS) -> RowLengths
     split = manifest.splits.get(TRAIN)
     if split is None or not split.rows:
         raise DataError(f"{folder} has no training rows", "prepare more text")
-    columns = manifest.columns.values()
-    texts = [column for column in columns if column.kind == TOKENS]
-    if not texts:
+    columns = {name: item for name, item in manifest.columns.items() if item.kind == TOKENS}
+    if not columns:
         raise DataError(f"{folder} has no column of tokens", "plan a run on texts")
+    for name in texts.all_fields:
+        if name not in columns:
+            problem = f"the data in {folder} has no text field '{name}'"
+            raise SettingsError(problem, did_you_mean(name, sorted(columns)))
     common: dict[str, Any] = {
         "source": f"the prepared data in {folder}",
         "rows": split.rows,
         "tokens": split.tokens,
         "vocab_size": manifest.tokenizer.vocab_size,
     }
-    histograms = [column.lengths.get(TRAIN, []) for column in texts]
-    if any(column.kind == SEGMENTS for column in columns) or not any(map(sum, histograms)):
-        longest = max(column.max_length for column in texts)
+    if texts.padding == "whole":
+        halves = [columns[name].max_length for name in texts.fields]
+        longest = sum(halves) or max(column.max_length for column in columns.values())
         real = min(split.tokens / max(split.rows * longest, 1), 1.0)
         return RowLengths(longest, longest, real, (longest,), **common)
-    return _measure(histograms, split.rows, max_buckets, common)
+    return _measure(columns, texts, split.rows, max_buckets, common)
 
 
-def read_histogram(folder: Path) -> list[int]:
+def read_histogram(folder: Path) -> Sequence[int]:
     """Return the length histogram of the training texts of prepared data.
 
     Rows of packed texts count with their full length. Raises DataError without prepared data.
@@ -114,7 +127,7 @@ def read_histogram(folder: Path) -> list[int]:
     texts = [column for column in columns if column.kind == TOKENS]
     histograms = [column.lengths[TRAIN] for column in texts if any(column.lengths.get(TRAIN, []))]
     if histograms:
-        return add_histograms(histograms)
+        return sum_histograms(histograms)
     longest = max((column.max_length for column in texts), default=0)
     if not longest:
         raise DataError(f"{folder} has no column of tokens", "name a dataset of texts")
@@ -122,63 +135,35 @@ def read_histogram(folder: Path) -> list[int]:
 
 
 def _measure(
-    histograms: Sequence[Sequence[int]], rows: int, max_buckets: int, common: Mapping[str, Any]
+    columns: Mapping[str, _ColumnShape],
+    texts: TaskTexts,
+    rows: int,
+    max_buckets: int,
+    common: Mapping[str, Any],
 ) -> RowLengths:
-    """Return the lengths of rows that are padded to a few lengths."""
-    histogram = add_histograms(histograms)
-    shapes = choose_lengths(histogram, max_buckets)
-    sequences = sum(histogram)
-    tokens = sum(length * count for length, count in enumerate(histogram))
-    padded = sum(
-        next(shape for shape in shapes if shape >= length) * count
-        for length, count in enumerate(histogram)
-        if count
-    )
-    return RowLengths(
-        padded / sequences,
-        shapes[-1],
-        tokens / padded,
-        shapes,
-        sequences_per_row=max(round(sequences / rows), 1),
-        **common,
-    )
+    """Return the lengths of rows that are padded to a few lengths.
 
-
-def add_histograms(histograms: Sequence[Sequence[int]]) -> list[int]:
-    """Return the sum of histograms, as long as the longest one."""
-    total = [0] * max(map(len, histograms))
-    for histogram in histograms:
-        for length, count in enumerate(histogram):
-            total[length] += count
-    return total
-
-
-def choose_lengths(histogram: Sequence[int], max_buckets: int) -> tuple[int, ...]:
-    """Return at most `max_buckets` lengths that cover a histogram with the least padding.
-
-    Entry i of the histogram is the number of texts with i tokens. Among `MAX_CANDIDATES` multiples
-    of `LENGTH_MULTIPLE` the result is exact, by dynamic programming.
+    All splits decide the lengths, as in training. The training texts decide the padding.
     """
-    longest = max((length for length, count in enumerate(histogram) if count), default=1)
-    step = LENGTH_MULTIPLE * -(-longest // (LENGTH_MULTIPLE * MAX_CANDIDATES))
-    ends = range(step, longest + step, step)
-    covered = [0, *accumulate(sum(histogram[max(end - step + 1, 0) : end + 1]) for end in ends)]
-    covered = [0, *(count + histogram[0] for count in covered[1:])]
-    best: dict[int, tuple[int, tuple[int, ...]]] = {
-        index: (covered[index] * end, (end,)) for index, end in enumerate(ends, start=1)
-    }
-    for _ in range(max_buckets - 1):
-        extended = dict(best)
-        for index, end in enumerate(ends, start=1):
-            options = (
-                (best[start][0] + (covered[index] - covered[start]) * end, (*best[start][1], end))
-                for start in range(1, index)
-            )
-            extended[index] = min((best[index], *options), key=_order)
-        best = extended
-    return best[len(ends)][1]
+    fields = [columns[name] for name in texts.all_fields]
+    everything = [sum_histograms(column.lengths.values()) for column in fields]
+    trained = [column.lengths.get(TRAIN, []) for column in fields]
+    shapes = choose_bucket_lengths(_combine(everything, texts), max_buckets)
+    histogram = _combine(trained, texts)
+    length = count_padded_tokens(histogram, shapes) / max(sum(histogram), 1)
+    candidates = [columns[name].max_group_size for name in texts.candidate_fields]
+    sequences = texts.count_sequences(max(candidates, default=1))
+    tokens = sum(length * count for counts in trained for length, count in enumerate(counts))
+    real = tokens / max(length * sequences * rows, 1)
+    return RowLengths(
+        length, shapes[-1], min(real, 1.0), shapes, sequences_per_row=sequences, **common
+    )
 
 
-def _order(choice: tuple[int, tuple[int, ...]]) -> tuple[int, int]:
-    """Return the padded tokens and the number of lengths: fewer lengths are better at a tie."""
-    return choice[0], len(choice[1])
+def _combine(histograms: Sequence[Sequence[int]], texts: TaskTexts) -> Sequence[int]:
+    """Return the number of texts by the length that decides their bucket."""
+    if texts.padding == "longest":
+        return longest_text_histogram(histograms)
+    if texts.padding == "joined":
+        return reduce(joined_text_histogram, histograms)
+    return sum_histograms(histograms)

@@ -20,6 +20,8 @@ from regauge.planning.model_shape import shape_from_config
 from regauge.planning.training_job import TrainingJob
 from regauge.run_plans.default_sizes import DEFAULT_SIZES
 from regauge.run_plans.prepared_data import DEFAULT_BUCKETS, RowLengths, read_lengths
+from regauge.run_plans.ranking_network import add_ranking_network, read_ranking_network
+from regauge.run_plans.task_texts import read_task_texts
 from regauge.training.settings import Batch, Execution, Optimizer, Stop
 
 if TYPE_CHECKING:
@@ -27,14 +29,15 @@ if TYPE_CHECKING:
 
     from regauge.planning.model_shape import Head, ModelShape
     from regauge.planning.training_job import PrecisionPlan, Strategy
+    from regauge.run_plans.task_texts import TaskTexts
 
 HEADS: dict[str, Head] = {"mlm": "masked-lm", "clm": "lm", "sft": "lm", "dpo": "lm"}
 """Output layer of a task; others compute vectors or classes."""
-SEQUENCES = {"contrastive": 2, "similarity": 2, "triplet": 3, "dpo": 2, "distill": 1}
-"""Texts of a row of tasks whose data is not prepared."""
 OPTIMIZERS = {"sgd": "sgd", "adafactor": "8bit"}
 """Optimizers with fewer moments than AdamW."""
 DEFAULT_LENGTH = 512
+DEFAULT_GROUP_SIZE = 16
+"""Candidates of a row that is not prepared, as `rows.max_group_size`."""
 
 
 class PlannedRun(Settings):
@@ -94,8 +97,13 @@ def read_request(tables: Mapping[str, Any], run_file: Path) -> TrainingRequest:
     run = _build_run(tables, run_file)
     task = str(task_table.get("kind", ""))
     max_buckets = int(task_table.get("max_buckets", DEFAULT_BUCKETS))
-    lengths, length_notes = _read_lengths(tables, run, task, max_buckets)
+    texts = read_task_texts(task_table)
+    lengths, length_notes = _read_lengths(tables, run, texts, max_buckets)
     shape = read_shape(run.model, lengths.vocab_size or _read_vocabulary(tables))
+    if run.model.path is None:  # no task uses a pooler, so new models have none
+        shape = replace(shape, pooler_parameters=0)
+    if network := read_ranking_network(task_table):
+        shape = add_ranking_network(shape, network)
     sequences = lengths.sequences_per_row
     micro_rows = run.batch.microbatch_rows
     strategy, strategy_notes = _read_strategy(tables.get("strategy"))
@@ -142,10 +150,9 @@ def _read_task(value: Any) -> tuple[Mapping[str, Any], list[str]]:
     table = {"kind": tables[0]} if isinstance(tables[0], str) else tables[0]
     if not isinstance(table, dict) or "kind" not in table:
         raise SettingsError("the run file has no task", 'add [task] with a kind, such as "mlm"')
-    if table["kind"] == "rank":
-        problem = "the planner counts transformers, and task 'rank' trains another network"
-        remedy = "measure it with: regauge benchmark --training; nothing of it is planned"
-        raise SettingsError(problem, remedy)
+    if table["kind"] == "rank" and not table.get("query", True):
+        problem = "the planner counts transformers, and a task 'rank' without texts has none"
+        raise SettingsError(problem, "measure it with: regauge benchmark --training")
     return table, _describe_ignored(tables)
 
 
@@ -186,20 +193,23 @@ def _read_precision(precision: str) -> PrecisionPlan:
 
 
 def _read_lengths(
-    tables: Mapping[str, Any], run: PlannedRun, task: str, max_buckets: int
+    tables: Mapping[str, Any], run: PlannedRun, texts: TaskTexts, max_buckets: int
 ) -> tuple[RowLengths, list[str]]:
     """Return the lengths of the prepared rows, or else the limits of the settings with a note."""
     path = run.data.path if run.data else None
-    if path and (lengths := read_lengths(Path(path).expanduser(), max_buckets)):
+    if path and (lengths := read_lengths(Path(path).expanduser(), texts, max_buckets)):
         return lengths, []
     rows = tables.get("rows")
     table = rows if isinstance(rows, dict) else {}
-    limits = [item for item in (table.get("fields") or {}).values() if isinstance(item, int)]
-    declared = table.get("length") or max(limits, default=0)
+    fields = table.get("fields") or {}
+    limits = [size for name, size in fields.items() if name in texts.all_fields]
+    limits = [size for size in limits if isinstance(size, int)]
+    joined = sum(limits) if texts.padding == "joined" else max(limits, default=0)
+    declared = table.get("length") or joined
     longest = int(declared or run.model.config.get("max_position_embeddings") or DEFAULT_LENGTH)
     key = "rows.length" if table.get("length") else "rows.fields" if limits else "model.config"
     source = f"{key}, since {path or 'data.path'} is not prepared"
-    sequences = SEQUENCES.get(task, 1)
+    sequences = texts.count_sequences(int(table.get("max_group_size") or DEFAULT_GROUP_SIZE))
     lengths = RowLengths(longest, longest, 1.0, (longest,), source, sequences_per_row=sequences)
     text = f"every sequence is planned with {longest} tokens ({source}); real texts may be shorter"
     return lengths, [text]

@@ -86,7 +86,7 @@ def read_artifact(
     notes = []
     if lengths is None:
         longest = shapes[-1][0]
-        histogram = [*[0] * longest, 1]
+        histogram: Sequence[int] = [*[0] * longest, 1]
         notes.append(f"every text is planned with {longest} tokens: name a dataset with --lengths")
     else:
         histogram = read_histogram(lengths)

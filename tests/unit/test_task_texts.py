@@ -1,0 +1,188 @@
+"""The planner's view of a task's rows against the class of the task, and the network of `rank`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from distributed import datasets
+from distributed.runs import settings as build_settings
+from regauge import choices, config
+from regauge.data.dataset import ColumnInfo, Dataset, DatasetManifest, SplitInfo, TokenizerInfo
+from regauge.errors import SettingsError
+from regauge.models.ranker import RankerShape, RankingHead
+from regauge.models.settings import Interactions
+from regauge.run_plans.prepared_data import read_lengths
+from regauge.run_plans.ranking_network import RankingNetwork
+from regauge.run_plans.run_request import read_request
+from regauge.run_plans.task_texts import read_task_texts
+from regauge.training.task_runtime import build_module
+
+CANDIDATES = 5
+TASKS: dict[str, tuple[dict[str, Any], ...]] = {
+    "classify": ({}, {"text_fields": ["first", "second"], "max_buckets": 2}),
+    "clm": ({},),
+    "contrastive": (
+        {},
+        {"query": "a", "document": ["b", "c"], "negatives": ["d"], "max_buckets": 1},
+    ),
+    "distill": ({}, {"text_fields": ["a", "b"]}),
+    "dpo": ({},),
+    "mlm": ({}, {"next_sentence": True}),
+    "rank": ({}, {"query": ["a"], "document": ["b", "c"], "numeric_features": ["price"]}),
+    "sft": ({},),
+    "similarity": ({}, {"text_fields": ["left", "right"]}),
+    "tokens": ({}, {"words": "words"}),
+    "triplet": ({}, {"anchor": "a", "negative": "c"}),
+}
+CASES = [(kind, table) for kind, tables in TASKS.items() for table in tables]
+TOKENIZER = TokenizerInfo(
+    sha256="",
+    vocab_size=100,
+    pad_token_id=0,
+    mask_token_id=1,
+    sep_token_id=2,
+    special_token_ids=(0, 1, 2),
+)
+histograms = st.lists(st.integers(0, 40), min_size=2, max_size=200).filter(
+    lambda item: any(item[1:])
+)
+
+
+def test_every_task_is_compared() -> None:
+    assert set(TASKS) == set(choices.names("tasks"))
+
+
+def write_manifest(
+    folder: Path, kind: str, table: dict[str, Any], counts: list[list[int]]
+) -> DatasetManifest:
+    """Write the manifest of data for a task; return it. `counts` are length histograms."""
+    texts = read_task_texts({"kind": kind, **table})
+    columns = {}
+    for number, name in enumerate(texts.all_fields or ("tokens",)):
+        train, heldout = counts[number % len(counts)], counts[(number + 1) % len(counts)]
+        columns[name] = ColumnInfo(
+            max_length=max(len(train), len(heldout)) - 1,
+            lengths={"train": tuple(train), "heldout": tuple(heldout)},
+            max_group_size=CANDIDATES if name in texts.candidate_fields else 1,
+        )
+    columns["label"] = ColumnInfo(max_length=1, kind="float", max_group_size=CANDIDATES)
+    columns["unused"] = ColumnInfo(max_length=900, lengths={"train": (0,) * 900 + (7,)})
+    if not texts.all_fields:
+        del columns["unused"]
+    split = SplitInfo(rows=max(sum(counts[0]), 1), tokens=1000, shards=())
+    manifest = DatasetManifest(
+        layout="fields",
+        columns=columns,
+        splits={"train": split, "heldout": split},
+        tokenizer=TOKENIZER,
+        settings={},
+    )
+    folder.mkdir(exist_ok=True)
+    (folder / "manifest.json").write_text(manifest.model_dump_json(), encoding="utf-8")
+    return manifest
+
+
+@pytest.mark.parametrize(("kind", "table"), CASES, ids=[f"{kind} {len(t)}" for kind, t in CASES])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(counts=st.lists(histograms, min_size=1, max_size=3))
+def test_rows_are_those_of_the_task(
+    kind: str, table: dict[str, Any], counts: list[list[int]], tmp_path: Path
+) -> None:
+    manifest = write_manifest(tmp_path / "data", kind, table, counts)
+    task = config.build(choices.load("tasks", kind), table)
+    texts = read_task_texts({"kind": kind, **table})
+    lengths = read_lengths(tmp_path / "data", texts, getattr(task, "max_buckets", 4))
+    assert lengths is not None
+    assert lengths.shapes == task.bucket_lengths(manifest)
+    assert lengths.sequences_per_row == task.sequences_per_row(manifest)
+    assert lengths.max_length == lengths.shapes[-1]
+    assert 0 < lengths.length <= lengths.max_length
+    assert 0 < lengths.real_fraction <= 1
+
+
+def test_missing_candidates_are_padding(tmp_path: Path) -> None:
+    """Queries of 10 tokens with one document of 20 have 4 of 5 candidates missing."""
+    query, document = [0] * 10 + [4000], [0] * 20 + [4000]
+    table = {"kind": "rank"}
+    write_manifest(tmp_path / "data", "rank", table, [query, document])
+    lengths = read_lengths(tmp_path / "data", read_task_texts(table))
+    assert lengths is not None
+    assert lengths.sequences_per_row == 1 + CANDIDATES
+    assert lengths.length == pytest.approx(24, abs=0.01)
+    assert lengths.real_fraction == pytest.approx((10 + 20) / (6 * 24), rel=0.001)
+
+
+def test_a_field_that_the_data_lacks_is_refused(tmp_path: Path) -> None:
+    write_manifest(tmp_path / "data", "contrastive", {}, [[0, 1]])
+    texts = read_task_texts({"kind": "contrastive", "document": "documnt"})
+    with pytest.raises(SettingsError, match=r"no text field 'documnt'; did you mean 'document'"):
+        read_lengths(tmp_path / "data", texts)
+
+
+@pytest.mark.parametrize(
+    "interactions",
+    [
+        Interactions(),
+        Interactions(structure="stacked", cross_layers=3, hidden=(32,)),
+        Interactions(cross_layers=0),
+        Interactions(hidden=()),
+        Interactions(rank=4, experts=3, buckets=50, width=6),
+    ],
+    ids=["default", "stacked", "deep alone", "cross alone", "low rank"],
+)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        RankerShape(1, 1, CANDIDATES, 0, 0, calibrated=False),
+        RankerShape(1, 2, CANDIDATES, 3, 2, calibrated=True),
+        RankerShape(2, 1, CANDIDATES, 1, 0, calibrated=True),
+    ],
+)
+def test_parameters_are_those_of_the_module(interactions: Interactions, shape: RankerShape) -> None:
+    with torch.device("meta"):
+        head = RankingHead(shape, 48, interactions, [(0.0, 1.0)] * shape.numeric_features)
+    network = RankingNetwork(
+        shape.query_texts,
+        shape.document_texts,
+        shape.numeric_features,
+        shape.categorical_features,
+        shape.calibrated,
+        1,
+        interactions,
+    )
+    counted = sum(parameter.numel() for parameter in head.parameters())
+    assert network.count_parameters(48) == counted
+
+
+RUNS = {
+    "mlm": datasets.write_packed,
+    "next-sentence": datasets.write_halves,
+    "sft": datasets.write_chats,
+    "dpo": datasets.write_preferences,
+    "negatives": datasets.write_pairs,
+    "triplet": datasets.write_pairs,
+    "classify": datasets.write_pairs,
+    "rank": datasets.write_groups,
+    "apart": datasets.write_groups,
+    "tokens": datasets.write_tagged,
+}
+
+
+@pytest.mark.parametrize("name", sorted(RUNS))
+def test_a_plan_counts_the_parameters_of_the_run(name: str, tmp_path: Path) -> None:
+    """Layers for classes are small and not counted; the model here is small, too."""
+    data = RUNS[name](tmp_path / "data")
+    run = build_settings(tmp_path / "run", data, name)
+    request = read_request(config.dump(run), tmp_path / "run.json")
+    with torch.device("meta"):
+        module = build_module(run, [Dataset(data).manifest])
+    counted = sum(parameter.numel() for parameter in module.parameters())
+    assert request.job.shape.parameters(request.job.head) == pytest.approx(counted, rel=0.05)

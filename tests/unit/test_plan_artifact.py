@@ -10,6 +10,7 @@ import pytest
 from architecture.tree import ROOT
 from end_to_end.predicting import EAGER, export_run, train_model
 from regauge import cli
+from regauge.planning import catalog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,6 +73,22 @@ def test_a_server_is_planned_for_a_rate(artifact: Path, capsys: pytest.CaptureFi
     assert large["rows_per_second"] == pytest.approx(0.7 * rate, rel=0.01), "70 % of the time"
 
 
+def test_the_price_of_the_user_is_paid(
+    artifact: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "STALE_DAYS", 0)
+    arguments = (str(artifact), "--predict", "500000000", "--on", "c7i.4xlarge")
+    listed = read_plan(capsys, *arguments)
+    assert "c7i.4xlarge of " in listed["warnings"][0]
+    usd = listed["options"][0]["usd"]
+    reduced = read_plan(capsys, *arguments, "execution.price.discounts={c7i = 0.25}")
+    assert reduced["options"][0]["usd"] == pytest.approx(0.75 * usd, rel=1e-3)
+    assert reduced["warnings"] == listed["warnings"]
+    paid = read_plan(capsys, *arguments, "execution.price.usd_per_hour=1.428")
+    assert paid["options"][0]["usd"] == pytest.approx(2 * usd, rel=1e-3)
+    assert not paid["warnings"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -79,6 +96,13 @@ def test_a_server_is_planned_for_a_rate(artifact: Path, capsys: pytest.CaptureFi
         (("--serve", "-1"), "--serve -1 is not positive"),
         (("--predict", "5", "--slo-ms", "5"), "--slo-ms has no effect on --predict"),
         (("--predict", "5", "--deadline", "1h"), "--deadline has no effect"),
+        (("--predict", "5", "--stage", "a"), "--stage has no effect on the plan of an artifact"),
+        (("--predict", "5", "batch.rows=5"), "'batch' has no effect on the plan of an artifact"),
+        (("--predict", "5", "execution.price.discunts={p5 = 0.1}"), "did you mean 'discounts'"),
+        (
+            ("--predict", "5", "--on", "c7i.xlarge", "execution.price.region=eu-west-1"),
+            "no price of 'c7i.xlarge' in eu-west-1",
+        ),
         (("--serve", "5", "--slo-ms", "0.000001", "--on", "c7i.xlarge"), "no machine type answers"),
     ],
 )

@@ -219,7 +219,7 @@ def build_request(chip: str = "NVIDIA L4", histogram: tuple[int, ...] = ()) -> I
         chip=chip,
     )
     shapes = tuple((item.length, item.rows) for item in times.times)
-    return InferenceRequest(times, shapes, chip, 4, histogram or (*[0] * 64, 1), {})
+    return InferenceRequest(times, shapes, chip, 4, histogram or (*[0] * 64, 1))
 
 
 def test_batch_inference_has_the_hours_and_dollars_of_the_best_batches() -> None:
@@ -279,7 +279,7 @@ def test_a_text_is_not_planned_with_an_estimated_batch() -> None:
         chip="NVIDIA L4",
     )
     histogram = (*[0] * 32, 1)
-    request = InferenceRequest(times, tuple(measured), times.chip, 4, histogram, {})
+    request = InferenceRequest(times, tuple(measured), times.chip, 4, histogram)
     assert inference_plan.find_row_milliseconds(request) == (pytest.approx(0.9), 8)
 
 
@@ -293,7 +293,7 @@ def test_published_times_of_inf2_are_within_the_interval_from_inf1(
     times = build_bucket_times(
         [BucketTime(length=length, rows=rows, milliseconds=inf1)], threads=1, chip="Inferentia1"
     )
-    request = InferenceRequest(times, ((length, rows),), "Inferentia1", 1, (*[0] * length, 1), {})
+    request = InferenceRequest(times, ((length, rows),), "Inferentia1", 1, (*[0] * length, 1))
     (option,) = inference_plan.plan_prediction(request, 1000, ["inf2.xlarge"])
     published = 2 * rows * 1000 / inf2 * inference_plan.HOST_SHARE  # two cores
     assert option.replicas == 2

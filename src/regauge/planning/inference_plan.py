@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from regauge.errors import SettingsError
@@ -22,11 +22,12 @@ from regauge.planning.catalog import (
     load_instances,
 )
 from regauge.planning.machines import load_cores
+from regauge.planning.settings import Price
 from regauge.planning.training_job import Estimate
 from regauge.units import MILLION, SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from regauge.planning.catalog import CatalogChip, Instance
 
@@ -60,7 +61,8 @@ class InferenceRequest:
     """CPU threads of the measurement."""
     histogram: tuple[int, ...]
     """Entry i is the number of texts with i tokens."""
-    discounts: Mapping[str, float]
+    price: Price = field(default_factory=Price)
+    """Region and discounts of the catalog's prices, or the price of the only machine type."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class InferenceOption:
     """Machines for inference, with rate and cost."""
 
     instance: Instance
+    usd_per_hour: float
+    """Dollars per hour of one machine."""
     count: int
     replicas: int
     """Programs that compute at the same time on one machine."""
@@ -99,6 +103,7 @@ class Placed(NamedTuple):
     """A machine type for an artifact."""
 
     instance: Instance
+    usd_per_hour: float
     factor: float
     """How much longer a batch takes than it was measured."""
     replicas: int
@@ -109,7 +114,8 @@ def list_placements(request: InferenceRequest, names: Sequence[str] = ()) -> lis
     """Return the machine types that can be planned, or the named ones.
 
     The measured chip has factor 1, and so has a named type if the measured chip is unknown. Types
-    without a price are left out. Raises SettingsError if nothing can be planned.
+    without a price are left out. Raises SettingsError if nothing can be planned, or if a named type
+    has no price.
     """
     measured = find_measured_chip(request.chip)
     instances = [find_instance(name, "--on") for name in names] or list(load_instances().values())
@@ -120,10 +126,14 @@ def list_placements(request: InferenceRequest, names: Sequence[str] = ()) -> lis
         factor = 1.0 if is_measured or (names and measured is None) else None
         if factor is None and measured is not None and chip is not None:
             factor = _compare_chips(measured, chip)
-        if factor is None or instance.usd_per_hour is None:
+        price = _find_price(instance, request.price)
+        if price is None and names:
+            problem = f"the catalog has no price of '{instance.name}' in {request.price.region}"
+            raise SettingsError(problem, "set execution.price.usd_per_hour, or import a price")
+        if factor is None or price is None:
             continue
         replicas = count_replicas(instance, request.threads)
-        placements.append(Placed(instance, factor, replicas, is_measured))
+        placements.append(Placed(instance, price, factor, replicas, is_measured))
     if not placements:
         problem = f"the chip '{request.chip}' of the artifact is not in the catalog"
         remedy = "name its machine type with --on, or add it with: regauge catalog import FILE"
@@ -169,9 +179,9 @@ def plan_prediction(
     options = []
     for placed in list_placements(request, names):
         rate = 1000 / (milliseconds * placed.factor) * placed.replicas * HOST_SHARE
-        option = _build_option(request, placed, 1, rows, rate)
+        option = _build_option(placed, 1, rows, rate)
         hours = option.rows_per_second.invert(num_rows / SECONDS_PER_HOUR)
-        usd = hours.scale(_find_price(placed.instance, request))
+        usd = hours.scale(placed.usd_per_hour)
         options.append(replace(option, hours=hours, usd=usd))
     return sorted(options, key=lambda option: option.usd_per_million.p50)
 
@@ -200,10 +210,9 @@ def plan_serving(
         milliseconds, rows = find_row_milliseconds(request, max(sizes))
         capacity = 1000 / (milliseconds * placed.factor) * placed.replicas * MAX_LOAD
         count = math.ceil(rate / intervals.estimate(capacity, spread).p10)
-        option = _build_option(request, placed, count, rows, capacity)
+        option = _build_option(placed, count, rows, capacity)
         latency = request.times.milliseconds(longest, rows) * placed.factor * BATCHES_PER_ANSWER
-        price = _find_price(placed.instance, request) * count
-        usd = price / SECONDS_PER_HOUR / rate * MILLION
+        usd = placed.usd_per_hour * count / SECONDS_PER_HOUR / rate * MILLION
         options.append(replace(option, latency_ms=latency, usd_per_million=Estimate(usd, usd, usd)))
     if not options:
         problem = f"no machine type answers within {slo_ms:g} ms"
@@ -215,19 +224,21 @@ def _find_spread(placed: Placed) -> float:
     return SAME_CHIP_SPREAD if placed.is_measured else OTHER_CHIP_SPREAD
 
 
-def _find_price(instance: Instance, request: InferenceRequest) -> float:
-    price = find_listed_price(instance, request.discounts)
-    return price.usd_per_hour if price else math.inf
+def _find_price(instance: Instance, settings: Price) -> float | None:
+    """Return the dollars per hour of a machine type; None if they are unknown."""
+    if settings.usd_per_hour is not None and settings.instance in (None, instance.name):
+        return settings.usd_per_hour
+    price = find_listed_price(instance, settings.discounts, settings.region)
+    return price.usd_per_hour if price else None
 
 
-def _build_option(
-    request: InferenceRequest, placed: Placed, count: int, rows: int, rate: float
-) -> InferenceOption:
+def _build_option(placed: Placed, count: int, rows: int, rate: float) -> InferenceOption:
     """Return an option of `count` machines, each with a rate in rows per second."""
     estimate = intervals.estimate(rate, _find_spread(placed))
-    price = _find_price(placed.instance, request)
+    price = placed.usd_per_hour
     return InferenceOption(
         instance=placed.instance,
+        usd_per_hour=price,
         count=count,
         replicas=placed.replicas,
         rows=rows,

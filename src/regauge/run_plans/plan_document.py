@@ -8,14 +8,15 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from regauge.planning import training_plan
-from regauge.planning.catalog import REGION, STALE_DAYS, find_instance, find_listed_price
+from regauge.planning.catalog import STALE_DAYS, find_instance, find_listed_price
 from regauge.planning.run_history import LOCAL
 from regauge.units import GIGA
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from regauge.planning.anchors import Anchor
+    from regauge.planning.settings import Price
     from regauge.planning.training_job import Estimate, TrainingJob
     from regauge.planning.training_plan import TrainingPlan
     from regauge.run_plans.option_search import Option
@@ -121,7 +122,7 @@ def describe_plan(request: TrainingRequest, option: Option) -> dict[str, Any]:
         "goodput": round(option.goodput.share, 4),
         "hours": describe_estimate(option.hours),
         "usd": describe_estimate(option.usd),
-        "price": describe_price(option, request.run.execution.price.region),
+        "price": describe_price(option, request.run.execution.price),
     }
     return answer
 
@@ -265,31 +266,35 @@ def _error_percent(anchor: Anchor) -> float | None:
     return round(100 * (predicted / measured - 1), 1)
 
 
-def describe_price(option: Option, region: str = REGION) -> str:
+def describe_price(option: Option, settings: Price) -> str:
     """Return the price of the machines per hour, with its source and date."""
     machine = option.plan.machine
     if machine.usd_per_hour is None:
         return "unknown; set execution.price.usd_per_hour"
     if machine.name == LOCAL:
         return f"{machine.usd_per_hour:g} USD per hour (run file)"
-    listed = find_listed_price(find_instance(machine.name), region=region)
+    listed = find_listed_price(find_instance(machine.name), settings.discounts, settings.region)
     is_listed = listed is not None and listed.usd_per_hour == machine.usd_per_hour
     source = f"{listed.source}, {listed.as_of}" if listed and is_listed else "run file"
     total = machine.usd_per_hour * option.plan.count
     return f"{total:.2f} USD per hour ({option.plan.count} x {machine.usd_per_hour:g}, {source})"
 
 
-def list_warnings(options: Sequence[Option], today: dt.date, region: str = REGION) -> list[str]:
-    """Return a warning about old prices of the catalog; empty if all prices are recent."""
+def list_price_warnings(
+    prices: Iterable[tuple[str, float | None]], settings: Price, today: dt.date
+) -> list[str]:
+    """Return a warning about old prices of the catalog; empty if all prices are recent.
+
+    `prices`: machine types, and their dollars per hour. Prices of the run file have no date.
+    """
     stale: dict[str, str] = {}
-    for option in options:
-        machine = option.plan.machine
-        if machine.name == LOCAL:
+    for name, usd_per_hour in prices:
+        if name == LOCAL:
             continue
-        price = find_listed_price(find_instance(machine.name), region=region)
-        is_listed = price is not None and price.usd_per_hour == machine.usd_per_hour
+        price = find_listed_price(find_instance(name), settings.discounts, settings.region)
+        is_listed = price is not None and price.usd_per_hour == usd_per_hour
         if price is not None and is_listed and price.staleness_warning(today):
-            stale[machine.name] = f"{machine.name} of {price.as_of}"
+            stale[name] = f"{name} of {price.as_of}"
     if not stale:
         return []
     names = ", ".join(stale.values())

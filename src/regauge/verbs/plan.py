@@ -83,9 +83,9 @@ def _plan(
 ) -> dict[str, Any]:
     """Return the plan of an artifact, or of a training run, which is probed first if requested."""
     if purpose.serve is not None or purpose.predict is not None:
-        from regauge.verbs._planning.inference_plans import plan_inference
+        from regauge.verbs._planning.inference_plans import plan_inference, read_price
 
-        return plan_inference(subject, machines, purpose)
+        return plan_inference(subject, machines, purpose, read_price(overrides, stage))
     _check_training(purpose)
     from regauge.verbs._planning import training_plans
     from regauge.verbs._planning.select_machines import check_machines

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import TYPE_CHECKING, Any
 
+from regauge import config
 from regauge.artifacts.artifact import open_unchecked
 from regauge.artifacts.bucket_times import read_bucket_times
+from regauge.config import Settings
 from regauge.errors import SettingsError
 from regauge.planning import inference_plan, intervals
 from regauge.planning.inference_plan import InferenceOption, InferenceRequest
-from regauge.run_plans.plan_document import describe_estimate, round_digits
+from regauge.planning.settings import Price
+from regauge.run_plans.plan_document import describe_estimate, list_price_warnings, round_digits
 from regauge.run_plans.prepared_data import read_histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from regauge.verbs._planning.plan_options import Machines, Purpose
@@ -22,13 +26,29 @@ DEFAULT_SLO_MS = 1000.0
 MAX_LISTED = 10
 
 
-def plan_inference(folder: Path, machines: Machines, purpose: Purpose) -> dict[str, Any]:
+class PricedExecution(Settings):
+    """The keys of `execution` that the plan of an artifact has."""
+
+    price: Price = Price()
+    """Region, discounts or price of the machines."""
+
+
+class PricedRun(Settings):
+    """The tables of a run file that the plan of an artifact has."""
+
+    execution: PricedExecution = PricedExecution()
+    """The price."""
+
+
+def plan_inference(
+    folder: Path, machines: Machines, purpose: Purpose, price: Price
+) -> dict[str, Any]:
     """Return machines for an artifact, ranked by dollars, with buckets and replicas.
 
     Raises SettingsError for options that contradict each other, and if nothing meets the limits.
     """
     _check_purpose(machines, purpose)
-    request, notes = read_artifact(folder, purpose.lengths, {})
+    request, notes = read_artifact(folder, purpose.lengths, price)
     text = machines.on or machines.compare or ""
     names = [name.strip() for name in text.split(",") if name.strip()]
     answer: dict[str, Any] = {
@@ -48,7 +68,21 @@ def plan_inference(folder: Path, machines: Machines, purpose: Purpose) -> dict[s
     answer |= {"options": _rank(listed), "more_options": len(options) - len(listed)}
     if not all(option.is_measured for option in listed):
         notes.append("times of a chip that is not the measured one follow from its data sheet")
-    return answer | {"notes": notes}
+    prices = [(option.instance.name, option.usd_per_hour) for option in listed]
+    today = dt.datetime.now(dt.UTC).date()
+    return answer | {"notes": notes, "warnings": list_price_warnings(prices, price, today)}
+
+
+def read_price(overrides: tuple[str, ...], stage: str | None) -> Price:
+    """Return the table `execution.price` of overrides; raises SettingsError for other keys."""
+    if stage is not None:
+        raise SettingsError("--stage has no effect on the plan of an artifact", "remove it")
+    tables = config.apply_overrides({}, overrides, PricedRun)
+    for name in tables:
+        if name not in PricedRun.model_fields:
+            problem = f"'{name}' has no effect on the plan of an artifact"
+            raise SettingsError(problem, "set nothing but execution.price")
+    return config.build(PricedRun, tables, (), "the plan of an artifact").execution.price
 
 
 def _check_purpose(machines: Machines, purpose: Purpose) -> None:
@@ -72,7 +106,7 @@ def _check_purpose(machines: Machines, purpose: Purpose) -> None:
 
 
 def read_artifact(
-    folder: Path, lengths: Path | None, discounts: Mapping[str, float]
+    folder: Path, lengths: Path | None, price: Price
 ) -> tuple[InferenceRequest, list[str]]:
     """Return an artifact with its measured times and the lengths of its texts, and notes.
 
@@ -90,9 +124,7 @@ def read_artifact(
         notes.append(f"every text is planned with {longest} tokens: name a dataset with --lengths")
     else:
         histogram = read_histogram(lengths)
-    request = InferenceRequest(
-        times, shapes, times.chip, times.threads, tuple(histogram), discounts
-    )
+    request = InferenceRequest(times, shapes, times.chip, times.threads, tuple(histogram), price)
     return request, notes
 
 

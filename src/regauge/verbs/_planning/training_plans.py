@@ -21,7 +21,7 @@ from regauge.run_plans.plan_document import (
     describe_plan,
     describe_scaling,
     describe_settings,
-    list_warnings,
+    list_price_warnings,
 )
 from regauge.run_plans.run_request import read_request
 from regauge.run_plans.target_curve import combine, forecast_target
@@ -135,7 +135,7 @@ def plan_one(
     if explain:
         answer["formulas"] = explain_plan(option)
     answer["notes"] = [*request.notes, *option.plan.notes]
-    answer["warnings"] = list_warnings([option], _today(), request.run.execution.price.region)
+    answer["warnings"] = _list_warnings(request, [option])
     return answer | _find_refusal(request, option, deadline)
 
 
@@ -160,8 +160,11 @@ def _plan_scaling(
     return describe_scaling(request, options)
 
 
-def _today() -> dt.date:
-    return dt.datetime.now(dt.UTC).date()
+def _list_warnings(request: TrainingRequest, options: Sequence[Option]) -> list[str]:
+    machines = [option.plan.machine for option in options]
+    prices = [(machine.name, machine.usd_per_hour) for machine in machines]
+    today = dt.datetime.now(dt.UTC).date()
+    return list_price_warnings(prices, request.run.execution.price, today)
 
 
 def _list_counts(count: int) -> list[int]:
@@ -221,8 +224,7 @@ def rank(
     if ties > 1:
         notes.append(f"the first {ties} options are ties: the planner cannot tell them apart")
     answer: dict[str, Any] = {"steps": request.steps, "options": rows, "more_options": more}
-    warnings = list_warnings(options, _today(), request.run.execution.price.region)
-    return answer | {"notes": notes, "warnings": warnings}
+    return answer | {"notes": notes, "warnings": _list_warnings(request, options)}
 
 
 def _search(

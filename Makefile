@@ -56,6 +56,7 @@ test-simulated: export REGAUGE_TEST_ACCELERATOR := generic
 test-simulated: $(INSTALLED)
 	$(BIN)/python -m pytest tests/contracts/test_simulated_device.py tests/contracts/test_accelerators.py tests/contracts/test_device_choice.py tests/contracts/test_strategies.py tests/contracts/test_task_contract.py tests/contracts/test_backends.py tests/contracts/test_graph_cache.py tests/contracts/test_move_between_accelerators.py
 	$(BIN)/python -m pytest tests/distributed/test_equality.py tests/distributed/test_resume.py
+	$(BIN)/python -m pytest tests/faults/test_kill.py -m "full or not full"
 
 test-faults: $(INSTALLED)
 	$(BIN)/python -m pytest tests/faults -m "$(FAULTS)"

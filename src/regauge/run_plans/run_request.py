@@ -100,10 +100,7 @@ def read_request(tables: Mapping[str, Any], run_file: Path) -> TrainingRequest:
     texts = read_task_texts(task_table)
     lengths, length_notes = _read_lengths(tables, run, texts, max_buckets)
     shape = read_shape(run.model, lengths.vocab_size or _read_vocabulary(tables))
-    if run.model.path is None:  # no task uses a pooler, so new models have none
-        shape = replace(shape, pooler_parameters=0)
-    if network := read_ranking_network(task_table):
-        shape = add_ranking_network(shape, network)
+    shape = _add_task_layers(shape, run.model, task_table)
     sequences = lengths.sequences_per_row
     micro_rows = run.batch.microbatch_rows
     strategy, strategy_notes = _read_strategy(tables.get("strategy"))
@@ -242,6 +239,20 @@ def read_shape(model: Model, vocab_size: int | None) -> ModelShape:
         return shape_from_config(values)
     except DataError as error:
         raise SettingsError(error.problem, error.remedy) from None
+
+
+def _add_task_layers(shape: ModelShape, model: Model, task: Mapping[str, Any]) -> ModelShape:
+    """Return the shape of a model with the layers of its task besides an output layer.
+
+    Only classes and the next sentence are predicted from a pooler: other new models have none.
+    """
+    if task.get("next_sentence"):
+        pooler, classes = shape.hidden * (shape.hidden + 1), 2 * (shape.hidden + 1)
+        return replace(shape, other_parameters=pooler + classes)
+    if model.path is None and task["kind"] != "classify":
+        shape = replace(shape, pooler_parameters=0)
+    network = read_ranking_network(task)
+    return add_ranking_network(shape, network) if network else shape
 
 
 def count_trained_fraction(model: Model, shape: ModelShape, head: Head) -> float:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from distributed import datasets
 from distributed.jobs import lines, losses, weights
-from distributed.runs import FULL, Runs, cases, settings, strategy_table
+from distributed.runs import ACCELERATOR, FULL, Runs, cases, settings, strategy_table
 from regauge.config import build
 from regauge.data.dataset import Dataset
 from regauge.errors import SettingsError
@@ -214,7 +214,7 @@ def test_saved_models_generate_the_same_completions(runs: Runs, tmp_path: Path) 
         "output": {"folder": str(tmp_path / "table")},
         "data": {"path": str(runs.data["chat"])},
         "task": "sft",
-        "accelerator": "cpu",
+        "accelerator": ACCELERATOR,
         "execution": {"precision": "fp32", "threads": 1},
         "evaluation": {"microbatch_rows": 2, "samples": SAMPLES},
         "models": {"mine": str(folder)},

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from distributed.jobs import lines
-from distributed.runs import TASKS, Runs, settings
+from distributed.runs import ACCELERATOR, TASKS, Runs, settings
 from regauge import config
 from regauge.comparison.compare import compare_runs
 from regauge.comparison.settings import Comparison
@@ -83,15 +83,19 @@ def test_a_step_has_gradients_for_the_encoder_and_one_head(prepared_run: Run) ->
         "words": "tasks.words.model.cls.predictions.transform.dense.weight",
         "topics": "tasks.topics.model.classifier.weight",
     }
+    device = next(iter(named.values())).device
     for step, objective in enumerate(prepared_run.context.tasks[:3]):
         arrays = prepared_run.context.read_batches(
             {"search": 0, "words": 1, "topics": 2}[objective.name]
         )
-        batches = [{name: torch.from_numpy(value) for name, value in a.items()} for a in arrays]
+        batches = [
+            {name: torch.from_numpy(value).to(device) for name, value in batch.items()}
+            for batch in arrays
+        ]
         assert prepared_run.context.task_schedule.task_at(
             step
         ).task == prepared_run.context.tasks.index(objective)
-        objective.gradients.accumulate_gradients(batches, torch.ones(()))
+        objective.gradients.accumulate_gradients(batches, torch.ones((), device=device))
         moved = {name for name, value in named.items() if value.grad.abs().sum() > 0}
         shared = "tasks.search.model.encoder.layer.0.intermediate.dense.weight"
         assert shared in moved
@@ -136,7 +140,7 @@ def test_offline_evaluation_of_one_task_equals_the_run(run: Path, runs: Runs) ->
         "task": {"kind": "classify", "text_fields": ("query",), "classes": 3},
         "models": {"topics": str(run / "tasks" / "topics")},
         "evaluate": {"task_settings": "run", "untrained": False},
-        "accelerator": "cpu",
+        "accelerator": ACCELERATOR,
         "execution": {"precision": "fp32", "threads": 1},
     }
     (row,) = evaluate_models(build(EvaluateSettings, run_settings), World())["rows"]
@@ -237,8 +241,8 @@ def test_a_multitask_run_starts_from_the_model_of_one_task(runs: Runs, tmp_path:
     saved = load_file(first / "model" / "model.safetensors")
     search, _, topics = modules_by_task(prepared_run.state.model.module).values()
     for name, value in search.model.named_parameters():
-        assert torch.equal(value, saved[f"bert.{name}"]), name
-    assert torch.equal(topics.model.classifier.weight, saved["classifier.weight"])
+        assert torch.equal(value.cpu(), saved[f"bert.{name}"]), name
+    assert torch.equal(topics.model.classifier.weight.cpu(), saved["classifier.weight"])
     assert len(Dataset(runs.data["pairs"]).rows("train")) == 40
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distributed.jobs import lines
-from distributed.runs import DATA, TASKS, Runs
+from distributed.runs import ACCELERATOR, DATA, TASKS, Runs
 from regauge.config import build, parse_choice
 from regauge.errors import SettingsError
 from regauge.evaluation.offline import evaluate_models
@@ -35,7 +35,7 @@ def test_offline_metrics_equal_the_metrics_of_the_run(runs: Runs, task: str) -> 
         "task": TASKS[task]["task"],
         "models": {"it": str(run)},
         "evaluate": {"untrained": False, "baselines": False},
-        "accelerator": "cpu",
+        "accelerator": ACCELERATOR,
         "execution": {"precision": "fp32", "threads": 1},
     }
     (row,) = evaluate_models(build(EvaluateSettings, tables), World())["rows"]
@@ -74,7 +74,7 @@ def test_class_reports_equal_those_of_the_run(runs: Runs, tmp_path: Path) -> Non
         "data": {"path": str(runs.data["pairs"])},
         "task": TASKS["balanced"]["task"],
         "models": {"it": str(run)},
-        "accelerator": "cpu",
+        "accelerator": ACCELERATOR,
         "execution": {"precision": "fp32", "threads": 1},
     }
     answer = evaluate_models(build(EvaluateSettings, tables), World())
@@ -108,7 +108,7 @@ def test_ignored_layers_of_a_sentence_encoder_are_logged(
         "data": {"path": str(runs.data["pairs"])},
         "task": TASKS["contrastive"]["task"],
         "evaluate": {"task_settings": "given", "untrained": False, "baselines": False},
-        "accelerator": "cpu",
+        "accelerator": ACCELERATOR,
         "execution": {"precision": "fp32", "threads": 1},
     }
     for folder, count in ((run / "model", 0), (tmp_path / "other", 1)):
@@ -131,7 +131,7 @@ def test_a_moved_run_is_evaluated_with_its_recorded_fields(runs: Runs, tmp_path:
         "task": {**TASKS["classify"]["task"], "text_fields": ("of another dataset",)},
         "models": {"it": str(run)},
         "evaluate": {"task_settings": "run", "untrained": True},
-        "accelerator": "cpu",
+        "accelerator": ACCELERATOR,
         "execution": {"precision": "fp32", "threads": 1},
     }
     settings = build(EvaluateSettings, tables)

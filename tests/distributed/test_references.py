@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from distributed.jobs import lines, losses, weights
-from distributed.runs import TASKS, Runs, cases, strategy_table
+from distributed.runs import ACCELERATOR, TASKS, Runs, cases, strategy_table
 from distributed.runs import settings as build_settings
 from distributed.test_equality import LONG
 from distributed.test_resume import SAVED, assert_same, interrupt_run
@@ -190,7 +190,7 @@ def build_evaluation(runs: Runs, folder: Path, models: dict[str, Path]) -> Evalu
         "task": TASKS["dpo"]["task"],
         "models": {name: str(path) for name, path in models.items()},
         "evaluate": {"untrained": False, "baselines": False},
-        "accelerator": "cpu",
+        "accelerator": ACCELERATOR,
         "execution": {"precision": "fp32", "threads": 1},
     }
     return build(EvaluateSettings, tables)

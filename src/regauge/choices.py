@@ -27,11 +27,14 @@ from typing import Any
 
 from regauge.errors import DataError, SettingsError
 from regauge.peer_names import normalize
-from regauge.wording import singularize
+from regauge.wording import join_alternatives, singularize
 
 PACKAGE = Path(__file__).parent
 MODULE_FOLDERS_VARIABLE = "REGAUGE_MODULE_FOLDERS"
 """Environment variable for child processes: the folders that are searched for custom modules."""
+
+MAX_SUGGESTIONS = 3
+"""Known words that a remedy lists, if they begin with a misspelled word."""
 
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _allowed_paths: set[str] = set()
@@ -40,10 +43,13 @@ _custom_modules: set[str] = set()
 
 
 def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
-    """Return the remedy for a misspelled word: the closest known word, or all known words.
+    """Return the remedy for a misspelled word: the closest known words, or all known words.
 
-    Upper and lower case are equal.
+    Words that begin with it are closer than others. Upper and lower case are equal.
     """
+    longer = [f"'{name}'" for name in known if word and name.lower().startswith(word.lower())]
+    if 0 < len(longer) <= MAX_SUGGESTIONS:
+        return f"did you mean {join_alternatives(longer)}?"
     by_lower_case = {name.lower(): name for name in known}
     matches = difflib.get_close_matches(word.lower(), by_lower_case, n=1, cutoff=0.6)
     if matches:
@@ -84,17 +90,22 @@ def is_import_path(kind: str) -> bool:
     return ":" in kind
 
 
+def check_name(folder: str, name: str) -> None:
+    """Raise SettingsError if no file and no entry point has this name; nothing is imported."""
+    if not is_import_path(name) and name not in names(folder):
+        problem = f"no {name_category(folder)} named '{name}'"
+        raise SettingsError(problem, _suggest_choice(folder, name))
+
+
 @cache
 def load(folder: str, name: str) -> type[Any]:
     """Import a choice and return its class, the only class in its file that defines `kind`.
 
     Raises SettingsError if no file and no entry point has this name.
     """
+    check_name(folder, name)
     if is_import_path(name):
         return _load_class(folder, name)
-    if name not in names(folder):
-        problem = f"no {name_category(folder)} named '{name}'"
-        raise SettingsError(problem, _suggest_choice(folder, name))
     for point in _list_entry_points(folder):
         if point.name == name:
             return point.load()  # type: ignore[no-any-return]

@@ -44,8 +44,15 @@ def test_a_summary_is_read_without_importing() -> None:
     ("word", "remedy"),
     [
         ("lern", "did you mean 'learn'?"),
+        ("TE", "did you mean 'teach'?"),
         ("zzz", "known: learn, teach"),
     ],
 )
 def test_the_closest_name_is_suggested(word: str, remedy: str) -> None:
     assert choices.did_you_mean(word, ("teach", "learn")) == remedy
+
+
+def test_names_that_begin_with_the_word_are_closer_than_similar_ones() -> None:
+    chips = ("GH200", "H100-SXM", "H100-PCIe", "T4", "TPUv4", "TPUv5e", "TPUv5p", "TPUv6e")
+    assert choices.did_you_mean("h100", chips) == "did you mean 'H100-SXM' or 'H100-PCIe'?"
+    assert choices.did_you_mean("tpuv", chips).startswith("did you mean 'TPUv4'"), "one of four"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge import config
+from regauge import choices, config
 from regauge.config import Settings
 from regauge.data.settings import DataSettings
 from regauge.errors import DataError, SettingsError
@@ -147,6 +147,7 @@ def _read_task(value: Any) -> tuple[Mapping[str, Any], list[str]]:
     table = {"kind": tables[0]} if isinstance(tables[0], str) else tables[0]
     if not isinstance(table, dict) or "kind" not in table:
         raise SettingsError("the run file has no task", 'add [task] with a kind, such as "mlm"')
+    choices.check_name("tasks", str(table["kind"]))
     if table["kind"] == "rank" and not table.get("query", True):
         problem = "the planner counts transformers, and a task 'rank' without texts has none"
         raise SettingsError(problem, "measure it with: regauge benchmark --training")
@@ -179,6 +180,7 @@ def _read_strategy(value: Any) -> tuple[Strategy, list[str]]:
         "fsdp": "zero2" if table.get("sharding") == "shard-grad-op" else "fsdp",
         "hsdp": "hsdp",
     }
+    choices.check_name("strategies", kind)
     if kind in names:
         return names[kind], []
     return "ddp", [f"strategy '{kind}' is planned as ddp"]

@@ -11,6 +11,7 @@ from regauge.planning.machines import find_machine
 from regauge.planning.run_history import LOCAL, find_local_machine, find_local_precision
 from regauge.run_plans import option_search
 from regauge.supervision.settings import parse_node_range
+from regauge.verbs._planning.plan_options import DEFAULT_MAX_NODES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +36,12 @@ def check_machines(machines: Machines) -> None:
     if machines.probe and others:
         problem = f"--probe measures this machine, not --{others[0]}"
         raise SettingsError(problem, "remove one of them")
+    for option, is_set in (
+        ("--max-nodes", machines.max_nodes != DEFAULT_MAX_NODES),
+        ("--all", machines.show_all),
+    ):
+        if is_set and not machines.cheapest:
+            raise SettingsError(f"{option} has no effect without --cheapest", "remove it")
     if machines.max_nodes < 1:
         raise SettingsError(f"--max-nodes {machines.max_nodes} is below 1", "allow a machine")
     if machines.deadline is not None:

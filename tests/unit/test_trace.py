@@ -78,6 +78,33 @@ def test_a_backward_operation_belongs_to_the_module_of_its_forward_operation() -
     assert seconds(breakdown) == {"first": (6, 16), "second": (5, 8), GRADIENT_SUMS: (0, 8)}
 
 
+def test_the_backward_pass_of_a_device_without_kernels_is_in_another_thread() -> None:
+    """Torch starts a thread for each device; work of other threads, such as loading, is none."""
+    breakdown = break_down(
+        event(STEP, 0, 100),
+        event(MODULE + "first", 0, 10),
+        event("aten::mm", 2, 8, **{"Sequence number": 5}),
+        event("aten::copy_", 0, 90, tid=2),
+        event(BACKWARD + "MmBackward0", 40, 60, tid=3, **{"Sequence number": 5}),
+        event("aten::mm", 42, 58, tid=3),
+    )
+    assert seconds(breakdown) == {"first": (6, 16)}
+
+
+def test_a_product_inside_a_product_is_counted_once() -> None:
+    """A device that passes an operation on to another library records it twice."""
+    sizes = {"Input Dims": [[2, 3], [3, 4]]}
+    breakdown = break_down(
+        event(STEP, 0, 100),
+        event(MODULE + "layer", 0, 50),
+        event("aten::mm", 10, 40, **sizes),
+        event("aten::mm", 15, 35, **sizes),
+    )
+    part = breakdown.by_module["layer"]
+    assert part.flops == 2 * 2 * 3 * 4
+    assert part.matmul_seconds == pytest.approx(30 * MICROSECOND)
+
+
 def test_recomputation_counts_as_backward() -> None:
     breakdown = break_down(
         event(STEP, 0, 50),

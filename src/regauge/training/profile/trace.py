@@ -119,13 +119,19 @@ def read_trace(document: Document, library: str) -> Trace:
     if kernels:
         work = list(_match_kernels(kernels, events, threads, collectives))
         return Trace(steps, work, has_device_work=True)
+    # Torch computes the backward pass of a device in another thread than that of the step.
+    computing = {main_thread} | {tid for tid, spans in threads.items() if _has_backward(spans)}
     work = [
         interval
         for tid, spans in threads.items()
         for interval in _split_intervals(spans)
-        if interval.kind == "communication" or (tid == main_thread and interval.kind != "host")
+        if interval.kind == "communication" or (tid in computing and interval.kind != "host")
     ]
     return Trace(steps, work)
+
+
+def _has_backward(spans: Iterable[Span]) -> bool:
+    return any(span.is_backward for span in spans)
 
 
 def _read_span(event: Document) -> Span:
@@ -187,6 +193,8 @@ def _classify_spans(spans: list[Span], collectives: tuple[str, ...]) -> None:
             span.outer and span.outer.is_backward
         )
         span.kind = _find_kind(span, collectives)
+        if span.outer and span.outer.kind == "matmul":  # a part of a product that is counted
+            span.matmul = NO_MATMUL
         if not span.is_backward:
             span.part = _find_part(span)
             part_by_number[int(span.facts.get("Sequence number", -1))] = span.part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import multiprocessing
 import os
@@ -36,6 +37,7 @@ from regauge.artifacts import engine
 from regauge.artifacts.artifact import open_artifact
 from regauge.artifacts.model import LoadedModel
 from regauge.backends import ExecutionContext, Payload, Shape
+from regauge.backends._model_parallel.group import RankGroup
 from regauge.backends._model_parallel.runner import ModelParallelRunner
 from regauge.backends._model_parallel.worker import RankWorker
 from regauge.cli import main
@@ -112,7 +114,7 @@ def batch(shape: Shape) -> tuple[Tensor, Tensor]:
 
 
 def relative_difference(output: Tensor, expected: Tensor) -> float:
-    return float((output - expected).abs().max() / expected.abs().max())
+    return float((output.cpu() - expected.cpu()).abs().max() / expected.abs().max())
 
 
 def is_alive(pid: int) -> bool:
@@ -382,3 +384,34 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:  # the process has ended
         return b""
+
+
+@pytest.mark.parametrize("is_extended", [False, True])
+def test_a_group_of_another_package_is_used(
+    monkeypatch: pytest.MonkeyPatch, *, is_extended: bool
+) -> None:
+    """A package registers the collectives of its device with torch, with one of two interfaces."""
+    created: list[Any] = []
+
+    def create(*arguments: Any) -> object:
+        created.extend(arguments)
+        return object()
+
+    monkeypatch.setattr(dist.Backend, "_plugins", dict(dist.Backend._plugins))
+    plugin = dist.Backend._BackendPlugin(create, is_extended)
+    monkeypatch.setitem(dist.Backend._plugins, "ABACUS", plugin)
+    store = dist.HashStore()
+    RankGroup(1, 2, timeout_seconds=5).join("abacus", store)
+    if is_extended:
+        options, backend_options = created
+        assert backend_options is None
+        assert (options.group_rank, options.group_size) == (1, 2)
+        assert options.global_ranks_in_group == [0, 1]
+        assert options.timeout == dt.timedelta(seconds=5)
+    else:
+        assert created == [store, 1, 2, dt.timedelta(seconds=5)]
+
+
+def test_a_device_without_collectives_has_one_rank() -> None:
+    with pytest.raises(SettingsError, match="torch has no process group for 'abacus'"):
+        RankGroup(0, 2, timeout_seconds=5).join("abacus", dist.HashStore())

@@ -55,8 +55,8 @@ class EagerBackend(Backend):
 
 def _group_obstacle(distributed_backend: str) -> str | None:
     """Return the reason why devices cannot communicate, or None."""
-    from regauge.backends._model_parallel.group import find_group_class
+    from regauge.backends._model_parallel.group import find_group_creator
 
-    if find_group_class(distributed_backend):
+    if find_group_creator(distributed_backend):
         return None
     return f"torch has no process group for '{distributed_backend}'"

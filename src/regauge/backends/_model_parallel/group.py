@@ -1,17 +1,19 @@
 """The process group of the ranks that share a program, separate from torch's default group.
 
 A process that serves a model may also train one, so torch's default group is not used. The group
-has the class that torch creates for an accelerator's collectives, and its store is on loopback.
+is the one that torch creates for an accelerator's collectives, and its store is on loopback.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from regauge import timing
 from regauge.errors import SettingsError, TransientError, first_line
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LOOPBACK_HOST = "127.0.0.1"
+GROUP_ID = "model-parallel"
+"""Name of the group, for libraries that need one."""
 WEIGHT_TAG = 1
 """The tag of the messages that send weights to one rank."""
 POLL_SECONDS = 2e-4
@@ -43,12 +47,12 @@ class RankGroup:
 
     def join(self, distributed_backend: str, store: dist.Store) -> None:
         """Connect to the other ranks, which must call this at the same time."""
-        group_class = find_group_class(distributed_backend)
-        if group_class is None:
+        create_group = find_group_creator(distributed_backend)
+        if create_group is None:
             problem = f"torch has no process group for '{distributed_backend}'"
             raise SettingsError(problem, "set devices = 1")
         self._group = self._run(
-            lambda: group_class(store, self.rank, self.world_size, self._timeout)
+            lambda: create_group(store, self.rank, self.world_size, self._timeout)
         )
 
     def all_reduce_sum(self, value: Tensor) -> None:
@@ -99,13 +103,38 @@ class RankGroup:
             raise LostRankError(problem, "find out which rank ended") from None
 
 
-def find_group_class(distributed_backend: str) -> Any:
-    """Return torch's process group class for a backend such as `gloo`; None if there is none."""
-    from torch.distributed import distributed_c10d
+def find_group_creator(distributed_backend: str) -> Callable[..., Any] | None:
+    """Return the function that creates torch's process group of a backend such as `gloo`.
 
+    Its arguments are the store, the rank, the number of ranks and the timeout. Returns None if
+    torch has no such group, and no package has registered one.
+    """
     class_name = f"processgroup{distributed_backend}".lower()
     names = (name for name in dir(distributed_c10d) if name.lower() == class_name)
-    return next((getattr(distributed_c10d, name) for name in names), None)
+    for name in names:
+        return getattr(distributed_c10d, name)  # type: ignore[no-any-return]
+    plugins = dist.Backend._plugins  # noqa: SLF001 - the registry of other packages has no public name
+    plugin = plugins.get(distributed_backend.upper())
+    if plugin is None:
+        return None
+    return (
+        partial(_create_extended, plugin.creator_fn) if plugin.extended_api else plugin.creator_fn
+    )
+
+
+def _create_extended(
+    create: Callable[..., Any],
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    timeout: dt.timedelta,
+) -> Any:
+    """Create a group of a package that registered it with `extended_api`."""
+    options = distributed_c10d._DistributedBackendOptions()  # noqa: SLF001 - part of that interface
+    options.store, options.timeout = store, timeout
+    options.group_rank, options.group_size = rank, world_size
+    options.group_id, options.global_ranks_in_group = GROUP_ID, list(range(world_size))
+    return create(options, None)
 
 
 def create_store(timeout_seconds: float) -> tuple[dist.Store, int]:

@@ -229,9 +229,9 @@ def final_outputs(
     tokens = torch.arange(5, 29).view(2, 12)
     inner: Any = states[-1].model.module.eval().model
     with torch.no_grad():
-        outputs = inner(tokens)
+        outputs = inner(tokens.to(next(inner.parameters()).device))
     output = outputs.last_hidden_state if task == "contrastive" else outputs.logits
-    return {"tokens": tokens, "output": output}
+    return {"tokens": tokens, "output": output.cpu()}
 
 
 def _hash_state(state: TrainState) -> dict[str, str]:

@@ -20,7 +20,7 @@ from regauge.models.settings import Interactions
 from regauge.run_plans.prepared_data import read_lengths
 from regauge.run_plans.ranking_network import RankingNetwork
 from regauge.run_plans.run_request import read_request
-from regauge.run_plans.task_texts import read_task_texts
+from regauge.run_plans.task_texts import READERS, read_task_texts
 from regauge.training.task_runtime import build_module
 
 CANDIDATES = 5
@@ -55,7 +55,19 @@ histograms = st.lists(st.integers(0, 40), min_size=2, max_size=200).filter(
 
 
 def test_every_task_is_compared() -> None:
-    assert set(TASKS) == set(choices.names("tasks"))
+    assert set(TASKS) == set(READERS) == set(choices.names("tasks"))
+
+
+def test_a_task_of_the_user_has_a_note(tmp_path: Path) -> None:
+    tables = {
+        "task": {"kind": "my_task.py:MyTask"},
+        "model": {"architecture": "bert", "config": {"vocab_size": 100}},
+        "batch": {"rows": 8, "microbatch_rows": 8},
+        "rows": {"length": 64},
+    }
+    request = read_request(tables, tmp_path / "run.toml")
+    assert "each row of task 'my_task.py:MyTask' is planned as one text" in request.notes[0]
+    assert request.job.length == 64
 
 
 def write_manifest(

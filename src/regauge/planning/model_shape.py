@@ -68,7 +68,7 @@ class ModelShape:
     head_matmul: int = 0
     """Parameters of the output layer that enter matrix products, without vocab x width."""
     other_parameters: int = 0
-    """Parameters besides the transformer: an interaction network, and a second encoder."""
+    """Parameters of other layers: an interaction network, a second encoder, a pooler of classes."""
 
     @property
     def layer_matmul(self) -> int:

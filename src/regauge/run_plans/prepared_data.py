@@ -85,8 +85,8 @@ def read_lengths(
 ) -> RowLengths | None:
     """Return the lengths of the rows that a task trains on; None without prepared data.
 
-    Raises DataError if the manifest is damaged, or if it has no training rows, and SettingsError if
-    a field of the task is no text field of the data.
+    Raises DataError if the manifest is damaged, or if it has no training rows or no lengths of
+    texts, and SettingsError if a field of the task is no text field of the data.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -114,6 +114,8 @@ def read_lengths(
         longest = sum(halves) or max(column.max_length for column in columns.values())
         real = min(split.tokens / max(split.rows * longest, 1), 1.0)
         return RowLengths(longest, longest, real, (longest,), **common)
+    if not any(any(columns[name].lengths.get(TRAIN, ())) for name in texts.all_fields):
+        raise DataError(f"the manifest in {folder} has no lengths of texts", REMEDY)
     return _measure(columns, texts, split.rows, max_buckets, common)
 
 
@@ -153,7 +155,7 @@ def _measure(
     length = count_padded_tokens(histogram, shapes) / max(sum(histogram), 1)
     candidates = [columns[name].max_group_size for name in texts.candidate_fields]
     sequences = texts.count_sequences(max(candidates, default=1))
-    tokens = sum(length * count for counts in trained for length, count in enumerate(counts))
+    tokens = sum(size * count for counts in trained for size, count in enumerate(counts))
     real = tokens / max(length * sequences * rows, 1)
     return RowLengths(
         length, shapes[-1], min(real, 1.0), shapes, sequences_per_row=sequences, **common

@@ -21,7 +21,7 @@ from regauge.planning.training_job import TrainingJob
 from regauge.run_plans.default_sizes import DEFAULT_SIZES
 from regauge.run_plans.prepared_data import DEFAULT_BUCKETS, RowLengths, read_lengths
 from regauge.run_plans.ranking_network import add_ranking_network, read_ranking_network
-from regauge.run_plans.task_texts import read_task_texts
+from regauge.run_plans.task_texts import READERS, read_task_texts
 from regauge.training.settings import Batch, Execution, Optimizer, Stop
 
 if TYPE_CHECKING:
@@ -151,7 +151,10 @@ def _read_task(value: Any) -> tuple[Mapping[str, Any], list[str]]:
     if table["kind"] == "rank" and not table.get("query", True):
         problem = "the planner counts transformers, and a task 'rank' without texts has none"
         raise SettingsError(problem, "measure it with: regauge benchmark --training")
-    return table, _describe_ignored(tables)
+    notes = _describe_ignored(tables)
+    if table["kind"] not in READERS:
+        notes.append(f"each row of task '{table['kind']}' is planned as one text of full length")
+    return table, notes
 
 
 def _describe_ignored(tables: Sequence[Any]) -> list[str]:
@@ -203,8 +206,8 @@ def _read_lengths(
     fields = table.get("fields") or {}
     limits = [size for name, size in fields.items() if name in texts.all_fields]
     limits = [size for size in limits if isinstance(size, int)]
-    joined = sum(limits) if texts.padding == "joined" else max(limits, default=0)
-    declared = table.get("length") or joined
+    limit = sum(limits) if texts.padding == "joined" else max(limits, default=0)
+    declared = table.get("length") or limit
     longest = int(declared or run.model.config.get("max_position_embeddings") or DEFAULT_LENGTH)
     key = "rows.length" if table.get("length") else "rows.fields" if limits else "model.config"
     source = f"{key}, since {path or 'data.path'} is not prepared"

@@ -37,9 +37,11 @@ class TaskTexts:
 
 
 def read_task_texts(table: Mapping[str, Any]) -> TaskTexts:
-    """Return the texts of a task, by its table in a run file."""
-    reader = READERS.get(str(table.get("kind")))
-    return reader(table) if reader else TaskTexts("whole")
+    """Return the texts of a task, by its table in a run file.
+
+    The rows of a task of another package are taken as whole rows.
+    """
+    return READERS.get(str(table.get("kind")), _read_whole_rows)(table)
 
 
 def _list_names(value: Any) -> tuple[str, ...]:
@@ -66,17 +68,23 @@ def _read_rank(table: Mapping[str, Any]) -> TaskTexts:
     return TaskTexts("longest", queries, _list_names(table.get("document", "document")))
 
 
+def _read_whole_rows(_: Mapping[str, Any]) -> TaskTexts:
+    return TaskTexts("whole")
+
+
 READERS: dict[str, Callable[[Mapping[str, Any]], TaskTexts]] = {
     "classify": lambda table: TaskTexts("joined", _list_names(table.get("text_fields", "text"))),
+    "clm": _read_whole_rows,
     "contrastive": _read_contrastive,
     "distill": lambda table: TaskTexts("separate", _list_names(table.get("text_fields", "text"))),
     "dpo": lambda _: TaskTexts("longest", ("chosen", "rejected")),
     "mlm": _read_mlm,
     "rank": _read_rank,
+    "sft": _read_whole_rows,
     "similarity": lambda table: TaskTexts(
         "separate", _list_names(table.get("text_fields", ("sentence1", "sentence2")))
     ),
     "tokens": lambda table: TaskTexts("separate", (str(table.get("words", "tokens")),)),
     "triplet": _read_triplet,
 }
-"""Tasks whose rows have text fields; the others train on whole rows of tokens."""
+"""Readers of the tables of tasks, by kind."""

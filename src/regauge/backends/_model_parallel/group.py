@@ -111,8 +111,11 @@ def find_group_creator(distributed_backend: str) -> Callable[..., Any] | None:
     """
     class_name = f"processgroup{distributed_backend}".lower()
     names = (name for name in dir(distributed_c10d) if name.lower() == class_name)
-    for name in names:
-        return getattr(distributed_c10d, name)  # type: ignore[no-any-return]
+    group_class: Callable[..., Any] | None = next(
+        (getattr(distributed_c10d, name) for name in names), None
+    )
+    if group_class is not None:
+        return group_class
     plugins = dist.Backend._plugins  # noqa: SLF001 - the registry of other packages has no public name
     plugin = plugins.get(distributed_backend.upper())
     if plugin is None:

@@ -25,6 +25,7 @@ from regauge.run_plans import option_search
 from regauge.run_plans.default_sizes import DEFAULT_SIZES
 from regauge.run_plans.run_request import count_trained_fraction, read_request, read_shape
 from regauge.run_plans.target_curve import combine, forecast_target
+from regauge.run_plans.task_plans import judge_memory
 from regauge.training.settings import Target
 
 if TYPE_CHECKING:
@@ -85,10 +86,7 @@ def test_lora_trains_the_parameters_of_its_adapters() -> None:
 def test_the_smallest_change_changes_one_setting_if_that_is_enough() -> None:
     request = read_llama(micro_batch=64, batch_sequences=4096)
     machine = find_machine("p5.48xlarge")
-    assert (
-        option_search.judge_memory(option_search.place_job(request, machine, 1), machine, 1)
-        != "fits"
-    )
+    assert judge_memory(request, option_search.place_job(request, machine, 1), machine, 1) != "fits"
     change = option_search.find_smallest_change(request, machine, 1)
     assert change is not None
     job = request.place(8)

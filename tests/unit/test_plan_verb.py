@@ -245,21 +245,38 @@ def test_the_price_is_that_of_the_region(
     assert read_plan(capsys, *other)["usd"] is None
 
 
-def test_ignored_tasks_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_tasks_are_planned_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three of four steps have 128 tokens for each text, and one 512; the step is their mean."""
     path = tmp_path / "run.toml"
     tasks = """
-[[task]]
-name = "words"
-kind = "mlm"
-weight = 3
+[rows]
+fields = { query = 128, document = 128, text = 512 }
 [[task]]
 name = "pairs"
 kind = "contrastive"
+weight = 3
+[[task]]
+name = "texts"
+kind = "classify"
+batch = { rows = 1024, microbatch_rows = 8 }
 """
     text = RUN.format(data=tmp_path, strategy="ddp", micro=16, stop="steps = 10")
     path.write_text(text.replace('[task]\nkind = "mlm"\n', tasks), encoding="utf-8")
-    notes = "; ".join(read_plan(capsys, str(path), "--on", "p4d.24xlarge")["notes"])
-    assert "one of the task words; ignored: pairs (25% of the steps)" in notes
+    answer = read_plan(capsys, str(path), "--on", "p4d.24xlarge")
+    pairs, texts = answer["tasks"]
+    assert (pairs["task"], pairs["share_percent"]) == ("pairs", 75)
+    assert (texts["task"], texts["share_percent"]) == ("texts", 25)
+    assert answer["batch_shapes"] == ["32 x 128", "8 x 512"]
+    mean = 0.75 * pairs["step_seconds"] + 0.25 * texts["step_seconds"]
+    assert answer["step_seconds"]["p50"] == pytest.approx(mean, rel=0.1), "corrected by near rows"
+    lengths = [note for note in answer["notes"] if note.startswith("every sequence is planned")]
+    assert ["128 tokens" in lengths[0], "512 tokens" in lengths[1]] == [True, True]
+    assert cli.main(["plan", str(path), "--on", "p4d.24xlarge"]) == 0
+    printed = capsys.readouterr().out
+    assert "One step of the task pairs" in printed
+    assert "Tasks, by the formulas" in printed
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distributed import datasets
+from distributed.runs import TASKS as TASK_TABLES
 from distributed.runs import settings as build_settings
 from regauge import choices, config
 from regauge.data.dataset import ColumnInfo, Dataset, DatasetManifest, SplitInfo, TokenizerInfo
 from regauge.errors import SettingsError
 from regauge.models.ranker import RankerShape, RankingHead
 from regauge.models.settings import Interactions
+from regauge.planning.machines import find_machine
+from regauge.run_plans import option_search
+from regauge.run_plans.plan_document import describe_plan
 from regauge.run_plans.prepared_data import read_lengths
 from regauge.run_plans.ranking_network import RankingNetwork
 from regauge.run_plans.run_request import read_request
+from regauge.run_plans.task_plans import plan_tasks
 from regauge.run_plans.task_texts import READERS, read_task_texts
+from regauge.training import dry_run
 from regauge.training.task_runtime import build_module
 
 CANDIDATES = 5
@@ -198,3 +204,58 @@ def test_a_plan_counts_the_parameters_of_the_run(name: str, tmp_path: Path) -> N
         module = build_module(run, [Dataset(data).manifest])
     counted = sum(parameter.numel() for parameter in module.parameters())
     assert request.job.shape.parameters(request.job.head) == pytest.approx(counted, rel=0.01)
+
+
+def test_several_tasks_share_the_steps(tmp_path: Path) -> None:
+    """Steps and batch shapes are those of the dry run; a step is the mean over the tasks."""
+    pairs = datasets.write_pairs(tmp_path / "pairs")
+    packed = datasets.write_packed(tmp_path / "packed")
+    tasks = [dict(table) for table in TASK_TABLES["several"]["task"]]
+    tasks[1]["data"] = {"path": str(packed)}
+    run = build_settings(
+        tmp_path / "run", pairs, "several", task=tuple(tasks), stop={"steps": None, "epochs": 3}
+    )
+    tables = config.dump(run)
+    request = read_request(tables, tmp_path / "run.json")
+    plan = dry_run.plan_run(run)
+    assert request.steps == plan["steps"]
+    assert [other.name for other in request.others] == ["words", "topics"]
+    job, machine = request.place(1), find_machine("g5.xlarge")
+    assert job is not None
+    mixed = plan_tasks(request, job, machine, 1)
+    assert [round(share, 6) for share, _ in mixed.tasks] == [0.5, 0.25, 0.25]
+    described = describe_plan(request, option_search.plan_option(request, job, machine, 1))
+    for task in described["tasks"]:
+        assert task["batch_shapes"] == plan[f"{task['task']}_batch_shapes"]
+    single = (
+        (TASK_TABLES["contrastive"]["task"], pairs, tables["batch"]),
+        ({"kind": "mlm"}, packed, tasks[1]["batch"]),
+        (TASK_TABLES["classify"]["task"], pairs, tables["batch"]),
+    )
+    alone = [
+        read_request(tables | {"task": task, "data": {"path": str(data)}, "batch": batch}, tmp_path)
+        for task, data, batch in single
+    ]
+    plans = [plan_tasks(item, item.place(1), machine, 1) for item in alone]
+    mean = sum(s * item.step_seconds.p50 for s, item in zip((0.5, 0.25, 0.25), plans, strict=True))
+    assert mixed.step_seconds.p50 == pytest.approx(mean)
+    assert mixed.memory.total.p50 == max(item.memory.total.p50 for item in plans)
+    tokens = [item.tokens_per_step for item in plans]
+    assert mixed.tokens_per_step == pytest.approx(tokens[0] / 2 + (tokens[1] + tokens[2]) / 4)
+
+
+def test_a_task_with_fewer_rows_than_devices_cannot_be_placed(tmp_path: Path) -> None:
+    tables = {
+        "task": [
+            {"kind": "mlm", "name": "a"},
+            {"kind": "mlm", "name": "b", "batch": {"rows": 4, "microbatch_rows": 4}},
+        ],
+        "model": {"architecture": "bert", "config": {"vocab_size": 100}},
+        "batch": {"rows": 64, "microbatch_rows": 8},
+        "rows": {"length": 64},
+    }
+    request = read_request(tables, tmp_path / "run.toml")
+    assert request.place(4) is not None
+    assert request.place(8) is None
+    with pytest.raises(SettingsError, match=r"batch.rows = 4 is less than the 8 devices"):
+        option_search.place_job(request, find_machine("p5.48xlarge"), 1)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from regauge.planning import anchors, flops, intervals, memory_plan, step_time
@@ -49,6 +49,8 @@ class TrainingPlan:
     """The nearest measured rows, nearest first."""
     notes: tuple[str, ...]
     """What lowers the confidence in this plan, one sentence for each fact."""
+    others: tuple[tuple[float, TrainingPlan], ...] = ()
+    """Plans of the other tasks of the run, with their shares of the steps."""
 
     @property
     def devices(self) -> int:
@@ -62,9 +64,21 @@ class TrainingPlan:
         return copies * self.job.micro_batch * self.job.accumulation
 
     @property
+    def tasks(self) -> tuple[tuple[float, TrainingPlan], ...]:
+        """All tasks of the run with their shares of the steps, which add up to 1."""
+        return ((1 - sum(share for share, _ in self.others), self), *self.others)
+
+    @property
+    def padded_tokens(self) -> int:
+        """Tokens of one update of the first task, padding included."""
+        return self.rows_per_step * self.job.length
+
+    @property
     def tokens_per_step(self) -> float:
-        """Real tokens of one update, without padding."""
-        return self.rows_per_step * self.job.length * self.job.useful_fraction
+        """Real tokens of one update, without padding: the mean over the tasks."""
+        return math.fsum(
+            share * plan.padded_tokens * plan.job.useful_fraction for share, plan in self.tasks
+        )
 
     @property
     def tokens_per_second(self) -> Estimate:
@@ -74,9 +88,13 @@ class TrainingPlan:
     @property
     def mfu(self) -> float | None:
         """Model FLOPs utilization at p50, padding included; None if the peak is unpublished."""
-        peak = self.machine.peak_flops
-        computed = self.rows_per_step * self.job.length / self.step_seconds.p50 / self.devices
-        return flops.mfu(self.job, computed, peak) if peak else None
+        peak, device_seconds = self.machine.peak_flops, self.step_seconds.p50 * self.devices
+        if not peak:
+            return None
+        return math.fsum(
+            share * flops.mfu(plan.job, plan.padded_tokens / device_seconds, peak)
+            for share, plan in self.tasks
+        )
 
     @property
     def hfu(self) -> float | None:
@@ -131,6 +149,21 @@ def plan_training(
         constants,
         nearest,
         _notes(machine, constants, nearest),
+    )
+
+
+def mix_plans(plan: TrainingPlan, others: Sequence[tuple[float, TrainingPlan]]) -> TrainingPlan:
+    """Return the plan of a run whose steps are shared by several tasks.
+
+    `others`: the plans of the other tasks, with their shares of the steps. The step is the mean
+    over the tasks, and the memory that of the task which needs the most.
+    """
+    mixed = replace(plan, others=tuple(others))
+    seconds = math.fsum(share * part.step_seconds.p50 for share, part in mixed.tasks)
+    return replace(
+        mixed,
+        step_seconds=plan.step_seconds.scale(seconds / plan.step_seconds.p50),
+        memory=max((part.memory for _, part in mixed.tasks), key=lambda memory: memory.total.p50),
     )
 
 

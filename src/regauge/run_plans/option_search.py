@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from regauge.errors import SettingsError
-from regauge.planning import intervals, memory_plan, step_time
+from regauge.planning import intervals, memory_plan
 from regauge.planning.calibration import find_family, load_calibration
 from regauge.planning.catalog import (
     find_instance,
@@ -23,7 +23,7 @@ from regauge.planning.catalog import (
 )
 from regauge.planning.expected_goodput import plan_goodput
 from regauge.planning.machines import find_machine
-from regauge.planning.training_plan import plan_training
+from regauge.run_plans.task_plans import compute_step_seconds, judge_memory, plan_tasks
 from regauge.units import GIGA, SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def plan_option(
     runs: Iterable[Anchor] = (),
 ) -> Option:
     """Return a job on `count` machines with its hours and dollars, failures included."""
-    plan = plan_training(job, machine, count, runs)
+    plan = plan_tasks(request, job, machine, count, runs)
     parameters = job.shape.parameters(job.head)
     checkpoint = CHECKPOINT_BYTES * parameters / (CHECKPOINT_GB_PER_SECOND * GIGA * count)
     goodput = plan_goodput(count, checkpoint, RESTART_SECONDS)
@@ -172,7 +172,6 @@ def _list_candidates(
     request: TrainingRequest, machine: MachineRates, count: int, *, is_free: bool
 ) -> Iterator[JobCandidate]:
     """Yield for each strategy and recomputation the largest micro-batch that fits."""
-    calibration = load_calibration()
     devices = machine.devices * count
     job = request.job
     strategies = STRATEGIES if is_free else (job.strategy,)
@@ -186,7 +185,7 @@ def _list_candidates(
             variant = replace(request.job, strategy=strategy, recomputation=recomputation)
             placed = _find_largest(request, variant, machine, count)
             if placed is not None:
-                seconds = step_time.plan_step(placed[0], machine, count, calibration).total
+                seconds = compute_step_seconds(request, placed[0], machine, count)
                 yield JobCandidate(placed[0], machine, count, seconds, placed[1])
 
 
@@ -201,7 +200,7 @@ def _find_largest(
         if job is None or job.micro_batch == previous:
             break
         previous = job.micro_batch
-        verdict = judge_memory(job, machine, count)
+        verdict = judge_memory(request, job, machine, count)
         if verdict == "does not fit" or (best is not None and verdict != best[1]):
             break
         best = job, verdict
@@ -227,20 +226,12 @@ def shrink_to_fit(
     variant = replace(request, job=candidate.job)
     size = candidate.job.micro_batch
     while size and (job := variant.place(machine.devices * count, size)) is not None:
-        verdict = plan_training(job, machine, count, runs).memory.verdict
+        verdict = plan_tasks(request, job, machine, count, runs).memory.verdict
         if verdict == "fits":
-            seconds = step_time.plan_step(job, machine, count, load_calibration()).total
+            seconds = compute_step_seconds(request, job, machine, count)
             return replace(candidate, job=job, seconds=seconds, verdict=verdict)
         size //= 2
     return candidate
-
-
-def judge_memory(job: TrainingJob, machine: MachineRates, count: int) -> memory_plan.Verdict:
-    """Return whether a job fits on the devices of `count` machines."""
-    constants = load_calibration().find_memory(job.stack)
-    parts = memory_plan.plan_parts(job, machine.devices * count, machine.devices, constants)
-    total = intervals.estimate(parts.total, constants.spread)
-    return memory_plan.judge(total, machine.memory_bytes)
 
 
 def place_job(request: TrainingRequest, machine: MachineRates, count: int) -> TrainingJob:
@@ -252,7 +243,8 @@ def place_job(request: TrainingRequest, machine: MachineRates, count: int) -> Tr
     check_machine(machine)
     devices = machine.devices * count
     if request.place(devices) is None:
-        problem = f"batch.rows = {request.run.batch.rows} is less than the {devices} devices"
+        rows = request.smallest_batch // request.sequences_per_row
+        problem = f"batch.rows = {rows} is less than the {devices} devices"
         raise SettingsError(problem, f"set batch.rows to {devices} or more, or use fewer machines")
     if request.micro_batch is None:
         candidate = choose_settings(request, machine, count, is_free=False)
@@ -285,7 +277,8 @@ def find_smallest_change(
             changes = list(_list_changes(request, machine, count))
             for item in sorted(changes, key=partial(_count_changes, original=original)):
                 candidate = shrink_to_fit(request, item)
-                if plan_training(candidate.job, machine, count).memory.verdict == "fits":
+                plan = plan_tasks(request, candidate.job, machine, count)
+                if plan.memory.verdict == "fits":
                     return candidate
         count *= 2
     return None
@@ -301,7 +294,6 @@ def _list_changes(
     request: TrainingRequest, machine: MachineRates, count: int
 ) -> Iterator[JobCandidate]:
     """Yield the jobs with other strategies, recomputation, and halved micro-batches."""
-    calibration = load_calibration()
     original = request.place(machine.devices * count)
     size = original.micro_batch if original else 0
     sizes = [size >> power for power in range(size.bit_length())]
@@ -312,10 +304,10 @@ def _list_changes(
                 placed = replace(request, job=variant).place(machine.devices * count, micro_batch)
                 if placed is None:
                     continue
-                verdict = judge_memory(placed, machine, count)
+                verdict = judge_memory(request, placed, machine, count)
                 if verdict == "fits":
-                    parts = step_time.plan_step(placed, machine, count, calibration)
-                    yield JobCandidate(placed, machine, count, parts.total, verdict)
+                    seconds = compute_step_seconds(request, placed, machine, count)
+                    yield JobCandidate(placed, machine, count, seconds, verdict)
                     break
 
 

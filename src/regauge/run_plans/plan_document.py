@@ -100,7 +100,8 @@ def describe_plan(request: TrainingRequest, option: Option) -> dict[str, Any]:
     """Return memory, time, cost and confidence of a job on some machines."""
     plan = option.plan
     job, machine = plan.job, plan.machine
-    shapes = [f"{job.micro_batch} x {length}" for length in request.lengths.shapes]
+    tasks = _describe_tasks(request, plan)
+    shapes = [shape for task in tasks for shape in task["batch_shapes"]]
     answer: dict[str, Any] = {
         "machines": f"{option.name} ({plan.devices} x {machine.chip})",
         "parameters": round(job.shape.parameters(job.head)),
@@ -124,7 +125,22 @@ def describe_plan(request: TrainingRequest, option: Option) -> dict[str, Any]:
         "usd": describe_estimate(option.usd),
         "price": describe_price(option, request.run.execution.price),
     }
-    return answer
+    return answer | ({"tasks": tasks} if len(tasks) > 1 else {})
+
+
+def _describe_tasks(request: TrainingRequest, plan: TrainingPlan) -> list[dict[str, Any]]:
+    """Return the batch shapes, the step and the memory of each task of a run."""
+    requests = (request, *(other.request for other in request.others))
+    return [
+        {
+            "task": task.name,
+            "share_percent": round(100 * share, 1),
+            "batch_shapes": [f"{part.job.micro_batch} x {size}" for size in task.lengths.shapes],
+            "step_seconds": round_digits(part.step_parts.total),
+            "memory_gb": round_digits(part.memory.parts.total / GIGA),
+        }
+        for task, (share, part) in zip(requests, plan.tasks, strict=True)
+    ]
 
 
 def _round(value: float | None) -> float | None:

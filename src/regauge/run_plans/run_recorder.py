@@ -24,8 +24,8 @@ from regauge.planning.anchors import Anchor
 from regauge.planning.inference_plan import find_measured_chip
 from regauge.planning.machines import build_machine, find_machine
 from regauge.planning.training_job import MachineRates
-from regauge.planning.training_plan import plan_training
 from regauge.run_plans.run_request import read_request
+from regauge.run_plans.task_plans import compute_step_seconds, plan_tasks
 from regauge.units import GIGA
 
 if TYPE_CHECKING:
@@ -91,14 +91,14 @@ def measure_run(folder: Path) -> Anchor | None:
     job = request.place(machine.devices * count)
     if job is None:
         return None
-    plan = plan_training(job, machine, count, earlier)
+    plan = plan_tasks(request, job, machine, count, earlier)
     peak = max((line["memory_bytes"].get("peak", 0) for line in lines), default=0)
     return Anchor(
         _name_run(request, folder),
         anchors.describe(job, machine, count),
         "measured here",
         measured_seconds=seconds,
-        predicted_seconds=plan.step_parts.total,
+        predicted_seconds=compute_step_seconds(request, job, machine, count),
         date=dt.datetime.now(dt.UTC).date().isoformat(),
         measured_bytes=peak or None,
         predicted_bytes=plan.memory.parts.total,

@@ -5,9 +5,10 @@ The tables are read without the classes of tasks and strategies, which import nu
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge import choices, config
 from regauge.config import Settings
@@ -25,7 +26,7 @@ from regauge.run_plans.task_texts import READERS, read_task_texts
 from regauge.training.settings import Batch, Execution, Optimizer, Stop
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from regauge.planning.model_shape import Head, ModelShape
     from regauge.planning.training_job import PrecisionPlan, Strategy
@@ -57,6 +58,15 @@ class PlannedRun(Settings):
     """The optimizer, whose moments need memory."""
 
 
+class OtherTask(NamedTuple):
+    """Another task than the first one of a run with several tasks."""
+
+    name: str
+    share: float
+    """Share of the steps."""
+    request: TrainingRequest
+
+
 @dataclass(frozen=True)
 class TrainingRequest:
     """A training run: the job of one device, the global batch and the length of the run."""
@@ -74,15 +84,25 @@ class TrainingRequest:
     run: PlannedRun
     notes: tuple[str, ...]
     """Assumptions that a user should know."""
+    name: str = ""
+    """Name of the task, if the run has several."""
+    others: tuple[OtherTask, ...] = ()
+    """The other tasks, whose steps alternate with those of this one."""
+
+    @property
+    def smallest_batch(self) -> int:
+        """Sequences of a global batch of the task that has the fewest."""
+        others = (other.request.batch_sequences for other in self.others)
+        return min((self.batch_sequences, *others))
 
     def place(self, devices: int, micro_batch: int | None = None) -> TrainingJob | None:
         """Return the job on a number of devices; None if the batch has too few rows for them.
 
         A micro-batch that is larger than the share of a device is reduced to it.
         """
-        share = self.batch_sequences // devices
-        if not share:
+        if self.smallest_batch < devices:
             return None
+        share = self.batch_sequences // devices
         size = min(micro_batch or self.micro_batch or share, share)
         passes = max(round(self.batch_sequences / (devices * size)), 1)
         return replace(self.job, micro_batch=size, accumulation=passes)
@@ -93,7 +113,51 @@ def read_request(tables: Mapping[str, Any], run_file: Path) -> TrainingRequest:
 
     Raises SettingsError for an invalid table, and for a model that the planner cannot count.
     """
-    task_table, notes = _read_task(tables.get("task"))
+    entries = _list_tasks(tables.get("task"))
+    weights = [float(entry.get("weight", 1)) for entry in entries]
+    shares = [weight / sum(weights) for weight in weights]
+    first, *others = [
+        _read_task(_select_task(tables, entry, is_only=len(entries) == 1), run_file, share)
+        for entry, share in zip(entries, shares, strict=True)
+    ]
+    if not others:
+        return first
+    notes = dict.fromkeys(note for request in (first, *others) for note in request.notes)
+    mixed = zip(shares[1:], others, strict=True)
+    return replace(
+        first,
+        notes=tuple(notes),
+        others=tuple(OtherTask(other.name, share, other) for share, other in mixed),
+    )
+
+
+def _list_tasks(value: Any) -> list[Mapping[str, Any]]:
+    """Return the tables of the tasks; raises SettingsError without one."""
+    values = value if isinstance(value, list | tuple) else (value,)
+    entries = [{"kind": item} if isinstance(item, str) else item for item in values]
+    if not entries or not all(isinstance(item, dict) and "kind" in item for item in entries):
+        raise SettingsError("the run file has no task", 'add [task] with a kind, such as "mlm"')
+    return entries
+
+
+def _select_task(
+    tables: Mapping[str, Any], entry: Mapping[str, Any], *, is_only: bool
+) -> dict[str, Any]:
+    """Return the tables of a run with one of its tasks alone."""
+    tasks = {name: value for name, value in entry.items() if name not in ("data", "batch")}
+    if is_only:
+        tasks.pop("name", None)
+    selected = {**tables, "task": tasks}
+    for name in ("data", "batch"):
+        if merged := {**(tables.get(name) or {}), **(entry.get(name) or {})}:
+            selected[name] = merged
+    return selected
+
+
+def _read_task(tables: Mapping[str, Any], run_file: Path, share: float) -> TrainingRequest:
+    """Return the run of one task, which has a share of the steps."""
+    task_table = tables["task"]
+    notes = _check_task(task_table)
     run = _build_run(tables, run_file)
     task = str(task_table.get("kind", ""))
     max_buckets = int(task_table.get("max_buckets", DEFAULT_BUCKETS))
@@ -125,10 +189,11 @@ def read_request(tables: Mapping[str, Any], run_file: Path) -> TrainingRequest:
         batch_sequences=run.batch.rows * sequences,
         sequences_per_row=sequences,
         micro_batch=None if micro_rows == "auto" else micro_rows * sequences,
-        steps=_count_steps(run, lengths) if "stop" in tables else None,
+        steps=_count_steps(run, lengths, share) if "stop" in tables else None,
         lengths=lengths,
         run=run,
         notes=(*notes, *length_notes, *strategy_notes),
+        name=str(task_table.get("name", "")),
     )
 
 
@@ -141,36 +206,16 @@ def _build_run(tables: Mapping[str, Any], run_file: Path) -> PlannedRun:
     return config.build(PlannedRun, known, (), str(run_file))
 
 
-def _read_task(value: Any) -> tuple[Mapping[str, Any], list[str]]:
-    """Return the table of the task, the first one of several; raises SettingsError without one."""
-    tables = value if isinstance(value, list | tuple) else (value,)
-    table = {"kind": tables[0]} if isinstance(tables[0], str) else tables[0]
-    if not isinstance(table, dict) or "kind" not in table:
-        raise SettingsError("the run file has no task", 'add [task] with a kind, such as "mlm"')
-    choices.check_name("tasks", str(table["kind"]))
-    if table["kind"] == "rank" and not table.get("query", True):
+def _check_task(table: Mapping[str, Any]) -> list[str]:
+    """Return notes about a task; raises SettingsError for one that the planner cannot express."""
+    kind = str(table["kind"])
+    choices.check_name("tasks", kind)
+    if kind == "rank" and not table.get("query", True):
         problem = "the planner counts transformers, and a task 'rank' without texts has none"
         raise SettingsError(problem, "measure it with: regauge benchmark --training")
-    notes = _describe_ignored(tables)
-    if table["kind"] not in READERS:
-        notes.append(f"each row of task '{table['kind']}' is planned as one text of full length")
-    return table, notes
-
-
-def _describe_ignored(tables: Sequence[Any]) -> list[str]:
-    """Return a note about the tasks whose steps are not planned; empty for a single task."""
-    if len(tables) == 1:
+    if kind in READERS:
         return []
-    entries = [table for table in tables if isinstance(table, dict)]
-    total = sum(float(table.get("weight", 1)) for table in entries)
-    texts = [
-        f"{table.get('name', table.get('kind'))} ({float(table.get('weight', 1)) / total:.0%} of"
-        " the steps)"
-        for table in entries[1:]
-    ]
-    first = entries[0].get("name", entries[0].get("kind"))
-    ignored = f"ignored: {', '.join(texts)}, with their rows, lengths and output layers"
-    return [f"every step is planned as one of the task {first}; {ignored}"]
+    return [f"each row of task '{kind}' is planned as one text of full length"]
 
 
 def _read_strategy(value: Any) -> tuple[Strategy, list[str]]:
@@ -278,10 +323,14 @@ def count_trained_fraction(model: Model, shape: ModelShape, head: Head) -> float
     return min(blocks * shape.layer_parameters / total + 1e-6, 1.0)
 
 
-def _count_steps(run: PlannedRun, lengths: RowLengths) -> int | None:
-    """Return the updates of the run; None for epochs over data that is not prepared."""
+def _count_steps(run: PlannedRun, lengths: RowLengths, share: float) -> int | None:
+    """Return the updates of the run; None for epochs over data that is not prepared.
+
+    An epoch is one of the first task, which has a share of the steps.
+    """
     if run.stop.steps is not None:
         return run.stop.steps
     if lengths.rows is None:
         return None
-    return run.stop.total_steps(max(lengths.rows // run.batch.rows, 1))
+    batches = -(-lengths.rows // run.batch.rows)
+    return run.stop.total_steps(math.ceil(round(batches / share, 6)))

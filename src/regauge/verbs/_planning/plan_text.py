@@ -123,7 +123,12 @@ def _show_option(answer: dict[str, Any]) -> None:
     }
     _print_facts(facts)
     _print_table("Memory of one device, by the formulas", answer["memory"])
-    _print_table("One step, by the formulas", answer["step"])
+    name = answer["tasks"][0]["task"] if "tasks" in answer else ""
+    suffix = f" of the task {name}" if name else ""
+    _print_table(f"One step{suffix}, by the formulas", answer["step"])
+    if "tasks" in answer:
+        rows = [row | {"batch_shapes": ", ".join(row["batch_shapes"])} for row in answer["tasks"]]
+        _print_table("Tasks, by the formulas", rows)
     _print_table("Scaling", answer["scaling"])
     _show_evidence(answer)
 

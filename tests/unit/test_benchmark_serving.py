@@ -44,7 +44,12 @@ SHORT: dict[str, Any] = {
         "warmup_seconds": 0.05,
     },
     "open_loop": {"load_fractions": [0.5], "burst_size": 2, "duration_seconds": 0.2},
-    "saturation": {"trial_seconds": 0.15, "max_trial_seconds": 0.15, "max_trials": 2},
+    "saturation": {
+        "slo_ms": 10_000.0,  # a busy machine meets it, too
+        "trial_seconds": 0.15,
+        "max_trial_seconds": 0.15,
+        "max_trials": 2,
+    },
     "trace": {"count": 50},
 }
 

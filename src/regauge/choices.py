@@ -43,17 +43,19 @@ _custom_modules: set[str] = set()
 
 
 def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
-    """Return the remedy for a misspelled word: the closest known words, or all known words.
+    """Return the remedy for a misspelled word: the closest known word, or all known words.
 
-    Words that begin with it are closer than others. Upper and lower case are equal.
+    If the closest word does not begin with the misspelled one, but others do, those are closer.
+    Upper and lower case are equal.
     """
-    longer = [f"'{name}'" for name in known if word and name.lower().startswith(word.lower())]
-    if 0 < len(longer) <= MAX_SUGGESTIONS:
-        return f"did you mean {join_alternatives(longer)}?"
     by_lower_case = {name.lower(): name for name in known}
     matches = difflib.get_close_matches(word.lower(), by_lower_case, n=1, cutoff=0.6)
+    longer = [name for name in by_lower_case if word and name.startswith(word.lower())]
+    if 0 < len(longer) <= MAX_SUGGESTIONS and not set(matches) & set(longer):
+        matches = longer
     if matches:
-        return f"did you mean '{by_lower_case[matches[0]]}'?"
+        suggested = join_alternatives(f"'{by_lower_case[name]}'" for name in matches)
+        return f"did you mean {suggested}?"
     return f"known: {', '.join(sorted(known)) or 'none'}"
 
 

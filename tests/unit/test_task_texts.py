@@ -225,6 +225,9 @@ def test_several_tasks_share_the_steps(tmp_path: Path) -> None:
     mixed = plan_tasks(request, job, machine, 1)
     assert [round(share, 6) for share, _ in mixed.tasks] == [0.5, 0.25, 0.25]
     described = describe_plan(request, option_search.plan_option(request, job, machine, 1))
+    sizes = [plan.memory.parts.total for _, plan in mixed.tasks]
+    assert len(set(sizes)) == 3
+    assert mixed.memory.parts.total == max(sizes)
     for task in described["tasks"]:
         assert task["batch_shapes"] == plan[f"{task['task']}_batch_shapes"]
     single = (

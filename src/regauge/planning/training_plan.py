@@ -49,8 +49,8 @@ class TrainingPlan:
     """The nearest measured rows, nearest first."""
     notes: tuple[str, ...]
     """What lowers the confidence in this plan, one sentence for each fact."""
-    others: tuple[tuple[float, TrainingPlan], ...] = ()
-    """Plans of the other tasks of the run, with their shares of the steps."""
+    task_plans: tuple[tuple[float, TrainingPlan], ...] = ()
+    """Plans of all tasks with their shares of the steps; empty if the run has a single task."""
 
     @property
     def devices(self) -> int:
@@ -65,8 +65,13 @@ class TrainingPlan:
 
     @property
     def tasks(self) -> tuple[tuple[float, TrainingPlan], ...]:
-        """All tasks of the run with their shares of the steps, which add up to 1."""
-        return ((1 - sum(share for share, _ in self.others), self), *self.others)
+        """Plans of all tasks with their shares of the steps, which add up to 1."""
+        return self.task_plans or ((1.0, self),)
+
+    @property
+    def largest_task(self) -> TrainingPlan:
+        """Plan of the task that needs the most memory."""
+        return max((plan for _, plan in self.tasks), key=lambda plan: plan.memory.total.p50)
 
     @property
     def padded_tokens(self) -> int:
@@ -152,18 +157,19 @@ def plan_training(
     )
 
 
-def mix_plans(plan: TrainingPlan, others: Sequence[tuple[float, TrainingPlan]]) -> TrainingPlan:
+def mix_plans(plans: Sequence[tuple[float, TrainingPlan]]) -> TrainingPlan:
     """Return the plan of a run whose steps are shared by several tasks.
 
-    `others`: the plans of the other tasks, with their shares of the steps. The step is the mean
-    over the tasks, and the memory that of the task which needs the most.
+    `plans`: the plans of the tasks, with their shares of the steps. The step is the mean over the
+    tasks, and the memory that of the task which needs the most. All else is of the first task.
     """
-    mixed = replace(plan, others=tuple(others))
-    seconds = math.fsum(share * part.step_seconds.p50 for share, part in mixed.tasks)
+    _, first = plans[0]
+    mixed = replace(first, task_plans=tuple(plans))
+    seconds = math.fsum(share * plan.step_seconds.p50 for share, plan in plans)
     return replace(
         mixed,
-        step_seconds=plan.step_seconds.scale(seconds / plan.step_seconds.p50),
-        memory=max((part.memory for _, part in mixed.tasks), key=lambda memory: memory.total.p50),
+        step_seconds=first.step_seconds.scale(seconds / first.step_seconds.p50),
+        memory=mixed.largest_task.memory,
     )
 
 

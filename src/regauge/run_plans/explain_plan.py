@@ -13,8 +13,12 @@ if TYPE_CHECKING:
 
 
 def explain_plan(option: Option) -> list[str]:
-    """Return each formula with its numbers, one line for each part of memory and time."""
-    return [*_explain_memory(option.plan), *_explain_time(option.plan), *_explain_cost(option)]
+    """Return each formula with its numbers, one line for each part of memory and time.
+
+    Of several tasks, the memory is that of the largest one, and the time that of the first one.
+    """
+    memory = _explain_memory(option.plan.largest_task)
+    return [*memory, *_explain_time(option.plan), *_explain_cost(option)]
 
 
 def _explain_memory(plan: TrainingPlan) -> list[str]:

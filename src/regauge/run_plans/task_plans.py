@@ -31,12 +31,11 @@ def plan_tasks(
 ) -> TrainingPlan:
     """Return the plan of a run on `count` machines; `job` is that of its first task."""
     runs = tuple(runs)
-    plan = plan_training(job, machine, count, runs)
-    others = [
-        (share, plan_training(other, machine, count, runs))
-        for share, other in _place_others(request, job, machine.devices * count)
+    plans = [
+        (share, plan_training(item, machine, count, runs))
+        for share, item in _list_jobs(request, job, machine.devices * count)
     ]
-    return mix_plans(plan, others) if others else plan
+    return mix_plans(plans) if request.others else plans[0][1]
 
 
 def compute_step_seconds(
@@ -67,15 +66,9 @@ def judge_memory(
 def _list_jobs(
     request: TrainingRequest, job: TrainingJob, devices: int
 ) -> list[tuple[float, TrainingJob]]:
-    """Return the jobs of all tasks with their shares of the steps."""
-    others = _place_others(request, job, devices)
+    """Return the jobs of all tasks with their shares of the steps, the first task first."""
+    others = [(other.share, _place(other, request, job, devices)) for other in request.others]
     return [(1 - math.fsum(share for share, _ in others), job), *others]
-
-
-def _place_others(
-    request: TrainingRequest, job: TrainingJob, devices: int
-) -> list[tuple[float, TrainingJob]]:
-    return [(other.share, _place(other, request, job, devices)) for other in request.others]
 
 
 def _place(

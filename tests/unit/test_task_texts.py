@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from regauge.run_plans.plan_document import describe_plan
 from regauge.run_plans.prepared_data import read_lengths
 from regauge.run_plans.ranking_network import RankingNetwork
 from regauge.run_plans.run_request import read_request
-from regauge.run_plans.task_plans import plan_tasks
+from regauge.run_plans.task_plans import judge_memory, plan_tasks
 from regauge.run_plans.task_texts import READERS, read_task_texts
 from regauge.training import dry_run
 from regauge.training.task_runtime import build_module
@@ -262,3 +263,23 @@ def test_a_task_with_fewer_rows_than_devices_cannot_be_placed(tmp_path: Path) ->
     assert request.place(8) is None
     with pytest.raises(SettingsError, match=r"batch.rows = 4 is less than the 8 devices"):
         option_search.place_job(request, find_machine("p5.48xlarge"), 1)
+
+
+def test_every_task_must_fit_with_the_strategy_of_the_first_one(tmp_path: Path) -> None:
+    batch = {"rows": 4096, "microbatch_rows": 4096}
+    tables = {
+        "task": [{"kind": "mlm", "name": "a"}, {"kind": "mlm", "name": "b", "batch": batch}],
+        "model": {"architecture": "bert", "config": {"vocab_size": 30000}},
+        "batch": {"rows": 64, "microbatch_rows": 8},
+        "rows": {"length": 512},
+    }
+    request, machine = read_request(tables, tmp_path / "run.toml"), find_machine("g5.12xlarge")
+    job = request.place(machine.devices)
+    assert job is not None
+    small = dataclasses.replace(request, others=())
+    assert judge_memory(small, job, machine, 1) == "fits"
+    assert judge_memory(request, job, machine, 1) == "does not fit"
+    sharded = dataclasses.replace(job, strategy="fsdp", recomputation="full")
+    plans = [plan for _, plan in plan_tasks(request, sharded, machine, 1).tasks]
+    assert [plan.job.strategy for plan in plans] == ["fsdp", "fsdp"]
+    assert [plan.job.recomputation for plan in plans] == ["full", "full"]

@@ -251,7 +251,7 @@ def test_several_tasks_share_the_steps(tmp_path: Path) -> None:
 def test_a_task_with_fewer_rows_than_devices_cannot_be_placed(tmp_path: Path) -> None:
     tables = {
         "task": [
-            {"kind": "mlm", "name": "a"},
+            {"kind": "contrastive", "name": "a"},
             {"kind": "mlm", "name": "b", "batch": {"rows": 4, "microbatch_rows": 4}},
         ],
         "model": {"architecture": "bert", "config": {"vocab_size": 100}},

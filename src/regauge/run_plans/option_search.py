@@ -243,7 +243,7 @@ def place_job(request: TrainingRequest, machine: MachineRates, count: int) -> Tr
     check_machine(machine)
     devices = machine.devices * count
     if request.place(devices) is None:
-        rows = request.smallest_batch // request.sequences_per_row
+        rows = request.smallest_task.run.batch.rows
         problem = f"batch.rows = {rows} is less than the {devices} devices"
         raise SettingsError(problem, f"set batch.rows to {devices} or more, or use fewer machines")
     if request.micro_batch is None:

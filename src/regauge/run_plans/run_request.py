@@ -90,17 +90,17 @@ class TrainingRequest:
     """The other tasks, whose steps alternate with those of this one."""
 
     @property
-    def smallest_batch(self) -> int:
-        """Sequences of a global batch of the task that has the fewest."""
-        others = (other.request.batch_sequences for other in self.others)
-        return min((self.batch_sequences, *others))
+    def smallest_task(self) -> TrainingRequest:
+        """The task with the fewest sequences in a global batch."""
+        others = (other.request for other in self.others)
+        return min((self, *others), key=lambda task: task.batch_sequences)
 
     def place(self, devices: int, micro_batch: int | None = None) -> TrainingJob | None:
         """Return the job on a number of devices; None if the batch has too few rows for them.
 
         A micro-batch that is larger than the share of a device is reduced to it.
         """
-        if self.smallest_batch < devices:
+        if self.smallest_task.batch_sequences < devices:
             return None
         share = self.batch_sequences // devices
         size = min(micro_batch or self.micro_batch or share, share)
@@ -297,8 +297,8 @@ def _add_task_layers(shape: ModelShape, model: Model, task: Mapping[str, Any]) -
     Only classes and the next sentence are predicted from a pooler: other new models have none.
     """
     if task.get("next_sentence"):
-        pooler, classes = shape.hidden * (shape.hidden + 1), 2 * (shape.hidden + 1)
-        return replace(shape, other_parameters=pooler + classes)
+        classes = 2 * (shape.hidden + 1)
+        return replace(shape, other_parameters=shape.pooler_parameters + classes)
     if model.path is None and task["kind"] != "classify":
         shape = replace(shape, pooler_parameters=0)
     network = read_ranking_network(task)

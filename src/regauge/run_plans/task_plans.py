@@ -6,19 +6,20 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from regauge.planning import intervals, memory_plan, step_time
+from regauge.planning import step_time
 from regauge.planning.calibration import load_calibration
-from regauge.planning.training_plan import mix_plans, plan_training
+from regauge.planning.training_plan import mix_plans, plan_memory, plan_training
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from regauge.planning.anchors import Anchor
+    from regauge.planning.memory_plan import Verdict
     from regauge.planning.training_job import MachineRates, TrainingJob
     from regauge.planning.training_plan import TrainingPlan
     from regauge.run_plans.run_request import OtherTask, TrainingRequest
 
-VERDICTS: tuple[memory_plan.Verdict, ...] = ("fits", "uncertain", "does not fit")
+VERDICTS: tuple[Verdict, ...] = ("fits", "uncertain", "does not fit")
 """Verdicts on the memory, the best first."""
 
 
@@ -51,15 +52,12 @@ def compute_step_seconds(
 
 def judge_memory(
     request: TrainingRequest, job: TrainingJob, machine: MachineRates, count: int
-) -> memory_plan.Verdict:
+) -> Verdict:
     """Return whether all tasks fit on the devices of `count` machines, by the formulas alone."""
-    devices = machine.devices * count
-    verdicts = []
-    for _, item in _list_jobs(request, job, devices):
-        constants = load_calibration().find_memory(item.stack)
-        parts = memory_plan.plan_parts(item, devices, machine.devices, constants)
-        total = intervals.estimate(parts.total, constants.spread)
-        verdicts.append(memory_plan.judge(total, machine.memory_bytes))
+    verdicts = [
+        plan_memory(item, machine, count, load_calibration(), nearest=()).verdict
+        for _, item in _list_jobs(request, job, machine.devices * count)
+    ]
     return max(verdicts, key=VERDICTS.index)
 
 

@@ -21,6 +21,7 @@ import shutil
 import stat
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge import stop_signals, timing
@@ -28,7 +29,6 @@ from regauge.errors import DataError, SettingsError, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 TEMPORARY = ".tmp"
 """Suffix of a file that is being written; its name begins with a dot."""
@@ -57,6 +57,12 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> N
     """
     with replace_atomically(path, durable=durable) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def find_cache_folder() -> Path:
+    """Return the user's cache folder of Regauge: `$XDG_CACHE_HOME/regauge`, by default ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "regauge"
 
 
 def write_json(path: Path, document: Any) -> None:

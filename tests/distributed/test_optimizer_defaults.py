@@ -157,7 +157,7 @@ def test_a_value_that_the_first_attempt_set_is_no_default(tmp_path: Path) -> Non
     first = build_run(tmp_path / "run", optimizer={"learning_rate": 1e-3})
     resolved, defaults = resolve_optimizer(first)
     run_record.write_records(
-        tmp_path / "run", resolved, "f", "id", "w", optimizer_defaults=defaults.document
+        tmp_path / "run", resolved, "f", "id", "w", decisions={"defaults": defaults.document}
     )
     current, _ = resolve_optimizer(build_run(tmp_path / "run"))
     with pytest.raises(SettingsError, match=r"learning_rate is 0\.001, not 0\.0005"):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import distributions, entry_points
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from regauge import choices
 from regauge.config import Choice
@@ -74,14 +74,6 @@ class ChipPeak:
     """The source of the peak."""
     is_measured: bool = False
     """Whether the peak was measured on this machine instead of read from a data sheet."""
-
-
-class MatmulRate(NamedTuple):
-    """The measured speed of a matrix product."""
-
-    flops_per_second: float
-    num_measurements: int = 1
-    """More than one if the first measurement was implausible for the device."""
 
 
 @dataclass(frozen=True)
@@ -169,14 +161,18 @@ class Accelerator(Choice):
         """Return the reason why the device does not train in fp8, or None."""
         return "fp8 needs an NVIDIA GPU of compute capability 9.0 or later (Hopper)"
 
-    def matmul_rates(self) -> Mapping[Precision, MatmulRate]:
-        """Return the measured speed of a matrix product in each precision.
+    def precision_speeds(self) -> Mapping[Precision, float]:
+        """Return the measured speed of matrix products in each precision, relative to fp32.
 
-        The measurement takes less than a second, or a few seconds if a rate is implausible and is
-        measured again. Returns an empty mapping if the order of `precisions` is always right. The
-        device need not be claimed.
+        The first measurement takes less than a second; later ones are read from a file. Returns an
+        empty mapping if `precisions` is known without measurement. The device need not be claimed.
         """
         return {}
+
+    def emulates(self, precision: Precision) -> bool:
+        """Return whether a precision is no faster than fp32, because the device emulates it."""
+        del precision
+        return False
 
     def set_precision(self, precision: Precision) -> None:
         """Configure the process for a precision, before the first operation.

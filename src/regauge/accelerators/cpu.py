@@ -19,11 +19,11 @@ from regauge.accelerators import (
     Accelerator,
     Availability,
     ChipPeak,
-    MatmulRate,
     Precision,
     _bf16_emulation,
     _compiler,
     _host_counters,
+    _matmul_rates,
     _peak_floor,
     _powercap,
 )
@@ -37,12 +37,8 @@ if TYPE_CHECKING:
     from regauge.host.device_counters import DeviceReader
 
 BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
-FAST_BF16_INSTRUCTIONS = BF16_INSTRUCTIONS - {"avx512_bf16"}
-"""Instructions that multiply bf16 at several times the rate of fp32.
-
-`avx512_bf16` doubles the rate in theory, and halves it on virtual machines that were measured. A
-choice by measurement would depend on the load of the machine.
-"""
+MIN_SPEEDUP = 1.25
+"""Measured bf16 rate, in multiples of the fp32 rate, from which on bf16 is preferred."""
 VECTOR_FEATURES = re.compile(r"sse|ssse|avx|amx|fma|f16c|bmi|abm|movbe|asimd|sve|i8mm|bf16|fphp")
 """Prefixes of the instruction sets that a compiler may use for numerical loops."""
 MIN_SIZE, MAX_SIZE, MIN_SECONDS = 192, 3072, 5e-3
@@ -105,17 +101,22 @@ class Cpu(Accelerator):
         return "gloo"
 
     def precisions(self) -> tuple[Precision, ...]:
-        """Return bf16 first if its instructions are fast; fp16 would be emulated."""
-        return ("bf16", "fp32") if instructions() & FAST_BF16_INSTRUCTIONS else ("fp32", "bf16")
+        """Return bf16 first if it is at least `MIN_SPEEDUP` times as fast as fp32, else fp32.
 
-    def matmul_rates(self) -> Mapping[Precision, MatmulRate]:
-        """Measure all precisions if the processor has fast bf16 instructions, else none.
-
-        torch or a hypervisor may not use the instructions.
+        fp16 would be emulated.
         """
-        if not instructions() & FAST_BF16_INSTRUCTIONS:
+        is_faster = self.precision_speeds().get("bf16", 0.0) >= MIN_SPEEDUP
+        return ("bf16", "fp32") if is_faster else ("fp32", "bf16")
+
+    def precision_speeds(self) -> Mapping[Precision, float]:
+        """Measure bf16 and fp32 if the processor has bf16 instructions, else neither."""
+        if not instructions() & BF16_INSTRUCTIONS:
             return {}
-        return {precision: _fastest_matmul(precision).rate for precision in self.precisions()}
+        rates = _find_rates()
+        return {precision: rate / rates["fp32"] for precision, rate in rates.items()}
+
+    def emulates(self, precision: Precision) -> bool:
+        return precision != "fp32" and self.precision_speeds().get(precision, 0.0) < 1
 
     def set_precision(self, precision: Precision) -> None:
         super().set_precision(precision)
@@ -193,7 +194,7 @@ class Cpu(Accelerator):
         _fastest_matmul.cache_clear()
 
     def chip_peak(self, precision: Precision) -> ChipPeak:
-        size, (flops_per_second, num_measurements) = _fastest_matmul(precision)
+        size, flops_per_second, num_measurements = _fastest_matmul(precision)
         source = f"measured here: {size} x {size} x {size} matmul on this process's threads"
         if num_measurements > 1:
             source += f"; best of {num_measurements} measurements, since the first was implausible"
@@ -206,6 +207,16 @@ def instructions() -> frozenset[str]:
     lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return frozenset(flags.partition(":")[2].split())
+
+
+@cache
+def _find_rates() -> Mapping[Precision, float]:
+    clock_hz = _peak_floor.read_clock_hz(CPUINFO)
+    floors = {
+        precision: _peak_floor.min_plausible_rate(precision, instructions(), 1, clock_hz)
+        for precision in _matmul_rates.DTYPES
+    }
+    return _matmul_rates.find_rates(_model_name(), instructions(), floors)
 
 
 def _free_cgroup_bytes() -> int | None:
@@ -258,15 +269,13 @@ def remove_abandoned(cache: Path) -> None:
                 path.unlink()
 
 
-def _dtype(precision: Precision) -> str:
-    return "bfloat16" if precision == "bf16" else "float32"
-
-
 class MatmulMeasurement(NamedTuple):
     """The fastest measured product of square matrices."""
 
     size: int
-    rate: MatmulRate
+    flops_per_second: float
+    num_measurements: int
+    """More than one if the first measurement was implausible."""
 
 
 @cache
@@ -277,6 +286,7 @@ def _fastest_matmul(precision: Precision) -> MatmulMeasurement:
     cores = min(torch.get_num_threads(), processes.available_cores())
     clock_hz = _peak_floor.read_clock_hz(CPUINFO)
     floor = _peak_floor.min_plausible_rate(precision, instructions(), cores, clock_hz)
+    dtype = _matmul_rates.DTYPES.get(precision, "float32")
     sizes: dict[float, int] = {}
 
     def measure() -> float:
@@ -284,16 +294,16 @@ def _fastest_matmul(precision: Precision) -> MatmulMeasurement:
             seconds, min_size = REPEAT_SECONDS, REPEAT_SIZE
         else:
             seconds, min_size = MEASURE_SECONDS, MIN_SIZE
-        size, rate = _measure_matmul(_dtype(precision), seconds, min_size)
+        size, rate = _measure_matmul(dtype, seconds, min_size)
         sizes.setdefault(rate, size)
         return rate
 
-    rate = MatmulRate(*timing.repeat_below(measure, floor))
-    if rate.num_measurements > 1:
+    rate, num_measurements = timing.repeat_below(measure, floor)
+    if num_measurements > 1:
         message = "matrix products in %s were slow, %.3g GFLOP/s instead of at least %.3g, and were"
         message += " measured again; other programs may use the machine"
         logger.info(message, precision, next(iter(sizes)) / 1e9, floor / 1e9)
-    return MatmulMeasurement(sizes[rate.flops_per_second], rate)
+    return MatmulMeasurement(sizes[rate], rate, num_measurements)
 
 
 def _measure_matmul(dtype: str, min_seconds: float, min_size: int) -> tuple[int, float]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from regauge.errors import DataError
+from regauge.files import find_cache_folder
 from regauge.model_registry.folder_storage import FolderStorage
 from regauge.model_registry.model_files import find_difference
 from regauge.model_registry.registry import Registry
@@ -94,8 +95,7 @@ def fetch_version(version: RegisteredVersion) -> Path:
 
 def find_cache() -> Path:
     """Return the folder of downloaded versions."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "regauge" / "models"
+    return find_cache_folder() / "models"
 
 
 def _is_whole(folder: Path, version: RegisteredVersion) -> bool:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 CAPTURABLE_OPTIMIZERS = ("adamw", "lamb")
 """Optimizers whose learning rate and step count can be tensors on the device."""
 DECISION_FILE, PRECISION = "precision.json", "precision"
-MIN_SPEEDUP = 1.5
-"""Measured speedup over the preferred precision that makes another precision the default."""
 
 
 def default_strategy(num_processes: int) -> Strategy:
@@ -58,16 +56,13 @@ def resolve_defaults(
 ) -> TrainSettings:
     """Resolve the optimizer, accelerator, strategy, precision and number of threads.
 
-    With a `reporter`, all processes of a run call this together, and the precision may be measured.
-    Without one, the device's preferred precision is used. Raises SettingsError for a combination
-    that cannot run, before anything is allocated.
+    With a `reporter`, all processes of a run call this together, and process 0 chooses an open
+    precision. Raises SettingsError for a combination that cannot run, before anything is allocated.
     """
     settings, _ = resolve_optimizer(settings)
     accelerator, execution = _resolve_accelerator(settings.accelerator, world), settings.execution
-    if reporter is not None:
-        precision = resolve_precision(settings, accelerator, world, reporter)
-        execution = execution.model_copy(update={"precision": precision})
-    execution = _resolve_execution(execution, accelerator, world)
+    precision = resolve_precision(settings, accelerator, world, reporter)
+    execution = _resolve_execution(execution, accelerator, world, precision)
     strategy = settings.strategy or default_strategy(world.size)
     if accelerator.is_lazy:
         _check_lazy(settings, accelerator)
@@ -172,15 +167,17 @@ def resolve_execution(
         problem = "execution.precision = 'fp8' is only for training"
         raise SettingsError(problem, 'set execution.precision = "bf16"')
     accelerator = _resolve_accelerator(requested, world)
-    return accelerator, _resolve_execution(execution, accelerator, world)
+    precision = check_precision(accelerator, execution.precision)
+    return accelerator, _resolve_execution(execution, accelerator, world, precision)
 
 
 def _resolve_accelerator(requested: Accelerator | None, world: World) -> Accelerator:
     return accelerators.resolve(requested, quiet=not world.is_main_process)
 
 
-def _resolve_execution(execution: Execution, accelerator: Accelerator, world: World) -> Execution:
-    precision = check_precision(accelerator, execution.precision)
+def _resolve_execution(
+    execution: Execution, accelerator: Accelerator, world: World, precision: Precision
+) -> Execution:
     compile_mode = execution.compile
     obstacle = accelerator.compile_obstacle() if compile_mode != "off" else None
     if obstacle:
@@ -190,8 +187,8 @@ def _resolve_execution(execution: Execution, accelerator: Accelerator, world: Wo
     elif compile_mode == "auto" and execution.compile_cache is not None:
         compile_mode = "blocks"  # cached graphs are compiled once for many runs
     threads = execution.threads or processes.cores_per_process(world)
-    if world.is_main_process and execution.precision == "auto":
-        logger.info("precision %s: preferred by '%s'", precision, accelerator.kind)
+    if world.is_main_process:
+        _log_precision(accelerator, precision, is_chosen=execution.precision == "auto")
     return execution.model_copy(
         update={
             "precision": precision,
@@ -230,47 +227,49 @@ def _check_fp8(accelerator: Accelerator) -> Precision:
 
 
 def resolve_precision(
-    settings: TrainSettings, accelerator: Accelerator, world: World, reporter: WorkerReporter
+    settings: TrainSettings,
+    accelerator: Accelerator,
+    world: World,
+    reporter: WorkerReporter | None,
 ) -> Precision:
-    """Resolve the precision of a run; every process calls this and gets the same precision.
+    """Resolve the precision of a run; with a reporter, all processes get that of process 0.
 
     Raises SettingsError for a precision that the device does not support.
     """
     execution = settings.execution
-    if execution.precision != "auto":
+    if execution.precision != "auto" or world.size == 1 or reporter is None:
         return check_precision(accelerator, execution.precision)
-    if world.size == 1:
-        return check_precision(accelerator, _choose_precision(accelerator)[PRECISION])
     file = Path(settings.output.folder) / PROBE / DECISION_FILE
     decision = Rank0Decision(file, digest(dump(accelerator), world.size, world.local_size))
     document = decision.broadcast(
-        lambda: _choose_precision(accelerator), world, reporter, execution.timeout_seconds
+        lambda: {PRECISION: check_precision(accelerator, "auto")},
+        world,
+        reporter,
+        execution.timeout_seconds,
     )
     return check_precision(accelerator, document[PRECISION])
 
 
-def _choose_precision(accelerator: Accelerator) -> dict[str, Any]:
-    """Return the preferred precision, or one that was measured to be much faster; log the reason.
+def _log_precision(accelerator: Accelerator, precision: Precision, *, is_chosen: bool) -> None:
+    """Log why a precision was chosen, or warn that a requested one is emulated."""
+    if is_chosen:
+        logger.info("precision %s: %s", precision, describe_precision(accelerator, precision))
+    elif accelerator.emulates(precision):
+        logger.warning(
+            "execution.precision: %s is emulated here, without a gain in speed", precision
+        )
 
-    `measurements` counts the measurements of each rate that was measured more than once.
-    """
-    precision = check_precision(accelerator, "auto")
-    rates = accelerator.matmul_rates()
-    if not rates:
-        logger.info("precision %s: preferred by '%s'", precision, accelerator.kind)
-        return {PRECISION: precision}
-    fastest = max(rates, key=lambda name: rates[name].flops_per_second)
-    if rates[fastest].flops_per_second > MIN_SPEEDUP * rates[precision].flops_per_second:
-        precision = fastest
-    counts = {name: rate.num_measurements for name, rate in rates.items()}
-    repeats = {name: count for name, count in counts.items() if count > 1}
-    texts = [
-        f"{name} {rate.flops_per_second / 1e9:.3g}"
-        + (f" (best of {rate.num_measurements})" if name in repeats else "")
-        for name, rate in rates.items()
-    ]
-    logger.info("precision %s: measured GFLOP/s: %s", precision, ", ".join(texts))
-    return {PRECISION: precision, **({"measurements": repeats} if repeats else {})}
+
+def describe_precision(accelerator: Accelerator, precision: Precision) -> str:
+    """Return the reason why an accelerator computes in a precision by default."""
+    speeds = accelerator.precision_speeds()
+    others = {name: speed for name, speed in speeds.items() if name != "fp32"}
+    if not others:
+        return f"preferred by '{accelerator.kind}'"
+    if precision in others:
+        return f"matrix products {others[precision]:.2f} x as fast as fp32 here"
+    name = max(others, key=others.__getitem__)
+    return f"matrix products in {name} only {others[name]:.2f} x as fast here"
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from regauge.log import logger
 from regauge.training import run_record, task_schedule
 from regauge.training.batch_finder.finder import resolve_microbatch
-from regauge.training.defaults import resolve_defaults
+from regauge.training.defaults import describe_precision, resolve_defaults
 from regauge.training.optimizers.optimizer_defaults import resolve_optimizer
 from regauge.training.warm_start import resolve_warm_start
 
 if TYPE_CHECKING:
+    from regauge.config import Tables
     from regauge.processes import World
     from regauge.supervision.channel import WorkerReporter
-    from regauge.training.optimizers.optimizer_defaults import OptimizerDefaults
     from regauge.training.settings import TrainSettings
 
 
@@ -32,8 +32,8 @@ class ResolvedRun:
     data_fingerprint: str
     """Hash of all rows and their order."""
     run_id: str
-    optimizer_defaults: OptimizerDefaults
-    """The optimizer settings that the run file leaves open."""
+    decisions: Tables
+    """What was decided for open settings, with the figures behind it, for `run.json`."""
 
 
 def resolve_run(settings: TrainSettings, world: World, reporter: WorkerReporter) -> ResolvedRun:
@@ -52,6 +52,22 @@ def resolve_run(settings: TrainSettings, world: World, reporter: WorkerReporter)
         logger.info("optimizer: %s", defaults.description)
     run_id = run_record.check_same_run(folder, settings, identity)
     settings = run_record.inherit_decisions(settings, folder)
+    decisions = {run_record.DEFAULTS: defaults.document}
+    has_open_precision = settings.execution.precision == "auto"
     settings = resolve_defaults(settings, world, reporter)
+    if has_open_precision:
+        decisions[run_record.PRECISION] = _describe_precision(settings)
     settings = resolve_microbatch(settings, world, reporter)
-    return ResolvedRun(settings, identity, run_id, defaults)
+    return ResolvedRun(settings, identity, run_id, decisions)
+
+
+def _describe_precision(settings: TrainSettings) -> Tables:
+    """Return the chosen precision, the reason and the measured speeds of this machine."""
+    accelerator, precision = settings.accelerator, settings.execution.precision
+    if accelerator is None or precision == "auto":  # `resolve_defaults` has resolved both
+        return {}
+    return {
+        "chosen": precision,
+        "reason": describe_precision(accelerator, precision),
+        "speeds": dict(accelerator.precision_speeds()),
+    }

@@ -108,7 +108,7 @@ def _record(
         resolved.run_id,
         state.weights_checksum,
         device=run_record.describe_device(accelerator, device, is_requested=is_requested),
-        optimizer_defaults=resolved.optimizer_defaults.document,
+        decisions=resolved.decisions,
     )
     context.reporter.record_start(context.folder, context.total_steps, accelerator.kind)
 

@@ -45,6 +45,8 @@ ENVIRONMENT = "environment.json"
 RESULT = "result.json"
 DEFAULTS = "defaults"
 """The entry of the table `run` with the optimizer settings that the run file leaves open."""
+PRECISION = "precision"
+"""The entry of the table `run` with the reason for a precision that the run file leaves open."""
 PROBE = "probe"
 """The folder, in the output folder, with measured decisions and the trials behind them."""
 ADAPTER = "adapter"
@@ -182,12 +184,12 @@ def write_records(
     weights_checksum: str,
     *,
     device: Tables | None = None,
-    optimizer_defaults: Tables | None = None,
+    decisions: Tables | None = None,
 ) -> None:
     """Write run.json and environment.json, before the first step.
 
-    `device` describes the accelerator of this attempt. The optimizer defaults of the first attempt
-    remain those of the run.
+    `device` describes the accelerator of this attempt. The `decisions` of the first attempt remain
+    those of the run.
     """
     folder.mkdir(parents=True, exist_ok=True)
     check_own_folder(folder / "model")
@@ -195,8 +197,9 @@ def write_records(
     previous = read_run(folder)
     if previous is not None:
         _warn_changed_length(document, previous)
-    recorded = (previous or {}).get(RUN_IDENTITY, {}).get(DEFAULTS, optimizer_defaults)
-    document[RUN_IDENTITY] |= {DEFAULTS: recorded} if recorded else {}
+    recorded = (previous or {}).get(RUN_IDENTITY, {})
+    first = {key: recorded[key] for key in (DEFAULTS, PRECISION) if key in recorded}
+    document[RUN_IDENTITY] |= {**(decisions or {}), **first}
     write_json(folder / RUN, document)
     accelerator = settings.accelerator
     environment = describe_environment(accelerator.env_prefixes if accelerator else ())

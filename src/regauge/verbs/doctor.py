@@ -16,7 +16,9 @@ from regauge.training.defaults import count_local_processes
 from regauge.training.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from regauge.accelerators import Accelerator
+    from collections.abc import Mapping
+
+    from regauge.accelerators import Accelerator, Availability
     from regauge.health.findings import Bandwidth, Finding
 
 DEFAULT_FOLDER = "."
@@ -28,7 +30,7 @@ def main(
     ] = None,
     *overrides: verbs.Override,
     survey: Annotated[
-        bool, Parameter(help="Only list devices and packages, without computing anything.")
+        bool, Parameter(help="Only list devices and packages, without checks.")
     ] = False,
     quick: Annotated[
         bool, Parameter(help="Skip large messages and the diagnostic tools of vendors.")
@@ -64,7 +66,10 @@ def main(
 
 
 def _survey() -> dict[str, Any]:
-    """List the accelerators without using them, and check the requirements of torch.compile."""
+    """List the accelerators, and check the requirements of torch.compile.
+
+    Only the precisions of the CPU are measured, if no command has done so before.
+    """
     availabilities = accelerators.survey()
     rows = [
         {
@@ -80,6 +85,7 @@ def _survey() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": version("torch"),
         "accelerators": rows,
+        "matrix_products": _list_speeds(availabilities),
         "selected": selected,
         "torch_compile": choices.load("accelerators", selected)().compile_obstacle() or "available",
     }
@@ -117,3 +123,13 @@ def _run_checks(
 
 def _list_precisions(kind: str) -> list[str]:
     return list(choices.load("accelerators", kind)().precisions())
+
+
+def _list_speeds(availabilities: Mapping[str, Availability]) -> list[dict[str, Any]]:
+    """Return the measured speed of each precision, for devices whose precision is measured."""
+    return [
+        {"accelerator": kind, "precision": precision, "times_fp32": round(speed, 2)}
+        for kind, availability in availabilities.items()
+        if availability.fitness
+        for precision, speed in choices.load("accelerators", kind)().precision_speeds().items()
+    ]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -24,7 +23,7 @@ from regauge.accelerators import wait_for_all
 from regauge.checkpoint.layout import describe_file
 from regauge.config import FORMAT, dump
 from regauge.errors import DataError
-from regauge.files import write_json
+from regauge.files import find_cache_folder, write_json
 from regauge.json_files import DocumentShape, find_json, find_mismatch, parse_object
 from regauge.log import logger
 from regauge.wording import format_count, join_first
@@ -93,8 +92,7 @@ class CacheEntry:
 
 def default_root() -> Path:
     """Return the cache that `regauge compile` fills if the settings name none."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "regauge" / "graphs"
+    return find_cache_folder() / "graphs"
 
 
 def find_root(settings: TrainSettings) -> Path | None:

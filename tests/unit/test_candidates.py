@@ -14,6 +14,7 @@ from regauge.artifacts import candidates as module
 from regauge.artifacts.candidates import Candidate, list_candidates
 from regauge.artifacts.export_settings import Candidates
 from regauge.artifacts.programs import ProgramSpec, build_module_spec
+from regauge.backends import Quantization
 from regauge.backends.eager import EagerBackend
 from regauge.backends.inductor import InductorBackend
 from regauge.backends.onnx import OnnxBackend
@@ -21,6 +22,13 @@ from regauge.backends.openvino import OpenvinoBackend
 from regauge.backends.torch_compile import TorchCompileBackend
 
 ALL = (EagerBackend(), InductorBackend(), OnnxBackend(), OpenvinoBackend(), TorchCompileBackend())
+
+
+def list_openvino_formats(
+    _: OpenvinoBackend, accelerator: Cpu
+) -> tuple[tuple[Precision, Quantization], ...]:
+    quantizations: tuple[Quantization, ...] = ("int8", "none")
+    return tuple((p, q) for q in quantizations for p in accelerator.precisions())
 
 
 class Bf16Cpu(Cpu):
@@ -41,7 +49,8 @@ def spec() -> ProgramSpec:
 
 @pytest.fixture(autouse=True)
 def _use_all_backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every backend be usable, whatever is installed."""
+    """Let every backend be usable, whatever is installed and the processor supports."""
+    monkeypatch.setattr(OpenvinoBackend, "supported_formats", list_openvino_formats)
     monkeypatch.setattr(module, "list_usable", lambda _: list(ALL))
     monkeypatch.setattr(module, "available_threads", lambda: 2)
 
@@ -51,18 +60,54 @@ def describe(candidates: list[Candidate]) -> list[tuple[str, str, bool]]:
 
 
 def list_on_cpu(spec: ProgramSpec, **options: Any) -> list[tuple[str, str, bool]]:
-    settings = config.build(Candidates, options, (), "the test")
-    return describe(list_candidates(settings, Bf16Cpu(), spec))
+    """Return the unquantized candidates."""
+    settings = config.build(Candidates, {"quantization": ["none"]} | options, (), "the test")
+    return describe(list_candidates(settings, Bf16Cpu(), spec).candidates)
 
 
 def test_on_cpus_a_graph_replaces_machine_code(spec: ProgramSpec) -> None:
     assert list_on_cpu(spec) == [
-        ("eager", "bf16", False),
-        ("eager", "fp32", True),
-        ("onnx", "fp32", False),
         ("openvino", "bf16", False),
-        ("openvino", "fp32", True),
+        ("openvino", "fp32", False),
+        ("onnx", "fp32", False),
+        ("eager", "bf16", False),
+        ("eager", "fp32", False),
     ]
+    left_out = list_candidates(Candidates(), Bf16Cpu(), spec).left_out
+    assert left_out == {
+        "inductor": "compiles machine code; name it in candidates.backends",
+    }
+
+
+def test_by_default_every_quantization_and_every_fast_precision_is_tried(
+    spec: ProgramSpec,
+) -> None:
+    candidates = list_candidates(Candidates(), Bf16Cpu(), spec).candidates
+    formats = {(item.backend.kind, item.precision, item.quantization) for item in candidates}
+    assert formats == {
+        *(("openvino", p, q) for p in ("bf16", "fp32") for q in ("none", "int8")),
+        *(("onnx", "fp32", q) for q in ("none", "int8")),
+        *(("eager", p, "none") for p in ("bf16", "fp32")),
+    }
+
+
+def test_a_precision_that_is_not_faster_is_tried_only_if_it_is_named(spec: ProgramSpec) -> None:
+    class Fp32Cpu(Bf16Cpu):
+        def precisions(self) -> tuple[Precision, ...]:
+            return "fp32", "bf16"
+
+    options = {"backends": ["openvino"], "quantization": ["none"]}
+    for named, expected in (([], ["fp32"]), (["bf16"], ["bf16"])):
+        settings = config.build(Candidates, options | {"precisions": named}, (), "the test")
+        candidates = list_candidates(settings, Fp32Cpu(), spec).candidates
+        assert [item.precision for item in candidates] == expected
+
+
+def test_candidates_of_a_graph_share_it_for_all_precisions(spec: ProgramSpec) -> None:
+    candidates = list_candidates(Candidates(), Bf16Cpu(), spec).candidates
+    keys = {item.payload_key for item in candidates if item.backend.kind == "openvino"}
+    assert len(keys) == 2  # with and without int8
+    assert len({item.payload_key for item in candidates if item.backend.kind == "eager"}) == 2
 
 
 def test_without_a_graph_machine_code_is_compiled(
@@ -75,7 +120,7 @@ def test_without_a_graph_machine_code_is_compiled(
 def test_named_backends_are_all_compiled(spec: ProgramSpec) -> None:
     backends = ["inductor", "eager"]
     candidates = list_on_cpu(spec, backends=backends, precisions=["fp32"])
-    assert candidates == [("inductor", "fp32", False), ("eager", "fp32", False)]
+    assert sorted(candidates) == [("eager", "fp32", False), ("inductor", "fp32", False)]
 
 
 def test_named_precisions_are_all_tried(spec: ProgramSpec) -> None:
@@ -84,8 +129,8 @@ def test_named_precisions_are_all_tried(spec: ProgramSpec) -> None:
 
 
 def test_each_number_of_threads_has_its_fallback(spec: ProgramSpec) -> None:
-    candidates = list_on_cpu(spec, backends=["eager"], threads=[1, 2])
-    assert candidates == [("eager", "bf16", False), ("eager", "fp32", True)] * 2
+    candidates = list_on_cpu(spec, backends=["inductor"], threads=[1, 2])
+    assert candidates == [("inductor", "bf16", False), ("inductor", "fp32", True)] * 2
 
 
 def test_the_fast_candidate_is_the_best_graph_with_its_fallback(spec: ProgramSpec) -> None:
@@ -102,10 +147,10 @@ def test_the_fast_candidate_is_not_compiled_to_machine_code(
 
 def test_the_fast_candidate_has_the_first_of_several_named_precisions(spec: ProgramSpec) -> None:
     options = {"backends": ["eager"], "precisions": ["fp32", "bf16"], "threads": [1, 2]}
-    assert list_on_cpu(spec, fast=True, **options) == [("eager", "bf16", False)]
+    assert list_on_cpu(spec, fast=True, **options)[0] == ("eager", "bf16", False)
 
 
 def test_threads_follow_the_environment(spec: ProgramSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "available_threads", lambda: 1)
-    candidates = list_candidates(Candidates(), Bf16Cpu(), spec)
+    candidates = list_candidates(Candidates(), Bf16Cpu(), spec).candidates
     assert {candidate.threads for candidate in candidates} == {1}

@@ -3,6 +3,12 @@
 A library may sum a matrix product in another order for another batch size. So a bucket keeps only
 the batch sizes that give every text the same bits as the largest batch does. The bits must not
 depend on the position of a text or on the other texts. This property is called batch invariance.
+
+A graph for any shape is first checked at a few lengths. Rows meet only in the matrix products of
+linear layers. A library selects the kernel of such a product by its number of tokens, which is
+rows x length. All batch sizes of lengths from the shortest to the longest cover the range of these
+numbers. If all outputs agree, the lengths in between run the same kernels. If any output differs,
+the kernel depends on the number of tokens, and every length is checked.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ import numpy as np
 import torch
 
 from regauge import stop_signals
-from regauge.artifacts.buckets import BucketBatch
+from regauge.artifacts.buckets import BucketBatch, spread_buckets
 from regauge.artifacts.manifest import Bucket
 
 if TYPE_CHECKING:
@@ -25,6 +31,8 @@ if TYPE_CHECKING:
     SyntheticRecords = Callable[[int, int, int], Records]
 
 
+NUM_SPREAD_LENGTHS = 10
+"""Lengths that are checked first if there are more."""
 MIN_COMPARED_NUMBERS = 256
 """Output numbers to compare at least: a single score may agree by chance."""
 
@@ -47,9 +55,35 @@ def check_batch_invariance(
 
     Returns None if outputs depend on the other rows or on the position, even at one batch size.
     `synthetic_records(count, min_length, max_length)` makes the records to compare. `on_bucket` is
-    called after each bucket.
+    called after each bucket that was checked.
     """
-    invariant, num_texts, min_length = [], 0, 1
+    spread = list(buckets)
+    if len(buckets) > NUM_SPREAD_LENGTHS:
+        spread = spread_buckets(buckets, NUM_SPREAD_LENGTHS)
+    invariant = _check_buckets(runner, spread, synthetic_records, on_bucket)
+    if invariant is None:
+        return None
+    num_texts = sum(bucket.batch_sizes[0] for bucket in spread)
+    if invariant == spread:
+        return InvariantBuckets(tuple(buckets), num_texts)
+    known = {bucket.length: bucket for bucket in invariant}
+    others = [bucket for bucket in buckets if bucket.length not in known]
+    checked = _check_buckets(runner, others, synthetic_records, on_bucket)
+    if checked is None:
+        return None
+    known |= {bucket.length: bucket for bucket in checked}
+    num_texts += sum(bucket.batch_sizes[0] for bucket in others)
+    return InvariantBuckets(tuple(known[bucket.length] for bucket in buckets), num_texts)
+
+
+def _check_buckets(
+    runner: Runner,
+    buckets: Sequence[Bucket],
+    synthetic_records: SyntheticRecords,
+    on_bucket: Callable[[], None],
+) -> list[Bucket] | None:
+    """Return buckets, reduced to batch-invariant sizes; None if a largest batch is not."""
+    invariant, min_length = [], 1
     for bucket in buckets:
         stop_signals.check_stop()
         largest, *smaller = bucket.batch_sizes
@@ -65,10 +99,9 @@ def check_batch_invariance(
             if _matches_largest_batch(runner, bucket.length, size, records, expected)
         ]
         invariant.append(Bucket(length=bucket.length, batch_sizes=(largest, *rows)))
-        num_texts += largest
         min_length = bucket.length + 1
         on_bucket()
-    return InvariantBuckets(tuple(invariant), num_texts)
+    return invariant
 
 
 def _move_records(num_rows: int) -> np.ndarray:

@@ -8,10 +8,9 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from regauge import stop_signals
 from regauge.artifacts.bucket_times import BucketTime, BucketTimes, build_bucket_times
+from regauge.artifacts.buckets import spread_buckets
 from regauge.artifacts.engine import is_out_of_memory
 from regauge.models.inference_modules import example_inputs
 
@@ -73,17 +72,10 @@ def _list_shapes(
         (item.length, rows) for item in ends for rows in (item.batch_sizes[-1], item.batch_sizes[0])
     ]
     required = list(dict.fromkeys(corners))
-    grid = [(item.length, rows) for item in _spread_buckets(buckets) for rows in item.batch_sizes]
+    spread = spread_buckets(buckets, MAX_GRID_LENGTHS)
+    grid = [(item.length, rows) for item in spread for rows in item.batch_sizes]
     optional = [shape for shape in grid if shape not in required]
     return required, sorted(optional, key=lambda shape: (shape[0] * shape[1], shape))
-
-
-def _spread_buckets(buckets: Sequence[Bucket]) -> list[Bucket]:
-    """Return buckets whose lengths are spread evenly by ratio, with the first and the last one."""
-    lengths = np.log([bucket.length for bucket in buckets])
-    targets = np.linspace(lengths[0], lengths[-1], MAX_GRID_LENGTHS)
-    nearest = {int(np.abs(lengths - target).argmin()) for target in targets}
-    return [buckets[index] for index in sorted(nearest)]
 
 
 def _measure(runner: Runner, inputs: Sequence[TensorSpec], length: int, rows: int) -> float:

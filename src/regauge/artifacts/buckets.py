@@ -15,7 +15,7 @@ import numpy as np
 from regauge.artifacts.manifest import Bucket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from regauge.artifacts.artifact import Artifact
     from regauge.artifacts.export_settings import BucketSettings
@@ -239,6 +239,17 @@ def list_halves(rows: int) -> tuple[int, ...]:
     while sizes[-1] > 1:
         sizes.append(sizes[-1] // 2)
     return tuple(sizes)
+
+
+def spread_buckets(buckets: Sequence[Bucket], count: int) -> list[Bucket]:
+    """Return at most `count` buckets with evenly spread lengths, by ratio; the ends are included.
+
+    `buckets` are in ascending order of length.
+    """
+    lengths = np.log([bucket.length for bucket in buckets])
+    targets = np.linspace(lengths[0], lengths[-1], count)
+    nearest = {int(np.abs(lengths - target).argmin()) for target in targets}
+    return [buckets[index] for index in sorted(nearest)]
 
 
 def _dynamic_lengths(max_length: int) -> list[int]:

@@ -7,7 +7,7 @@ import statistics
 import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from regauge.backends import (
     list_usable,
 )
 from regauge.errors import SettingsError, first_line
-from regauge.log import logger
 from regauge.models.inference_modules import cast_program, named_tensors
 from regauge.models.tensors import precision_dtype
 from regauge.processes import available_threads
@@ -46,6 +45,8 @@ if TYPE_CHECKING:
 
     ComputeMetrics = Callable[[nn.Module], dict[str, float]]
 
+RACE_RECORDS, RACE_SECONDS = 32, 0.2
+"""Records of each length, and the duration of the short timing of each candidate."""
 MIN_LATENCY_RUNS = 5
 """How often a single text is timed, at least."""
 FINAL_ROUNDS = 3
@@ -65,12 +66,19 @@ class Candidate:
     quantization: Quantization
     threads: int
     is_fallback: bool = False
-    """Whether it is only tried if the faster precisions of its backend lose too much quality."""
+    """Whether it is only tried if the faster precision loses too much quality, since its
+    compilation takes long or the export is `fast`."""
 
     @property
     def group(self) -> tuple[Backend, Quantization, int]:
-        """The fields that a candidate shares with its fallbacks."""
+        """The fields that a candidate shares with those of other precisions."""
         return self.backend, self.quantization, self.threads
+
+    @property
+    def payload_key(self) -> tuple[Any, ...]:
+        """The fields that determine the payload; candidates with equal fields share it."""
+        precision = None if self.backend.shares_payload else self.precision
+        return self.backend, self.quantization, precision
 
     @property
     def description(self) -> dict[str, Any]:
@@ -84,6 +92,14 @@ class Candidate:
             "quantization": self.quantization,
             "threads": self.threads,
         }
+
+
+class CandidateList(NamedTuple):
+    """The candidates of an export."""
+
+    candidates: list[Candidate]
+    left_out: dict[str, str]
+    """Why a usable backend has no candidate, by its kind."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +127,15 @@ class ExportContext:
         batches = Buckets(shapes, needs_row_padding=False).make_batches(records.lengths)
         samples = [records.build_inputs(batch) for batch in batches]
         return Calibration(self.spec.program, samples, self.settings.parity.max_loss)
+
+    @cached_property
+    def race_records(self) -> Records:
+        """Records of three lengths, for a short timing; neighbors in length fill batches."""
+        order = np.argsort(self.records.lengths, kind="stable")
+        count = min(RACE_RECORDS, len(order))
+        starts = (np.array([0.25, 0.5, 0.75]) * (len(order) - count)).astype(int)
+        chosen = [order[start : start + count] for start in starts]
+        return self.records.select(np.unique(np.concatenate(chosen)))
 
     def measure_metrics(self, engine: Engine) -> dict[str, float]:
         """Return the held-out metrics of a program; empty if the model is not from a run."""
@@ -142,8 +167,8 @@ class LoadedCandidate:
 
 def list_candidates(
     options: Candidates, accelerator: Accelerator, spec: ProgramSpec
-) -> list[Candidate]:
-    """Return the candidates that the settings ask for.
+) -> CandidateList:
+    """Return the candidates that the settings ask for, the most promising backend first.
 
     Raises SettingsError if a named backend is not usable, or if no candidate is left.
     """
@@ -159,8 +184,10 @@ def list_candidates(
         backends = _filter_backends(
             backends, "generate text", lambda backend: backend.supports_loops
         )
+    left_out: list[Backend] = []
     if accelerator.on_host and not options.backends:
-        backends = _prefer_graphs(backends)
+        backends, left_out = _prefer_graphs(backends)
+    backends.sort(key=lambda backend: -backend.available().fitness)
     candidates = _combine_options(options, accelerator, backends)
     if not candidates:
         formats = (
@@ -168,7 +195,10 @@ def list_candidates(
         )
         problem = "no backend supports these candidates.precisions and candidates.quantization"
         raise SettingsError(problem, f"choose from {'; '.join(formats)}")
-    return _select_fast(candidates) if options.fast else candidates
+    if options.fast:
+        return CandidateList(*_select_fast(candidates))
+    reason = "compiles machine code; name it in candidates.backends"
+    return CandidateList(candidates, {backend.kind: reason for backend in left_out})
 
 
 def _combine_options(
@@ -180,46 +210,45 @@ def _combine_options(
     for backend in backends:
         for threads in options.threads or (available_threads(),):
             for precision, quantization in backend.supported_formats(accelerator):
-                candidate = Candidate(backend, precision, quantization, threads)
-                if quantization in options.quantization and precision in precisions:
+                is_asked_for = not options.quantization or quantization in options.quantization
+                if is_asked_for and precision in precisions:
+                    candidate = Candidate(backend, precision, quantization, threads)
                     is_first = all(other.group != candidate.group for other in candidates)
-                    is_fallback = not (options.precisions or is_first)
-                    candidates.append(replace(candidate, is_fallback=is_fallback))
+                    is_slow_compiler = not (backend.compiles_in_seconds or options.precisions)
+                    candidates.append(
+                        replace(candidate, is_fallback=is_slow_compiler and not is_first)
+                    )
     return candidates
 
 
-def _prefer_graphs(backends: list[Backend]) -> list[Backend]:
-    """Return the backends without those that compile machine code, if another one writes graphs.
+def _prefer_graphs(backends: list[Backend]) -> tuple[list[Backend], list[Backend]]:
+    """Return the backends to try, and those that are left out because others write graphs.
 
-    On a CPU this code is rarely faster than a graph, and its compiler takes most of an export.
+    On a CPU machine code is rarely faster than a graph, and its compiler takes most of an export.
     """
     if not any(backend.compiles_in_seconds and backend.is_ahead_of_time for backend in backends):
-        return backends
-    for backend in backends:
-        if not backend.compiles_in_seconds:
-            logger.info(
-                "%s is not tried, because it compiles machine code; name it in candidates.backends",
-                backend.kind,
-            )
-    return [backend for backend in backends if backend.compiles_in_seconds]
+        return backends, []
+    quick = [backend for backend in backends if backend.compiles_in_seconds]
+    return quick, [backend for backend in backends if not backend.compiles_in_seconds]
 
 
-def _select_fast(candidates: list[Candidate]) -> list[Candidate]:
-    """Return the candidate that is compiled within seconds and is probably fast; log the others.
+def _select_fast(candidates: list[Candidate]) -> tuple[list[Candidate], dict[str, str]]:
+    """Return the candidate that is compiled within seconds and is probably fast, and its fallbacks.
 
-    Its fallbacks follow it.
+    Also returns why the other backends are left out.
     """
     quick = [candidate for candidate in candidates if candidate.backend.compiles_in_seconds]
-    best = max(quick or candidates, key=lambda candidate: candidate.backend.available().fitness)
-    fallbacks = [item for item in candidates if item.is_fallback and item.group == best.group]
-    others = sorted({item.backend.kind for item in candidates} - {best.backend.kind})
-    logger.info(
-        "fast: only %s %s is compiled, for fewer lengths; left out: %s",
-        best.backend.kind,
-        best.precision,
-        ", ".join(others) or "no other backend",
+    unquantized = [item for item in quick or candidates if item.quantization == "none"]
+    best = max(
+        unquantized or quick or candidates, key=lambda item: item.backend.available().fitness
     )
-    return [best, *fallbacks]
+    fallbacks = [
+        replace(item, is_fallback=True)
+        for item in candidates
+        if item.group == best.group and item != best
+    ]
+    others = {item.backend.kind for item in candidates} - {best.backend.kind}
+    return [best, *fallbacks], dict.fromkeys(sorted(others), "the export is fast")
 
 
 def _filter_backends(
@@ -291,6 +320,13 @@ def build_candidate(context: ExportContext, candidate: Candidate, folder: Path) 
         execution_context,
         backend.load(payload, execution_context),
     )
+
+
+def race_candidate(context: ExportContext, loaded: LoadedCandidate) -> dict[str, float]:
+    """Return a short timing of a candidate, which shows whether more measurements pay."""
+    engine, records = loaded.build_engine(context), context.race_records
+    engine.compute(records)  # the first run prepares the weights
+    return _time_engine(engine, records, RACE_SECONDS, [])
 
 
 def measure_candidate(

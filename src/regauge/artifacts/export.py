@@ -24,6 +24,7 @@ from regauge.artifacts.candidates import (
     build_reference_engine,
     list_candidates,
     measure_candidate,
+    race_candidate,
     retime_finalists,
 )
 from regauge.artifacts.manifest import (
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from regauge.artifacts.sources import ExportSource
 
 Row = dict[str, Any]
+LOST = "lost"
+"""The key of a row for why its candidate was not selected."""
 MAX_FINALISTS, FINALIST_RATIO = 3, 0.6
 """How many of the best candidates are timed again, and how close to the best they must be."""
 GOAL_FIGURES: dict[Goal, tuple[str, bool]] = {
@@ -73,6 +76,8 @@ class Trial(NamedTuple):
     """The folder that its payload was compiled into."""
     row: Row
     """Its measurements, or the error of its compiler."""
+    race: Row | None = None
+    """Its short timing; None if it failed."""
 
     def keeps_quality(self, max_loss: float) -> bool:
         """Return whether the quality loss is within a limit."""
@@ -89,7 +94,7 @@ def export_artifact(
     DataError if no candidate keeps the quality.
     """
     accelerator = accelerators.resolve(settings.accelerator, quiet=True)
-    candidates = list_candidates(settings.candidates, accelerator, source.spec)
+    candidates, left_out = list_candidates(settings.candidates, accelerator, source.spec)
     settings = _resolve_settings(settings, accelerator, source.spec.max_tokens)
     with (
         stop_signals.record_signals(),
@@ -101,6 +106,7 @@ def export_artifact(
         context, probe = _compute_reference(settings, source, accelerator, compute_metrics)
         trials = _try_candidates(context, candidates, Path(scratch))
         selected, loaded = _select_best(context, trials)
+        _explain_losses(context, selected, trials)
         stop_signals.check_stop()
         with log_phase(f"write: {settings.export.to}"):
             shutil.move(selected.folder, folder / PAYLOAD)
@@ -124,6 +130,10 @@ def export_artifact(
         "path": settings.export.to,
         "candidates": [_summarize_row(row) for row in rows],
         "selected": _format_name_and_threads(selected.row),
+        "not_selected": [
+            *(f"{_format_name(row)}: {row[LOST]}" for row in rows if LOST in row),
+            *(f"{kind}: not tried, {reason}" for kind, reason in left_out.items()),
+        ],
         "batch_invariant": manifest.batch_invariance is not None,
     }
 
@@ -162,8 +172,12 @@ def _compute_reference(
 def _try_candidates(
     context: ExportContext, candidates: list[Candidate], scratch: Path
 ) -> list[Trial]:
-    """Build and measure the candidates; a fallback is tried only if it is needed."""
+    """Build and measure the candidates; a fallback is tried only if it is needed.
+
+    Candidates that share a payload compile it once.
+    """
     trials: list[Trial] = []
+    folders: dict[tuple[Any, ...], Path] = {}
     for index, candidate in enumerate(candidates):
         stop_signals.check_stop()
         title = (
@@ -173,9 +187,21 @@ def _try_candidates(
             name = _format_name(faster.row)
             logger.info("skip %s: %s is faster and keeps the quality", title, name)
             continue
-        folder = scratch / str(index)
-        trials.append(Trial(candidate, folder, _measure(context, candidate, folder, title)))
+        folder = folders.setdefault(candidate.payload_key, scratch / str(index))
+        trials.append(_measure(context, candidate, folder, title, _find_leader(context, trials)))
     return trials
+
+
+def _find_leader(context: ExportContext, trials: list[Trial]) -> Row | None:
+    """Return the best short timing so far of a trial that keeps the quality."""
+    figure, higher_is_better = GOAL_FIGURES[context.settings.candidates.optimize_for]
+    races = [
+        trial.race
+        for trial in trials
+        if trial.race is not None and trial.keeps_quality(context.settings.parity.max_loss)
+    ]
+    select = max if higher_is_better else min
+    return select(races, key=lambda race: race[figure], default=None)
 
 
 def _find_eligible(
@@ -196,8 +222,11 @@ def _select_best(
         key=lambda trial: trial.row[figure],
         reverse=higher_is_better,
     )
-    best_figure = ranking[0].row[figure]
-    finalists = [trial for trial in ranking if _is_close(trial.row[figure], best_figure)]
+    finalists = [
+        trial
+        for trial in ranking
+        if _slowdown(context, trial.row, ranking[0].row) * FINALIST_RATIO < 1
+    ]
     finalists = finalists[:MAX_FINALISTS]
     if len(finalists) == 1:
         return finalists[0], None
@@ -212,19 +241,51 @@ def _select_best(
     return finalists[index], loaded[index]
 
 
-def _measure(context: ExportContext, candidate: Candidate, folder: Path, title: str) -> Row:
-    """Build and measure a candidate; return its row, or a failure row if its compiler fails."""
+def _measure(
+    context: ExportContext, candidate: Candidate, folder: Path, title: str, leader: Row | None
+) -> Trial:
+    """Build and measure a candidate; its row is a failure row if its compiler fails.
+
+    Its quality is not measured if its short timing is far behind that of the `leader`.
+    """
+    race: Row | None = None
     try:
         with log_phase(f"compile {title}"):
             loaded = build_candidate(context, candidate, folder)
         with log_phase(f"measure {title}", len(context.records), "records") as phase:
-            row = measure_candidate(context, loaded, phase.advance)
+            race = race_candidate(context, loaded)
+            slowdown = _slowdown(context, race, leader) if leader else 1.0
+            if slowdown * FINALIST_RATIO > 1:
+                row = {**candidate.description, **race, LOST: f"{slowdown:.1f} x slower"}
+            else:
+                row = measure_candidate(context, loaded, phase.advance)
     except RegaugeError:
         raise
     except Exception as error:  # noqa: BLE001 - compilers raise any kind of exception
         row = build_failure_row(candidate, error)
     logger.info("%s", _format_result(row))
-    return row
+    return Trial(candidate, folder, row, race)
+
+
+def _explain_losses(context: ExportContext, selected: Trial, trials: list[Trial]) -> None:
+    """Add to the row of each other candidate why it was not selected."""
+    max_loss = context.settings.parity.max_loss
+    for trial in trials:
+        if trial is selected or LOST in trial.row:
+            continue
+        if "error" in trial.row:
+            trial.row[LOST] = f"failed: {trial.row['error']}"
+        elif not trial.keeps_quality(max_loss):
+            trial.row[LOST] = f"quality loss {trial.row['quality_loss']:.2g} > {max_loss:g}"
+        else:
+            trial.row[LOST] = f"{_slowdown(context, trial.row, selected.row):.2f} x slower"
+
+
+def _slowdown(context: ExportContext, timing: Row, best: Row) -> float:
+    """Return by which factor a timing is worse than another one."""
+    figure, higher_is_better = GOAL_FIGURES[context.settings.candidates.optimize_for]
+    ratio: float = best[figure] / timing[figure]
+    return ratio if higher_is_better else 1 / ratio
 
 
 def _list_eligible(trials: list[Trial], max_loss: float) -> list[Trial]:
@@ -242,18 +303,13 @@ def _list_eligible(trials: list[Trial], max_loss: float) -> list[Trial]:
     return eligible
 
 
-def _is_close(figure: float, best: float) -> bool:
-    """Return whether a figure is close enough to the best one to be noise."""
-    return FINALIST_RATIO < figure / best < 1 / FINALIST_RATIO
-
-
 def _check_invariance(
     context: ExportContext, best: LoadedCandidate, source: ExportSource
 ) -> tuple[LoadedCandidate, BatchInvariance | None]:
     """Return a candidate with its batch-invariant buckets and the proof, or unchanged with None."""
     if not context.settings.parity.batch_invariance:
         return best, None
-    with log_phase("verify: batch invariance", len(best.buckets), "lengths") as phase:
+    with log_phase("verify: batch invariance") as phase:
         invariant = check_batch_invariance(
             best.runner, best.buckets, source.synthetic_records, phase.advance
         )
@@ -375,4 +431,5 @@ def _format_result(row: Row) -> str:
     if "error" in row:
         return f"{name}: failed: {row['error']}"
     throughput = f"{row['texts_per_second']:.0f} texts/s"
-    return f"{name}: {throughput}, quality loss {row['quality_loss']:.2g}"
+    result = row.get(LOST) or f"quality loss {row['quality_loss']:.2g}"
+    return f"{name}: {throughput}, {result}"

@@ -60,9 +60,9 @@ class Candidates(Settings):
     """Names of backends, or tables with a kind; by default all that are usable on this machine. On
     CPUs, machine code is compiled only if no usable backend writes a graph."""
     precisions: tuple[Precision, ...] = ()
-    """Precisions to try; by default the fastest one of each backend that keeps the quality."""
-    quantization: tuple[Quantization, ...] = ("none",)
-    """Quantizations to try: `none`, `int8` or both."""
+    """Precisions to try; by default fp32, and those that are faster on this machine."""
+    quantization: tuple[Quantization, ...] = ()
+    """Quantizations to try, `none` or `int8`; by default all that a backend supports."""
     threads: tuple[int, ...] = ()
     """CPU threads per process to try; by default `execution.threads` of the run file, else the
     number of cores, or OMP_NUM_THREADS if that is smaller."""

@@ -116,6 +116,8 @@ class Backend(Choice):
     """Whether one graph serves all shapes."""
     compiles_in_seconds: ClassVar[bool] = False
     """Whether a small model is compiled within seconds, because no machine code is written."""
+    shares_payload: ClassVar[bool] = False
+    """Whether all precisions load the same payload, since the precision is chosen at load time."""
     packages: ClassVar[tuple[str, ...]] = ("torch",)
     """Distributions whose versions determine the payload."""
 

@@ -6,7 +6,6 @@ Machine code is generated when the graph is loaded and when it first gets a shap
 
 from __future__ import annotations
 
-import copy
 import functools
 import sys
 import warnings
@@ -47,6 +46,7 @@ class OpenvinoBackend(Backend):
     """One OpenVINO graph for all shapes, in a file without weights."""
 
     compiles_in_seconds: ClassVar[bool] = True
+    shares_payload: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("torch", "openvino")
 
     @classmethod
@@ -62,18 +62,21 @@ class OpenvinoBackend(Backend):
     def supported_formats(
         self, accelerator: Accelerator
     ) -> tuple[tuple[Precision, Quantization], ...]:
-        """Return bf16 first if the processor has instructions for it, and int8 before none.
+        """Return the precisions that OpenVINO computes in here, and int8 before none.
 
         int8 comes last on processors without exact sums. The precision of an int8 format is used
         between the integer products.
         """
-        native: tuple[Precision, ...] = ("bf16",) if accelerator.precisions()[0] == "bf16" else ()
         order: tuple[Quantization, ...] = ("int8", "none")
         if not accelerator.features() & EXACT_SUM_FEATURES:
             order = ("none", "int8")
-        precisions: tuple[Precision, ...] = (*native, "fp32")
+        capabilities = _shared_core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
+        usable = ("fp32", "bf16") if "BF16" in capabilities else ("fp32",)
         return tuple(
-            (precision, quantization) for quantization in order for precision in precisions
+            (precision, quantization)
+            for quantization in order
+            for precision in accelerator.precisions()
+            if precision in usable
         )
 
     def required_features(
@@ -87,10 +90,8 @@ class OpenvinoBackend(Backend):
         import torch
 
         from regauge.backends._weight_inputs import export_graph
-        from regauge.models.inference_modules import cast_program
 
-        program = copy.deepcopy(job.program)
-        cast_program(program, torch.float32)  # an fp32 graph can run in any precision
+        program = job.calibration.program  # an fp32 graph can run in any precision
         has_exact_sums = bool(context.accelerator.features() & EXACT_SUM_FEATURES)
         if job.quantization == "int8":
             from regauge.backends._int8.quantize import quantize_linear_layers

@@ -79,26 +79,38 @@ class Int8Linear(nn.Module):
         self.register_buffer("weight_factors", smoothing[feature_of_copy, None])
         self.register_buffer("weight_scales", scales)
         self.register_buffer("weight_zeros", torch.full_like(scales, 128, dtype=torch.int64))
+        self._frozen_weight: Tensor | None = None
+
+    def freeze(self) -> Int8Linear:
+        """Quantize the weights once for all later calls, and return the layer."""
+        self._frozen_weight = self._round_weight()
+        return self
 
     def forward(self, value: Tensor) -> Tensor:
         """Return [..., outputs] for [..., copies]."""
         operations: Any = torch.ops.quantized_decomposed
         per_tensor = (self.input_scale, self.input_zero, 0, 255, torch.uint8)
         integers = operations.quantize_per_tensor(value * self.input_factors, *per_tensor)
+        bias: Tensor | None = self.bias
+        if self.output_rows is not None:
+            bias = None if bias is None else bias[self.output_rows]
+        weight = self._round_weight() if self._frozen_weight is None else self._frozen_weight
+        return nn.functional.linear(
+            operations.dequantize_per_tensor(integers, *per_tensor), weight, bias
+        )
+
+    def _round_weight(self) -> Tensor:
+        """Return the weight after quantization and dequantization, [outputs, copies]."""
+        operations: Any = torch.ops.quantized_decomposed
         per_output = (self.weight_scales, self.weight_zeros, 1, 0, 255, torch.uint8)
         weight: Tensor = self.weight.t()
-        bias: Tensor | None = self.bias
         if self.has_copies:
             weight = weight[self.feature_of_copy]
         if self.output_rows is not None:
             weight = weight[:, self.output_rows]
-            bias = None if bias is None else bias[self.output_rows]
         weight = operations.quantize_per_channel(weight * self.weight_factors, *per_output)
-        return nn.functional.linear(
-            operations.dequantize_per_tensor(integers, *per_tensor),
-            operations.dequantize_per_channel(weight, *per_output).t(),
-            bias,
-        )
+        rounded: Tensor = operations.dequantize_per_channel(weight, *per_output).t()
+        return rounded
 
 
 def _overall_range(input_range: FeatureRange, divisors: Tensor) -> FeatureRange:

@@ -39,9 +39,11 @@ MIGRATION_STRENGTHS = (0.4, 0.55, 0.7, 0.85)
 its weights take over."""
 MAX_LAYER_ERROR = 0.05
 """Largest median error of a layer's output for a token, relative to its norm."""
-SAMPLE_LOSS_SHARE = 0.8
+SAMPLE_LOSS_SHARE = 0.75
 """Share of the allowed quality loss that the samples may use. The export is validated on other
 inputs as well."""
+ERROR_SAMPLE_INTERVAL = 2
+"""Errors are measured on one in this many samples; the ranges of the inputs need all of them."""
 MAX_TOKENS_PER_SAMPLE = 512
 """Largest number of tokens of each sample by which the error of a layer is measured."""
 
@@ -84,6 +86,7 @@ def _build_plan(calibration: Calibration, max_weight: int) -> QuantizationPlan:
     layers = {name: all_layers[name] for name in ranges}
     producers = find_producers(program, layers, samples)
     candidates = _build_candidates(layers, ranges, producers)
+    samples = samples[::ERROR_SAMPLE_INTERVAL]
     errors = _measure_errors(program, layers, candidates, samples, max_weight)
     groups: list[tuple[float, dict[str, QuantizationRecipe]]] = []
     for names in _group_by_input(ranges):
@@ -101,11 +104,17 @@ def _build_plan(calibration: Calibration, max_weight: int) -> QuantizationPlan:
         return QuantizationPlan(recipes, producers)
 
     def loss(count: int) -> float:
-        replace_modules(program, _build_modules(layers, plan_groups(count), max_weight))
+        modules = _build_modules(layers, plan_groups(count), max_weight)
+        replace_modules(program, modules)
+        for module in modules.values():
+            if isinstance(module, Int8Linear):
+                module.freeze()
         return _cosine_loss([program(*inputs) for inputs in samples], expected)
 
-    max_loss = SAMPLE_LOSS_SHARE * calibration.max_quality_loss
-    return plan_groups(bisect.bisect_right(range(1, len(groups) + 1), max_loss, key=loss))
+    max_loss, counts = SAMPLE_LOSS_SHARE * calibration.max_quality_loss, range(1, len(groups) + 1)
+    if groups and loss(len(groups)) <= max_loss:  # the usual case
+        return plan_groups(len(groups))
+    return plan_groups(bisect.bisect_right(counts, max_loss, hi=max(0, len(groups) - 1), key=loss))
 
 
 def _linear_layers(program: nn.Module) -> dict[str, nn.Linear]:
@@ -185,7 +194,7 @@ def _measure_errors(
     The median is robust against padding and against a few tokens with huge values.
     """
     quantized = {
-        name: [Int8Linear(layers[name], recipe, max_weight) for recipe in recipes]
+        name: [Int8Linear(layers[name], recipe, max_weight).freeze() for recipe in recipes]
         for name, recipes in candidates.items()
     }
     errors: dict[str, list[list[Tensor]]] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -330,6 +331,7 @@ def train_undecided(
     with (
         warnings.catch_warnings(action="ignore"),
         patch.object(decision, "MIN_SECONDS_PER_GRAPH", 0.0),
+        patch.object(decision, "MAX_DECISION_SHARE", math.inf),
         patch.object(decision, "is_worthwhile", judge),
         patch.object(running, "train", record_decision),
         _fast_backend(),

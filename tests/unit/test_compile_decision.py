@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from regauge.training.compile.decision import CompileTiming, is_worthwhile
+from regauge.training.compile.decision import CompileTiming, find_cost_problem, is_worthwhile
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,17 @@ def test_compiling_must_save_more_than_the_remaining_graphs_cost(
     is_better, reason = is_worthwhile(trial, steps, graphs)
     assert is_better is pays
     assert f"{steps:,} steps" in reason
+
+
+def test_a_measurement_takes_at_most_three_percent_of_a_run() -> None:
+    """Compiling takes 10 s, and six steps are timed."""
+    assert find_cost_problem(eager_seconds=1.0, slowdown=1.0, num_steps=534) is None
+    assert find_cost_problem(eager_seconds=1.0, slowdown=1.0, num_steps=533) == (
+        "to compile and time one graph takes about 16 s, more than 3% of the estimated run time,"
+        " 533 s"
+    )
+
+
+def test_a_machine_that_is_shared_compiles_more_slowly() -> None:
+    assert find_cost_problem(eager_seconds=1.0, slowdown=2.0, num_steps=534) is not None
+    assert find_cost_problem(eager_seconds=1.0, slowdown=2.0, num_steps=867) is None

@@ -2,14 +2,15 @@
 
 If `execution.compile` is "auto", the decision is made once, before the first step, and kept on
 resume. It depends on the number of steps, and on the times of an eager and a compiled step with
-empty microbatches. Times are averaged over all processes, so that all of them decide equally.
+empty microbatches. The two alternate, and the shortest time of each counts. Times are averaged over
+all processes, so that all of them decide equally. If the measurement would take more than
+`MAX_DECISION_SHARE` of the run, nothing is compiled.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._dynamo.exc import TorchDynamoException
@@ -22,6 +23,8 @@ from regauge.training.gradients import all_reduce_sum
 from regauge.wording import format_count
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from torch import nn
 
     from regauge.accelerators import Accelerator
@@ -30,10 +33,15 @@ if TYPE_CHECKING:
     from regauge.training.state import TrainState
 
 MIN_SECONDS_PER_GRAPH = 30.0
-"""Shorter runs, per graph, are not compiled. Compiling one graph takes about a third of this."""
+"""Shorter runs, per graph, are not compiled."""
+SECONDS_PER_GRAPH = 10.0
+"""Expected time to compile one graph on an idle machine."""
+MAX_DECISION_SHARE = 0.03
+"""Share of the expected run time that the measurement may take."""
 MAX_SLOWDOWN_FROM_PEAK = 20.0
 """Largest expected ratio of the run time to the run time at the peak of the chip."""
 TIMED_STEPS = 3
+"""Timed steps of each kind, after one that allocates or compiles."""
 GRAPHS_PER_SHAPE = 2
 """Blocks are compiled with gradients and without gradients."""
 
@@ -96,29 +104,107 @@ def _decide(context: RunContext, state: TrainState) -> tuple[bool, str]:
     limit = MIN_SECONDS_PER_GRAPH * num_graphs
     if min_seconds is not None and MAX_SLOWDOWN_FROM_PEAK * min_seconds < limit:
         return False, f"estimated run time < {limit:.0f} s"
-    (eager,) = _average_over_ranks(context, _time_step(context, state))
+    run_step = _build_step(context, state)
+    run_step()  # the first pass allocates
+    eager, slowdown = _average_over_ranks(context, *_time_alone(context, run_step))
     if eager * num_steps < limit:
         estimate = f"estimated run time {eager * num_steps:.0f} s"
         return False, f"{estimate} < {limit:.0f} s for {format_count(num_graphs, 'graph')}"
-    module = state.model.module
+    if problem := find_cost_problem(eager, slowdown, num_steps):
+        return False, problem
+    if context.world.is_main_process:
+        seconds = decision_seconds(eager, slowdown)
+        logger.info("torch.compile: one graph is compiled and timed, about %.0f s", seconds)
     raise_recompile_limit(context, state)
-    compile_parts(module, context.accelerator)
-    began = time.perf_counter()
-    failure = ""
-    try:
-        compiled = _time_step(context, state)
-    except TorchDynamoException as error:
-        compiled, failure = 0.0, f"it fails: {str(error).strip().partition(chr(10))[0]}"
-    compile_seconds = time.perf_counter() - began - compiled * TIMED_STEPS
-    compiled, compile_seconds, failures = _average_over_ranks(
-        context, compiled, compile_seconds, float(bool(failure))
-    )
-    timing = CompileTiming(eager, compiled, compile_seconds)
+    timing, failure = _time_compiled(context, state, run_step)
     is_faster, reason = is_worthwhile(timing, num_steps, num_graphs)
-    if failures or not is_faster:
-        for part in compiled_parts(module):
-            part._compiled_call_impl = None  # noqa: SLF001 - undoes Module.compile
-    return is_faster and not failures, failure or reason
+    if failure or not is_faster:
+        _set_compiled(state.model.module, dict.fromkeys(compiled_parts(state.model.module)))
+    return is_faster and not failure, failure or reason
+
+
+def decision_seconds(eager_seconds: float, slowdown: float) -> float:
+    """Return the expected seconds of compiling and timing one graph.
+
+    `slowdown` is the factor by which other programs delay this process.
+    """
+    return SECONDS_PER_GRAPH * slowdown + 2 * TIMED_STEPS * eager_seconds
+
+
+def find_cost_problem(eager_seconds: float, slowdown: float, num_steps: int) -> str | None:
+    """Return why the measurement would take too long for a run, or None."""
+    cost, total = decision_seconds(eager_seconds, slowdown), eager_seconds * num_steps
+    if cost <= MAX_DECISION_SHARE * total:
+        return None
+    share = f"{MAX_DECISION_SHARE:.0%} of the estimated run time, {total:.0f} s"
+    return f"to compile and time one graph takes about {cost:.0f} s, more than {share}"
+
+
+def _build_step(context: RunContext, state: TrainState) -> Callable[[], float]:
+    """Return a function that runs a step and returns its seconds on this process.
+
+    The step has the largest shape of the first task, without rows.
+    """
+    task = context.tasks[0]
+    size = (1, task.batch.microbatch)
+    one = torch.ones((), device=context.device)
+    local_microbatches = -(-task.batch.microbatches // context.world.size)
+
+    def run_step() -> float:
+        batches = build_empty_batches(context, task, task.loader, task.bucket_lengths[-1], size)
+        began = time.perf_counter()
+        task.gradients.accumulate_gradients(batches, one)
+        state.model.clear_gradients()
+        context.accelerator.synchronize()
+        return local_microbatches * (time.perf_counter() - began)
+
+    return run_step
+
+
+def _time_alone(context: RunContext, run_step: Callable[[], float]) -> tuple[float, float]:
+    """Return the seconds of a step, and the slowdown by other programs: 1 on an idle machine."""
+    began, began_process = time.perf_counter(), time.process_time()
+    seconds = min(run_step() for _ in range(TIMED_STEPS))
+    if not context.accelerator.on_host:
+        return seconds, 1.0
+    elapsed = time.perf_counter() - began
+    used = (time.process_time() - began_process) / torch.get_num_threads()
+    return seconds, max(1.0, elapsed / max(used, 1e-9))
+
+
+def _time_compiled(
+    context: RunContext, state: TrainState, run_step: Callable[[], float]
+) -> tuple[CompileTiming, str]:
+    """Compile one graph; return its times and those of eager steps, and why it fails, if it does.
+
+    The parts of the model stay compiled.
+    """
+    module = state.model.module
+    compile_parts(module, context.accelerator)
+    compiled = {part: part._compiled_call_impl for part in compiled_parts(module)}  # noqa: SLF001
+    eager_seconds, compiled_seconds = [], []
+    failure, began = "", time.perf_counter()
+    try:
+        run_step()
+    except TorchDynamoException as error:
+        failure = f"it fails: {str(error).strip().partition(chr(10))[0]}"
+    compile_seconds = time.perf_counter() - began
+    for _ in range(TIMED_STEPS):
+        _set_compiled(module, dict.fromkeys(compiled))
+        eager_seconds.append(run_step())
+        _set_compiled(module, compiled)
+        compiled_seconds.append(0.0 if failure else run_step())
+    eager, best, compile_seconds, failures = _average_over_ranks(
+        context, min(eager_seconds), min(compiled_seconds), compile_seconds, float(bool(failure))
+    )
+    failure = failure or ("it fails on another process" if failures else "")
+    return CompileTiming(eager, best, max(0.0, compile_seconds - best)), failure
+
+
+def _set_compiled(module: nn.Module, calls: Mapping[nn.Module, Any]) -> None:
+    """Set the compiled function of each part of a module; None undoes `Module.compile`."""
+    for part in compiled_parts(module):
+        part._compiled_call_impl = calls[part]  # noqa: SLF001
 
 
 def _min_run_seconds(context: RunContext) -> float | None:
@@ -133,23 +219,6 @@ def _min_run_seconds(context: RunContext) -> float | None:
     ) / sum(context.task_schedule.weights)
     flops = tokens * context.mfu.flops_per_token * context.total_steps
     return flops / (peak * context.world.size)
-
-
-def _time_step(context: RunContext, state: TrainState) -> float:
-    """Return the seconds of a step on this process, with the largest shape of the first task."""
-    task = context.tasks[0]
-    size = (1, task.batch.microbatch)
-    one = torch.ones((), device=context.device)
-    seconds = []
-    for _ in range(TIMED_STEPS + 1):  # the first pass compiles and allocates
-        batches = build_empty_batches(context, task, task.loader, task.bucket_lengths[-1], size)
-        began = time.perf_counter()
-        task.gradients.accumulate_gradients(batches, one)
-        state.model.clear_gradients()
-        context.accelerator.synchronize()
-        seconds.append(time.perf_counter() - began)
-    local_microbatches = -(-task.batch.microbatches // context.world.size)
-    return local_microbatches * statistics.median(seconds[1:])
 
 
 def _average_over_ranks(context: RunContext, *local_values: float) -> list[float]:

@@ -72,9 +72,10 @@ def test_precisions_are_offered_fastest_first(accelerator: Accelerator) -> None:
     assert "fp32" in usable
     assert not {"bf16", "fp16"} <= set(usable), "fp16 is only for chips without bf16"
     assert check_precision(accelerator, "auto") == usable[0]
-    rates = accelerator.matmul_rates()
-    assert not rates or rates.keys() == set(usable)
-    assert all(rate.flops_per_second > 0 for rate in rates.values())
+    speeds = accelerator.precision_speeds()
+    assert not speeds or speeds.keys() == set(usable)
+    assert all(speed > 0 for speed in speeds.values())
+    assert speeds.get("fp32", 1.0) == 1.0
     for name in TYPES:
         if name in usable:
             assert check_precision(accelerator, name) == name

@@ -13,7 +13,6 @@ import pytest
 
 from distributed import datasets
 from distributed.runs import settings
-from regauge.accelerators.cpu import FAST_BF16_INSTRUCTIONS, instructions
 from regauge.errors import DataError, SettingsError
 from regauge.models import sentence_transformers
 from regauge.models.sentence_transformers import DenseLayer, Pooling, SentenceEncoder, Tokenization
@@ -113,12 +112,6 @@ def test_open_settings_are_resolved() -> None:
         assert execution.processes == size
         assert execution.threads == max(1, len(os.sched_getaffinity(0)) // size)
         assert execution.precision in decided.accelerator.precisions()
-
-
-def test_the_precision_follows_the_instruction_set() -> None:
-    decided = resolve_defaults(run(execution={"precision": "auto"}), world(1))
-    native = FAST_BF16_INSTRUCTIONS & instructions()
-    assert decided.execution.precision == ("bf16" if native else "fp32")
 
 
 def test_uneven_shares_are_logged_with_their_idle_time(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from monitor.rule_tests import find_alerts, require_promtool, write_rules
+from regauge.cli import main
 from regauge.monitoring.prometheus_settings import AlertThresholds
 from regauge.monitoring.rules.alerts import build_alert_rules
 
@@ -308,3 +309,19 @@ def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
     command = [require_promtool(), "check", "rules", *write_rules(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_damaged_rule_file_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_promtool()
+    folder = tmp_path / "m"
+    assert main(["monitor", "check", str(folder)]) == 2
+    assert "regauge monitor write" in capsys.readouterr().err
+    assert main(["monitor", "write", str(folder)]) == 0
+    assert main(["monitor", "check", str(folder)]) == 0
+    path = folder / "rules" / "alerts.yaml"
+    path.write_text(path.read_text().replace("regauge_rank_alive == 0", "regauge_rank_alive =="))
+    capsys.readouterr()
+    assert main(["monitor", "check", str(folder)]) == 64
+    assert "parse error" in capsys.readouterr().err

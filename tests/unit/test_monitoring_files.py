@@ -178,18 +178,3 @@ def test_targets_are_found_in_runs_and_stages(tmp_path: Path) -> None:
     groups = find_scrape_targets(tmp_path)
     assert [group["targets"] for group in groups] == [[f"10.0.0.{n}:9464"] for n in range(4)]
     assert groups[1]["labels"] == {"node": "10.0.0.1"}
-
-
-def test_a_damaged_rule_file_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "m"
-    assert main(["monitor", "check", str(folder)]) == 2
-    assert "regauge monitor write" in capsys.readouterr().err
-    assert main(["monitor", "write", str(folder)]) == 0
-    assert main(["monitor", "check", str(folder)]) == 0
-    path = folder / "rules" / "alerts.yaml"
-    path.write_text(path.read_text().replace("regauge_rank_alive == 0", "regauge_rank_alive =="))
-    capsys.readouterr()
-    assert main(["monitor", "check", str(folder)]) == 64
-    assert "parse error" in capsys.readouterr().err

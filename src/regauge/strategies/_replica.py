@@ -13,7 +13,6 @@ separate tensors, and their sums are part of the graph of the step.
 
 from __future__ import annotations
 
-import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -23,37 +22,19 @@ from torch import Tensor, nn
 
 from regauge.models.init_weights import materialize
 from regauge.models.tensors import move_module
-from regauge.strategies import MemoryEstimate
 from regauge.strategies._buckets import FlatBucket, GradientBucket, PerParameterBucket
+from regauge.strategies._limits import GRADIENT_BYTES
 from regauge.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
-    from regauge.strategies import ParamSpec, Placement
+    from regauge.strategies import Placement
 
     OwnerOf = Callable[[str], int]
 
-GRADIENT_BYTES = MASTER_BYTES = 4
 NORM_CHUNK_SIZE = 1 << 20
 """Values whose squares are summed at a time; torch's norm of 34 million values is 0.6 % off."""
-
-
-def estimate_memory(
-    weights: Mapping[str, ParamSpec], itemsize: int, owned: Container[str] | None = None
-) -> MemoryEstimate:
-    """Return the memory of a process that updates the weights of the given names, or all."""
-    trained = {name: spec for name, spec in weights.items() if spec.requires_grad}
-    updated_shapes = [
-        spec.shape for name, spec in trained.items() if owned is None or name in owned
-    ]
-    master_bytes = 0 if itemsize == MASTER_BYTES else MASTER_BYTES
-    return MemoryEstimate(
-        weights=itemsize * sum(math.prod(spec.shape) for spec in weights.values()),
-        master_weights=master_bytes * sum(map(math.prod, updated_shapes)),
-        gradients=GRADIENT_BYTES * sum(math.prod(spec.shape) for spec in trained.values()),
-        updated_shapes=tuple(updated_shapes),
-    )
 
 
 class ReplicatedModel:

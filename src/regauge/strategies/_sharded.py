@@ -6,7 +6,6 @@ block in the compute dtype; frozen weights are stored in that dtype. Gradients a
 
 from __future__ import annotations
 
-import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,17 +18,15 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from regauge.models.tensors import bit_sum, local_shard, move_module, set_tensor
-from regauge.strategies import MemoryEstimate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from torch.distributed.device_mesh import DeviceMesh
 
     from regauge.models.init_weights import InitialWeights
-    from regauge.strategies import ParamSpec, Placement
+    from regauge.strategies import Placement
 
-MASTER_BYTES = 4
 SHARD_DIM = "shard"
 """The mesh dimension over which weights are sharded."""
 
@@ -44,27 +41,6 @@ def build_mesh(placement: Placement, shape: tuple[int, ...], names: tuple[str, .
             backend, store=dist.HashStore(), rank=placement.world.rank, world_size=1
         )
     return init_device_mesh(kind, shape, mesh_dim_names=names)
-
-
-def find_obstacle(optimizer: str, *, lazy: bool) -> str | None:
-    """Return why the optimizer or the device cannot use sharded weights, or None."""
-    if lazy:
-        return "torch's fully_shard does not record its gathers on a lazy device"
-    return "torch's Adafactor refuses sharded tensors" if optimizer == "adafactor" else None
-
-
-def estimate_memory(weights: Mapping[str, ParamSpec], shards: int, itemsize: int) -> MemoryEstimate:
-    """Return the memory of a process that holds the largest shard of each weight."""
-    local_shapes = {name: _largest_shard(spec.shape, shards) for name, spec in weights.items()}
-    updated = [local_shapes[name] for name, spec in weights.items() if spec.requires_grad]
-    frozen = [local_shapes[name] for name, spec in weights.items() if not spec.requires_grad]
-    return MemoryEstimate(
-        weights=MASTER_BYTES * sum(map(math.prod, updated))
-        + itemsize * sum(map(math.prod, frozen)),
-        master_weights=0,
-        gradients=MASTER_BYTES * sum(map(math.prod, updated)),
-        updated_shapes=tuple(updated),
-    )
 
 
 class FsdpModel:
@@ -194,11 +170,6 @@ def _materialize_shards(
     totals = torch.stack(sums).to(device)
     dist.all_reduce(totals, group=mesh.get_group(SHARD_DIM))
     weights.bit_sums = dict(zip(names, totals.tolist(), strict=True))
-
-
-def _largest_shard(shape: tuple[int, ...], shards: int) -> tuple[int, ...]:
-    """Return the shape of the largest shard of a weight; a scalar is on every process."""
-    return (-(-shape[0] // shards), *shape[1:]) if shape else shape
 
 
 def _local_rows(weight: Tensor) -> slice:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from regauge.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
+from regauge.strategies._limits import estimate_replica
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,10 +26,8 @@ class Ddp(Strategy):
     def estimate_memory(
         self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
     ) -> MemoryEstimate:
-        from regauge.strategies._replica import estimate_memory
-
         del processes
-        return estimate_memory(weights, itemsize)
+        return estimate_replica(weights, itemsize)
 
     def prepare(self, module: nn.Module, placement: Placement) -> ShardedModel:
         from regauge.strategies._replica import ReplicatedModel

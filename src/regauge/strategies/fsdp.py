@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import field_validator
 
 from regauge.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
+from regauge.strategies._limits import estimate_shards, find_sharding_obstacle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,17 +49,13 @@ class Fsdp(Strategy):
         return value
 
     def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
-        from regauge.strategies._sharded import find_obstacle
-
         del world
-        return find_obstacle(optimizer, lazy=lazy)
+        return find_sharding_obstacle(optimizer, lazy=lazy)
 
     def estimate_memory(
         self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
     ) -> MemoryEstimate:
-        from regauge.strategies._sharded import estimate_memory
-
-        return estimate_memory(weights, processes, itemsize)
+        return estimate_shards(weights, processes, itemsize)
 
     def prepare(self, module: nn.Module, placement: Placement) -> ShardedModel:
         from regauge.strategies._sharded import SHARD_DIM, FsdpModel, build_mesh

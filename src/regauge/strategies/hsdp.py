@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from regauge.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
+from regauge.strategies._limits import estimate_shards, find_sharding_obstacle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,9 +28,7 @@ class Hsdp(Strategy):
     """Processes that share one copy of the model, usually all processes of one machine."""
 
     def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
-        from regauge.strategies._sharded import find_obstacle
-
-        if reason := find_obstacle(optimizer, lazy=lazy):
+        if reason := find_sharding_obstacle(optimizer, lazy=lazy):
             return reason
         if world.size % self.shards or world.size < 2 * self.shards:
             return f"{world.size} processes do not form two or more groups of {self.shards}"
@@ -38,10 +37,8 @@ class Hsdp(Strategy):
     def estimate_memory(
         self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
     ) -> MemoryEstimate:
-        from regauge.strategies._sharded import estimate_memory
-
         del processes
-        return estimate_memory(weights, self.shards, itemsize)
+        return estimate_shards(weights, self.shards, itemsize)
 
     def prepare(self, module: nn.Module, placement: Placement) -> ShardedModel:
         from regauge.strategies._sharded import SHARD_DIM, FsdpModel, build_mesh

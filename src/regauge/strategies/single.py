@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from regauge.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
+from regauge.strategies._limits import estimate_replica
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,10 +30,8 @@ class Single(Strategy):
     def estimate_memory(
         self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
     ) -> MemoryEstimate:
-        from regauge.strategies._replica import estimate_memory
-
         del processes
-        return estimate_memory(weights, itemsize)
+        return estimate_replica(weights, itemsize)
 
     def prepare(self, module: nn.Module, placement: Placement) -> ShardedModel:
         from regauge.strategies._replica import ReplicatedModel

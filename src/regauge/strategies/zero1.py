@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from regauge.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
+from regauge.strategies._limits import estimate_replica
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,8 +31,6 @@ class Zero1(Strategy):
     def estimate_memory(
         self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
     ) -> MemoryEstimate:
-        from regauge.strategies._replica import estimate_memory
-
         sizes = {
             name: math.prod(spec.shape) for name, spec in weights.items() if spec.requires_grad
         }
@@ -41,7 +40,7 @@ class Zero1(Strategy):
             loads[owner] += sizes[name]
         fullest = loads.index(max(loads))
         owned = {name for name, owner in owners.items() if owner == fullest}
-        return estimate_memory(weights, itemsize, owned)
+        return estimate_replica(weights, itemsize, owned)
 
     def prepare(self, module: nn.Module, placement: Placement) -> ShardedModel:
         from regauge.strategies._replica import ReplicatedModel

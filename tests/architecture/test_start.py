@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from distributed import datasets
+from distributed import datasets, runs
+from regauge.config import dump
 
 LARGE = ("torch", "numpy", "transformers", "pyarrow", "matplotlib")
 HELP = "from regauge.cli import main; main(['--help'])"
@@ -40,6 +42,34 @@ def test_the_package_imports_no_verb_and_no_introspection() -> None:
 
 def test_the_files_of_all_verbs_import_nothing_large() -> None:
     assert list_imported(ALL_VERBS, LARGE) == []
+
+
+def test_the_dry_run_of_a_new_bert_imports_no_torch(tmp_path: Path) -> None:
+    """The large packages it imports are those that read the dataset."""
+    assert list_imported(_dry_run(tmp_path, {}), (*LARGE, "scipy", "pandas")) == [
+        "numpy",
+        "pyarrow",
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "fsdp", "hsdp"])
+def test_the_memory_of_a_strategy_needs_no_torch(strategy: str, tmp_path: Path) -> None:
+    changes = {"strategy": {"kind": strategy}, "execution": {"processes": 4}}
+    assert list_imported(_dry_run(tmp_path, changes), ("torch",)) == []
+
+
+def test_the_dry_run_of_other_models_builds_them(tmp_path: Path) -> None:
+    changes = {"model": {"config": {"hidden_act": "relu"}}}
+    assert list_imported(_dry_run(tmp_path, changes), ("torch",)) == ["torch"]
+
+
+def _dry_run(folder: Path, changes: dict[str, Any]) -> str:
+    """Return the code of a dry run of a run file with a small BERT and prepared data."""
+    data = datasets.write_packed(folder / "data")
+    run = runs.settings(folder / "run", data, "mlm", **changes)
+    file = folder / "run.json"
+    file.write_text(json.dumps(dump(run)))
+    return f"from regauge.cli import main; main(['train', {str(file)!r}, '--dry-run'])"
 
 
 def test_the_choice_of_a_device_by_a_supervisor_imports_no_torch() -> None:

@@ -43,7 +43,7 @@ from regauge.models.dropout import CounterDropout, DropoutKeys
 from regauge.training import optimizer as optimizers
 from regauge.training import run as running
 from regauge.training import trainer
-from regauge.training.batch_finder.memory import describe_model
+from regauge.training.batch_finder.model_size import describe_model
 from regauge.training.compile import decision
 from regauge.training.compile.warmup import RecompileMonitor
 from regauge.training.context import RunContext

@@ -26,7 +26,7 @@ from regauge.processes import World
 from regauge.reporting.page import build_report
 from regauge.results.run_folder import read_run_folder
 from regauge.training import dry_run
-from regauge.training.batch_finder.memory import describe_model
+from regauge.training.batch_finder.model_size import describe_model
 from regauge.training.defaults import resolve_defaults
 from regauge.training.export_models import write_models
 from regauge.training.run_setup import Run, set_up

@@ -20,7 +20,7 @@ from regauge import config, processes, verbs
 from regauge.cli import main
 from regauge.config import dump, merge
 from regauge.models.flops import flops_per_token
-from regauge.training.batch_finder.memory import describe_model
+from regauge.training.batch_finder.model_size import describe_model
 from regauge.training.defaults import resolve_defaults
 from regauge.training.optimizer_step import optimizer_step
 from regauge.training.run_setup import set_up

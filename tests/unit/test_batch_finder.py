@@ -26,7 +26,7 @@ from regauge.training.batch_finder.finder import (
     select_sizes,
     usable_sizes,
 )
-from regauge.training.batch_finder.memory import describe_model
+from regauge.training.batch_finder.model_size import describe_model
 from regauge.training.batch_finder.trial import SizeMeasurement
 from regauge.training.defaults import Rank0Decision, resolve_defaults
 from regauge.training.dry_run import plan_run

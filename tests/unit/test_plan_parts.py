@@ -16,13 +16,13 @@ from regauge.artifacts.bucket_times import BucketTime, build_bucket_times
 from regauge.errors import SettingsError
 from regauge.models.settings import Lora, Model
 from regauge.planning import inference_plan
+from regauge.planning.default_sizes import DEFAULT_SIZES
 from regauge.planning.inference_plan import InferenceRequest
 from regauge.planning.machines import find_machine
 from regauge.planning.model_shape import shape_from_config
 from regauge.planning.settings import Price
 from regauge.planning.training_job import Estimate
 from regauge.run_plans import option_search
-from regauge.run_plans.default_sizes import DEFAULT_SIZES
 from regauge.run_plans.run_request import count_trained_fraction, read_request, read_shape
 from regauge.run_plans.target_curve import combine, forecast_target
 from regauge.run_plans.task_plans import judge_memory

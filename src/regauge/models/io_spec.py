@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from regauge.config import Settings
 from regauge.models.settings import Interactions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from regauge.models.architectures import HeadKind
 
 ROWS: Final = "rows"
 LENGTH: Final = "length"
@@ -18,6 +20,14 @@ DEFAULT_CLASS_NAME: Final = "LABEL_"
 OutputKind = Literal["vectors", "classes", "values", "scores", "entities", "text", "tensor"]
 """Output for a record: embedding of a text, class scores, predicted value, score of a candidate,
 entities in a text, generated text, or tensor of a custom module."""
+
+
+class ModelHead(NamedTuple):
+    """The head that a task adds to a transformers model."""
+
+    kind: HeadKind
+    outputs: int = 0
+    """Number of classes."""
 
 
 class TensorSpec(Settings):

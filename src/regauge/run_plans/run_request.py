@@ -17,9 +17,9 @@ from regauge.errors import DataError, SettingsError
 from regauge.json_files import read_json
 from regauge.models.hub import CONFIG, resolve_model
 from regauge.models.settings import Model
+from regauge.planning.default_sizes import DEFAULT_SIZES
 from regauge.planning.model_shape import shape_from_config
 from regauge.planning.training_job import TrainingJob
-from regauge.run_plans.default_sizes import DEFAULT_SIZES
 from regauge.run_plans.prepared_data import DEFAULT_BUCKETS, RowLengths, read_lengths
 from regauge.run_plans.ranking_network import add_ranking_network, read_ranking_network
 from regauge.run_plans.task_texts import READERS, read_task_texts

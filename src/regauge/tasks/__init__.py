@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
-    from regauge.models.io_spec import InputSpec, OutputKind
+    from regauge.models.io_spec import InputSpec, ModelHead, OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
 
@@ -169,6 +169,15 @@ class Task(Choice):
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
         """Build the module to train, in fp32; on the meta device it has no weights."""
         raise NotImplementedError
+
+    def find_head(self, manifest: DatasetManifest) -> ModelHead | None:
+        """Return the head of the transformers model that is all of the module's weights, or None.
+
+        With it a dry run counts the weights without the module. It is ignored if a subclass
+        overrides only `build_module`.
+        """
+        del manifest
+        return None
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the weighted sum of the losses and the sum of the weights, both scalars."""

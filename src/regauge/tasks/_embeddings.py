@@ -12,7 +12,7 @@ from regauge.data.buckets import sum_histograms
 from regauge.errors import SettingsError
 from regauge.log import logger
 from regauge.models import sentence_transformers
-from regauge.models.io_spec import InputSpec
+from regauge.models.io_spec import InputSpec, ModelHead
 from regauge.tasks._fields import (
     TEXT_TOKENS,
     FieldsTask,
@@ -141,6 +141,10 @@ class EmbeddingTask(FieldsTask):
             for name, columns in self.prompt_columns().items()
         }
         return prompts if any(prompts.values()) else {}
+
+    def find_head(self, manifest: DatasetManifest) -> ModelHead | None:
+        del manifest
+        return ModelHead("none")
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> Encoder:
         from regauge.models.architectures import build_model

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from regauge.data.batches import build_dropout_keys, build_position_ids, pad_sequences, take_rows
+from regauge.models.io_spec import ModelHead
 from regauge.tasks import MetricSums, Task
 
 if TYPE_CHECKING:
@@ -101,6 +102,10 @@ class NextTokenTask(TokenTask):
 
     def output_kind(self) -> OutputKind:
         return "text"
+
+    def find_head(self, manifest: DatasetManifest) -> ModelHead | None:
+        del manifest
+        return ModelHead("causal")
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
         from regauge.models.architectures import build_model

@@ -11,7 +11,7 @@ from pydantic import Field, PositiveFloat, model_validator
 from regauge.data.batches import take_rows
 from regauge.data.buckets import joined_text_histogram
 from regauge.errors import DataError, SettingsError
-from regauge.models.io_spec import InputSpec
+from regauge.models.io_spec import InputSpec, ModelHead
 from regauge.tasks import ITEMS, ClassReport, MetricSums, _quality
 from regauge.tasks._classes import MIN_CLASSES, ClassesTask
 from regauge.tasks._fields import (
@@ -226,6 +226,9 @@ class Classify(ClassesTask):
             text_fields=self.text_fields, max_lengths=limits, is_pair=len(self.text_fields) > 1
         )
 
+    def find_head(self, manifest: DatasetManifest) -> ModelHead | None:
+        return ModelHead("classes", self._count_outputs(self.resolve_defaults(manifest).classes))
+
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
         from regauge.models.architectures import ClassHead, build_model
         from regauge.models.modules import Classifier
@@ -233,7 +236,7 @@ class Classify(ClassesTask):
         tokenizer = manifest.tokenizer
         vocab_size, pad_id = tokenizer.vocab_size, tokenizer.pad_token_id
         resolved = self.resolve_defaults(manifest)
-        outputs = 1 if self._is_regression else resolved.classes or MIN_CLASSES
+        outputs = self._count_outputs(resolved.classes)
         head = ClassHead(outputs, resolved.class_names, PROBLEM_TYPES[self.problem_type])
         return Classifier(*build_model(model, "classes", vocab_size, seed, pad_id, class_head=head))
 
@@ -310,6 +313,9 @@ class Classify(ClassesTask):
         if self._is_multi_label:
             return _quality.ClassCounts.count_sets(scores > 0, labels > 0, real)
         return _quality.ClassCounts.count(scores.argmax(1), labels, real, scores.shape[1])
+
+    def _count_outputs(self, classes: int | None) -> int:
+        return 1 if self._is_regression else classes or MIN_CLASSES
 
     @property
     def _is_regression(self) -> bool:

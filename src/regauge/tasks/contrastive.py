@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
+    from regauge.models.io_spec import ModelHead
     from regauge.models.modules import Encoder
     from regauge.models.settings import Model
     from regauge.tasks._negatives import TextGroups
@@ -89,6 +90,9 @@ class Contrastive(EmbeddingTask):
             f"task.negatives_group_size = {group_size} does not divide batch.rows = {num_rows}",
             f"nearest divisors: {', '.join(map(str, sorted(nearest)))}",
         )
+
+    def find_head(self, manifest: DatasetManifest) -> ModelHead | None:
+        return None if self.matryoshka_dims else super().find_head(manifest)
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> Encoder:
         module = super().build_module(model, manifest, seed)

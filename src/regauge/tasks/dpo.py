@@ -10,7 +10,7 @@ from pydantic import Field
 from regauge.data.batches import pad_sequences, take_rows
 from regauge.data.buckets import longest_text_histogram
 from regauge.data.layouts.preferences import ANSWERS, CHOSEN, MASKS
-from regauge.models.io_spec import InputSpec
+from regauge.models.io_spec import InputSpec, ModelHead
 from regauge.tasks import MetricSums
 from regauge.tasks._fields import (
     FieldsTask,
@@ -107,6 +107,10 @@ class Dpo(FieldsTask):
     def input_spec(self, manifest: DatasetManifest) -> InputSpec:
         """Return that a record is one text, a prompt."""
         return InputSpec(max_lengths=(manifest.columns[CHOSEN].max_length,))
+
+    def find_head(self, manifest: DatasetManifest) -> ModelHead | None:
+        del manifest
+        return ModelHead("causal")
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
         from regauge.models.architectures import build_model

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from regauge.data.randomness import hash_keys
 from regauge.errors import SettingsError
+from regauge.models.io_spec import ModelHead
 from regauge.tasks import MetricSums, _pairs
 from regauge.tasks._tokens import NLL, TokenTask
 
@@ -61,6 +62,10 @@ class Mlm(TokenTask):
             raise SettingsError(
                 "the tokenizer has no mask token", "prepare the data with one that has a mask token"
             )
+
+    def find_head(self, manifest: DatasetManifest) -> ModelHead | None:
+        del manifest
+        return ModelHead("pairs" if self.next_sentence else "masked")
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
         from regauge.models.architectures import build_model

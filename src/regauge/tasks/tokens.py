@@ -8,7 +8,7 @@ import numpy as np
 
 from regauge.data.batches import pad_sequences, take_rows
 from regauge.errors import SettingsError
-from regauge.models.io_spec import InputSpec
+from regauge.models.io_spec import InputSpec, ModelHead
 from regauge.tasks import ITEMS, ClassReport, MetricSums, _quality
 from regauge.tasks._classes import MIN_CLASSES, ClassesTask
 from regauge.tasks._entities import TagScheme
@@ -113,6 +113,9 @@ class Tokens(ClassesTask):
     def input_spec(self, manifest: DatasetManifest) -> InputSpec:
         """Return that a record has one text, in any field."""
         return InputSpec(max_lengths=(manifest.columns[self.words].max_length,))
+
+    def find_head(self, manifest: DatasetManifest) -> ModelHead | None:
+        return ModelHead("tokens", self.resolve_defaults(manifest).classes or MIN_CLASSES)
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
         from regauge.models.architectures import ClassHead, build_model

@@ -25,7 +25,8 @@ from regauge.models.tensors import precision_dtype
 from regauge.processes import World
 from regauge.supervision.nodes.topology import resolve_topology
 from regauge.training import run_record
-from regauge.training.batch_finder.memory import count_processes, estimate_bytes, estimate_row_bytes
+from regauge.training.batch_finder.memory import estimate_row_bytes, list_weights
+from regauge.training.batch_finder.model_size import count_processes, estimate_bytes
 from regauge.training.batch_finder.trial import SizeMeasurement, run_trial
 from regauge.training.defaults import (
     Rank0Decision,
@@ -154,8 +155,9 @@ def forecast_memory(settings: TrainSettings, world: World) -> MemoryForecast:
     (config,) = settings.task_configs
     with META:
         module = config.task.build_module(settings.model, dataset.manifest, settings.seed)
-    dtype = precision_dtype(settings.execution.precision)
-    parts = estimate_bytes(settings.optimizer, module, strategy, world.size, dtype)
+    precision = settings.execution.precision
+    weights, optimizer = list_weights(module), settings.optimizer.kind
+    parts = estimate_bytes(optimizer, weights, strategy, world.size, precision)
     is_recomputed = (
         strategy.needs_recompute or settings.execution.activation_checkpointing != "none"
     )
@@ -164,7 +166,7 @@ def forecast_memory(settings: TrainSettings, world: World) -> MemoryForecast:
     return MemoryForecast(
         memory,
         fixed_bytes=sum(parts.values()) + (accelerator.peak_memory_bytes() or 0),
-        bytes_per_row=estimate_row_bytes(settings, dataset, module, dtype),
+        bytes_per_row=estimate_row_bytes(settings, dataset, module, precision_dtype(precision)),
         min_live_rows=local_rows if needs_all_outputs else None,
     )
 

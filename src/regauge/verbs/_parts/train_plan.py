@@ -15,6 +15,7 @@ from regauge.preparation.default_tables import complete_tables
 from regauge.run_plans.job_forecast import forecast_job
 from regauge.supervision.nodes.topology import is_whole_node
 from regauge.training import dry_run, warm_start
+from regauge.training.batch_finder.model_size import describe_model
 from regauge.training.defaults import check_device
 
 if TYPE_CHECKING:
@@ -23,13 +24,11 @@ if TYPE_CHECKING:
 
 
 def plan_training(settings: TrainSettings, dataset_rows: RowsByFolder) -> dict[str, Any]:
-    """Return the plan of a run; torch is imported last, to count the parameters."""
+    """Return the plan of a run; torch is imported last, and only if the model must be built."""
     answer = dry_run.plan_run(settings) | _forecast(settings, dataset_rows)
     if reason := dry_run.find_count_obstacle(settings, dataset_rows):
         return {**answer, "parameters": f"unknown: {reason}"}
     with pause_collection(), hub.local_only():
-        from regauge.training.batch_finder.memory import describe_model
-
         answer |= describe_model(settings, dataset_rows)
         if settings.batch.microbatch_rows == "auto":
             from regauge.training.batch_finder.finder import describe_forecast

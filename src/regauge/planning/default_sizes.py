@@ -77,6 +77,7 @@ DEFAULT_SIZES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "intermediate_size": 11008,
+        "max_position_embeddings": 2048,
         "tie_word_embeddings": False,
     },
     "mistral": {

@@ -1,0 +1,209 @@
+"""Parameters, FLOPs and memory of the model of a run, for `--dry-run`.
+
+Weights, master weights, gradients and moments follow from the strategy. The weights of a model that
+`planning/weight_shapes.py` lists are counted without torch, all others on torch's meta device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from regauge import accelerators
+from regauge.data.dataset import DatasetManifest, TokenizerInfo, read_manifest
+from regauge.data.unprepared import NO_ROWS, expected_fields, find_rows, is_prepared
+from regauge.models.flops import FLOPS_FORMULA, ParameterCounts, compute_flops
+from regauge.planning import weight_shapes
+from regauge.strategies import ParamSpec
+from regauge.supervision.nodes.topology import resolve_topology
+from regauge.training.defaults import count_local_processes, default_strategy
+from regauge.training.optimizers.moments import count_moments
+from regauge.units import GIGA
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from regauge.data.unprepared import RowsByFolder
+    from regauge.models.io_spec import ModelHead
+    from regauge.planning.weight_shapes import ModelWeights
+    from regauge.strategies import Strategy
+    from regauge.tasks import Task
+    from regauge.training.settings import TaskConfig, TrainSettings
+
+BYTES_PER_MOMENT = 4
+HALF_PRECISIONS = ("bf16", "fp16", "fp8")
+"""Precisions whose values have 2 bytes; those of others have 4."""
+
+
+class TaskSize(NamedTuple):
+    """The limit and the FLOPs of the rows of a task."""
+
+    max_tokens: int | None
+    flops_per_token: Callable[[int], float]
+    """Training FLOPs of a token in a row of some length."""
+
+
+class ModelSize(NamedTuple):
+    """The weights of the model of a run."""
+
+    counts: ParameterCounts
+    weights: Mapping[str, ParamSpec]
+    tasks: Mapping[str, TaskSize]
+    """Sizes by the name of the task; a single task has the name `""`."""
+
+
+def describe_model(settings: TrainSettings, described: RowsByFolder = NO_ROWS) -> dict[str, Any]:
+    """Return the parameters of a model, the FLOPs per token, and the memory of each process.
+
+    `described` has the `[rows]` tables of datasets that are not prepared yet. Raises SettingsError
+    if the model cannot be built.
+    """
+    manifests = [_find_manifest(config, described) for config in settings.task_configs]
+    size = count_weights(settings, manifests)
+    if size is None:
+        from regauge.training.batch_finder.memory import measure_module
+
+        size = measure_module(settings, manifests)
+    counts = size.counts
+    description: dict[str, Any] = {
+        "parameters": counts.all,
+        **{f"{name}_parameters": count for name, count in asdict(counts).items() if name != "all"},
+    }
+    for config, manifest in zip(settings.task_configs, manifests, strict=True):
+        if assumption := config.task.find_assumption(manifest):
+            description[f"assumed_{config.name}" if config.name else "assumed"] = assumption
+        task = size.tasks[config.name]
+        length, source = _find_row_length(config, manifest, task.max_tokens)
+        if length is not None:
+            suffix = f"_{config.name}" if config.name else ""
+            description |= {f"row_length{suffix}": length, f"row_length_source{suffix}": source}
+            description[f"flops_per_token{suffix}"] = task.flops_per_token(length)
+            description[f"flops_formula{suffix}"] = f"{FLOPS_FORMULA}; S = {length}"
+    return {**description, **_describe_memory(settings, size.weights)}
+
+
+def count_weights(
+    settings: TrainSettings, manifests: Sequence[DatasetManifest]
+) -> ModelSize | None:
+    """Return the size of a model without torch; None if it must be built to know it."""
+    if len(settings.task_configs) > 1:
+        return None
+    (config,), (manifest,) = settings.task_configs, manifests
+    head = _find_head(config.task, manifest)
+    tokenizer = manifest.tokenizer
+    weights = head and weight_shapes.list_weights(
+        settings.model, head, tokenizer.vocab_size, tokenizer.pad_token_id
+    )
+    return _summarize(weights, config.name) if weights else None
+
+
+def _find_head(task: Task, manifest: DatasetManifest) -> ModelHead | None:
+    """Return the head of a task; None for a class that overrides `build_module` alone."""
+    names = ("find_head", "build_module")
+    head, module = (
+        next(kind for kind in type(task).__mro__ if name in vars(kind)) for name in names
+    )
+    return task.find_head(manifest) if issubclass(head, module) else None
+
+
+def _summarize(weights: ModelWeights, task: str) -> ModelSize:
+    """Return the size of a model whose weights are all trained."""
+    shapes = weights.shapes
+    total = sum(map(math.prod, shapes.values()))
+    blocks = [shape for name, shape in shapes.items() if name.startswith(weights.block_prefix)]
+    matmul = sum(math.prod(shape) for shape in blocks if len(shape) > 1)
+    counts = ParameterCounts(
+        all=total,
+        trained=total,
+        embedding=sum(math.prod(shapes[name]) for name in weights.tables),
+        blocks=sum(map(math.prod, blocks)),
+        matmul=matmul,
+    )
+
+    def count_flops(length: int) -> float:
+        return compute_flops(matmul, matmul, weights.num_blocks * weights.attention_width * length)
+
+    specs = {
+        f"model.{name}": ParamSpec(shape, requires_grad=True) for name, shape in shapes.items()
+    }
+    return ModelSize(counts, specs, {task: TaskSize(weights.max_tokens, count_flops)})
+
+
+def _find_row_length(
+    config: TaskConfig, manifest: DatasetManifest, max_tokens: int | None
+) -> tuple[int | None, str]:
+    """Return the length of the longest row in tokens, and the source of this length."""
+    dataset = config.data.path
+    if not manifest.columns:
+        return max_tokens, f"assumed: the maximum of the model, no [rows] table is for {dataset}"
+    source = "the prepared data" if is_prepared(Path(dataset)) else "[rows] of the run file"
+    return config.task.bucket_lengths(manifest)[-1], source
+
+
+def _find_manifest(config: TaskConfig, described: RowsByFolder) -> DatasetManifest:
+    """Return the manifest of a dataset, or an empty one with a tokenizer that suits every model.
+
+    An empty manifest has the fields of the `[rows]` table, if that has the layout of the task.
+    """
+    if is_prepared(Path(config.data.path)):
+        return read_manifest(Path(config.data.path))
+    empty = hashlib.sha256(b"").hexdigest()
+    facts = TokenizerInfo(
+        sha256=empty,
+        vocab_size=1,
+        pad_token_id=0,
+        mask_token_id=0,
+        sep_token_id=0,
+        special_token_ids=(),
+    )
+    layout, rows = config.task.row_layout(), find_rows(described, config.data.path)
+    fields = expected_fields(rows) if rows and rows.layout == layout else {}
+    return DatasetManifest(layout=layout, columns=fields, splits={}, tokenizer=facts, settings={})
+
+
+def _describe_memory(settings: TrainSettings, weights: Mapping[str, ParamSpec]) -> dict[str, Any]:
+    """Return the memory of the process that holds most, in gigabytes, and the strategy."""
+    size, precision = count_processes(settings), _find_precision(settings)
+    if precision is None:
+        return {"memory_gb_per_process": "unknown: execution.precision depends on the device"}
+    strategy = settings.strategy or default_strategy(size)
+    parts = estimate_bytes(settings.optimizer.kind, weights, strategy, size, precision)
+    parts["total"] = sum(parts.values())
+    gigabytes = {name: round(count / GIGA, 6) for name, count in parts.items()}
+    noun = "process" if size == 1 else "processes"
+    summary = f"{strategy.kind} on {size} {noun}, in {precision}"
+    return {"strategy": summary, "memory_gb_per_process": gigabytes}
+
+
+def estimate_bytes(
+    optimizer: str, weights: Mapping[str, ParamSpec], strategy: Strategy, size: int, precision: str
+) -> dict[str, int]:
+    """Return the bytes of the process that holds most, of `size`; activations are not included."""
+    itemsize = 2 if precision in HALF_PRECISIONS else 4
+    estimate = strategy.estimate_memory(weights, size, itemsize)
+    return {
+        "weights": estimate.weights,
+        "master_weights": estimate.master_weights,
+        "gradients": estimate.gradients,
+        "optimizer_state": BYTES_PER_MOMENT * count_moments(optimizer, estimate.updated_shapes),
+    }
+
+
+def count_processes(settings: TrainSettings) -> int:
+    """Return the number of processes of a run on all of its machines."""
+    execution = settings.execution
+    local_size = count_local_processes(execution.processes, settings.accelerator)
+    topology = resolve_topology(execution.nodes, Path(settings.output.folder))
+    return local_size * (topology.max_nodes if topology else 1)
+
+
+def _find_precision(settings: TrainSettings) -> str | None:
+    """Return the precision of a run; None if it depends on a device that is not available here."""
+    if settings.execution.precision != "auto":
+        return settings.execution.precision
+    accelerator = settings.accelerator or accelerators.choose()[0]
+    return accelerator.precisions()[0] if accelerator.available().fitness else None

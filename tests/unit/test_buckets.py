@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regauge.artifacts.buckets import (
-    LENGTH_STEPS,
     NUM_STATIC_BUCKETS,
     ROWS_MULTIPLE,
     BucketBatch,
@@ -22,6 +21,7 @@ from regauge.artifacts.buckets import (
 )
 from regauge.artifacts.export_settings import BucketSettings
 from regauge.artifacts.manifest import Bucket
+from regauge.data.buckets import LENGTH_STEPS
 
 ROWS = st.integers(1, 40).map(list_halves)
 

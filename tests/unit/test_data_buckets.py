@@ -19,7 +19,6 @@ from regauge.data.batches import (
 from regauge.data.buckets import (
     LENGTH_MULTIPLE,
     choose_bucket_lengths,
-    count_padded_tokens,
     find_bucket_length,
     joined_text_histogram,
     longest_text_histogram,
@@ -27,6 +26,15 @@ from regauge.data.buckets import (
 )
 
 histograms = st.lists(st.integers(0, 30), min_size=1, max_size=49).filter(any).map(tuple)
+
+
+def count_padded_tokens(histogram: tuple[int, ...], bucket_lengths: tuple[int, ...]) -> int:
+    """Return the number of tokens if each text is padded to its bucket length."""
+    return sum(
+        find_bucket_length(length, bucket_lengths) * count
+        for length, count in enumerate(histogram)
+        if count
+    )
 
 
 def find_max_length(histogram: tuple[int, ...]) -> int:

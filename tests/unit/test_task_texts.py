@@ -15,6 +15,7 @@ from distributed import datasets
 from distributed.runs import TASKS as TASK_TABLES
 from distributed.runs import settings as build_settings
 from regauge import choices, config
+from regauge.data.buckets import BatchForm
 from regauge.data.dataset import ColumnInfo, Dataset, DatasetManifest, SplitInfo, TokenizerInfo
 from regauge.errors import SettingsError
 from regauge.models.ranker import RankerShape, RankingHead
@@ -29,6 +30,8 @@ from regauge.run_plans.task_plans import judge_memory, plan_tasks
 from regauge.run_plans.task_texts import READERS, read_task_texts
 from regauge.training import dry_run
 from regauge.training.task_runtime import build_module
+
+FORM = BatchForm(rows=16, microbatch_rows=16, has_any_shape=False)
 
 CANDIDATES = 5
 TASKS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -118,7 +121,7 @@ def test_rows_are_those_of_the_task(
     manifest = write_manifest(tmp_path / "data", kind, table, counts)
     task = config.build(choices.load("tasks", kind), table)
     texts = read_task_texts({"kind": kind, **table})
-    lengths = read_lengths(tmp_path / "data", texts, getattr(task, "max_buckets", 4))
+    lengths = read_lengths(tmp_path / "data", texts, FORM, getattr(task, "max_buckets", 4))
     assert lengths is not None
     assert lengths.shapes == task.bucket_lengths(manifest)
     assert lengths.sequences_per_row == task.sequences_per_row(manifest)
@@ -132,7 +135,7 @@ def test_missing_candidates_are_padding(tmp_path: Path) -> None:
     query, document = [0] * 10 + [4000], [0] * 20 + [4000]
     table = {"kind": "rank"}
     write_manifest(tmp_path / "data", "rank", table, [query, document])
-    lengths = read_lengths(tmp_path / "data", read_task_texts(table))
+    lengths = read_lengths(tmp_path / "data", read_task_texts(table), FORM)
     assert lengths is not None
     assert lengths.sequences_per_row == 1 + CANDIDATES
     assert lengths.length == pytest.approx(24, abs=0.01)
@@ -143,7 +146,7 @@ def test_a_field_that_the_data_lacks_is_refused(tmp_path: Path) -> None:
     write_manifest(tmp_path / "data", "contrastive", {}, [[0, 1]])
     texts = read_task_texts({"kind": "contrastive", "document": "documnt"})
     with pytest.raises(SettingsError, match=r"no text field 'documnt'; did you mean 'document'"):
-        read_lengths(tmp_path / "data", texts)
+        read_lengths(tmp_path / "data", texts, FORM)
 
 
 @pytest.mark.parametrize(

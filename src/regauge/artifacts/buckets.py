@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from regauge.artifacts.manifest import Bucket
+from regauge.data.buckets import list_fine_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from regauge.artifacts.artifact import Artifact
     from regauge.artifacts.export_settings import BucketSettings
 
-LENGTH_STEPS = ((32, 2), (64, 4), (128, 8), (256, 16), (512, 32), (1 << 30, 64))
-"""Distance between the lengths of two buckets of a dynamic graph, up to a length."""
 BATCH_OVERHEAD_ROWS = 2
 """Fixed cost of a batch, in rows that take about the same time."""
 HOST_BATCH_TOKENS, DEVICE_BATCH_TOKENS = 2048, 4096
@@ -30,8 +29,6 @@ NUM_STATIC_BUCKETS = 6
 """Buckets if each is a graph of its own: lengths halve from the longest down."""
 SAMPLED_ROWS = 8
 """Rows of a batch of drawn texts."""
-MIN_LENGTH = 4
-"""Length of the first bucket of a dynamic graph."""
 ROWS_MULTIPLE = 8
 """Batch sizes above this number are multiples of it."""
 
@@ -219,7 +216,7 @@ def build_buckets(
     `resolve_buckets`.
     """
     lengths = settings.lengths or (
-        _dynamic_lengths(max_length) if has_dynamic_shapes else _static_lengths(max_length)
+        list_fine_lengths(max_length) if has_dynamic_shapes else _static_lengths(max_length)
     )
     lengths = sorted({min(length, max_length) for length in lengths} | {max_length})
     max_rows = {length: _max_rows(settings, length) for length in lengths}
@@ -250,14 +247,6 @@ def spread_buckets(buckets: Sequence[Bucket], count: int) -> list[Bucket]:
     targets = np.linspace(lengths[0], lengths[-1], count)
     nearest = {int(np.abs(lengths - target).argmin()) for target in targets}
     return [buckets[index] for index in sorted(nearest)]
-
-
-def _dynamic_lengths(max_length: int) -> list[int]:
-    lengths, length = [], MIN_LENGTH
-    while length < max_length:
-        lengths.append(length)
-        length += next(step for limit, step in LENGTH_STEPS if length < limit)
-    return lengths
 
 
 def _static_lengths(max_length: int) -> list[int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regauge.data.buckets import cut_by_length
 from regauge.data.randomness import hash_keys
 from regauge.data.row_order import PADDING
 
@@ -50,6 +51,23 @@ class MicrobatchPlan:
     """Index of each text in the global batch, [batch]."""
     length: int
     """Padded length of every text, in tokens."""
+    num_tokens: np.ndarray | None = None
+    """Tokens of each text in falling order, [batch]; None if all texts are long."""
+
+    def cut_by_length(self, bucket_lengths: Sequence[int]) -> list[MicrobatchPlan]:
+        """Return plans of fewer texts that are padded less; a plan without `num_tokens` is kept."""
+        if self.num_tokens is None:
+            return [self]
+        return [
+            MicrobatchPlan(
+                self.row_numbers[start:end],
+                self.text_numbers[start:end],
+                self.slots[start:end],
+                length,
+                self.num_tokens[start:end],
+            )
+            for start, end, length in cut_by_length(self.num_tokens.tolist(), bucket_lengths)
+        ]
 
     def build_empty(self, length: int) -> MicrobatchPlan:
         """Return a plan of the same batch size without any row; all its weights are 0."""

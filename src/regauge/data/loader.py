@@ -1,8 +1,9 @@
 """Loads the batches of one process: a step number in, arrays out, built in advance by threads.
 
-A global batch is split into the same microbatches for every world size. Rank r of n processes takes
-microbatches r, r + n, …. A rank with fewer microbatches than the others adds an empty one, so that
-all ranks join every collective.
+A global batch is split into the same microbatches for every world size. If batches may have any
+shape, microbatches are cut where texts get shorter, so that they have little padding. Rank r of n
+processes takes microbatches r, r + n, …. A rank with fewer microbatches than the others adds an
+empty one, so that all ranks join every collective.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
+from regauge.data.buckets import list_fine_lengths
 from regauge.data.dataset import ExtendedRows
 from regauge.data.row_order import PADDING
 
@@ -103,6 +105,12 @@ class BatchLoader:
         self._bucket_lengths = bucket_lengths
         self._share = share
         self._seed = seed
+        self._fine_lengths: list[int] | None = None
+
+    def allow_any_shape(self) -> None:
+        """Cut later training batches by length, because no shape needs a graph of its own."""
+        longest = self._bucket_lengths[-1]
+        self._fine_lengths = [*list_fine_lengths(longest), longest]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -116,6 +124,8 @@ class BatchLoader:
         plans = self._collator.split_batch(
             self._rows, row_numbers, self._microbatch_rows, self._bucket_lengths
         )
+        if self._fine_lengths is not None:
+            plans = [part for plan in plans for part in plan.cut_by_length(self._fine_lengths)]
         key = RandomKey(self._seed, epoch, step)
         return [
             self._collator.build_batch(self._rows, plan, key, self._config)

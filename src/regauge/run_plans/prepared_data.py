@@ -15,7 +15,7 @@ from pydantic import Field
 from regauge.choices import did_you_mean
 from regauge.data.buckets import (
     choose_bucket_lengths,
-    count_padded_tokens,
+    count_batch_tokens,
     joined_text_histogram,
     longest_text_histogram,
     sum_histograms,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from regauge.data.buckets import BatchForm
     from regauge.run_plans.task_texts import TaskTexts
 
 MANIFEST = "manifest.json"
@@ -81,9 +82,11 @@ class _ManifestShape(DocumentShape):
 
 
 def read_lengths(
-    folder: Path, texts: TaskTexts, max_buckets: int = DEFAULT_BUCKETS
+    folder: Path, texts: TaskTexts, form: BatchForm, max_buckets: int = DEFAULT_BUCKETS
 ) -> RowLengths | None:
     """Return the lengths of the rows that a task trains on; None without prepared data.
+
+    `form` is how its global batch is split, which decides the padding.
 
     Raises DataError if the manifest is damaged, or if it has no training rows or no lengths of
     texts, and SettingsError if a field of the task is no text field of the data.
@@ -116,7 +119,7 @@ def read_lengths(
         return RowLengths(longest, longest, real, (longest,), **common)
     if not any(any(columns[name].lengths.get(TRAIN, ())) for name in texts.all_fields):
         raise DataError(f"the manifest in {folder} has no lengths of texts", REMEDY)
-    return _measure(columns, texts, split.rows, max_buckets, common)
+    return _measure(columns, texts, split.rows, (form, max_buckets), common)
 
 
 def read_histogram(folder: Path) -> Sequence[int]:
@@ -140,19 +143,22 @@ def _measure(
     columns: Mapping[str, _ColumnShape],
     texts: TaskTexts,
     rows: int,
-    max_buckets: int,
+    batches: tuple[BatchForm, int],
     common: Mapping[str, Any],
 ) -> RowLengths:
     """Return the lengths of rows that are padded to a few lengths.
 
-    All splits decide the lengths, as in training. The training texts decide the padding.
+    All splits decide the lengths, as in training. The training texts decide the padding. `batches`
+    are the form of a batch and the maximum number of lengths.
     """
+    form, max_buckets = batches
     fields = [columns[name] for name in texts.all_fields]
     everything = [sum_histograms(column.lengths.values()) for column in fields]
     trained = [column.lengths.get(TRAIN, []) for column in fields]
     shapes = choose_bucket_lengths(_combine(everything, texts), max_buckets)
     histogram = _combine(trained, texts)
-    length = count_padded_tokens(histogram, shapes) / max(sum(histogram), 1)
+    texts_per_row = len(texts.all_fields) if texts.padding == "separate" else 1
+    length = count_batch_tokens(histogram, shapes, form, texts_per_row)
     candidates = [columns[name].max_group_size for name in texts.candidate_fields]
     sequences = texts.count_sequences(max(candidates, default=1))
     tokens = sum(size * count for counts in trained for size, count in enumerate(counts))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge import choices, config
 from regauge.config import Settings
+from regauge.data.buckets import BatchForm
 from regauge.data.settings import DataSettings
 from regauge.errors import DataError, SettingsError
 from regauge.json_files import read_json
@@ -244,10 +245,16 @@ def _read_lengths(
 ) -> tuple[RowLengths, list[str]]:
     """Return the lengths of the prepared rows, or else the limits of the settings with a note."""
     path = run.data.path if run.data else None
-    if path and (lengths := read_lengths(Path(path).expanduser(), texts, max_buckets)):
+    rows, microbatch_rows = run.batch.rows, run.batch.microbatch_rows
+    form = BatchForm(
+        rows,
+        rows if microbatch_rows == "auto" else microbatch_rows,
+        has_any_shape=run.execution.compile == "off",
+    )
+    if path and (lengths := read_lengths(Path(path).expanduser(), texts, form, max_buckets)):
         return lengths, []
-    rows = tables.get("rows")
-    table = rows if isinstance(rows, dict) else {}
+    declared_rows = tables.get("rows")
+    table = declared_rows if isinstance(declared_rows, dict) else {}
     fields = table.get("fields") or {}
     limits = [size for name, size in fields.items() if name in texts.all_fields]
     limits = [size for size in limits if isinstance(size, int)]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
+    from regauge.data.buckets import BatchForm
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
     from regauge.models.io_spec import InputSpec, ModelHead, OutputKind
@@ -134,8 +135,9 @@ class Task(Choice):
         """Return the lengths in tokens that batches are padded to, in rising order."""
         return (manifest.columns["tokens"].max_length,)
 
-    def real_token_fraction(self, manifest: DatasetManifest) -> float:
+    def real_token_fraction(self, manifest: DatasetManifest, form: BatchForm) -> float:
         """Return the expected share of tokens that are not padding, over all batches."""
+        del form
         return manifest.real_token_fraction
 
     def slots_per_row(self) -> int:

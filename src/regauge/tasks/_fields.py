@@ -11,8 +11,8 @@ from regauge.choices import did_you_mean
 from regauge.data.batches import MicrobatchPlan, build_dropout_keys, pad_sequences
 from regauge.data.buckets import (
     choose_bucket_lengths,
+    count_batch_tokens,
     find_bucket_length,
-    real_token_fraction,
     sum_histograms,
 )
 from regauge.errors import DataError, SettingsError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from regauge.data.batches import Arrays, RandomKey
+    from regauge.data.buckets import BatchForm
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
 
@@ -74,9 +75,12 @@ class FieldsTask(Task):
         """Return the lengths that cause the least padding over all texts."""
         return choose_bucket_lengths(self.length_histogram(manifest), self.max_buckets)
 
-    def real_token_fraction(self, manifest: DatasetManifest) -> float:
-        """Return the share of real tokens if every text is padded to its own bucket length."""
-        return real_token_fraction(self.length_histogram(manifest), self.bucket_lengths(manifest))
+    def real_token_fraction(self, manifest: DatasetManifest, form: BatchForm) -> float:
+        histogram = self.length_histogram(manifest)
+        tokens = sum(length * count for length, count in enumerate(histogram))
+        lengths, texts = self.bucket_lengths(manifest), self.slots_per_row()
+        padded = count_batch_tokens(histogram, lengths, form, texts)
+        return tokens / max(padded * sum(histogram), 1)
 
     def split_batch(
         self,
@@ -98,7 +102,8 @@ class FieldsTask(Task):
         for slots in longest_first.reshape(-1, count * microbatch_rows):
             texts, indices = np.divmod(slots, len(row_numbers))
             length = find_bucket_length(int(lengths[slots].max()), bucket_lengths)
-            plans.append(MicrobatchPlan(row_numbers[indices], texts, slots, length))
+            num_tokens = lengths[slots]
+            plans.append(MicrobatchPlan(row_numbers[indices], texts, slots, length, num_tokens))
         return plans
 
     def build_batch(
@@ -114,13 +119,20 @@ def plan_sorted_rows(
     lengths: np.ndarray,  # [global batch]
     microbatch_rows: int,
     bucket_lengths: tuple[int, ...],
+    *,
+    can_cut: bool = True,
 ) -> list[MicrobatchPlan]:
-    """Sort whole rows by the length of their longest text, and split them into microbatches."""
+    """Sort whole rows by the length of their longest text, and split them into microbatches.
+
+    With `can_cut`, these may be cut further by length.
+    """
     longest_first = np.argsort(-lengths, kind="stable")
     plans = []
     for slots in longest_first.reshape(-1, microbatch_rows):
         length = find_bucket_length(int(lengths[slots].max()), bucket_lengths)
-        plans.append(MicrobatchPlan(row_numbers[slots], np.zeros_like(slots), slots, length))
+        numbers, texts = row_numbers[slots], np.zeros_like(slots)
+        num_tokens = lengths[slots] if can_cut else None
+        plans.append(MicrobatchPlan(numbers, texts, slots, length, num_tokens))
     return plans
 
 

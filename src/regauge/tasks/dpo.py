@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
+    from regauge.data.buckets import BatchForm
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
     from regauge.models.io_spec import OutputKind
@@ -57,6 +58,9 @@ class Dpo(FieldsTask):
         """
         return longest_text_histogram([field_histogram(manifest, name) for name in ANSWERS])
 
+    def real_token_fraction(self, manifest: DatasetManifest, form: BatchForm) -> float:
+        return super().real_token_fraction(manifest, form._replace(has_any_shape=False))
+
     def sequences_per_row(self, manifest: DatasetManifest) -> int:
         del manifest
         return len(ANSWERS)
@@ -73,7 +77,10 @@ class Dpo(FieldsTask):
             0 if row is None else max(len(row[name]) for name in ANSWERS)
             for row in take_rows(rows, row_numbers)
         ]
-        return plan_sorted_rows(row_numbers, np.array(lengths), microbatch_rows, bucket_lengths)
+        # The reference log-probabilities come from batches of the declared shapes.
+        return plan_sorted_rows(
+            row_numbers, np.array(lengths), microbatch_rows, bucket_lengths, can_cut=False
+        )
 
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig

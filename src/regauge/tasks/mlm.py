@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
+    from regauge.data.buckets import BatchForm
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
     from regauge.models.io_spec import InputSpec
@@ -44,10 +45,10 @@ class Mlm(TokenTask):
             return (_pairs.max_row_tokens(manifest),)
         return super().bucket_lengths(manifest)
 
-    def real_token_fraction(self, manifest: DatasetManifest) -> float:
+    def real_token_fraction(self, manifest: DatasetManifest, form: BatchForm) -> float:
         if self.next_sentence:
             return _pairs.real_token_fraction(manifest)
-        return super().real_token_fraction(manifest)
+        return super().real_token_fraction(manifest, form)
 
     def input_spec(self, manifest: DatasetManifest) -> InputSpec:
         from regauge.models.io_spec import InputSpec

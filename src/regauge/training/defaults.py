@@ -75,9 +75,14 @@ def resolve_defaults(
     return settings.model_copy(update=resolved)
 
 
+def find_accelerator(settings: TrainSettings) -> Accelerator:
+    """Return the accelerator of a run: the requested one, or else the fittest one."""
+    return settings.accelerator or accelerators.choose()[0]
+
+
 def check_device(settings: TrainSettings) -> None:
     """Raise SettingsError if this machine cannot run the accelerator, precision or strategy."""
-    accelerator = settings.accelerator or accelerators.choose()[0]
+    accelerator = find_accelerator(settings)
     accelerators.check_available(accelerator)
     check_precision(accelerator, settings.execution.precision)
     if accelerator.is_lazy:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import processes
 from regauge.data import tokenizer
+from regauge.data.buckets import BatchForm
 from regauge.data.dataset import MANIFEST
 from regauge.data.unprepared import NO_ROWS, find_rows, is_prepared
 from regauge.errors import SettingsError, find_refusal
@@ -18,7 +19,7 @@ from regauge.models.hub import local_only, resolve_model
 from regauge.planning.catalog import find_price
 from regauge.supervision.nodes.topology import resolve_topology
 from regauge.training import run_record, task_schedule, warm_start
-from regauge.training.defaults import check_device, check_world_size
+from regauge.training.defaults import check_device, check_world_size, find_accelerator
 from regauge.training.optimizers.optimizer_defaults import describe_optimizer, resolve_optimizer
 from regauge.wording import format_count
 
@@ -68,7 +69,9 @@ def plan_run(settings: TrainSettings) -> dict[str, Any]:
         **plan,
         "steps": settings.stop.total_steps(steps_per_epoch),
         "steps_per_epoch": steps_per_epoch,
-        **_merge_by_task(configs, [_describe_rows(config, manifest) for config, manifest in pairs]),
+        **_merge_by_task(
+            configs, [_describe_rows(settings, config, manifest) for config, manifest in pairs]
+        ),
         **({} if "error" in plan else refusal),
     }
 
@@ -132,7 +135,9 @@ def _describe_config(config: TaskConfig) -> dict[str, Any]:
     }
 
 
-def _describe_rows(config: TaskConfig, manifest: DatasetManifest) -> dict[str, Any]:
+def _describe_rows(
+    settings: TrainSettings, config: TaskConfig, manifest: DatasetManifest
+) -> dict[str, Any]:
     per_row = config.task.sequences_per_row(manifest)
     if config.batch.microbatch_rows == "auto":
         sequences = f"(microbatch_rows x {per_row})"
@@ -144,7 +149,30 @@ def _describe_rows(config: TaskConfig, manifest: DatasetManifest) -> dict[str, A
         "batch_shapes": [
             f"{sequences} x {length}" for length in config.task.bucket_lengths(manifest)
         ],
-        "real_token_fraction": round(config.task.real_token_fraction(manifest), 4),
+        **_describe_padding(settings, config, manifest),
+    }
+
+
+def _describe_padding(
+    settings: TrainSettings, config: TaskConfig, manifest: DatasetManifest
+) -> dict[str, float]:
+    """Return the share of real tokens, and that of a compiled run if this is decided later."""
+    accelerator = find_accelerator(settings)
+    batch, compile_mode = config.batch, settings.execution.compile
+    microbatch_rows = batch.rows if batch.microbatch_rows == "auto" else batch.microbatch
+
+    def estimate(*, has_any_shape: bool) -> float:
+        form = BatchForm(batch.rows, microbatch_rows, has_any_shape)
+        return round(config.task.real_token_fraction(manifest, form), 4)
+
+    compiled = estimate(has_any_shape=False)
+    if not accelerator.has_dynamic_shapes or compile_mode == "blocks":
+        return {"real_token_fraction": compiled}
+    uncompiled = estimate(has_any_shape=True)
+    is_undecided = compile_mode == "auto" and compiled != uncompiled
+    return {
+        "real_token_fraction": uncompiled,
+        **({"real_token_fraction_if_compiled": compiled} if is_undecided else {}),
     }
 
 

@@ -16,7 +16,7 @@ from architecture.layers import (
     is_settings,
     layer_of,
 )
-from architecture.tree import CHOICES, Source, imports, sources
+from architecture.tree import OPTION_PACKAGES, Source, imports, sources
 
 MAX_MODULES = 25
 """Modules in one folder, without its `__init__.py`."""
@@ -35,12 +35,6 @@ IMPORT_BUDGETS = {
     "regauge/artifacts/programs.py": 13,
 }
 """Files that import more; their numbers only fall."""
-OPTIONS = {f"regauge.{name}" for name in CHOICES} | {
-    "regauge.data.sources",
-    "regauge.data.layouts",
-    "regauge.prediction.executors",
-}
-"""Packages in which every file is one option; files and folders with an underscore are shared."""
 
 
 def violations(source: Source) -> list[str]:
@@ -72,7 +66,7 @@ def _reason(module: str, target: str) -> str:
         return ""
     if folder == "regauge.verbs":
         return "verbs never import each other"
-    if folder not in OPTIONS:
+    if folder not in OPTION_PACKAGES:
         return ""
     if option.startswith("_") and not option.startswith("__"):
         return "a shared part must not import the options that use it"
@@ -81,7 +75,7 @@ def _reason(module: str, target: str) -> str:
 
 def _option(module: str) -> tuple[str, str]:
     """Return the folder of options of a module, and the option or shared part there."""
-    for folder in sorted({*OPTIONS, "regauge.verbs"}, key=len, reverse=True):
+    for folder in sorted({*OPTION_PACKAGES, "regauge.verbs"}, key=len, reverse=True):
         if module.startswith(f"{folder}."):
             return folder, module.removeprefix(f"{folder}.").partition(".")[0]
     folder, _, name = module.rpartition(".")

@@ -13,6 +13,12 @@ SOURCE = ROOT / "src"
 
 CHOICES = ("accelerators", "strategies", "tasks", "backends", "launchers", "trackers")
 """Folders in which every file is one option."""
+OPTION_PACKAGES = {f"regauge.{name}" for name in CHOICES} | {
+    "regauge.data.sources",
+    "regauge.data.layouts",
+    "regauge.prediction.executors",
+}
+"""Packages in which every file is one option; files and folders with an underscore are shared."""
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,14 @@
 # test-peers: outputs of tiny models of many architectures equal those of transformers and sentence-transformers
 # test-docs: the code blocks of README and docs · test-all: every test
 # docs: the documentation site, with its links checked · check: style and types
+# ab: speed of the defaults compared with a commit: make ab BASE=main [NEW=commit] [ONLY="help serve"] [JSON=file]
 # bench, bench-quick: speed compared with peers, checkpoints, startup, scaling and overhead
 # Each target first creates .venv, and again if its packages have changed.
 
 PYTHON ?= python3
 BIN := .venv/bin
 FAULTS ?= full or not full
+BASE ?= HEAD
 INSTALLED := .venv/.installed
 COMPARED := .venv/.compared
 DOCUMENTED := .venv/.documented
@@ -25,7 +27,7 @@ export PYTHONDONTWRITEBYTECODE :=
 XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/regauge/xla
 NEXT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/regauge/next
 
-.PHONY: demo test test-all test-launch test-serve test-monitor test-peers test-xla test-next test-simulated environment-xla environment-next test-faults test-rest test-docs docs check bench bench-quick
+.PHONY: demo test test-all test-launch test-serve test-monitor test-peers test-xla test-next test-simulated environment-xla environment-next test-faults test-rest test-docs docs check ab bench bench-quick
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -93,6 +95,10 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Error 1: slower; 2: not measured; 3: the base cannot run.
+ab: $(INSTALLED)
+	$(BIN)/python benchmarks/ab.py $(BASE) $(NEW:%=--new %) $(if $(ONLY),--only $(ONLY)) $(JSON:%=--json %)
 
 # `bench-quick` has fewer repeats; both rewrite benchmarks/results.
 bench bench-quick: $(COMPARED)

@@ -24,6 +24,7 @@ from end_to_end.predicting import EAGER, QUICK, export_run, random_texts, train_
 from regauge import processes
 from regauge.accelerators.cpu import Cpu
 from regauge.artifacts.artifact import open_artifact
+from regauge.backends.eager import EagerBackend
 from regauge.cli import main
 from regauge.config import merge, parse_choice
 from regauge.errors import DataError, SettingsError
@@ -484,6 +485,22 @@ def test_the_reason_against_each_other_candidate_is_recorded(
     assert re.fullmatch(r"quality loss .* > 1e-09", benchmark["candidates"][0]["lost"])
     assert (parity["precision"], parity["quality_loss"]) == ("fp32", 0)
     assert manifest["compiled"]["precision"] == "fp32"
+
+
+def test_a_shared_payload_that_fails_has_the_same_error_for_each_precision(
+    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    def fail(*arguments: Any) -> None:
+        (arguments[-1] / "unfinished").touch()
+        raise ValueError("no layer is accurate enough")
+
+    monkeypatch.setattr(EagerBackend, "shares_payload", True)
+    monkeypatch.setattr(EagerBackend, "export", fail)
+    options = [*EAGER, 'candidates.precisions=["fp32","bf16"]']
+    assert main(["export", str(encoder), "--to", str(tmp_path / "artifact"), *options]) == 64
+    failures = [line for line in capsys.readouterr().err.splitlines() if "failed: " in line]
+    assert len(failures) == 2
+    assert all(line.endswith("failed: no layer is accurate enough") for line in failures)
 
 
 def test_a_fast_export_has_one_candidate_with_its_evidence(

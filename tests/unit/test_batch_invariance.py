@@ -7,7 +7,11 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from regauge.artifacts.batch_invariance import InvariantBuckets, check_batch_invariance
+from regauge.artifacts.batch_invariance import (
+    NUM_SPREAD_LENGTHS,
+    InvariantBuckets,
+    check_batch_invariance,
+)
 from regauge.artifacts.buckets import list_halves
 from regauge.artifacts.manifest import Bucket
 from regauge.artifacts.records import TextRecords
@@ -132,3 +136,41 @@ def test_texts_have_the_lengths_of_their_bucket() -> None:
 
     check_batch_invariance(CountingRunner(), BUCKETS, record_request)
     assert requests == [(16, 1, 4), (12, 5, 8), (1, 9, 20)]
+
+
+MANY = tuple(Bucket(length=length, batch_sizes=(4, 2, 1)) for length in range(4, 28, 2))
+
+
+def lengths_of(runner: CountingRunner) -> set[int]:
+    return {length for _, length in runner.shapes}
+
+
+def test_of_many_lengths_some_are_checked_with_all_their_batch_sizes() -> None:
+    runner = CountingRunner()
+    result = check(runner, MANY)
+    assert result is not None
+    assert result.buckets == MANY
+    checked = lengths_of(runner)
+    assert {MANY[0].length, MANY[-1].length} <= checked
+    assert len(checked) <= NUM_SPREAD_LENGTHS < len(MANY)
+    assert set(runner.shapes) == {(rows, length) for length in checked for rows in (4, 2, 1)}
+    assert result.num_texts == 4 * len(checked)
+
+
+def test_all_lengths_are_checked_if_a_size_of_one_differs() -> None:
+    inner = next(bucket.length for bucket in MANY if bucket.length not in first_lengths())
+    runner = SizeDependentRunner((1, MANY[-1].length), (2, inner))
+    result = check(runner, MANY)
+    assert result is not None
+    assert lengths_of(runner) == {bucket.length for bucket in MANY}
+    sizes = {bucket.length: bucket.batch_sizes for bucket in result.buckets}
+    expected = {bucket.length: bucket.batch_sizes for bucket in MANY}
+    assert sizes == expected | {MANY[-1].length: (4, 2), inner: (4, 1)}
+    assert result.num_texts == 4 * len(MANY)
+
+
+def first_lengths() -> set[int]:
+    """Return the lengths that are checked first."""
+    runner = CountingRunner()
+    check(runner, MANY)
+    return lengths_of(runner)

@@ -103,6 +103,15 @@ def test_a_precision_that_is_not_faster_is_tried_only_if_it_is_named(spec: Progr
         assert [item.precision for item in candidates] == expected
 
 
+def test_machine_code_is_compiled_for_each_number_of_threads(spec: ProgramSpec) -> None:
+    """The compiler writes the number of threads into the code."""
+    settings = config.build(
+        Candidates, {"backends": ["inductor"], "threads": [1, 2], "precisions": ["fp32"]}, (), "it"
+    )
+    candidates = list_candidates(settings, Bf16Cpu(), spec).candidates
+    assert len({item.payload_key for item in candidates}) == 2
+
+
 def test_candidates_of_a_graph_share_it_for_all_precisions(spec: ProgramSpec) -> None:
     candidates = list_candidates(Candidates(), Bf16Cpu(), spec).candidates
     keys = {item.payload_key for item in candidates if item.backend.kind == "openvino"}

@@ -26,6 +26,7 @@ from regauge.backends import (
     list_usable,
 )
 from regauge.errors import SettingsError, first_line
+from regauge.files import stage_output
 from regauge.models.inference_modules import cast_program, named_tensors
 from regauge.models.tensors import precision_dtype
 from regauge.processes import available_threads
@@ -77,8 +78,9 @@ class Candidate:
     @property
     def payload_key(self) -> tuple[Any, ...]:
         """The fields that determine the payload; candidates with equal fields share it."""
-        precision = None if self.backend.shares_payload else self.precision
-        return self.backend, self.quantization, precision
+        if self.backend.shares_payload:
+            return self.backend, self.quantization
+        return *self.group, self.precision
 
     @property
     def description(self) -> dict[str, Any]:
@@ -307,8 +309,9 @@ def build_candidate(context: ExportContext, candidate: Candidate, folder: Path) 
         context.calibration,
     )
     if not folder.exists():
-        folder.mkdir(parents=True)
-        backend.export(job, execution_context, folder)
+        with stage_output(folder) as staging:
+            staging.mkdir()
+            backend.export(job, execution_context, staging)
     payload = Payload(
         folder, spec.inputs, shapes, candidate.precision, lambda: weights, lambda: program
     )

@@ -117,7 +117,7 @@ class Backend(Choice):
     compiles_in_seconds: ClassVar[bool] = False
     """Whether a small model is compiled within seconds, because no machine code is written."""
     shares_payload: ClassVar[bool] = False
-    """Whether all precisions load the same payload, since the precision is chosen at load time."""
+    """Whether the precision and the threads are chosen when a payload is loaded."""
     packages: ClassVar[tuple[str, ...]] = ("torch",)
     """Distributions whose versions determine the payload."""
 

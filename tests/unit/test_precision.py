@@ -13,7 +13,7 @@ from regauge.accelerators import _matmul_rates, cpu
 from regauge.accelerators.cpu import Cpu
 from regauge.errors import SettingsError, TransientError
 from regauge.processes import World
-from regauge.training.defaults import resolve_defaults, resolve_precision
+from regauge.training.defaults import check_precision, resolve_defaults, resolve_precision
 from regauge.training.run_setup import NO_SUPERVISOR
 from regauge.training.settings import TrainSettings
 
@@ -129,6 +129,16 @@ def test_only_a_cpu_with_bf16_instructions_is_measured(
     monkeypatch.setattr(cpu, "_find_rates", lambda: {"bf16": 5.0, "fp32": 2.0})
     assert Cpu().precision_speeds() == ({"bf16": 2.5, "fp32": 1.0} if is_measured else {})
     assert Cpu().precisions()[0] == ("bf16" if is_measured else "fp32")
+
+
+def test_a_requested_precision_is_checked_without_a_measurement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A dry run would import torch for it."""
+    monkeypatch.setattr(cpu, "instructions", lambda: frozenset({"avx512_bf16"}))
+    monkeypatch.setattr(cpu, "_find_rates", lambda: pytest.fail("it is measured"))
+    for precision in ("fp32", "bf16"):
+        assert check_precision(Cpu(), precision) == precision
 
 
 def test_rates_are_measured_once_for_a_processor_and_a_version_of_torch(

@@ -157,6 +157,10 @@ class Accelerator(Choice):
         """Return the supported precisions; the fastest one that trains safely comes first."""
         raise NotImplementedError
 
+    def supports(self, precision: str) -> bool:
+        """Return whether the device computes in a precision; nothing is measured."""
+        return precision in self.precisions()
+
     def fp8_obstacle(self) -> str | None:
         """Return the reason why the device does not train in fp8, or None."""
         return "fp8 needs an NVIDIA GPU of compute capability 9.0 or later (Hopper)"

@@ -80,11 +80,12 @@ def measure_rates(floors: Rates) -> Rates:
 
     products = {precision: _build_product(dtype) for precision, dtype in DTYPES.items()}
     shortest = dict.fromkeys(DTYPES, math.inf)
+    rates: Rates = {}
 
     def measure() -> float:
-        """Return the smallest ratio of a rate to its floor."""
+        """Update the rates; return the smallest ratio of a rate to its floor."""
         _alternate(products, shortest)
-        rates = {precision: 2 * SIZE**3 / seconds for precision, seconds in shortest.items()}
+        rates.update((name, 2 * SIZE**3 / seconds) for name, seconds in shortest.items())
         return min(rates[name] / (floors[name] or rates[name]) for name in rates)
 
     threads = torch.get_num_threads()
@@ -93,7 +94,7 @@ def measure_rates(floors: Rates) -> Rates:
         timing.repeat_below(measure, 1.0)
     finally:
         torch.set_num_threads(threads)
-    return {precision: 2 * SIZE**3 / seconds for precision, seconds in shortest.items()}
+    return rates
 
 
 def _alternate(

@@ -108,6 +108,9 @@ class Cpu(Accelerator):
         is_faster = self.precision_speeds().get("bf16", 0.0) >= MIN_SPEEDUP
         return ("bf16", "fp32") if is_faster else ("fp32", "bf16")
 
+    def supports(self, precision: str) -> bool:
+        return precision in _matmul_rates.DTYPES
+
     def precision_speeds(self) -> Mapping[Precision, float]:
         """Measure bf16 and fp32 if the processor has bf16 instructions, else neither."""
         if not instructions() & BF16_INSTRUCTIONS:

@@ -211,11 +211,13 @@ def check_precision(accelerator: Accelerator, requested: str) -> Precision:
     """
     if requested == "fp8":
         return _check_fp8(accelerator)
-    usable = accelerator.precisions()
-    precision = next((name for name in usable if requested in ("auto", name)), None)
-    if precision is None:
+    if requested == "auto":
+        return accelerator.precisions()[0]
+    if not accelerator.supports(requested):
+        usable = ", ".join(accelerator.precisions())
         problem = f"accelerator '{accelerator.kind}' does not train in {requested} here"
-        raise SettingsError(problem, f"set execution.precision to one of: {', '.join(usable)}")
+        raise SettingsError(problem, f"set execution.precision to one of: {usable}")
+    precision: Precision = requested  # type: ignore[assignment]  # the device supports it
     return precision
 
 

@@ -13,14 +13,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from regauge import accelerators
 from regauge.data.dataset import DatasetManifest, TokenizerInfo, read_manifest
 from regauge.data.unprepared import NO_ROWS, expected_fields, find_rows, is_prepared
 from regauge.models.flops import FLOPS_FORMULA, ParameterCounts, compute_flops
 from regauge.planning import weight_shapes
 from regauge.strategies import ParamSpec
 from regauge.supervision.nodes.topology import resolve_topology
-from regauge.training.defaults import count_local_processes, default_strategy
+from regauge.training.defaults import (
+    count_local_processes,
+    default_strategy,
+    find_accelerator,
+)
 from regauge.training.optimizers.moments import count_moments
 from regauge.units import GIGA
 
@@ -205,5 +208,5 @@ def _find_precision(settings: TrainSettings) -> str | None:
     """Return the precision of a run; None if it depends on a device that is not available here."""
     if settings.execution.precision != "auto":
         return settings.execution.precision
-    accelerator = settings.accelerator or accelerators.choose()[0]
+    accelerator = find_accelerator(settings)
     return accelerator.precisions()[0] if accelerator.available().fitness else None

@@ -61,7 +61,7 @@ def test_a_measurement_takes_at_most_three_percent_of_a_run() -> None:
     """Compiling takes 10 s, and six steps are timed."""
     assert find_cost_problem(eager_seconds=1.0, slowdown=1.0, num_steps=534) is None
     assert find_cost_problem(eager_seconds=1.0, slowdown=1.0, num_steps=533) == (
-        "to compile and time one graph takes about 16 s, more than 3% of the estimated run time,"
+        "to compile and time one graph takes about 16 s, more than 3 % of the estimated run time,"
         " 533 s"
     )
 

@@ -19,7 +19,7 @@ from regauge.data.buckets import (
     list_fine_lengths,
 )
 
-FINE = [*list_fine_lengths(512), 512]
+FINE = list_fine_lengths(512)
 
 
 def cost(lengths: list[int], edges: list[int]) -> int:
@@ -84,7 +84,7 @@ def test_batches_of_32_rows_have_at_most_a_tenth_of_padding(
     computed = real = 0
     for start in range(0, len(lengths) - rows, rows):
         batch = np.sort(lengths[start : start + rows])[::-1].tolist()
-        grid = [*list_fine_lengths(buckets[-1]), buckets[-1]]
+        grid = list_fine_lengths(buckets[-1])
         computed += sum((end - begin) * size for begin, end, size in cut_by_length(batch, grid))
         real += sum(batch)
     measured = real / computed

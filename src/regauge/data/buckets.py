@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 
 LENGTH_MULTIPLE = 8
 """Bucket lengths are multiples of this number; matrix units compute these fastest."""
-
-
 LENGTH_STEPS = ((32, 2), (64, 4), (128, 8), (256, 16), (512, 32), (1 << 30, 64))
 """Distance between two fine lengths, up to a length. They cost about 4 % of padding."""
 MIN_FINE_LENGTH = 4
 MICROBATCH_TOKENS = 8
 """Fixed cost of another microbatch, in tokens that take about the same time."""
-SIMULATED_BATCHES = 32
+MAX_SIMULATED_BATCHES, SIMULATED_TEXTS = 32, 1 << 15
+"""Most batches whose padding is simulated, and the texts after which no other batch is drawn."""
 
 
 class BatchForm(NamedTuple):
@@ -36,12 +35,12 @@ class BatchForm(NamedTuple):
 
 
 def list_fine_lengths(max_length: int) -> list[int]:
-    """Return the lengths below `max_length` that batches of any shape are padded to."""
+    """Return the lengths up to `max_length` that batches of any shape are padded to."""
     lengths, length = [], MIN_FINE_LENGTH
     while length < max_length:
         lengths.append(length)
         length += next(step for limit, step in LENGTH_STEPS if length < limit)
-    return lengths
+    return [*lengths, max_length]
 
 
 def cut_by_length(
@@ -82,10 +81,11 @@ def count_batch_tokens(
     if not any(histogram):
         return 0.0
     generator = random.Random(0)  # noqa: S311 - not for secrets
-    fine_lengths = [*list_fine_lengths(bucket_lengths[-1]), bucket_lengths[-1]]
+    fine_lengths = list_fine_lengths(bucket_lengths[-1])
     count, size = form.rows * texts_per_row, form.microbatch_rows * texts_per_row
+    num_batches = max(1, min(MAX_SIMULATED_BATCHES, SIMULATED_TEXTS // count))
     tokens = 0
-    for _ in range(SIMULATED_BATCHES):
+    for _ in range(num_batches):
         drawn = generator.choices(range(len(histogram)), histogram, k=count)
         drawn.sort(reverse=True)
         for lengths in (drawn[start : start + size] for start in range(0, count, size)):
@@ -94,7 +94,7 @@ def count_batch_tokens(
                 tokens += sum((end - begin) * length for begin, end, length in parts)
             else:
                 tokens += len(lengths) * find_bucket_length(lengths[0], bucket_lengths)
-    return tokens / (SIMULATED_BATCHES * count)
+    return tokens / (num_batches * count)
 
 
 def choose_bucket_lengths(histogram: Sequence[int], max_buckets: int) -> tuple[int, ...]:

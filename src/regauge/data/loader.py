@@ -109,8 +109,7 @@ class BatchLoader:
 
     def allow_any_shape(self) -> None:
         """Cut later training batches by length, because no shape needs a graph of its own."""
-        longest = self._bucket_lengths[-1]
-        self._fine_lengths = [*list_fine_lengths(longest), longest]
+        self._fine_lengths = list_fine_lengths(self._bucket_lengths[-1])
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -136,7 +136,7 @@ def find_cost_problem(eager_seconds: float, slowdown: float, num_steps: int) -> 
     cost, total = decision_seconds(eager_seconds, slowdown), eager_seconds * num_steps
     if cost <= MAX_DECISION_SHARE * total:
         return None
-    share = f"{MAX_DECISION_SHARE:.0%} of the estimated run time, {total:.0f} s"
+    share = f"{100 * MAX_DECISION_SHARE:g} % of the estimated run time, {total:.0f} s"
     return f"to compile and time one graph takes about {cost:.0f} s, more than {share}"
 
 

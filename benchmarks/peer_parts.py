@@ -58,6 +58,9 @@ def parse_run(doc: str | None) -> PeerRun:
     tables = config.read(options.run_file)
     tables["output"] = {"folder": str(options.folder)}
     settings, _ = resolve_optimizer(config.build(TrainSettings, tables))
+    if settings.batch.microbatch_rows == "auto":
+        batch = settings.batch.model_copy(update={"microbatch_rows": settings.batch.rows})
+        settings = settings.model_copy(update={"batch": batch})
     requested = "fp32" if options.style == "default" else settings.execution.precision
     accelerator, world = settings.accelerator, processes.World()
     precision = check_precision(accelerator, requested)

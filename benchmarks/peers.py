@@ -21,7 +21,7 @@ SLOW_TURNS = 4
 """Turns of a program in the style `default`, which is many times slower."""
 NO_TIMEOUT_SECONDS = 1e9
 REGAUGE = "regauge"
-STYLES = ("best", "compiled", "default", "minimal")
+STYLES = ("best", "compiled", "default", "minimal", "ungrouped")
 """How a peer is configured."""
 SCRIPTS = {"minimal": "peer_minimal.py"}
 """Scripts of the styles that have a separate one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ MIN_CHARACTERS = 20
 SUMMARY_WORDS, MIN_BODY_WORDS = range(3, 41), 20
 """Allowed numbers of words, as in the source `python-docs`."""
 NUM_QUERIES, NUM_CANDIDATES = 8000, 8
+NUM_CLASSES = 16
 
 
 class Search(NamedTuple):
@@ -43,12 +45,16 @@ def build_source(file: Path | None) -> dict[str, Any]:
 
 def read_texts(file: Path | None) -> Iterator[str]:
     """Yield the documents of a source."""
-    tables = {"data": {"path": "none"}, "source": build_source(file)}
-    source = build(prepare.ROOT, tables).source
+    for record in read_records(build_source(file)):
+        if "text" in record.fields:
+            yield str(record.fields["text"])
+
+
+def read_records(table: dict[str, Any]) -> Iterator[Record]:
+    """Yield the records of the table of a source, without those that cannot be read."""
+    source = build(prepare.ROOT, {"data": {"path": "none"}, "source": table}).source
     for piece in source.list_pieces():
-        for record in source.read(piece):
-            if isinstance(record, Record) and "text" in record.fields:
-                yield str(record.fields["text"])
+        yield from (record for record in source.read(piece) if isinstance(record, Record))
 
 
 def read_sentences(file: Path | None, count: int) -> list[str]:
@@ -98,10 +104,32 @@ def build_search_source(file: Path | None, folder: Path) -> Search:
     return Search(table, ("words", "overlap"), ("first",))
 
 
-def prepare_dataset(folder: Path, source: dict[str, Any], vocabulary: int, **rows: Any) -> Path:
-    """Prepare a dataset in a folder unless it exists; return the folder."""
+def build_label_source(file: Path | None, folder: Path) -> dict[str, Any]:
+    """Return the table of a source of labeled texts, `text` and `label`.
+
+    Without a file they are the first paragraphs of docstrings, and the label is the module; texts
+    of the most frequent modules are used.
+    """
+    if file is not None:
+        return build_source(file)
+    texts = {}
+    for record in read_records({"kind": "python-docs", "qualified_names": True}):
+        paragraph = str(record.fields["text"]).strip().split("\n\n")[0]
+        texts[" ".join(paragraph.split())] = str(record.fields["name"]).partition(".")[0]
+    frequent = {label for label, _ in Counter(texts.values()).most_common(NUM_CLASSES)}
+    records = ({"text": text, "label": label} for text, label in texts.items() if label in frequent)
+    return _write_records(folder / "labels.jsonl", records)
+
+
+def prepare_dataset(
+    folder: Path, source: dict[str, Any], tokenizer: int | dict[str, Any], **rows: Any
+) -> Path:
+    """Prepare a dataset in a folder unless it exists; return the folder.
+
+    `tokenizer` is its table, or the size of its vocabulary.
+    """
     tables: dict[str, Any] = {"data": {"path": str(folder)}, "source": source, "rows": rows}
-    tables["tokenizer"] = {"vocab_size": vocabulary}
+    tables["tokenizer"] = {"vocab_size": tokenizer} if isinstance(tokenizer, int) else tokenizer
     if "group_by" in rows:
         tables["split"] = {"group_by": rows["group_by"]}
     if not folder.exists():

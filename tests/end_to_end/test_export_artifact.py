@@ -24,6 +24,7 @@ from end_to_end.predicting import EAGER, QUICK, export_run, random_texts, train_
 from regauge import processes
 from regauge.accelerators.cpu import Cpu
 from regauge.artifacts.artifact import open_artifact
+from regauge.backends import inductor
 from regauge.backends.eager import EagerBackend
 from regauge.cli import main
 from regauge.config import merge, parse_choice
@@ -501,6 +502,20 @@ def test_a_shared_payload_that_fails_has_the_same_error_for_each_precision(
     failures = [line for line in capsys.readouterr().err.splitlines() if "failed: " in line]
     assert len(failures) == 2
     assert all(line.endswith("failed: no layer is accurate enough") for line in failures)
+
+
+def test_a_package_that_kills_the_process_that_loads_it_is_a_failed_candidate(
+    encoder: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    monkeypatch.setattr(inductor, "LOAD_CODE", crash)
+    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)  # no worker processes
+    backends = 'candidates.backends=["inductor","eager"]'
+    export_run(encoder, tmp_path / "it", *QUICK, backends, 'candidates.precisions=["fp32"]')
+    manifest, _, benchmark = read_documents(tmp_path / "it")
+    [failed] = [row["error"] for row in benchmark["candidates"] if row["backend"] == "inductor"]
+    assert failed == "the compiled package cannot be loaded: killed by signal 11"
+    assert manifest["compiled"]["backend"]["kind"] == "eager"
 
 
 def test_a_fast_export_has_one_candidate_with_its_evidence(

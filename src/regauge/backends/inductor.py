@@ -6,6 +6,8 @@ which is memory-mapped.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PACKAGE_FILE = "program.pt2"
+LOAD_CODE = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
+LOAD_SECONDS = 300.0
+"""Timeout of a trial load in a child process."""
 V3_FEATURES = frozenset({"x86_64", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 LEVELS: dict[IsaLevel, tuple[frozenset[str], int]] = {
     "x86-64-v3": (V3_FEATURES, 256),
@@ -78,6 +83,7 @@ class InductorBackend(Backend):
                 package_path=str(folder / PACKAGE_FILE),
                 inductor_configs=_build_options(job.level, context.threads),
             )
+        _check_load(folder / PACKAGE_FILE)
 
     def load(self, payload: Payload, context: ExecutionContext) -> Runner:
         import torch
@@ -104,6 +110,26 @@ class _LibraryRunner:
 
     def num_graphs(self) -> int:
         return 0
+
+
+def _check_load(package: Path) -> None:
+    """Load a package in a child process first, because a crash would end this process.
+
+    Raises RuntimeError if the child fails.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD_CODE, str(package)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=LOAD_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        reason = f"killed by signal {-done.returncode}" if done.returncode < 0 else lines[0]
+        raise RuntimeError(f"the compiled package cannot be loaded: {reason}")
 
 
 def _linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

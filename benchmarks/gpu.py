@@ -1,103 +1,132 @@
-"""Language model training on one GPU, compared with Trainer and a PyTorch loop.
+"""Measures what needs a GPU: a list of steps, the most valuable first, for a machine lent briefly.
 
-BERT-large (24 layers of width 1,024) has rows of 128 and 512 tokens. The blocks of Llama-2-7B
-(width 4,096) have rows of 4,096 tokens. Both are compiled, in bf16. The programs alternate, so
-all of them are in the memory at the same time. The number of blocks, at most 32, is the number
-that fits for each program with the AdamW state. The rest is as in `train_large.py`.
+Each step is a child process with a time limit. Its result is written as soon as it ends, with the
+chip, versions and date. The next start skips steps that were measured with the same sources on the
+same chip. If a requirement is missing, the step is not measured and the result has the reason.
+`--small` runs the same steps with tiny models on the CPU, to find bugs; its speeds mean nothing.
 
-    python benchmarks/gpu.py [--models bert llama] [--lengths 128 512] [--text FILE] [--repeats N]
-                             [--steps N] [--json OUT]
+    python benchmarks/gpu.py [STEP …] [--again STEP …] [--small] [--limit SECONDS] [--json OUT]
+
+The exit code is 1 if a step failed. `gpu_steps.py` has the steps.
 """
 
 from __future__ import annotations
 
+import argparse
+import datetime as dt
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Mapping
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-import train_clm
-import train_large
-from language import PACKAGES, Language, measure
-from peers import build_parser
-from recording import write_result
+from gpu_steps import HERE, ROOT, STEPS
+from recording import RESULTS
+from turns import kill_session
 
-from regauge.accelerators import Accelerator, choose
+from regauge import processes
+from regauge.accelerators.cpu import Cpu
+from regauge.files import write_json
+from regauge.model_registry.lineage import describe_code
 
-GOALS = {"minimal": 0.98}
-"""At most 2 % slower than a PyTorch loop."""
-BYTES_PER_WEIGHT = 20
-"""Weight and gradient in bf16 and in fp32, and two moments."""
-STATE_SHARE = 0.75
-"""Share of the memory for weights and their state in all programs; activations use the rest."""
-NUM_BLOCKS = 32
-"""Blocks of Llama-2-7B."""
-WIDTH, VOCABULARY, LENGTH, ROWS = 4096, 32000, 4096, 4
+OUT = Path("out/gpu")
+LIMIT_SECONDS = 480.0
+NUM_LAST_LINES = 30
+"""Lines of the log of a failed step in its result."""
 
 
 def main() -> None:
-    """Measure, and write the results."""
-    parser = build_parser(__doc__, "gpu", repeats=11, steps=5)
-    parser.add_argument("--models", nargs="+", choices=("bert", "llama"), default=["bert", "llama"])
-    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512], help="of BERT-large")
-    parser.add_argument("--peers", nargs="*", default=["minimal", "best"])
+    """Run the steps, and exit with 1 if one failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=f"default: {' '.join(STEPS)}")
+    parser.add_argument("--again", nargs="+", default=[], choices=STEPS, help="measure again")
+    parser.add_argument("--small", action="store_true", help="tiny models on the CPU")
+    parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds of a step")
+    parser.add_argument("--json", type=Path, help="default: benchmarks/results/gpu.json")
     options = parser.parse_args()
-    accelerator, _ = choose()
-    languages = [
-        build_bert(options.lengths)
-        if name == "bert"
-        else build_llama(accelerator, 1 + len(options.peers))
-        for name in options.models
-    ]
-    resized = [language.resize(options) for language in languages]
-    chip, facts = measure(options, resized, accelerator)
-    write_result(options.json, "language models on one GPU", chip, facts, *PACKAGES)
-
-
-def build_bert(lengths: list[int]) -> Language:
-    """Return BERT-large with 16,384 tokens per step."""
-    return train_large.LANGUAGE._replace(
-        name="BERT-large",
-        goals=GOALS,
-        lengths=lengths,
-        min_mfu={(512, 0.0): 0.45},
-        tokens=16384,
-        microbatch_rows=None,
-    )
-
-
-def build_llama(accelerator: Accelerator, num_programs: int) -> Language:
-    """Return the blocks of Llama-2-7B that fit for each program, in microbatches of one row."""
-    block_weights = 4 * WIDTH**2 + 3 * WIDTH * mlp_width(WIDTH)
-    memory_bytes = STATE_SHARE * (accelerator.memory_bytes(1) or 0) / num_programs
-    weights = memory_bytes / BYTES_PER_WEIGHT - 2 * VOCABULARY * WIDTH
-    layers = max(1, min(NUM_BLOCKS, int(weights // block_weights)))
-    return train_clm.LANGUAGE._replace(
-        name=f"Llama-2-7B, {layers} of its {NUM_BLOCKS} blocks",
-        model=build_model,
-        goals=GOALS,
-        lengths=[LENGTH],
-        min_mfu={(LENGTH, 0.0): 0.5},
-        width=WIDTH,
-        layers=layers,
-        vocabulary=VOCABULARY,
-        tokens=ROWS * LENGTH,
-        microbatch_rows=1,
-    )
-
-
-def build_model(width: int, layers: int, length: int) -> dict[str, Any]:
-    """Return the table of a Llama 2, with heads of width 128."""
-    table = train_clm.build_model(width, layers, length)
-    heads = max(1, width // 128)
-    changes = {
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "intermediate_size": mlp_width(width),
+    if unknown := [name for name in options.steps if name not in STEPS]:
+        parser.error(f"unknown steps: {', '.join(unknown)}")
+    path = options.json or (OUT / "small.json" if options.small else RESULTS / "gpu.json")
+    facts = describe_machine(is_small=options.small)
+    folder = OUT.absolute() / f"{facts['sources'][:12]}{'-small' * options.small}"
+    small = ["--small"] if options.small else []
+    commands = {
+        name: [sys.executable, str(HERE / "gpu_steps.py"), *small, name, str(folder)]
+        for name in options.steps or STEPS
     }
-    return table | {"config": table["config"] | changes}
+    sys.exit(run_steps(commands, path, facts, options.limit, options.again))
 
 
-def mlp_width(width: int) -> int:
-    """Return the width of a Llama 2's MLP: 8/3 of `width`, rounded up to a multiple of 256."""
-    return -(-8 * width // 3 // 256) * 256
+def describe_machine(*, is_small: bool) -> dict[str, Any]:
+    """Return the chip, its driver, the versions and the sources."""
+    chip, driver = Cpu().model_name(), None
+    if not is_small and (program := shutil.which("nvidia-smi")):
+        query = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        output = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+        chip, driver = output.splitlines()[0].split(", ")
+    versions = {name: version(name) for name in ("torch", "transformers")}
+    code = {"commit": describe_code().get("commit"), "sources": hash_sources()}
+    return {"chip": chip, "driver": driver, "versions": versions, "small": is_small, **code}
+
+
+def hash_sources() -> str:
+    """Return the SHA-256 of the package and of the benchmarks: changes may be uncommitted."""
+    digest = hashlib.sha256()
+    for path in sorted([*(ROOT / "src").rglob("*.py"), *HERE.glob("*.py")]):
+        digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def run_steps(
+    commands: Mapping[str, list[str]],
+    path: Path,
+    facts: dict[str, Any],
+    limit: float,
+    again: Collection[str] = (),
+) -> int:
+    """Run the commands that have no result of the same sources and chip; return the exit code."""
+    results = json.loads(path.read_text())["steps"] if path.exists() else {}
+    keys = ("sources", "chip", "small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for name, command in commands.items():
+        last = results.get(name, {})
+        is_same = all(last.get(key) == facts[key] for key in keys)
+        if last.get("status") == "measured" and is_same and name not in again:
+            sys.stderr.write(f"{name}: measured before\n")
+            continue
+        sys.stderr.write(f"{name}: …\n")
+        date = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        results[name] = facts | {"date": date} | run_step(command, limit)
+        write_json(path, {"benchmark": "one GPU", "steps": results})
+        reason = results[name].get("reason", f"{results[name]['seconds']} s")
+        sys.stderr.write(f"{name}: {results[name]['status']}, {reason}\n")
+    return int(any(results[name]["status"] == "failed" for name in commands))
+
+
+def run_step(command: list[str], limit: float) -> dict[str, Any]:
+    """Run a command with the path of its result; kill its session after the limit."""
+    with tempfile.TemporaryDirectory() as scratch:
+        log, file, began = Path(scratch) / "log", Path(scratch) / "result.json", time.perf_counter()
+        child = processes.spawn([*command, str(file)], log, {}, new_session=True)
+        try:
+            code = child.wait(limit)
+            reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        except subprocess.TimeoutExpired:
+            code, reason = 1, f"not finished after {limit:g} s"
+        finally:
+            kill_session(child)
+        seconds = {"seconds": round(time.perf_counter() - began, 1)}
+        if code:
+            lines = log.read_text(errors="replace").splitlines()[-NUM_LAST_LINES:]
+            return seconds | {"status": "failed", "reason": reason, "last_lines": lines}
+        result = json.loads(file.read_text())
+        return seconds | {"status": "measured" if "figures" in result else "not measured"} | result
 
 
 if __name__ == "__main__":

@@ -79,14 +79,20 @@ def main(doc: str | None, title: str, language: Language, repeats: int = 21) -> 
 
 
 def measure(
-    options: argparse.Namespace, languages: list[Language], accelerator: Accelerator
+    options: argparse.Namespace,
+    languages: list[Language],
+    accelerator: Accelerator,
+    data: Path | None = None,
 ) -> tuple[ChipPeak, dict[str, Any]]:
-    """Measure every length and dropout of languages; return the chip and the results."""
+    """Measure every length and dropout of languages; return the chip and the results.
+
+    A single language of one length may keep its dataset in the folder `data`.
+    """
     precision = accelerator.precisions()[0]
     chip, workloads = accelerator.chip_peak(precision), []
     for language, length in ((item, length) for item in languages for length in item.lengths):
         with tempfile.TemporaryDirectory() as scratch:
-            tables = prepare_run(options, language, length, Path(scratch) / "data")
+            tables = prepare_run(options, language, length, data or Path(scratch) / "data")
             tables["accelerator"] = accelerator.kind
             for dropout in language.dropouts:
                 tables["model"]["dropout"] = dropout

@@ -52,6 +52,7 @@ LABELS = {
 """Name of each style in the results."""
 MIN_MFU, MAX_READY_SECONDS = 0.6, 5.0
 EXPORT_OPTIONS = ("candidates.timing_seconds=2",)
+INT8_OPTIONS = ('candidates.quantization=["none","int8"]',)
 PACKAGED_MODEL = "all-MiniLM-L6-v2"
 PACKAGES = ("sentence-transformers", "transformers")
 
@@ -72,8 +73,10 @@ def main() -> None:
     model = options.model or find_packaged_model()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        source = _write_sentences(options.texts, options.count, folder / "texts.jsonl")
-        artifact = _export(model, folder / "artifact", int8=options.int8)
+        source = write_sentences(options.texts, options.count, folder / "texts.jsonl")
+        artifact = export_model(
+            model, folder / "artifact", *EXPORT_OPTIONS, *(INT8_OPTIONS if options.int8 else ())
+        )
         programs = _build_programs(folder, model, source, options.styles, options.peer_python)
         alternate(programs, options.repeats)
         name = model.name if options.model else PACKAGED_MODEL
@@ -93,7 +96,7 @@ def find_packaged_model() -> Path:
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
-def _write_sentences(file: Path | None, count: int, path: Path) -> Path:
+def write_sentences(file: Path | None, count: int, path: Path) -> Path:
     """Write the first distinct sentences of a text as records."""
     sentences = read_sentences(file, count)
     records = ({"id": index, "text": text} for index, text in enumerate(sentences))
@@ -101,13 +104,10 @@ def _write_sentences(file: Path | None, count: int, path: Path) -> Path:
     return path
 
 
-def _export(model: Path, folder: Path, *, int8: bool) -> dict[str, Any]:
+def export_model(model: Path, folder: Path, *options: str) -> dict[str, Any]:
     """Export a model; return the chosen candidate and all candidates."""
-    quantization = ['candidates.quantization=["none","int8"]'] if int8 else []
     began = time.perf_counter()
-    run_regauge(
-        "export", "--model", str(model), "--to", str(folder), *EXPORT_OPTIONS, *quantization
-    )
+    run_regauge("export", "--model", str(model), "--to", str(folder), *options)
     seconds = time.perf_counter() - began
     compiled = json.loads((folder / "manifest.json").read_text())["compiled"]
     parity = json.loads((folder / "parity.json").read_text())
@@ -184,12 +184,7 @@ def _time_command(folder: Path, source: Path) -> dict[str, float]:
 
 def _measure_base(model: Path, folder: Path) -> dict[str, Any]:
     """Return the figures of `regauge benchmark` for a BERT of base size, with its MFU."""
-    import torch
-    from transformers import BertConfig, BertModel
-
-    base = folder / "base"
-    torch.manual_seed(0)
-    save_model(BertModel(BertConfig(), add_pooling_layer=False), model, base)
+    base = save_bert(model, folder / "base")
     export_options = (
         "text.max_seq_length=128",
         "buckets.lengths=[128]",
@@ -207,6 +202,16 @@ def _measure_base(model: Path, folder: Path) -> dict[str, Any]:
     run_regauge("benchmark", str(artifact), *overrides, f"output.folder={out}")
     [row] = json.loads((out / "benchmark.json").read_text())["rows"]
     return {**row["closed_loop"], "goal": MIN_MFU}
+
+
+def save_bert(tokenizer: Path, folder: Path, **sizes: int) -> Path:
+    """Write a BERT with random weights, by default of base size; return its folder."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    save_model(BertModel(BertConfig(**sizes), add_pooling_layer=False), tokenizer, folder)
+    return folder
 
 
 def save_model(model: PreTrainedModel, tokenizer: Path, folder: Path) -> None:

@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from pydantic import PrivateAttr
 
 from regauge import choices, jsonl
 from regauge.accelerators import Accelerator
+from regauge.processes import Child, spawn
 from regauge.trackers import RunInfo, Tracker
 
 SOCKET = "turns"
@@ -196,28 +196,19 @@ def _print_turn(program: Program, index: int) -> None:
 def _start(program: Program) -> Iterator[Any]:
     """Start a program and yield its stream after it has connected."""
     program.folder.mkdir(parents=True, exist_ok=True)
-    with socket.socket(socket.AF_UNIX) as server, (program.folder / "log").open("wb") as log:
+    with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(program.folder / SOCKET))
         server.listen()
         server.settimeout(POLL_SECONDS)
-        child = subprocess.Popen(
-            program.command,
-            env=os.environ | program.variables,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        child = spawn(program.command, program.folder / "log", program.variables, new_session=True)
         try:
             with _accept(server, child, program) as connection:
                 yield connection.makefile("rwb")
         finally:
-            _kill(child)
+            kill_session(child)
 
 
-def _accept(
-    server: socket.socket, child: subprocess.Popen[bytes], program: Program
-) -> socket.socket:
+def _accept(server: socket.socket, child: Child, program: Program) -> socket.socket:
     while True:
         try:
             connection, _ = server.accept()
@@ -235,7 +226,8 @@ def _build_exit_error(program: Program) -> SystemExit:
     return SystemExit("\n".join([f"{program.name} ended:", *lines[-NUM_LOG_LINES:]]))
 
 
-def _kill(child: subprocess.Popen[bytes]) -> None:
+def kill_session(child: Child) -> None:
+    """Kill a child that leads a session, with its process group."""
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

@@ -11,6 +11,7 @@
 # docs: the documentation site, with its links checked · check: style and types
 # ab: speed of the defaults compared with a commit: make ab BASE=main [NEW=commit] [ONLY="help serve"] [JSON=file]
 # bench, bench-quick: speed compared with peers, checkpoints, startup, scaling and overhead
+# gpu: what needs a GPU, in steps with a limit; skips what was measured: make gpu [ONLY="bert minilm"] [SMALL=1]
 # Each target first creates .venv, and again if its packages have changed.
 
 PYTHON ?= python3
@@ -27,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/regauge/xla
 NEXT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/regauge/next
 
-.PHONY: demo test test-all test-launch test-serve test-monitor test-peers test-xla test-next test-simulated environment-xla environment-next test-faults test-rest test-docs docs check ab bench bench-quick
+.PHONY: demo test test-all test-launch test-serve test-monitor test-peers test-xla test-next test-simulated environment-xla environment-next test-faults test-rest test-docs docs check ab bench bench-quick gpu
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -118,6 +119,10 @@ bench-quick:
 	$(BIN)/python benchmarks/predict.py --repeats 3 --count 1000 --styles default
 	$(BIN)/python benchmarks/serve.py --quick
 	$(BIN)/python benchmarks/chart.py
+
+# Error 1: a step failed. SMALL=1 uses tiny models and the CPU.
+gpu: $(COMPARED)
+	$(BIN)/python benchmarks/gpu.py $(ONLY) $(if $(SMALL),--small) $(JSON:%=--json %)
 
 $(COMPARED): $(INSTALLED)
 	$(BIN)/python -m pip install -c constraints.txt -e ".[bench]"

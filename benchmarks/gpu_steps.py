@@ -229,10 +229,12 @@ def _infer(model: Path, source: Path, folder: Path, *options: str) -> dict[str, 
 
 def serve(kit: Kit) -> dict[str, Any]:
     """Load the server, with the artifact of the step `minilm` if there is one."""
-    artifact, file = kit.folder / "minilm" / "default" / "artifact", kit.folder / "serve.json"
+    file, folder = kit.folder / "serve.json", kit.folder / "minilm"
+    artifacts = [folder / name / "artifact" for name in ("compiled", "default")]
     peers = [] if kit.is_small else ["fastapi", "batched"]
     command = [sys.executable, str(HERE / "serve.py"), "--quick", "--json", str(file)]
-    command += ["--artifact", str(artifact)] if artifact.exists() else []
+    artifact = next((path for path in artifacts if path.exists()), None)
+    command += ["--artifact", str(artifact)] if artifact else []
     subprocess.run([*command, "--programs", "regauge", *peers], check=True)
     figures: dict[str, Any] = json.loads(file.read_text())
     if "regauge" not in figures["programs"]:

@@ -77,6 +77,13 @@ class Kit(NamedTuple):
         sizes = {"width": 64, "layers": 2, "vocabulary": 512, "tokens": 256}
         return language._replace(**sizes, lengths=[64], min_mfu={}, microbatch_rows=None)
 
+    def find_data(self, language: Language) -> Path:
+        """Return the folder of a dataset, without the rest of a preparation that was killed."""
+        folder = self.folder / language.task
+        if not (folder / "manifest.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        return folder
+
     def build_options(self) -> Namespace:
         """Return the options of a comparison; `repeats` include the warm-up."""
         if self.is_small:
@@ -154,14 +161,14 @@ def check_contracts(kit: Kit) -> dict[str, Any]:
 
 def compare(kit: Kit, language: Language) -> dict[str, Any]:
     """Train beside Trainer's best; return tokens/s and MFU."""
-    _, facts = measure(kit.build_options(), [language], kit.accelerator, kit.folder / language.task)
+    _, facts = measure(kit.build_options(), [language], kit.accelerator, kit.find_data(language))
     return facts
 
 
 def profile(kit: Kit, language: Language, precision: str = "auto") -> dict[str, Any]:
     """Train alone; return tokens/s and MFU after the profile, and the profile with its advice."""
     [length] = language.lengths
-    tables = prepare_run(kit.build_options(), language, length, kit.folder / language.task)
+    tables = prepare_run(kit.build_options(), language, length, kit.find_data(language))
     tables["execution"]["precision"] = precision
     with tempfile.TemporaryDirectory() as scratch:
         run, file = Path(scratch) / "run", Path(scratch) / "run.json"

@@ -20,9 +20,10 @@ def run_process() -> int:
     saves 1.5 s of CPU time once torch and transformers are imported.
     """
     stop_signals.start_command()
-    from regauge import scratch  # the imports follow the handlers
+    from regauge import processes, scratch  # the imports follow the handlers
     from regauge.supervision import forks
 
+    processes.limit_spinning()
     with scratch.use_command_folder(), forks.open_fork_server() as fork_server:
         if starts_run(sys.argv[1:]):
             fork_server.start_server()

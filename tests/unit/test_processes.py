@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,28 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*processes.LAUNCHER_VARIABLES, "LOCAL_WORLD_SIZE", *SLURM):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("given", "spin_count"),
+    [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
+)
+def test_idle_threads_sleep_soon_unless_the_user_decides(
+    given: dict[str, str], spin_count: str | None
+) -> None:
+    code = (
+        "import os, sys; from regauge import __main__ as main; sys.argv = ['regauge', '--version'];"
+        " main.run_process(); print(os.environ.get('GOMP_SPINCOUNT'))"
+    )
+    others = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=others | given, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[-1] == str(spin_count)
 
 
 def test_without_a_launcher_the_world_has_one_process() -> None:

@@ -121,7 +121,7 @@ def _check_load(package: Path) -> None:
         [sys.executable, "-c", LOAD_CODE, str(package)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         errors="replace",
         timeout=LOAD_SECONDS,
         check=False,

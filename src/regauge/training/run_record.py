@@ -255,6 +255,7 @@ def describe_environment(prefixes: tuple[str, ...]) -> dict[str, Any]:
             for name, value in sorted(processes.INHERITED_ENVIRONMENT.items())
             if name.startswith(prefixes)
             and name not in processes.FLIGHT_RECORDER_VARIABLES
+            and (name, value) not in processes.SPIN_VARIABLES.items()
             and not is_default_cache(name, value)
         },
     }

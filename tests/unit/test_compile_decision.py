@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from regauge.training.compile.decision import CompileTiming, find_cost_problem, is_worthwhile
+from regauge.data.buckets import BatchForm
+from regauge.tasks.classify import Classify
+from regauge.training.compile.decision import (
+    CompileTiming,
+    estimate_length_shares,
+    find_cost_problem,
+    is_worthwhile,
+)
 
 
 @pytest.mark.parametrize(
@@ -59,13 +69,27 @@ def test_compiling_must_save_more_than_the_remaining_graphs_cost(
 
 def test_a_measurement_takes_at_most_three_percent_of_a_run() -> None:
     """Compiling takes 10 s, and six steps are timed."""
-    assert find_cost_problem(eager_seconds=1.0, slowdown=1.0, num_steps=534) is None
-    assert find_cost_problem(eager_seconds=1.0, slowdown=1.0, num_steps=533) == (
+    assert find_cost_problem(eager_seconds=1.0, slowdown=1.0, run_seconds=534.0) is None
+    assert find_cost_problem(eager_seconds=1.0, slowdown=1.0, run_seconds=533.0) == (
         "to compile and time one graph takes about 16 s, more than 3 % of the estimated run time,"
         " 533 s"
     )
 
 
 def test_a_machine_that_is_shared_compiles_more_slowly() -> None:
-    assert find_cost_problem(eager_seconds=1.0, slowdown=2.0, num_steps=534) is not None
-    assert find_cost_problem(eager_seconds=1.0, slowdown=2.0, num_steps=867) is None
+    assert find_cost_problem(eager_seconds=1.0, slowdown=2.0, run_seconds=534.0) is not None
+    assert find_cost_problem(eager_seconds=1.0, slowdown=2.0, run_seconds=867.0) is None
+
+
+def test_an_eager_run_of_short_texts_computes_less_than_a_compiled_one() -> None:
+    """One text in nine has 128 tokens, so nearly each batch of 32 has the largest length."""
+    histogram = (0,) * 8 + (800,) + (0,) * 119 + (100,)
+    column = SimpleNamespace(kind="tokens", lengths={"train": histogram})
+    manifest: Any = SimpleNamespace(columns={"text": column})
+    form = BatchForm(rows=32, microbatch_rows=32, has_any_shape=True)
+    shares = estimate_length_shares(Classify(), manifest, form)
+    real = (8 * 8 / 9 + 128 / 9) / 128
+    assert shares.eager == pytest.approx(real, rel=0.1)
+    assert shares.compiled > 0.95
+    static = estimate_length_shares(Classify(), manifest, form._replace(has_any_shape=False))
+    assert static == (shares.compiled, shares.compiled)

@@ -135,6 +135,11 @@ class Task(Choice):
         """Return the lengths in tokens that batches are padded to, in rising order."""
         return (manifest.columns["tokens"].max_length,)
 
+    def padded_length(self, manifest: DatasetManifest, form: BatchForm) -> float:
+        """Return the expected length of a text with its padding, in tokens, over all batches."""
+        del form
+        return self.bucket_lengths(manifest)[-1]
+
     def real_token_fraction(self, manifest: DatasetManifest, form: BatchForm) -> float:
         """Return the expected share of tokens that are not padding, over all batches."""
         del form

@@ -75,12 +75,14 @@ class FieldsTask(Task):
         """Return the lengths that cause the least padding over all texts."""
         return choose_bucket_lengths(self.length_histogram(manifest), self.max_buckets)
 
+    def padded_length(self, manifest: DatasetManifest, form: BatchForm) -> float:
+        histogram, lengths = self.length_histogram(manifest), self.bucket_lengths(manifest)
+        return count_batch_tokens(histogram, lengths, form, self.slots_per_row())
+
     def real_token_fraction(self, manifest: DatasetManifest, form: BatchForm) -> float:
         histogram = self.length_histogram(manifest)
         tokens = sum(length * count for length, count in enumerate(histogram))
-        lengths, texts = self.bucket_lengths(manifest), self.slots_per_row()
-        padded = count_batch_tokens(histogram, lengths, form, texts)
-        return tokens / max(padded * sum(histogram), 1)
+        return tokens / max(self.padded_length(manifest, form) * sum(histogram), 1)
 
     def split_batch(
         self,

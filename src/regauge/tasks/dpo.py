@@ -58,8 +58,8 @@ class Dpo(FieldsTask):
         """
         return longest_text_histogram([field_histogram(manifest, name) for name in ANSWERS])
 
-    def real_token_fraction(self, manifest: DatasetManifest, form: BatchForm) -> float:
-        return super().real_token_fraction(manifest, form._replace(has_any_shape=False))
+    def padded_length(self, manifest: DatasetManifest, form: BatchForm) -> float:
+        return super().padded_length(manifest, form._replace(has_any_shape=False))
 
     def sequences_per_row(self, manifest: DatasetManifest) -> int:
         del manifest

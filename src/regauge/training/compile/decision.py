@@ -2,9 +2,11 @@
 
 If `execution.compile` is "auto", the decision is made once, before the first step, and kept on
 resume. It depends on the number of steps, and on the times of an eager and a compiled step with
-empty microbatches. The two alternate, and the shortest time of each counts. Times are averaged over
-all processes, so that all of them decide equally. If the measurement would take more than
-`MAX_DECISION_SHARE` of the run, nothing is compiled.
+empty microbatches of the largest length. The two alternate, and the shortest time of each counts.
+It is multiplied by the expected length of texts with their padding, relative to the largest length:
+eager batches are cut by length and have less padding. Times are averaged over all processes, so
+that all of them decide equally. If the measurement would take more than `MAX_DECISION_SHARE` of the
+run, nothing is compiled.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch._dynamo.exc import TorchDynamoException
 
+from regauge.data.buckets import BatchForm
 from regauge.log import logger
 from regauge.models import architectures
 from regauge.models.losses import LogitGradients
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from regauge.accelerators import Accelerator
+    from regauge.data.dataset import DatasetManifest
+    from regauge.tasks import Task
     from regauge.training.context import RunContext
     from regauge.training.settings import TrainSettings
     from regauge.training.state import TrainState
@@ -47,14 +52,21 @@ GRAPHS_PER_SHAPE = 2
 
 
 class CompileTiming(NamedTuple):
-    """Measured seconds, averaged over all processes."""
+    """Seconds, averaged over all processes."""
 
     eager_seconds: float
-    """Seconds of an eager step."""
+    """Expected seconds of an eager step."""
     compiled_seconds: float
-    """Seconds of a compiled step."""
+    """Expected seconds of a compiled step."""
     compile_seconds: float
     """Seconds of compiling one shape."""
+
+
+class LengthShares(NamedTuple):
+    """Expected length of a text with its padding, relative to the largest length."""
+
+    eager: float
+    compiled: float
 
 
 def compile_parts(module: nn.Module, accelerator: Accelerator) -> None:
@@ -107,16 +119,24 @@ def _decide(context: RunContext, state: TrainState) -> tuple[bool, str]:
     run_step = _build_step(context, state)
     run_step()  # the first pass allocates
     eager, slowdown = _average_over_ranks(context, *_time_alone(context, run_step))
-    if eager * num_steps < limit:
-        estimate = f"estimated run time {eager * num_steps:.0f} s"
+    task = context.tasks[0]  # the timed one
+    form = BatchForm(task.batch.rows, task.batch.microbatch, context.accelerator.has_dynamic_shapes)
+    shares = estimate_length_shares(task.task, task.manifest, form)
+    run_seconds = eager * shares.eager * num_steps
+    if run_seconds < limit:
+        estimate = f"estimated run time {run_seconds:.0f} s"
         return False, f"{estimate} < {limit:.0f} s for {format_count(num_graphs, 'graph')}"
-    if problem := find_cost_problem(eager, slowdown, num_steps):
+    if problem := find_cost_problem(eager, slowdown, run_seconds):
         return False, problem
     if context.world.is_main_process:
         seconds = decision_seconds(eager, slowdown)
         logger.info("torch.compile: one graph is compiled and timed, about %.0f s", seconds)
     raise_recompile_limit(context, state)
     timing, failure = _time_compiled(context, state, run_step)
+    timing = timing._replace(
+        eager_seconds=timing.eager_seconds * shares.eager,
+        compiled_seconds=timing.compiled_seconds * shares.compiled,
+    )
     is_faster, reason = is_worthwhile(timing, num_steps, num_graphs)
     if failure or not is_faster:
         _set_compiled(state.model.module, dict.fromkeys(compiled_parts(state.model.module)))
@@ -131,12 +151,20 @@ def decision_seconds(eager_seconds: float, slowdown: float) -> float:
     return SECONDS_PER_GRAPH * slowdown + 2 * TIMED_STEPS * eager_seconds
 
 
-def find_cost_problem(eager_seconds: float, slowdown: float, num_steps: int) -> str | None:
+def estimate_length_shares(task: Task, manifest: DatasetManifest, form: BatchForm) -> LengthShares:
+    """Return the shares of a task; `form` is that of its eager batches."""
+    largest = task.bucket_lengths(manifest)[-1]
+    eager = task.padded_length(manifest, form)
+    compiled = task.padded_length(manifest, form._replace(has_any_shape=False))
+    return LengthShares(eager / largest, compiled / largest)
+
+
+def find_cost_problem(eager_seconds: float, slowdown: float, run_seconds: float) -> str | None:
     """Return why the measurement would take too long for a run, or None."""
-    cost, total = decision_seconds(eager_seconds, slowdown), eager_seconds * num_steps
-    if cost <= MAX_DECISION_SHARE * total:
+    cost = decision_seconds(eager_seconds, slowdown)
+    if cost <= MAX_DECISION_SHARE * run_seconds:
         return None
-    share = f"{100 * MAX_DECISION_SHARE:g} % of the estimated run time, {total:.0f} s"
+    share = f"{100 * MAX_DECISION_SHARE:g} % of the estimated run time, {run_seconds:.0f} s"
     return f"to compile and time one graph takes about {cost:.0f} s, more than {share}"
 
 

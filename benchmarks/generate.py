@@ -231,17 +231,19 @@ def _summarize(
     """Return the tokens per second of a program, with their bounds."""
     turns = program.turns[1:]
     precision, weight_bytes = turns[0]["precision"], turns[0]["weight_bytes"]
-    prefill_bound = float("inf")
+    compute_bounds = []  # no peak is known for a quantized model
     if precision in accelerator.precisions():
         peak = accelerator.chip_peak(precision).flops_per_second[precision]
-        prefill_bound = peak / (2 * block_weights)
+        compute_bounds.append(peak / (2 * block_weights))
     rows = {}
     for kind in turns[0]["rates"]:
-        bound = prefill_bound
-        if kind != "prefill":
-            bound = min(int(kind) * bytes_per_second / weight_bytes, prefill_bound)
+        is_decode = kind != "prefill"
+        memory = [int(kind) * bytes_per_second / weight_bytes] if is_decode else []
+        bound = min(memory + compute_bounds, default=None)
         rates = summarize([turn["rates"][kind] for turn in turns])
-        rows[kind] = rates | {"bound": bound, "fraction": rates["median"] / bound}
+        rows[kind] = {name: round(rate, 1) for name, rate in rates.items()}
+        if bound is not None:
+            rows[kind] |= {"bound": round(bound), "fraction": round(rates["median"] / bound, 3)}
     return {"precision": precision, "weight_bytes": weight_bytes, "tokens_per_second": rows}
 
 

@@ -60,7 +60,6 @@ class Side:
             "PYTHONPATH": str(self.source),
             "TMPDIR": str(self.folder),
             "HF_HUB_OFFLINE": "1",
-            "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads multiply the effect of other load
         }
         for variable in ("CACHE", "STATE", "DATA"):
             variables[f"XDG_{variable}_HOME"] = str(self.folder / variable.lower())

@@ -14,7 +14,6 @@ from regauge.errors import NoProgressError
 from regauge.models.tensors import local_shard
 from regauge.trackers import AVERAGED_STEPS, TRAIN_LOSS
 from regauge.training import optimizer as optimizers
-from regauge.training.defaults import check_precision
 from regauge.training.gradients import all_reduce_sum
 from regauge.training.ledger import LEDGER
 
@@ -141,9 +140,8 @@ class MfuMeter:
         achieved = tokens_per_second * self.flops_per_token / self._processes
         if achieved > IMPLAUSIBLE_MFU * peak and self.chip.is_measured:
             self._accelerator.clear_measurements()
-            precision = check_precision(self._accelerator, self._precision)
-            again = self._accelerator.chip_peak(precision)
-            is_faster = again.flops_per_second[precision] > peak
+            again = self._accelerator.chip_peak(self._precision)
+            is_faster = again.flops_per_second[self._precision] > peak
             self.chip = again if is_faster else replace(self.chip, is_measured=False)  # confirmed
         return achieved / self.chip.flops_per_second[self._precision]
 

@@ -91,5 +91,7 @@ def test_an_eager_run_of_short_texts_computes_less_than_a_compiled_one() -> None
     real = (8 * 8 / 9 + 128 / 9) / 128
     assert shares.eager == pytest.approx(real, rel=0.1)
     assert shares.compiled > 0.95
+    times = CompileTiming(eager_seconds=2.0, compiled_seconds=1.0, compile_seconds=5.0)
+    assert times.scale(shares) == (2.0 * shares.eager, shares.compiled, 5.0)
     static = estimate_length_shares(Classify(), manifest, form._replace(has_any_shape=False))
     assert static == (shares.compiled, shares.compiled)

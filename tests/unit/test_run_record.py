@@ -221,3 +221,14 @@ def test_a_run_without_the_model_of_a_task_is_not_finished(tmp_path: Path) -> No
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "model.safetensors").touch()
     assert run_record.find_result(tmp_path, several, 12) is not None
+
+
+def test_the_environment_of_a_run_has_the_variables_that_the_user_has_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The default spin count of Regauge is no choice of the user."""
+    set_variables = {"GOMP_SPINCOUNT": "3000", "OMP_NUM_THREADS": "2", "HOME": "/root"}
+    monkeypatch.setattr(processes, "INHERITED_ENVIRONMENT", set_variables)
+    assert run_record.describe_environment(())["variables"] == {"OMP_NUM_THREADS": "2"}
+    set_variables["GOMP_SPINCOUNT"] = "7"
+    assert run_record.describe_environment(())["variables"]["GOMP_SPINCOUNT"] == "7"

@@ -51,22 +51,29 @@ GRAPHS_PER_SHAPE = 2
 """Blocks are compiled with gradients and without gradients."""
 
 
-class CompileTiming(NamedTuple):
-    """Seconds, averaged over all processes."""
-
-    eager_seconds: float
-    """Expected seconds of an eager step."""
-    compiled_seconds: float
-    """Expected seconds of a compiled step."""
-    compile_seconds: float
-    """Seconds of compiling one shape."""
-
-
 class LengthShares(NamedTuple):
     """Expected length of a text with its padding, relative to the largest length."""
 
     eager: float
     compiled: float
+
+
+class CompileTiming(NamedTuple):
+    """Seconds, averaged over all processes."""
+
+    eager_seconds: float
+    """Seconds of an eager step."""
+    compiled_seconds: float
+    """Seconds of a compiled step."""
+    compile_seconds: float
+    """Seconds of compiling one shape."""
+
+    def scale(self, shares: LengthShares) -> CompileTiming:
+        """Return the expected times, if these are of batches of the largest length."""
+        return self._replace(
+            eager_seconds=self.eager_seconds * shares.eager,
+            compiled_seconds=self.compiled_seconds * shares.compiled,
+        )
 
 
 def compile_parts(module: nn.Module, accelerator: Accelerator) -> None:
@@ -133,11 +140,7 @@ def _decide(context: RunContext, state: TrainState) -> tuple[bool, str]:
         logger.info("torch.compile: one graph is compiled and timed, about %.0f s", seconds)
     raise_recompile_limit(context, state)
     timing, failure = _time_compiled(context, state, run_step)
-    timing = timing._replace(
-        eager_seconds=timing.eager_seconds * shares.eager,
-        compiled_seconds=timing.compiled_seconds * shares.compiled,
-    )
-    is_faster, reason = is_worthwhile(timing, num_steps, num_graphs)
+    is_faster, reason = is_worthwhile(timing.scale(shares), num_steps, num_graphs)
     if failure or not is_faster:
         _set_compiled(state.model.module, dict.fromkeys(compiled_parts(state.model.module)))
     return is_faster and not failure, failure or reason

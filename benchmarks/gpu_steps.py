@@ -100,7 +100,7 @@ def build_bert(kit: Kit) -> Language:
             lengths=[BERT_LENGTH],
             min_mfu={(BERT_LENGTH, 0.0): 0.45},
             tokens=TOKENS,
-            microbatch_rows=None,
+            microbatch_rows=TOKENS // BERT_LENGTH,
         )
     )
 
@@ -169,7 +169,7 @@ def profile(kit: Kit, language: Language, precision: str = "auto") -> dict[str, 
     """Train alone; return tokens/s and MFU after the profile, and the profile with its advice."""
     [length] = language.lengths
     tables = prepare_run(kit.build_options(), language, length, kit.find_data(language))
-    tables["execution"]["precision"] = precision
+    tables["execution"] = {"precision": precision, "compile": "blocks"}
     with tempfile.TemporaryDirectory() as scratch:
         run, file = Path(scratch) / "run", Path(scratch) / "run.json"
         output = {"folder": str(run), "trackers": ("jsonl",), "log_every_steps": LOGGED_STEPS}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from peers import Peer, build_parser, compare_programs, run_alternating
+from peers import NUM_STEPS, Peer, build_parser, compare_programs, run_alternating
 from recording import write_result
 from text import build_source, prepare_dataset
 from turns import Program
@@ -52,7 +52,7 @@ class Language(NamedTuple):
     tokens: int = 4096
     """Tokens of a step: 32 rows of 128, or 8 of 512."""
     microbatch_rows: int | None = None
-    """Rows of a microbatch; None for all rows of a step."""
+    """Rows of a microbatch; None for the default of Regauge, and all rows of a step for Trainer."""
 
     def resize(self, options: argparse.Namespace) -> Language:
         """Return this configuration with the width and layers of the command line."""
@@ -128,7 +128,8 @@ def compute_mfu(program: Program, module: TextModule, length: int, peak: float) 
 
 def build_run_module(tables: dict[str, Any]) -> TextModule:
     """Return the module of a run, without its initial weights."""
-    settings = build(TrainingBenchmarkSettings, tables | {"output": {"folder": "none"}})
+    others = {"stop": {"steps": NUM_STEPS}, "output": {"folder": "none"}}
+    settings = build(TrainingBenchmarkSettings, tables | others)
     (module,) = multitask.modules_by_task(
         build_module(settings, [mixture.open_data(settings.data).manifest])
     ).values()
@@ -142,14 +143,14 @@ def prepare_run(
     source = build_source(options.text)
     prepare_dataset(data, source, language.vocabulary, layout="packed", length=length)
     rows = language.tokens // length
+    size = language.microbatch_rows
+    sizes = {} if size is None else {"microbatch_rows": size}
     return {
         "data": {"path": str(data)},
         "task": {"kind": language.task},
         "model": language.model(language.width, language.layers, length),
         "accelerator": "cpu",
-        "execution": {"compile": "blocks"},
-        "batch": {"rows": rows, "microbatch_rows": language.microbatch_rows or rows},
-        "optimizer": {"learning_rate": 3e-4},  # warm-ups start at a different step in each program
-        "stop": {"steps": options.repeats * options.steps},
+        "batch": {"rows": rows} | sizes,
+        "optimizer": {"learning_rate": 3e-4},
         "evaluation": {"rows": 2 * rows},
     }

@@ -26,6 +26,8 @@ STYLES = ("best", "compiled", "default", "minimal", "ungrouped")
 SCRIPTS = {"minimal": "peer_minimal.py"}
 """Scripts of the styles that have a separate one."""
 TOKENS = "tokens"
+NUM_STEPS = 2000
+"""Steps of the run that all programs train: about an hour. They are killed after their turns."""
 
 
 class Peer(NamedTuple):
@@ -60,6 +62,7 @@ def run_alternating(
     folder: Path, tables: dict[str, Any], peer: Peer, options: Any, unit: str = TOKENS
 ) -> list[Program]:
     """Train a run with Regauge and with each style of a peer, alternating; return the programs."""
+    tables = tables | {"stop": {"steps": NUM_STEPS}}
     programs = [
         _build_regauge_program(folder / REGAUGE, tables, options.steps, unit),
         *(
@@ -85,7 +88,7 @@ def _build_regauge_program(folder: Path, tables: dict[str, Any], steps: int, uni
     saving = {"checkpoint": {"every_steps": 10**9}}
     # The run waits while the other programs have their turns.
     supervision = {"supervision": {"hang_timeout_seconds": NO_TIMEOUT_SECONDS}}
-    execution = {"execution": tables["execution"] | supervision}
+    execution = {"execution": tables.get("execution", {}) | supervision}
     file = _write_tables(
         folder, tables | execution | {"output": output | saving, "evaluation": evaluation}
     )

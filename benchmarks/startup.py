@@ -78,7 +78,6 @@ def build_commands(scratch: Path, options: Any) -> list[Command]:
     """Return the commands, which all read one dataset."""
     tables = prepare_run(options, SMALL.resize(options), LENGTH, scratch / "data")
     tables["stop"] = {"steps": 1}
-    tables["execution"] = {"compile": "off"}
     tables["evaluation"] = {"rows": 1}
     run_file, peer_run_file = scratch / "run.json", scratch / "trainer.json"
     folder = scratch / "run"

@@ -46,24 +46,22 @@ def main() -> None:
         source = build_label_source(options.text, Path(scratch))
         layout = {"layout": "fields", "fields": {"text": MAX_TOKENS}, "labels": ["label"]}
         prepare_dataset(data, source, {"path": str(model)}, **layout)
-        tables = build_tables(data, model, options.repeats * options.steps)
+        tables = build_tables(data, model)
         programs = run_alternating(Path(scratch) / "programs", tables, PEER, options, "texts")
     facts = {"precision": precision, "texts_per_step": ROWS, **compare_programs(programs)}
     title = "text classification compared with Trainer"
     write_result(options.json, title, Cpu().chip_peak(precision), facts, *PACKAGES)
 
 
-def build_tables(data: Path, model: Path, steps: int) -> dict[str, Any]:
+def build_tables(data: Path, model: Path) -> dict[str, Any]:
     """Return the tables of the run that all programs train."""
     return {
         "data": {"path": str(data)},
         "task": {"kind": "classify"},
         "model": {"path": str(model)},
         "accelerator": "cpu",
-        "execution": {},
         "batch": {"rows": ROWS},
         "optimizer": {"learning_rate": 5e-5},
-        "stop": {"steps": steps},
         "evaluation": {"rows": 16 * ROWS},
     }
 

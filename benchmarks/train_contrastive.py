@@ -25,7 +25,7 @@ from regauge.accelerators.cpu import Cpu
 
 WIDTH, LAYERS, VOCABULARY = 384, 6, 8192
 MAX_SUMMARY_TOKENS, MAX_BODY_TOKENS = 24, 128
-ROWS, MICROBATCH_ROWS = 256, 16
+ROWS = 256
 GOAL = 2.5
 LABELS = {
     "best": "sentence-transformers (bf16)",
@@ -48,15 +48,14 @@ def main() -> None:
         limits = {"summary": MAX_SUMMARY_TOKENS, "body": MAX_BODY_TOKENS}
         source = build_pair_source(options.text, Path(scratch))
         prepare_dataset(data, source, VOCABULARY, layout="fields", fields=limits)
-        num_steps = options.repeats * options.steps
-        tables = build_tables(data, options.width, options.layers, num_steps)
+        tables = build_tables(data, options.width, options.layers)
         programs = run_alternating(Path(scratch) / "programs", tables, PEER, options, "pairs")
     facts = {"precision": precision, "pairs_per_step": ROWS, **compare_programs(programs)}
     title = "contrastive learning compared with sentence-transformers"
     write_result(options.json, title, Cpu().chip_peak(precision), facts, *PACKAGES)
 
 
-def build_tables(data: Path, width: int, layers: int, steps: int) -> dict[str, Any]:
+def build_tables(data: Path, width: int, layers: int) -> dict[str, Any]:
     """Return the tables of the run that all programs train."""
     return {
         "data": {"path": str(data)},
@@ -65,7 +64,6 @@ def build_tables(data: Path, width: int, layers: int, steps: int) -> dict[str, A
             "query": "summary",
             "document": "body",
             "symmetric": False,
-            "max_buckets": 5,
         },
         "model": {
             "architecture": "bert",
@@ -78,10 +76,8 @@ def build_tables(data: Path, width: int, layers: int, steps: int) -> dict[str, A
             },
         },
         "accelerator": "cpu",
-        "execution": {"compile": "blocks"},
-        "batch": {"rows": ROWS, "microbatch_rows": MICROBATCH_ROWS},
+        "batch": {"rows": ROWS},
         "optimizer": {"learning_rate": 5e-4},
-        "stop": {"steps": steps},
         "evaluation": {"rows": ROWS},
     }
 

@@ -25,7 +25,7 @@ from regauge.accelerators.cpu import Cpu
 
 WIDTH, LAYERS, VOCABULARY = 256, 2, 8192
 MAX_QUERY_TOKENS, MAX_DOCUMENT_TOKENS = 24, 64
-ROWS, MICROBATCH_ROWS = 64, 16
+ROWS = 64
 GOALS = {"best": 1.8, "compiled": 1.6, "default": 1.8}
 LABELS = {
     "best": "PyTorch loop (bf16)",
@@ -47,9 +47,7 @@ def main() -> None:
         search = build_search_source(options.text, Path(scratch))
         layout = build_layout(search)
         data = prepare_dataset(Path(scratch) / "data", search.source, VOCABULARY, **layout)
-        tables = build_tables(data, search, options.width, options.layers) | {
-            "stop": {"steps": options.repeats * options.steps}
-        }
+        tables = build_tables(data, search, options.width, options.layers)
         programs = run_alternating(Path(scratch) / "programs", tables, PEER, options, "rows")
     facts = {"precision": precision, "rows_per_step": ROWS, "candidates": NUM_CANDIDATES}
     facts |= compare_programs(programs)
@@ -79,7 +77,6 @@ def build_tables(data: Path, search: Search, width: int, layers: int) -> dict[st
             "kind": "rank",
             "numeric_features": search.numeric_features,
             "categorical_features": search.categorical_features,
-            "max_buckets": 2,
         },
         "model": {
             "architecture": "bert",
@@ -92,8 +89,7 @@ def build_tables(data: Path, search: Search, width: int, layers: int) -> dict[st
             },
         },
         "accelerator": "cpu",
-        "execution": {"compile": "blocks"},
-        "batch": {"rows": ROWS, "microbatch_rows": MICROBATCH_ROWS},
+        "batch": {"rows": ROWS},
         "optimizer": {"learning_rate": 3e-4, "epsilon": 1e-6},
         "evaluation": {"rows": 4 * ROWS},
     }

@@ -39,7 +39,7 @@ from regauge.checkpoint.loading import load_checkpoint
 from regauge.config import build, dump, merge
 from regauge.data.loader import BatchLoader
 from regauge.errors import RegaugeError
-from regauge.models.dropout import CounterDropout, DropoutKeys
+from regauge.models.dropout import CounterDropout, DropoutKeys, RowKeys
 from regauge.training import optimizer as optimizers
 from regauge.training import run as running
 from regauge.training import trainer
@@ -360,7 +360,7 @@ def dropout_compiled(vector_bits: int | None) -> bool:
     """Return whether compiled and eager dropout are bitwise equal; 1 bit compiles scalar code."""
     torch.compiler.reset()
     keys = DropoutKeys()
-    keys.rows = torch.arange(8, dtype=torch.int32) * 7919
+    keys.current = RowKeys(torch.arange(8, dtype=torch.int32) * 7919)
     dropout = CounterDropout(0.1, 2, keys)
     hidden = torch.randn(8, 16, 32, generator=torch.Generator().manual_seed(0))
     with patch.object(inductor.cpp, "simdlen", vector_bits):

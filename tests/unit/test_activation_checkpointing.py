@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from distributed.runs import BERT, LLAMA
 from regauge.models.architectures import build_model, find_blocks
-from regauge.models.dropout import CounterDropout, DropoutKeys
+from regauge.models.dropout import CounterDropout, DropoutKeys, RowKeys
 from regauge.models.settings import Model
 from regauge.training import activation_checkpointing
 
@@ -29,7 +29,7 @@ def compute_gradients(amount: Amount, *, native: bool) -> list[Tensor]:
     torch.manual_seed(1)
     losses = []
     for number in (1, 2):
-        keys.rows = torch.arange(4, dtype=torch.int32) + 1000 * number
+        keys.current = RowKeys(torch.arange(4, dtype=torch.int32) + 1000 * number)
         losses.append(block(torch.ones(4, 3, 8) * number).square().sum())
     for loss in losses:
         loss.backward()

@@ -17,7 +17,7 @@ from distributed.runs import BERT
 from regauge.config import merge
 from regauge.data.batches import MicrobatchPlan, RandomKey, build_dropout_keys
 from regauge.models.architectures import ClassHead, build_model, restore_dropout
-from regauge.models.dropout import CounterDropout, DropoutKeys, replace_dropout
+from regauge.models.dropout import CounterDropout, DropoutKeys, RowKeys, replace_dropout
 from regauge.models.settings import Model
 
 BATCH, LENGTH, WIDTH = 64, 48, 64
@@ -36,7 +36,7 @@ def build_keys(step: int = 0, rows: range = range(BATCH)) -> Tensor:
 def dropped_mask(rate: float, keys: Tensor, layer: int = 0, length: int = LENGTH) -> Tensor:
     """Return a mask of the values that become 0, [batch, length, width] bool."""
     holder = DropoutKeys()
-    holder.rows = keys
+    holder.current = RowKeys(keys)
     module = CounterDropout(rate, layer, holder).train()
     return module(torch.ones(len(keys), length, WIDTH)) == 0
 
@@ -56,10 +56,10 @@ def test_remaining_values_are_scaled() -> None:
     holder = DropoutKeys()
     module = CounterDropout(0.25, 0, holder)
     hidden = torch.full((4, 8, WIDTH), 3.0)
-    holder.rows = build_keys(rows=range(4))
+    holder.current = RowKeys(build_keys(rows=range(4)))
     assert set(module(hidden).unique().tolist()) == {0.0, 4.0}
     assert module.eval()(hidden).equal(hidden)
-    holder.rows = None
+    holder.current = None
     assert module.train()(hidden).equal(hidden)
 
 
@@ -100,7 +100,7 @@ def test_every_layer_has_a_separate_mask() -> None:
 
 def test_bf16_drops_the_same_elements_as_fp32() -> None:
     holder = DropoutKeys()
-    holder.rows = build_keys()
+    holder.current = RowKeys(build_keys())
     module = CounterDropout(0.1, 0, holder)
     ones = torch.ones(BATCH, LENGTH, WIDTH)
     assert (module(ones.bfloat16()) == 0).equal(module(ones) == 0)

@@ -130,6 +130,22 @@ def test_rows_are_those_of_the_task(
     assert 0 < lengths.real_fraction <= 1
 
 
+@pytest.mark.parametrize(("kind", "table"), CASES, ids=[f"{kind} {len(t)}" for kind, t in CASES])
+@pytest.mark.parametrize("has_any_shape", [False, True])
+def test_the_expected_padding_is_that_of_the_task(
+    kind: str, table: dict[str, Any], has_any_shape: Any, tmp_path: Path
+) -> None:
+    """The plan reads training rows, the task all rows; here both have the same lengths."""
+    counts = [[0] * 8 + [30] * 4 + [0] * 20 + [9]]
+    manifest = write_manifest(tmp_path / "data", kind, table, counts)
+    task = config.build(choices.load("tasks", kind), table)
+    form = FORM._replace(has_any_shape=has_any_shape)
+    texts = read_task_texts({"kind": kind, **table})
+    lengths = read_lengths(tmp_path / "data", texts, form, getattr(task, "max_buckets", 4))
+    assert lengths is not None
+    assert lengths.length == pytest.approx(task.padded_length(manifest, form), rel=0.05)
+
+
 def test_missing_candidates_are_padding(tmp_path: Path) -> None:
     """Queries of 10 tokens with one document of 20 have 4 of 5 candidates missing."""
     query, document = [0] * 10 + [4000], [0] * 20 + [4000]
@@ -140,6 +156,10 @@ def test_missing_candidates_are_padding(tmp_path: Path) -> None:
     assert lengths.sequences_per_row == 1 + CANDIDATES
     assert lengths.length == pytest.approx(24, abs=0.01)
     assert lengths.real_fraction == pytest.approx((10 + 20) / (6 * 24), rel=0.001)
+    packed = FORM._replace(has_any_shape=True)
+    lengths = read_lengths(tmp_path / "data", read_task_texts(table), packed)
+    assert lengths is not None
+    assert lengths.real_fraction > 0.85
 
 
 def test_a_field_that_the_data_lacks_is_refused(tmp_path: Path) -> None:

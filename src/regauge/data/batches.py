@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regauge.data.buckets import cut_by_length
+from regauge.data.packing import pack_texts
 from regauge.data.randomness import hash_keys
 from regauge.data.row_order import PADDING
 
@@ -51,23 +51,6 @@ class MicrobatchPlan:
     """Index of each text in the global batch, [batch]."""
     length: int
     """Padded length of every text, in tokens."""
-    num_tokens: np.ndarray | None = None
-    """Tokens of each text in falling order, [batch]; None if all texts are long."""
-
-    def cut_by_length(self, bucket_lengths: Sequence[int]) -> list[MicrobatchPlan]:
-        """Return plans of fewer texts that are padded less; a plan without `num_tokens` is kept."""
-        if self.num_tokens is None:
-            return [self]
-        return [
-            MicrobatchPlan(
-                self.row_numbers[start:end],
-                self.text_numbers[start:end],
-                self.slots[start:end],
-                length,
-                self.num_tokens[start:end],
-            )
-            for start, end, length in cut_by_length(self.num_tokens.tolist(), bucket_lengths)
-        ]
 
     def build_empty(self, length: int) -> MicrobatchPlan:
         """Return a plan of the same batch size without any row; all its weights are 0."""
@@ -125,6 +108,24 @@ def build_position_ids(segments: np.ndarray) -> np.ndarray:
     starts = np.zeros(segments.shape, bool)
     starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
     return (columns - np.maximum.accumulate(np.where(starts, columns, 0), axis=1)).astype(np.int32)
+
+
+def build_packing(segments: np.ndarray) -> Arrays:
+    """Return `packed` and `places` of a batch of texts, [batch, length]; none if not worth it.
+
+    The model module `regauge.models.modules` describes them. A text is one segment.
+    """
+    texts = pack_texts(np.count_nonzero(segments, axis=1).tolist(), segments.shape[1])
+    if texts is None:
+        return {}
+    packed = np.full((len(texts.rows), texts.length), -1, np.int64)
+    for row, ranges in zip(packed, texts.rows, strict=True):
+        numbers = np.concatenate([np.arange(text.start, text.stop) for text in ranges])
+        row[: len(numbers)] = numbers
+    places = np.zeros(segments.shape, np.int64)
+    is_real = packed >= 0
+    places.flat[packed[is_real]] = np.flatnonzero(is_real)
+    return {"packed": packed, "places": places}
 
 
 def build_dropout_keys(plan: MicrobatchPlan, key: RandomKey) -> np.ndarray:

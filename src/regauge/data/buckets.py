@@ -6,9 +6,10 @@ Entry i of a histogram is the number of texts with i tokens. Nothing here import
 from __future__ import annotations
 
 import random
-from bisect import bisect_left
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
+
+from regauge.data.packing import pack_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,8 +19,6 @@ LENGTH_MULTIPLE = 8
 LENGTH_STEPS = ((32, 2), (64, 4), (128, 8), (256, 16), (512, 32), (1 << 30, 64))
 """Distance between two fine lengths, up to a length. They cost about 4 % of padding."""
 MIN_FINE_LENGTH = 4
-MICROBATCH_TOKENS = 8
-"""Fixed cost of another microbatch, in tokens that take about the same time."""
 MAX_SIMULATED_BATCHES, SIMULATED_TEXTS = 32, 1 << 15
 """Most batches whose padding is simulated, and the texts after which no other batch is drawn."""
 
@@ -31,11 +30,11 @@ class BatchForm(NamedTuple):
     """Rows of the global batch."""
     microbatch_rows: int
     has_any_shape: bool
-    """Whether microbatches are cut by length, because no shape is compiled."""
+    """Whether texts are packed into rows, because no shape is compiled."""
 
 
 def list_fine_lengths(max_length: int) -> list[int]:
-    """Return the lengths up to `max_length` that batches of any shape are padded to."""
+    """Return the lengths up to `max_length` that batches of any shape are padded to in serving."""
     lengths, length = [], MIN_FINE_LENGTH
     while length < max_length:
         lengths.append(length)
@@ -43,45 +42,17 @@ def list_fine_lengths(max_length: int) -> list[int]:
     return [*lengths, max_length]
 
 
-def cut_by_length(
-    lengths: Sequence[int], bucket_lengths: Sequence[int]
-) -> list[tuple[int, int, int]]:
-    """Cut texts that are sorted by falling length where this saves the most computation.
-
-    Returns the start, the end and the padded length of each part. The cost of a part is its padded
-    tokens plus `MICROBATCH_TOKENS`; the sum of all costs is minimal.
-    """
-    padded = [bucket_lengths[bisect_left(bucket_lengths, length)] for length in lengths]
-    edges = [i for i in range(len(padded)) if i == 0 or padded[i] != padded[i - 1]]
-    ends = [*edges[1:], len(padded)]
-    costs, origins = [0], [0]
-    for end in ends:
-        cost, origin = min(
-            (costs[index] + (end - start) * padded[start] + MICROBATCH_TOKENS, index)
-            for index, start in enumerate(edges[: len(costs)])
-        )
-        costs.append(cost)
-        origins.append(origin)
-    parts, last = [], len(ends)
-    while last > 0:
-        first = origins[last]
-        parts.append((edges[first], ends[last - 1], padded[edges[first]]))
-        last = first
-    return parts[::-1]
-
-
 def count_batch_tokens(
     histogram: Sequence[int], bucket_lengths: tuple[int, ...], form: BatchForm, texts_per_row: int
 ) -> float:
     """Return the expected tokens of a text with its padding, as batches are built.
 
-    `histogram` counts the texts that are sorted by length, `texts_per_row` of each row. Batches are
-    drawn from it.
+    `histogram` counts the texts that are sorted by length or packed, `texts_per_row` of each row.
+    Batches are drawn from it.
     """
     if not any(histogram):
         return 0.0
     generator = random.Random(0)  # noqa: S311 - not for secrets
-    fine_lengths = list_fine_lengths(bucket_lengths[-1])
     count, size = form.rows * texts_per_row, form.microbatch_rows * texts_per_row
     num_batches = max(1, min(MAX_SIMULATED_BATCHES, SIMULATED_TEXTS // count))
     tokens = 0
@@ -89,11 +60,9 @@ def count_batch_tokens(
         drawn = generator.choices(range(len(histogram)), histogram, k=count)
         drawn.sort(reverse=True)
         for lengths in (drawn[start : start + size] for start in range(0, count, size)):
-            if form.has_any_shape:
-                parts = cut_by_length(lengths, fine_lengths)
-                tokens += sum((end - begin) * length for begin, end, length in parts)
-            else:
-                tokens += len(lengths) * find_bucket_length(lengths[0], bucket_lengths)
+            length = find_bucket_length(lengths[0], bucket_lengths)
+            packed = pack_texts(lengths, length) if form.has_any_shape else None
+            tokens += packed.num_tokens if packed else len(lengths) * length
     return tokens / (num_batches * count)
 
 

@@ -1,8 +1,8 @@
 """Loads the batches of one process: a step number in, arrays out, built in advance by threads.
 
 A global batch is split into the same microbatches for every world size. If batches may have any
-shape, microbatches are cut where texts get shorter, so that they have little padding. Rank r of n
-processes takes microbatches r, r + n, …. A rank with fewer microbatches than the others adds an
+shape, their texts are packed into rows, so that they have little padding. Rank r of n processes
+takes microbatches r, r + n, …. A rank with fewer microbatches than the others adds an
 empty one, so that all ranks join every collective.
 """
 
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
-from regauge.data.buckets import list_fine_lengths
+from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey, build_packing
 from regauge.data.dataset import ExtendedRows
 from regauge.data.row_order import PADDING
 
@@ -105,11 +104,11 @@ class BatchLoader:
         self._bucket_lengths = bucket_lengths
         self._share = share
         self._seed = seed
-        self._fine_lengths: list[int] | None = None
+        self._packs_texts = False
 
-    def allow_any_shape(self) -> None:
-        """Cut later training batches by length, because no shape needs a graph of its own."""
-        self._fine_lengths = list_fine_lengths(self._bucket_lengths[-1])
+    def pack_texts(self) -> None:
+        """Pack the texts of later training batches, because no shape needs a graph of its own."""
+        self._packs_texts = True
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -123,13 +122,14 @@ class BatchLoader:
         plans = self._collator.split_batch(
             self._rows, row_numbers, self._microbatch_rows, self._bucket_lengths
         )
-        if self._fine_lengths is not None:
-            plans = [part for plan in plans for part in plan.cut_by_length(self._fine_lengths)]
         key = RandomKey(self._seed, epoch, step)
-        return [
+        batches = [
             self._collator.build_batch(self._rows, plan, key, self._config)
             for plan in self._share.select(plans, self._bucket_lengths)
         ]
+        if self._packs_texts:
+            batches = [batch | build_packing(batch["segments"]) for batch in batches]
+        return batches
 
     def read_row(self, number: int) -> dict[str, np.ndarray]:
         """Return one row of the dataset, unchanged."""

@@ -4,36 +4,51 @@ A row starts with the chunk that has waited longest. It then takes the longest w
 still fits, until none does. The number of waiting chunks is bounded. Memory is therefore bounded,
 and rows stay close to the order of the source.
 
+Short texts of a batch are packed the same way, so that a model computes few padding tokens.
+
 This module handles lengths and integers; it reads no files and needs no tokenizer.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
+from collections.abc import Sized
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
+    import numpy as np
+
+Chunk = TypeVar("Chunk", bound=Sized)
 MAX_WAITING_CHUNKS = 2048
 """Maximum number of waiting chunks; a higher number fills rows better but changes the order
 more."""
 
 
-class _WaitingChunk(NamedTuple):
+MIN_TEXT_ROW = 64
+"""Tokens of a row that the short texts of a batch are packed into, or fewer."""
+TEXT_ROW_MULTIPLE = 8
+MAX_PACKED_SHARE = 0.9
+"""Packing must save a tenth of the tokens; otherwise it is not worth moving them."""
+
+
+class _WaitingChunk(NamedTuple, Generic[Chunk]):
+    """A chunk that no row has taken yet."""
+
     number: int
-    chunk: np.ndarray
+    """Its number in the order of the chunks."""
+    chunk: Chunk
+    """The chunk."""
 
 
 def pack_chunks(
-    chunks: Iterable[np.ndarray],  # each [1 <= tokens <= length]
+    chunks: Iterable[Chunk],  # each [1 <= tokens <= length]
     length: int,
     max_waiting: int = MAX_WAITING_CHUNKS,
-) -> Iterator[list[np.ndarray]]:
+) -> Iterator[list[Chunk]]:
     """Yield rows as lists of chunks of at most `length` tokens in total; each chunk occurs once."""
-    queue = _ChunkQueue(length)
+    queue = _ChunkQueue[Chunk](length)
     for chunk in chunks:
         queue.add(chunk)
         if queue.count > max_waiting:
@@ -42,12 +57,59 @@ def pack_chunks(
         yield queue.take_row()
 
 
+class PackedTexts(NamedTuple):
+    """Where the tokens of a batch of texts are in rows that hold several texts."""
+
+    length: int
+    """Tokens of a row."""
+    rows: list[list[range]]
+    """The texts of each row, as ranges of their tokens in the flattened batch."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to compute, padding included."""
+        return self.length * len(self.rows)
+
+
+def pack_texts(lengths: Sequence[int], padded_length: int) -> PackedTexts | None:
+    """Pack the texts of a batch, which are padded to one length, into as few rows as possible.
+
+    Longer texts are placed first, each row taking the longest text that fits. Rows are then as
+    short as their number allows. Returns None if this saves too little.
+
+    >>> pack_texts([40, 20, 30], 64)
+    PackedTexts(length=56, rows=[[range(0, 40)], [range(128, 158), range(64, 84)]])
+    """
+    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    starts = ((padded_length * number, lengths[number]) for number in order)
+    texts = [range(start, start + count) for start, count in starts if count]
+    if not texts:
+        return None
+    longest = _round_up(len(texts[0]))
+    length = max(longest, MIN_TEXT_ROW)
+    packed = PackedTexts(length, list(pack_chunks(texts, length, len(texts))))
+    shortest = max(longest, _round_up(-(-sum(map(len, texts)) // len(packed.rows))))
+    for shorter in range(shortest, length, TEXT_ROW_MULTIPLE):
+        rows = list(pack_chunks(texts, shorter, len(texts)))
+        if len(rows) == len(packed.rows):
+            packed = PackedTexts(shorter, rows)
+            break
+    is_smaller = packed.num_tokens <= MAX_PACKED_SHARE * padded_length * len(lengths)
+    return packed if is_smaller else None
+
+
+def _round_up(length: int) -> int:
+    return TEXT_ROW_MULTIPLE * -(-length // TEXT_ROW_MULTIPLE)
+
+
 def assemble_rows(
     rows: list[list[np.ndarray]],  # of chunks [tokens, columns]
     length: int,
     pads: list[int],
 ) -> tuple[np.ndarray, np.ndarray]:  # [columns, rows, length] and [rows, length], int32
     """Return the columns of rows, and their segments: 1, 2, … by chunk, and 0 for padding."""
+    import numpy as np
+
     values = np.empty((len(pads), len(rows), length), dtype=np.int32)
     segments = np.zeros((len(rows), length), dtype=np.int32)
     for column, pad in zip(values, pads, strict=True):
@@ -62,18 +124,18 @@ def assemble_rows(
     return values, segments
 
 
-class _ChunkQueue:
+class _ChunkQueue(Generic[Chunk]):
     """The waiting chunks: a queue per length, and a bit mask of the lengths that are not empty."""
 
     def __init__(self, length: int) -> None:
         self.count = 0
         self._length = length
-        self._queues: list[deque[_WaitingChunk]] = [deque() for _ in range(length + 1)]
+        self._queues: list[deque[_WaitingChunk[Chunk]]] = [deque() for _ in range(length + 1)]
         self._present = 0  # bit n is set if chunks of length n are waiting
         self._order: deque[tuple[int, int]] = deque()
         self._num_added = 0
 
-    def add(self, chunk: np.ndarray) -> None:
+    def add(self, chunk: Chunk) -> None:
         length = len(chunk)
         self._queues[length].append(_WaitingChunk(self._num_added, chunk))
         self._order.append((self._num_added, length))
@@ -81,7 +143,7 @@ class _ChunkQueue:
         self._num_added += 1
         self.count += 1
 
-    def take_row(self) -> list[np.ndarray]:
+    def take_row(self) -> list[Chunk]:
         chunks = [self._take(self._find_oldest())]
         space = self._length - len(chunks[0])
         while fitting_lengths := self._present & ((2 << space) - 1):
@@ -97,7 +159,7 @@ class _ChunkQueue:
             if queue and queue[0].number == number:
                 return length
 
-    def _take(self, length: int) -> np.ndarray:
+    def _take(self, length: int) -> Chunk:
         queue = self._queues[length]
         chunk = queue.popleft().chunk
         if not queue:

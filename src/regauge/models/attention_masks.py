@@ -7,12 +7,16 @@ Otherwise this is lost silently.
 `detect_attention_spec` finds these properties by trial: a text in a packed row must have the same
 outputs as the text alone. A model without weights is tested with a tiny copy of it. For rows of one
 text, an architecture that fails this trial gets the padding mask of transformers instead.
+
+`pack_texts` gathers a batch of texts into packed rows. `unpack_texts` scatters the hidden states
+back, so that pooling and heads read texts.
 """
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,8 +27,10 @@ from regauge.models.init_weights import CPU, META, InitialWeights, materialize, 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import Tensor
+    from torch import Tensor, nn
     from transformers import PretrainedConfig, PreTrainedModel
+
+    from regauge.models.losses import Batch
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 """transformers' names of the supported layer types."""
@@ -36,6 +42,10 @@ FAILURES = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError,
 """Errors of a model that cannot compute a row, or cannot have a size."""
 TINY_HEADS, TINY_VOCABULARY = 2, 64
 """Attention heads and vocabulary size (without special tokens) of a tiny copy."""
+TOKEN_COLUMNS = ("tokens", "positions", "types")
+"""Arrays with a value for each token that a model reads."""
+TOKEN_LOGITS = 3
+"""Dimensions of the logits of each token; those of a text have one less."""
 MIN_POSITIONS = 32
 """Positions of a tiny copy; the rows of the trials are shorter."""
 MPNET_FIRST_POSITION = 2
@@ -56,6 +66,9 @@ class AttentionSpec:
     """Position id of a text's first token."""
     isolates_texts: bool = True
     """Whether a row may hold several texts; otherwise the model gets no mask but the padding's."""
+    unpacks_texts: bool = False
+    """Whether texts that are computed in packed rows have the same outputs of the head, if one is
+    read."""
 
     def build_inputs(
         self, segments: Tensor, positions: Tensor, dtype: torch.dtype, *, packed: bool
@@ -137,6 +150,8 @@ def detect_attention_spec(
             spec = None if unknown else trial.find_packed_spec()
             if not packs_texts:
                 spec = trial.find_padded_spec(spec)
+                if spec is not None:
+                    spec = replace(spec, unpacks_texts=trial.unpacks_texts(spec))
             if spec is not None:
                 return spec
     examples = "such as bert, roberta, modernbert, mpnet or llama"
@@ -152,6 +167,51 @@ def max_text_tokens(model: PreTrainedModel, spec: AttentionSpec) -> int | None:
     limits = (getattr(model.config, name, None) for name in LIMIT_FIELDS)
     limit = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
     return None if limit is None else limit - spec.first_position
+
+
+def pack_texts(batch: Batch) -> Batch:
+    """Return what a model reads of a batch in its `packed` rows, [rows, row length].
+
+    `segments` are the numbers of the texts in the batch, from 1; 0 is padding. `keys` are those of
+    the texts.
+    """
+    packed, length = batch["packed"], batch["tokens"].shape[1]
+    numbers = packed.clamp(min=0)
+    rows = {name: batch[name].flatten()[numbers] for name in TOKEN_COLUMNS if name in batch}
+    texts = numbers // length
+    segments = torch.where(packed < 0, 0, texts + 1)
+    return {**rows, "segments": segments, "keys": batch["keys"][texts]}
+
+
+def unpack_texts(states: Tensor, places: Tensor) -> Tensor:
+    """Return the hidden states of packed rows by text, [batch, length, width].
+
+    Padding has the states of any token.
+    """
+    rows = states.flatten(0, 1).index_select(0, places.flatten())
+    return rows.view(*places.shape, -1)
+
+
+@contextmanager
+def unpacked_outputs(model: PreTrainedModel, places: Tensor | None) -> Iterator[None]:
+    """Give the head of a model the states of texts, if its encoder computes packed rows."""
+    if places is None:
+        yield
+        return
+    base_model: Any = model.base_model
+
+    def unpack(_module: nn.Module, _args: Any, outputs: Any) -> Any:
+        states = unpack_texts(outputs.last_hidden_state, places)
+        outputs.last_hidden_state = states
+        if outputs.get("pooler_output") is not None:
+            outputs.pooler_output = base_model.pooler(states)
+        return outputs
+
+    hook = base_model.register_forward_hook(unpack)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _list_samples(model: PreTrainedModel, *, has_head: bool) -> Iterator[PreTrainedModel]:
@@ -261,6 +321,26 @@ class AttentionTrial:
         padded_spec = AttentionSpec(is_causal=self._is_causal, isolates_texts=False)
         candidates = (packed_spec, padded_spec) if packed_spec else (padded_spec,)
         return next((spec for spec in candidates if self._ignores_padding(spec)), None)
+
+    def unpacks_texts(self, spec: AttentionSpec) -> bool:
+        """Return whether a packed row of two texts gives the outputs of each text alone."""
+        if not (spec.isolates_texts and self._has_head):
+            return spec.isolates_texts
+        row = torch.cat([self._text[:, :3], self._text, self._text[:, :1]], 1)
+        positions = torch.cat([torch.arange(3), torch.arange(6), torch.zeros(1)]).int()[None]
+        segments = torch.tensor([[1] * 3 + [2] * 6 + [0]])
+        places = torch.tensor([[0, 1, 2, 0, 0, 0], [3, 4, 5, 6, 7, 8]])
+        inputs = spec.build_inputs(segments, positions, torch.float32, packed=True)
+        with unpacked_outputs(self._model, places):
+            outputs = self._compute(row, has_head=True, **inputs)
+        texts = (self._text[:, :3], self._text)
+        expected = [self._compute(text, has_head=True) for text in texts]
+        if len(outputs) != len(texts) or outputs.ndim != expected[0].ndim:
+            return False
+        if outputs.ndim == TOKEN_LOGITS:
+            outputs = torch.cat([outputs[0, :3], outputs[1]])
+            expected = [logits[0] for logits in expected]
+        return self._is_equal(outputs, torch.cat(expected))
 
     def _ignores_padding(self, spec: AttentionSpec) -> bool:
         """Return whether a text before padding has the outputs of the text alone."""

@@ -7,6 +7,8 @@ the same bits on every device; a compiler fuses them into neighbouring operation
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -16,11 +18,29 @@ SECOND_MULTIPLIER = 0x846CA68B - (1 << 32)
 SALT_STEP = 0x9E3779B9 - (1 << 32)
 
 
+class PackedKeys(NamedTuple):
+    """The addresses of tokens in rows that hold several texts, both [batch, length] int32."""
+
+    keys: Tensor
+    """The key of each token's text."""
+    positions: Tensor
+    """The position of each token in its text."""
+
+
+class RowKeys(NamedTuple):
+    """The dropout keys of the texts of a batch."""
+
+    rows: Tensor  # [batch] int32
+    packed: PackedKeys | None = None
+    """The keys of the tokens, if the model computes these texts in packed rows."""
+
+
 class DropoutKeys:
-    """The dropout keys of the current rows; all layers of a model share one object."""
+    """The dropout keys of the current batch; all layers of a model share one object."""
 
     def __init__(self) -> None:
-        self.rows: Tensor | None = None  # [batch] int32; None for no dropout
+        self.current: RowKeys | None = None
+        """None for no dropout."""
 
 
 def hash_words(words: Tensor) -> Tensor:
@@ -47,25 +67,32 @@ class CounterDropout(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the values with about `rate` of them set to zero."""
-        rows = self.keys.rows
-        if not self.training or rows is None:
+        keys = self.keys.current
+        if not self.training or keys is None:
             return hidden
-        words = self._random_words(rows, hidden.shape)
+        words = self._random_words(keys, hidden.shape)
         threshold = round(self.rate * (1 << 32)) - (1 << 31)
         mask = (words >= threshold).to(hidden.dtype) * (1 / (1 - self.rate))
         return hidden * mask.view(hidden.shape)
 
-    def _random_words(self, rows: Tensor, shape: torch.Size) -> Tensor:
+    def _random_words(self, keys: RowKeys, shape: torch.Size) -> Tensor:
         """Return one uniform int32 word per element, [batch, length, width].
+
+        A token has the same words in a packed row as in a row of its own. Packed rows have another
+        shape than the texts; a head behind the encoder reads texts again.
 
         Products overflow, which is undefined for signed words in C++: a compiler that knows the
         range of a factor may exploit that. So each factor depends on a word from memory.
         """
-        length, width = shape[1:-1].numel(), shape[-1]
-        positions = torch.arange(length, dtype=torch.int32, device=rows.device)
-        columns = torch.arange(width, dtype=torch.int32, device=rows.device)
-        row_words = hash_words(rows ^ self.salt)
-        token_words = hash_words(row_words[:, None] + positions)
+        length, width, device = shape[1:-1].numel(), shape[-1], keys.rows.device
+        columns = torch.arange(width, dtype=torch.int32, device=device)
+        if keys.packed is not None and keys.packed.keys.shape == shape[:-1]:
+            row_words = hash_words(keys.packed.keys ^ self.salt)
+            positions = keys.packed.positions
+        else:
+            row_words = hash_words(keys.rows ^ self.salt)[:, None]
+            positions = torch.arange(length, dtype=torch.int32, device=device)
+        token_words = hash_words(row_words + positions)
         words = (token_words[:, :, None] ^ hash_words(columns ^ self.salt)) * FIRST_MULTIPLIER
         return (words ^ _shift_right(words, 15)) * SECOND_MULTIPLIER
 

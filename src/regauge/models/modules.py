@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from regauge.errors import SettingsError
 from regauge.models import sentence_transformers
-from regauge.models.attention_masks import detect_attention_spec, max_text_tokens
+from regauge.models.attention_masks import (
+    detect_attention_spec,
+    max_text_tokens,
+    pack_texts,
+    unpack_texts,
+    unpacked_outputs,
+)
+from regauge.models.dropout import PackedKeys, RowKeys
 from regauge.models.generation.sampling import filter_logits, select_tokens
 from regauge.models.losses import (
     Batch,
@@ -37,6 +44,10 @@ class TextModule(nn.Module):
 
     A batch holds `tokens`, `segments` and `positions`, all [batch, length] int, and the dropout
     `keys`, [batch] int32. Segment 0 is padding; tokens attend only to their segment.
+
+    If a batch of texts has `packed`, [rows, row length] int64, the model computes them in these
+    rows: entries are the numbers of tokens in the flattened batch, and -1 for padding. `places`,
+    [batch, length] int64, are the numbers of the same tokens in the flattened rows.
     """
 
     packs_texts = True
@@ -59,6 +70,11 @@ class TextModule(nn.Module):
         self._needs_token_types = num_types is None
 
     @property
+    def can_pack(self) -> bool:
+        """Whether batches of texts may have `packed`."""
+        return not self.packs_texts and self.attention_spec.unpacks_texts
+
+    @property
     def max_tokens(self) -> int | None:
         """The maximum number of tokens of a text; None if there is no limit."""
         return max_text_tokens(self.model, self.attention_spec)
@@ -72,7 +88,15 @@ class TextModule(nn.Module):
         """
         base_model: Any = (model or self.model).base_model
         states: Tensor = base_model(**self.model_inputs(batch, packed=packed)).last_hidden_state
-        return states
+        return unpack_texts(states, batch["places"]) if "packed" in batch else states
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the outputs of the model's own head for a batch of texts."""
+        inputs = self.model_inputs(batch, packed=False)
+        model: Any = self.model
+        with unpacked_outputs(model, batch.get("places")):
+            logits: Tensor = model(**inputs).logits
+        return logits
 
     def token_outputs(self, head: nn.Module, hidden: Tensor, batch: Batch) -> Batch:
         """Return `training_loss` if gradients are needed, else `token_metrics`."""
@@ -86,12 +110,18 @@ class TextModule(nn.Module):
         Token types are left out if the architecture has none, or only one. A literal padding token
         has no position in architectures that number positions without padding.
         """
-        self.dropout_keys.rows = batch["keys"] if self.training else None
-        spec, tokens, positions = self.attention_spec, batch["tokens"], batch["positions"]
+        spec, positions = self.attention_spec, batch["positions"]
+        keys = RowKeys(batch["keys"]) if self.training else None
         if spec.first_position and not packed:
-            positions = spec.skip_padding_tokens(tokens, positions)
-        dtype = self.compute_dtype
-        masks = spec.build_inputs(batch["segments"], positions, dtype, packed=packed)
+            positions = spec.skip_padding_tokens(batch["tokens"], positions)
+        if "packed" in batch:
+            rows = pack_texts(batch)
+            keys = keys and RowKeys(keys.rows, PackedKeys(rows["keys"], rows["positions"]))
+            batch, packed = pack_texts({**batch, "positions": positions}), True
+            positions = batch["positions"]
+        self.dropout_keys.current = keys
+        tokens = batch["tokens"]
+        masks = spec.build_inputs(batch["segments"], positions, self.compute_dtype, packed=packed)
         inputs: dict[str, Any] = {"input_ids": tokens, **masks}
         if spec.is_causal:
             inputs["use_cache"] = False
@@ -228,7 +258,7 @@ class Classifier(TextModule):
             hidden = self.hidden_states(batch, packed=False)
             logits = head(_gather_positions(hidden, self._last_token_positions(batch)))[:, 0]
         else:
-            logits = self.model(**self.model_inputs(batch, packed=False)).logits
+            logits = self.logits(batch)
         return {"scores": logits.float().clone()}
 
     def _last_token_positions(self, batch: Batch) -> Tensor:
@@ -249,8 +279,7 @@ class TokenClassifier(TextModule):
 
     def forward(self, batch: Batch) -> Batch:
         """Return `scores`, [batch, length, classes] fp32."""
-        logits = self.model(**self.model_inputs(batch, packed=False)).logits
-        return {"scores": logits.float().clone()}
+        return {"scores": self.logits(batch).float().clone()}
 
 
 def _gather_positions(hidden: Tensor, positions: Tensor) -> Tensor:

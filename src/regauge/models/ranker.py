@@ -78,6 +78,10 @@ class Ranker(TextModule):
         width = model.config.hidden_size if self.has_texts else 0
         self.head = RankingHead(shape, width, settings, scale)
 
+    @property
+    def can_pack(self) -> bool:
+        return super().can_pack and self.has_texts and self.documents is None
+
     def forward(self, batch: Batch) -> Batch:
         """Return `scores`, [rows, candidates] fp32."""
         rows = batch["numbers"].shape[0]

@@ -156,11 +156,17 @@ def _measure(
     everything = [sum_histograms(column.lengths.values()) for column in fields]
     trained = [column.lengths.get(TRAIN, []) for column in fields]
     shapes = choose_bucket_lengths(_combine(everything, texts), max_buckets)
-    histogram = _combine(trained, texts)
-    texts_per_row = len(texts.all_fields) if texts.padding == "separate" else 1
-    length = count_batch_tokens(histogram, shapes, form, texts_per_row)
     candidates = [columns[name].max_group_size for name in texts.candidate_fields]
     sequences = texts.count_sequences(max(candidates, default=1))
+    form = form._replace(has_any_shape=form.has_any_shape and texts.can_pack)
+    if form.has_any_shape and texts.padding == "longest":  # missing candidates take no place
+        histogram = sum_histograms(trained)
+        texts_per_row = max(round(sum(histogram) / rows), 1)
+        length = count_batch_tokens(histogram, shapes, form, texts_per_row)
+        length *= sum(histogram) / (rows * sequences)
+    else:
+        texts_per_row = len(texts.all_fields) if texts.padding == "separate" else 1
+        length = count_batch_tokens(_combine(trained, texts), shapes, form, texts_per_row)
     tokens = sum(size * count for counts in trained for size, count in enumerate(counts))
     real = tokens / max(length * sequences * rows, 1)
     return RowLengths(

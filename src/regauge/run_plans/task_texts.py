@@ -23,6 +23,8 @@ class TaskTexts:
     """Fields with one text in each row; empty for rows of tokens alone."""
     candidate_fields: tuple[str, ...] = ()
     """Fields with one text for each candidate of a row."""
+    can_pack: bool = True
+    """Whether batches of any shape have their texts in packed rows."""
 
     @property
     def all_fields(self) -> tuple[str, ...]:
@@ -65,7 +67,9 @@ def _read_mlm(table: Mapping[str, Any]) -> TaskTexts:
 
 def _read_rank(table: Mapping[str, Any]) -> TaskTexts:
     queries = _list_names(table.get("query", "query"))
-    return TaskTexts("longest", queries, _list_names(table.get("document", "document")))
+    documents = _list_names(table.get("document", "document"))
+    can_pack = table.get("encoders", "shared") == "shared"
+    return TaskTexts("longest", queries, documents, can_pack)
 
 
 def _read_whole_rows(_: Mapping[str, Any]) -> TaskTexts:
@@ -77,7 +81,7 @@ READERS: dict[str, Callable[[Mapping[str, Any]], TaskTexts]] = {
     "clm": _read_whole_rows,
     "contrastive": _read_contrastive,
     "distill": lambda table: TaskTexts("separate", _list_names(table.get("text_fields", "text"))),
-    "dpo": lambda _: TaskTexts("longest", ("chosen", "rejected")),
+    "dpo": lambda _: TaskTexts("longest", ("chosen", "rejected"), can_pack=False),
     "mlm": _read_mlm,
     "rank": _read_rank,
     "sft": _read_whole_rows,

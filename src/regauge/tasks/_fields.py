@@ -75,14 +75,27 @@ class FieldsTask(Task):
         """Return the lengths that cause the least padding over all texts."""
         return choose_bucket_lengths(self.length_histogram(manifest), self.max_buckets)
 
+    def text_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
+        """Return the number of texts of each length, also if `length_histogram` counts rows."""
+        return self.length_histogram(manifest)
+
     def padded_length(self, manifest: DatasetManifest, form: BatchForm) -> float:
         histogram, lengths = self.length_histogram(manifest), self.bucket_lengths(manifest)
-        return count_batch_tokens(histogram, lengths, form, self.slots_per_row())
+        if not form.has_any_shape:
+            return count_batch_tokens(histogram, lengths, form, self.slots_per_row())
+        texts, rows = self.text_histogram(manifest), max(self._count_rows(manifest), 1)
+        tokens = count_batch_tokens(texts, lengths, form, max(round(sum(texts) / rows), 1))
+        return tokens * sum(texts) / (rows * self.sequences_per_row(manifest))
 
     def real_token_fraction(self, manifest: DatasetManifest, form: BatchForm) -> float:
-        histogram = self.length_histogram(manifest)
-        tokens = sum(length * count for length, count in enumerate(histogram))
-        return tokens / max(self.padded_length(manifest, form) * sum(histogram), 1)
+        texts = self.text_histogram(manifest)
+        tokens = sum(length * count for length, count in enumerate(texts))
+        sequences = self._count_rows(manifest) * self.sequences_per_row(manifest)
+        return tokens / max(self.padded_length(manifest, form) * sequences, 1)
+
+    def _count_rows(self, manifest: DatasetManifest) -> float:
+        """Return the number of rows of all splits."""
+        return sum(self.length_histogram(manifest)) / self.slots_per_row()
 
     def split_batch(
         self,
@@ -104,8 +117,7 @@ class FieldsTask(Task):
         for slots in longest_first.reshape(-1, count * microbatch_rows):
             texts, indices = np.divmod(slots, len(row_numbers))
             length = find_bucket_length(int(lengths[slots].max()), bucket_lengths)
-            num_tokens = lengths[slots]
-            plans.append(MicrobatchPlan(row_numbers[indices], texts, slots, length, num_tokens))
+            plans.append(MicrobatchPlan(row_numbers[indices], texts, slots, length))
         return plans
 
     def build_batch(
@@ -121,20 +133,14 @@ def plan_sorted_rows(
     lengths: np.ndarray,  # [global batch]
     microbatch_rows: int,
     bucket_lengths: tuple[int, ...],
-    *,
-    can_cut: bool = True,
 ) -> list[MicrobatchPlan]:
-    """Sort whole rows by the length of their longest text, and split them into microbatches.
-
-    With `can_cut`, these may be cut further by length.
-    """
+    """Sort whole rows by the length of their longest text, and split them into microbatches."""
     longest_first = np.argsort(-lengths, kind="stable")
     plans = []
     for slots in longest_first.reshape(-1, microbatch_rows):
         length = find_bucket_length(int(lengths[slots].max()), bucket_lengths)
         numbers, texts = row_numbers[slots], np.zeros_like(slots)
-        num_tokens = lengths[slots] if can_cut else None
-        plans.append(MicrobatchPlan(numbers, texts, slots, length, num_tokens))
+        plans.append(MicrobatchPlan(numbers, texts, slots, length))
     return plans
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from regauge.data.batches import pad_sequences, take_rows
-from regauge.data.buckets import longest_text_histogram
+from regauge.data.buckets import longest_text_histogram, sum_histograms
 from regauge.data.layouts.preferences import ANSWERS, CHOSEN, MASKS
 from regauge.models.io_spec import InputSpec, ModelHead
 from regauge.tasks import MetricSums
@@ -58,6 +58,9 @@ class Dpo(FieldsTask):
         """
         return longest_text_histogram([field_histogram(manifest, name) for name in ANSWERS])
 
+    def text_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
+        return sum_histograms(field_histogram(manifest, name) for name in ANSWERS)
+
     def padded_length(self, manifest: DatasetManifest, form: BatchForm) -> float:
         return super().padded_length(manifest, form._replace(has_any_shape=False))
 
@@ -77,10 +80,7 @@ class Dpo(FieldsTask):
             0 if row is None else max(len(row[name]) for name in ANSWERS)
             for row in take_rows(rows, row_numbers)
         ]
-        # The reference log-probabilities come from batches of the declared shapes.
-        return plan_sorted_rows(
-            row_numbers, np.array(lengths), microbatch_rows, bucket_lengths, can_cut=False
-        )
+        return plan_sorted_rows(row_numbers, np.array(lengths), microbatch_rows, bucket_lengths)
 
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig

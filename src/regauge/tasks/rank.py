@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from regauge.data.batches import take_rows
-from regauge.data.buckets import longest_text_histogram
+from regauge.data.buckets import longest_text_histogram, sum_histograms
 from regauge.data.columns import find_embedding_rows
 from regauge.errors import DataError
 from regauge.log import logger
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, OptionalRows, RandomKey
+    from regauge.data.buckets import BatchForm
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
     from regauge.models.io_spec import OutputKind
@@ -119,6 +120,17 @@ class Rank(FieldsTask):
         """
         names = (*self.query, *self.document)
         return longest_text_histogram([field_histogram(manifest, name) for name in names])
+
+    def text_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
+        names = (*self.query, *self.document)
+        return sum_histograms(field_histogram(manifest, name) for name in names)
+
+    def padded_length(self, manifest: DatasetManifest, form: BatchForm) -> float:
+        can_pack = form.has_any_shape and self.encoders == "shared"
+        return super().padded_length(manifest, form._replace(has_any_shape=can_pack))
+
+    def _count_rows(self, manifest: DatasetManifest) -> float:
+        return sum(field_histogram(manifest, self.query[0])) if self.query else 0
 
     def sequences_per_row(self, manifest: DatasetManifest) -> int:
         return max(1, self._count_texts(manifest.columns[self.label].max_group_size))

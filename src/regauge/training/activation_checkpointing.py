@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from regauge.models.dropout import DropoutKeys
+    from regauge.models.dropout import DropoutKeys, RowKeys
 
 Mode = Literal["none", "selective", "full"]
 
@@ -67,20 +67,20 @@ def _build_contexts(
     recompute: AbstractContextManager[Any] = nullcontext()
     if mode == "selective":
         forward, recompute = create_selective_checkpoint_contexts(_policy)
-    return forward, _restore_dropout_keys(recompute, keys, keys.rows)
+    return forward, _restore_dropout_keys(recompute, keys, keys.current)
 
 
 @contextmanager
 def _restore_dropout_keys(
-    inner: AbstractContextManager[Any], keys: DropoutKeys, rows: torch.Tensor | None
+    inner: AbstractContextManager[Any], keys: DropoutKeys, rows: RowKeys | None
 ) -> Iterator[None]:
-    """Set the row keys of the first forward pass while a block is recomputed."""
-    current, keys.rows = keys.rows, rows
+    """Set the keys of the first forward pass while a block is recomputed."""
+    current, keys.current = keys.current, rows
     try:
         with inner:
             yield
     finally:
-        keys.rows = current
+        keys.current = current
 
 
 def _policy(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:

@@ -83,15 +83,16 @@ class RunContext:
             BatchShape(task, length) for task in self.tasks for length in task.bucket_lengths
         )
 
-    def cut_batches(self) -> None:
-        """Cut the training batches by length if no graph is compiled for their shapes.
+    def pack_batches(self) -> None:
+        """Pack the texts of training batches if no graph is compiled for their shapes.
 
-        Evaluations keep the declared lengths, so that the padding of a text, and with it the last
-        bits of its outputs, do not depend on the size of a batch.
+        Evaluations keep the declared lengths, so that the last bits of an output do not depend on
+        the other texts of its batch.
         """
         if self.accelerator.has_dynamic_shapes and self.settings.execution.compile == "off":
             for task in self.tasks:
-                task.loader.allow_any_shape()
+                if task.can_pack:
+                    task.loader.pack_texts()
 
     @property
     def heldout(self) -> dict[str, HeldoutSet]:

@@ -149,7 +149,7 @@ class MfuMeter:
 def count_tokens(batch: dict[str, Any]) -> tuple[int, int]:
     """Return the numbers of real tokens and of computed tokens, padding included, in a batch."""
     segments = batch["segments"]
-    return int(np.count_nonzero(segments)), int(segments.size)
+    return int(np.count_nonzero(segments)), int(batch.get("packed", segments).size)
 
 
 def memory_by_content(context: RunContext, state: TrainState) -> dict[str, int]:

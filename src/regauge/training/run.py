@@ -68,7 +68,7 @@ def _attempt(
     try:
         check_disk(context, state)
         context = replace(context, settings=resolve_compile(context, state))
-        context.cut_batches()
+        context.pack_batches()
         if callbacks:
             module, steps = state.model.module, context.total_steps
             hook = CallbackHook(callbacks, module, context.folder, rank=world.rank, steps=steps)

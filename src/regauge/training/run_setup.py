@@ -122,7 +122,7 @@ def set_up(
         reporter=reporter,
         end_microbatch=mark,
     )
-    context.cut_batches()
+    context.pack_batches()
     state = _state(context, model, weights, precision)
     if injector is not None:
         injector.attach(state.model, state.lr_schedule)

@@ -47,6 +47,8 @@ class TaskRuntime:
     heldout: dict[str, HeldoutSet]
     """The held-out sets by the prefix of their metrics, such as `heldout`; may be empty."""
     flops_per_token: float
+    can_pack: bool
+    """Whether the module computes texts in packed rows, if batches may have any shape."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ def build_task_runtime(
         gradients=gradients,
         heldout=_build_heldout_sets(settings, config, dataset, device_context),
         flops_per_token=flops_per_token(module.model, bucket_lengths[-1]),
+        can_pack=module.can_pack,
     )
 
 

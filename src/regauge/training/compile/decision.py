@@ -4,9 +4,9 @@ If `execution.compile` is "auto", the decision is made once, before the first st
 resume. It depends on the number of steps, and on the times of an eager and a compiled step with
 empty microbatches of the largest length. The two alternate, and the shortest time of each counts.
 It is multiplied by the expected length of texts with their padding, relative to the largest length:
-eager batches are cut by length and have less padding. Times are averaged over all processes, so
-that all of them decide equally. If the measurement would take more than `MAX_DECISION_SHARE` of the
-run, nothing is compiled.
+eager batches have less padding, because their texts are packed into rows. Times are averaged over
+all processes, so that all of them decide equally. If the measurement would take more than
+`MAX_DECISION_SHARE` of the run, nothing is compiled.
 """
 
 from __future__ import annotations

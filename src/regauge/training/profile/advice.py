@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from regauge.data.packing import MAX_PACKED_SHARE
 from regauge.training.profile.trace import OPTIMIZER
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ class ProfileReport:
         if execution.compile != "blocks":
             reason = "each eager operation reads and writes all of its values"
             yield Advice(kinds.get("other", 0.0), 'set execution.compile = "blocks"', reason)
-        if self.padding_fraction > 0:
+        if self.padding_fraction > 1 - MAX_PACKED_SHARE:
             reason = f"{self.padding_fraction:.0%} of the tokens are padding"
             max_buckets = [
                 config.task.max_buckets

@@ -88,7 +88,8 @@ class StepProfiler(Hook):
             yield
             self._context.accelerator.synchronize()
         for batch in batches:
-            arrays = {"segments": batch["segments"].cpu().numpy()}
+            names = {"segments", "packed"} & batch.keys()
+            arrays = {name: batch[name].cpu().numpy() for name in names}
             counts = zip(self._counts, count_tokens(arrays), strict=True)
             self._counts = [total + count for total, count in counts]
         if self._state.step == self._last:

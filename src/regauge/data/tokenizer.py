@@ -25,7 +25,7 @@ from tokenizers import (
     trainers,
 )
 
-from regauge.data.bpe_cache import build_cached_bpe
+from regauge.data.byte_level_bpe import build_byte_level_bpe
 from regauge.data.dataset import TOKENIZER, TokenizerInfo
 from regauge.data.special_tokens import read_role_id, read_special_tokens
 from regauge.data.tokenizer_config import (
@@ -45,7 +45,7 @@ from regauge.json_files import find_json
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from regauge.data.bpe_cache import CachedBpe
+    from regauge.data.byte_level_bpe import ByteLevelBpe
     from regauge.data.settings import TokenizerSettings
 
 MIN_LETTERS = 3
@@ -122,14 +122,12 @@ class LoadedTokenizer:
         With `parse_special_tokens`, a special token in a text becomes its id; otherwise it is plain
         text. Raises DataError if the tokenizer has neither a token for a text nor an unknown token.
         """
-        cached_bpe = None if parse_special_tokens else self._cached_bpe
-        cached = [cached_bpe.encode(text) if cached_bpe is not None else None for text in texts]
-        rest = [text for text, ids in zip(texts, cached, strict=True) if ids is None]
+        bpe = None if parse_special_tokens else self._byte_level_bpe
+        fast = [None if bpe is None else bpe.encode(text) for text in texts]
+        rest = [text for text, ids in zip(texts, fast, strict=True) if ids is None]
         self._tokenizer.encode_special_tokens = not parse_special_tokens
         encoded = iter(self._encode_batch(rest, add_special_tokens=False))
-        return [
-            np.array(next(encoded).ids, dtype=np.int32) if ids is None else ids for ids in cached
-        ]
+        return [np.array(next(encoded).ids, dtype=np.int32) if ids is None else ids for ids in fast]
 
     def encode_with_offsets(
         self, texts: Sequence[str], *, parse_special_tokens: bool = False
@@ -270,9 +268,9 @@ class LoadedTokenizer:
         return len(self.prefix) + len(self.suffix)
 
     @cached_property
-    def _cached_bpe(self) -> CachedBpe | None:
-        """The cached encoder; it is built on first use, because that reads the whole tokenizer."""
-        return build_cached_bpe(self._tokenizer)
+    def _byte_level_bpe(self) -> ByteLevelBpe | None:
+        """The fast encoder; it is built on first use, because that reads the whole tokenizer."""
+        return build_byte_level_bpe(self._tokenizer)
 
     def _encode_batch(
         self,

@@ -1,4 +1,4 @@
-"""The cached BPE gives the same ids as the library."""
+"""The fast encoder gives the same ids as the library."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
-from regauge.data import bpe_cache, settings, tokenizer
+from regauge.data import byte_level_bpe, settings, tokenizer
 from regauge.data.dataset import TOKENIZER
 
 PLANE = [chr(code) for code in range(0x10000) if not 0xD800 <= code < 0xE000]
@@ -18,7 +18,7 @@ ALPHABETS = {
     "ascii": [chr(code) for code in range(128)],
     "latin": [chr(code) for code in range(0x250)],
     "plane": PLANE,
-    "stable": [letter for letter in PLANE if bpe_cache._is_stable(letter)],
+    "stable": [letter for letter in PLANE if byte_level_bpe._is_stable(letter)],
     "spaces": list(" \t\n\r\x0b\x0c\x1c\x1d\x85\xa0\u2003\u3000\u180e\u200b\ufeff a1'.s"),
     "cyrillic": [*map(chr, range(0x400, 0x530)), " ", "1", "."],
     "chinese": [*map(chr, range(0x4E00, 0x9FFF)), *"\uff0c\u3002 ab1"],
@@ -57,10 +57,14 @@ def test_random_texts_have_the_ids_of_the_library(folder: Path, name: str) -> No
     encoded = encoder.encode(texts)
     assert all(ids.dtype == np.int32 for ids in encoded)
     assert [ids.tolist() for ids in encoded] == encode_with_library(folder, texts)
-    cached_bpe = bpe_cache.build_cached_bpe(Tokenizer.from_file(str(folder / TOKENIZER)))
-    assert cached_bpe is not None
-    num_cached = sum(cached_bpe.encode(text) is not None for text in texts)
-    assert num_cached == len(texts) if name in {"ascii", "apostrophes"} else num_cached < len(texts)
+    bpe = byte_level_bpe.build_byte_level_bpe(Tokenizer.from_file(str(folder / TOKENIZER)))
+    assert bpe is not None
+    num_fast = sum(bpe.encode(text) is not None for text in texts)
+    assert (
+        num_fast == len(texts)
+        if name in {"ascii", "apostrophes", "stable"}
+        else num_fast < len(texts)
+    )
 
 
 def test_every_stable_character_has_the_ids_of_the_library(folder: Path) -> None:
@@ -71,27 +75,38 @@ def test_every_stable_character_has_the_ids_of_the_library(folder: Path) -> None
     assert [ids.tolist() for ids in encoded] == encode_with_library(folder, texts)
 
 
-def test_the_number_of_cached_words_is_limited(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("normalizer", [None, normalizers.NFC()], ids=["unchanged", "NFC"])
+@pytest.mark.parametrize("pattern", byte_level_bpe.PATTERNS, ids=["llama3", "qwen2"])
+def test_patterns_of_language_models_have_the_ids_of_the_library(
+    folder: Path, tmp_path: Path, pattern: str, normalizer: normalizers.Normalizer | None
 ) -> None:
-    monkeypatch.setattr(bpe_cache, "MAX_WORDS", 10)
-    cached_bpe = bpe_cache.build_cached_bpe(Tokenizer.from_file(str(folder / TOKENIZER)))
-    assert cached_bpe is not None
-    texts = [f"word {number} of many" for number in range(50)] + ["x" * 500]
-    encoded = [cached_bpe.encode(text) for text in texts]
-    assert [ids.tolist() for ids in encoded if ids is not None] == encode_with_library(
-        folder, texts
-    )
-    assert len(cached_bpe.cache) <= 10
-    assert max(map(len, cached_bpe.cache)) <= bpe_cache.MAX_WORD_LENGTH
+    changed = Tokenizer.from_file(str(folder / TOKENIZER))
+    splitter = pre_tokenizers.Split(Regex(pattern), "isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    changed.pre_tokenizer = pre_tokenizers.Sequence([splitter, to_bytes])
+    changed.normalizer = normalizer
+    assert byte_level_bpe.build_byte_level_bpe(changed) is not None
+    changed.save(str(tmp_path / TOKENIZER))
+    texts = [text for name in ALPHABETS for text in draw_texts(name, 300)]
+    texts += ["1234567 12\n\n 3", "'S it'S \u017f'\u017f \u212a", "a\r\n \n\tb  c"]
+    encoded = tokenizer.LoadedTokenizer(tmp_path).encode(texts)
+    assert [ids.tolist() for ids in encoded] == encode_with_library(tmp_path, texts)
 
 
-@pytest.mark.parametrize("change", ["lowercase", "cutter", "added", "dropout"])
+def test_special_tokens_are_plain_text(folder: Path) -> None:
+    special = list(Tokenizer.from_file(str(folder / TOKENIZER)).get_added_tokens_decoder().values())
+    texts = [f"a{token.content} b" for token in special]
+    assert len(texts) > 2
+    encoded = tokenizer.LoadedTokenizer(folder).encode(texts)
+    assert [ids.tolist() for ids in encoded] == encode_with_library(folder, texts)
+
+
+@pytest.mark.parametrize("change", ["lowercase", "cutter", "added", "dropout", "byte"])
 def test_unsupported_tokenizers_are_left_to_the_library(
     folder: Path, tmp_path: Path, change: str
 ) -> None:
     changed = Tokenizer.from_file(str(folder / TOKENIZER))
-    assert bpe_cache.build_cached_bpe(changed) is not None
+    assert byte_level_bpe.build_byte_level_bpe(changed) is not None
     if change == "lowercase":
         changed.normalizer = normalizers.Lowercase()
     elif change == "cutter":
@@ -100,9 +115,12 @@ def test_unsupported_tokenizers_are_left_to_the_library(
         changed.add_tokens(["whole of"])
     else:
         document = json.loads(changed.to_str())
-        document["model"]["dropout"] = 0.1
+        if change == "dropout":
+            document["model"]["dropout"] = 0.1
+        else:
+            del document["model"]["vocab"]["!"]
         changed = Tokenizer.from_str(json.dumps(document))
-    assert bpe_cache.build_cached_bpe(changed) is None
+    assert byte_level_bpe.build_byte_level_bpe(changed) is None
     if change == "added":
         changed.save(str(tmp_path / TOKENIZER))
         texts = ["the whole of it", "wholeof"]

@@ -52,7 +52,12 @@ def join_texts(fields: Mapping[str, Value]) -> str:
 
     A text that is part of a longer one is left out.
     """
-    texts = sorted(_list_texts(list(fields.values())), key=len)
+    texts = [value for value in fields.values() if isinstance(value, str)]
+    if any(isinstance(value, list | dict) for value in fields.values()):
+        texts = list(_list_texts(list(fields.values())))
+    if len(texts) == 1:
+        return texts[0]
+    texts.sort(key=len)
     joined = ""
     for text in reversed(texts):
         if text not in joined:
@@ -91,11 +96,14 @@ def hash_content(content: str) -> bytes:
 def compute_signatures(texts: Sequence[str]) -> np.ndarray:  # [texts, HASHES] uint32
     """Return the MinHash signature of every text."""
     shingles, starts = _hash_shingles(texts)
-    signatures = np.empty((len(texts), HASHES), dtype=np.uint32)
-    for index, (factor, offset) in enumerate(zip(_FACTORS, _OFFSETS, strict=True)):
-        hashed = (shingles * factor + offset) >> np.uint64(32)
-        signatures[:, index] = np.minimum.reduceat(hashed, starts)
-    return signatures
+    smallest = np.empty((HASHES, len(texts)), dtype=np.uint64)
+    hashed = np.empty_like(shingles)
+    for row, factor, offset in zip(smallest, _FACTORS, _OFFSETS, strict=True):
+        np.multiply(shingles, factor, out=hashed)
+        np.add(hashed, offset, out=hashed)
+        np.minimum.reduceat(hashed, starts, out=row)
+    # The upper halves have the order of the hashes.
+    return np.ascontiguousarray((smallest >> np.uint64(32)).astype(np.uint32).T)
 
 
 class SignatureTable:
@@ -225,12 +233,23 @@ def _propose_pairs(signatures: SignatureTable) -> Iterator[tuple[np.ndarray, np.
     for start in range(0, BANDS, _BANDS_PER_BATCH):
         bands = [band % BANDS for band in range(start, start + _BANDS_PER_BATCH + 1)]
         for key, next_key in pairwise(signatures.band_keys(bands)):
-            order = np.lexsort((next_key, key))
+            order = _sort_repeated(key, next_key)
             is_repeated = np.concatenate([[False], key[order[1:]] == key[order[:-1]]])
             heads = np.maximum.accumulate(np.where(is_repeated, 0, np.arange(len(order))))
             members = np.flatnonzero(is_repeated)
             yield order[members], order[members - 1]
             yield order[members], order[heads[members]]
+
+
+def _sort_repeated(key: np.ndarray, next_key: np.ndarray) -> np.ndarray:
+    """Return the numbers of records whose key occurs again, by key, next key and number."""
+    order = np.argsort(key)
+    is_equal = np.diff(key[order]) == 0
+    is_repeated = np.zeros(len(order), dtype=bool)
+    is_repeated[1:] |= is_equal
+    is_repeated[:-1] |= is_equal
+    records = np.sort(order[is_repeated])
+    return records[np.lexsort((next_key[records], key[records]))]
 
 
 def _verify_pairs(

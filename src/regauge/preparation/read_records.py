@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import pyarrow as pa
 
 from regauge.data import duplicates
+from regauge.data.conversations import TOOL_FIELDS
 from regauge.data.sources import Record, Rejected, Skipped, reject_undecodable
 from regauge.errors import DataError
 from regauge.files import replace_atomically, write_atomic
@@ -235,9 +236,15 @@ def _build_batch(batch: list[Record], counts: Counts, schema: pa.Schema) -> pa.R
         [_restore_key_order(record, content) for record, content in pairs],
         list(map(duplicates.hash_content, contents)),
     ]
+    arrays = [pa.array(column, schema.field(i).type) for i, column in enumerate(columns)]
     if schema == SCHEMA:
-        compared = [duplicates.join_compared_texts(record.fields) for record in batch]
+        compared = [
+            text
+            if record.fields.keys().isdisjoint(TOOL_FIELDS)
+            else duplicates.join_compared_texts(record.fields)
+            for record, text in zip(batch, texts, strict=True)
+        ]
         signatures = duplicates.compute_signatures(compared).astype("<u4")
-        columns.append([row.tobytes() for row in signatures])
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        buffers = [None, pa.py_buffer(signatures.tobytes())]
+        arrays.append(pa.Array.from_buffers(schema.field("signature").type, len(batch), buffers))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

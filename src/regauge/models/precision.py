@@ -1,20 +1,83 @@
-"""The precision in which a module computes: its dtype, and linear layers that compute in fp8."""
+"""The precision in which a module computes: its dtype, fp32 sums of gradients, and fp8 layers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import embedding
 
 from regauge.errors import SettingsError, first_line
 from regauge.models.tensors import precision_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+MAX_SUMMED_ROWS = 1024
+"""Largest embedding whose gradients are summed in fp32: positions and token types, not words."""
 FP8_MULTIPLE = 16
 """The sizes of a layer must be multiples of it; the products of the hardware require that."""
+
+
+class _Normalize(torch.autograd.Function):
+    """Layer normalization with the weight gradients of `Fp32SumNorm`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        shape = list(weight.shape)
+        given = weight.float(), None if bias is None else bias.float()
+        output, mean, deviation = torch.native_layer_norm(hidden, shape, *given, eps)
+        ctx.save_for_backward(hidden, mean, deviation, weight)
+        ctx.has_bias = bias is not None
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        (gradient,), (hidden, mean, deviation, weight) = gradients, ctx.saved_tensors
+        gradient, shape = gradient.contiguous(), list(weight.shape)
+        statistics = shape, mean, deviation, weight.float(), None
+        given = gradient, hidden, *statistics, [True, False, False]
+        inner, _, _ = torch.ops.aten.native_layer_norm_backward(*given)
+        axes = tuple(range(hidden.ndim - weight.ndim))
+        scaled = ((hidden - mean) * deviation * gradient).sum(axes)
+        total = gradient.sum(axes, dtype=torch.float32).to(weight.dtype) if ctx.has_bias else None
+        return inner, scaled.to(weight.dtype), total, None
+
+
+class Fp32SumNorm(nn.LayerNorm):
+    """Layer normalization whose weight gradients are summed in fp32.
+
+    On a CPU, torch sums them over all tokens in the dtype of the input. In bf16, a bias gradient of
+    a thousand tokens is then wrong by half. Compiled graphs sum in fp32 anyway.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in torch
+        """Return the normalized values, in the dtype of the input."""
+        if input.dtype == torch.float32 or torch.compiler.is_compiling() or self.weight is None:
+            return super().forward(input)
+        apply: Callable[..., Tensor] = _Normalize.apply
+        return apply(input, self.weight, self.bias, self.eps)
+
+
+class Fp32SumEmbedding(nn.Embedding):
+    """An embedding with few rows, whose gradients are summed in fp32."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in torch
+        """Return the rows of numbers, in the dtype of the weights."""
+        weight = self.weight
+        return embedding(input, weight.float(), self.padding_idx).to(weight.dtype)
+
+
+def sum_gradients_in_fp32(module: nn.Module) -> None:
+    """Let the layers of a CPU whose gradients are sums over all tokens compute these in fp32."""
+    for layer in module.modules():
+        if type(layer) is nn.LayerNorm:
+            layer.__class__ = Fp32SumNorm
+        elif type(layer) is nn.Embedding and layer.num_embeddings <= MAX_SUMMED_ROWS:
+            layer.__class__ = Fp32SumEmbedding
 
 
 def apply_precision(

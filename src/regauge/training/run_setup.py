@@ -18,7 +18,7 @@ from regauge.hooks import Hook, Hooks, Inject, inject_nothing
 from regauge.log import logger
 from regauge.models import architectures, multitask
 from regauge.models.init_weights import build_initial_weights
-from regauge.models.precision import apply_precision
+from regauge.models.precision import apply_precision, sum_gradients_in_fp32
 from regauge.planning.catalog import find_price
 from regauge.strategies import Placement, ShardedModel, Strategy
 from regauge.supervision.channel import WorkerReporter
@@ -94,6 +94,8 @@ def set_up(
     blocks = tuple(architectures.find_blocks(module))
     emulates_fp8 = accelerator.emulates_fp8
     remark = apply_precision(module, blocks, precision, dtype, emulates_fp8=emulates_fp8)
+    if accelerator.on_host:
+        sum_gradients_in_fp32(module)
     if remark and world.is_main_process:
         logger.info("%s", remark)
     site = Placement(world, device, module.compute_dtype, blocks, accelerator.is_lazy, weights)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from regauge import timing
 from regauge.processes import inspect_process, restore_environment
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -74,7 +75,9 @@ def test_the_children_of_a_step_end_at_its_limit(measure: Measure) -> None:
     code, results = measure({"slow": text}, limit=2)
     assert (code, results["slow"]["reason"]) == (1, "not finished after 2 s")
     [pid] = results["slow"]["last_lines"]
-    assert inspect_process(int(pid)).state in {"", "Z"}
+    assert timing.wait_for(
+        lambda: inspect_process(int(pid)).state in {"", "Z"}, 10, poll_seconds=0.01
+    )
 
 
 @pytest.mark.full

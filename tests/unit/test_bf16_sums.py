@@ -14,6 +14,13 @@ from unit.test_text_packing import build_batch, build_module
 LENGTHS = (5, 40, 3, 11, 26, 7, 60, 33) * 4
 
 
+def wrap(layer: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """Return a module that computes a layer in a dtype."""
+    module: Any = torch.nn.Sequential(layer)
+    module.compute_dtype = dtype
+    return module
+
+
 def compute_gradients(module: TextModule, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Return the gradients of a function of the vectors, with weights in a dtype."""
     for weight in module.parameters():
@@ -33,6 +40,7 @@ def compute_gradients(module: TextModule, dtype: torch.dtype) -> dict[str, torch
 def test_every_gradient_is_near_that_in_fp32(architecture: str) -> None:
     exact = compute_gradients(build_module(architecture, "vectors")[0], torch.float32)
     module, _ = build_module(architecture, "vectors")
+    module.compute_dtype = torch.bfloat16
     precision.sum_gradients_in_fp32(module)
     assert {type(layer) for layer in module.modules()} & {precision.Fp32SumNorm}
     gradients = compute_gradients(module, torch.bfloat16)
@@ -52,7 +60,7 @@ def test_the_gradients_of_a_norm_are_those_of_torch(bias: Any) -> None:
     reference = reference.to(torch.bfloat16)
     changed = torch.nn.LayerNorm(64, bias=bias).to(torch.bfloat16)
     changed.load_state_dict(reference.state_dict())
-    precision.sum_gradients_in_fp32(torch.nn.Sequential(changed))
+    precision.sum_gradients_in_fp32(wrap(changed, torch.bfloat16))
     results = []
     for norm in (reference, changed):
         hidden = torch.randn(1, 1, 64, generator=torch.Generator().manual_seed(1))
@@ -65,6 +73,16 @@ def test_the_gradients_of_a_norm_are_those_of_torch(bias: Any) -> None:
 
 
 def test_an_embedding_of_words_stays_in_bf16() -> None:
-    model = torch.nn.ModuleList([torch.nn.Embedding(2000, 4), torch.nn.Embedding(2, 4)])
-    precision.sum_gradients_in_fp32(model)
-    assert [type(layer) for layer in model] == [torch.nn.Embedding, precision.Fp32SumEmbedding]
+    words, types = torch.nn.Embedding(2000, 4), torch.nn.Embedding(2, 4)
+    precision.sum_gradients_in_fp32(wrap(torch.nn.ModuleList([words, types]), torch.bfloat16))
+    assert [type(layer) for layer in (words, types)] == [
+        torch.nn.Embedding,
+        precision.Fp32SumEmbedding,
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_replay_in_fp64_sums_in_fp64(dtype: torch.dtype) -> None:
+    norm = torch.nn.LayerNorm(4)
+    precision.sum_gradients_in_fp32(wrap(norm, dtype))
+    assert type(norm) is torch.nn.LayerNorm

@@ -56,7 +56,7 @@ class Fp32SumNorm(nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in torch
         """Return the normalized values, in the dtype of the input."""
-        if input.dtype == torch.float32 or torch.compiler.is_compiling() or self.weight is None:
+        if torch.compiler.is_compiling() or self.weight is None:
             return super().forward(input)
         apply: Callable[..., Tensor] = _Normalize.apply
         return apply(input, self.weight, self.bias, self.eps)
@@ -71,8 +71,13 @@ class Fp32SumEmbedding(nn.Embedding):
         return embedding(input, weight.float(), self.padding_idx).to(weight.dtype)
 
 
-def sum_gradients_in_fp32(module: nn.Module) -> None:
-    """Let the layers of a CPU whose gradients are sums over all tokens compute these in fp32."""
+def sum_gradients_in_fp32(module: Any) -> None:
+    """Let the layers of a CPU whose gradients are sums over all tokens compute these in fp32.
+
+    A module that computes in fp32 or fp64 is left as it is.
+    """
+    if module.compute_dtype.itemsize >= torch.float32.itemsize:
+        return
     for layer in module.modules():
         if type(layer) is nn.LayerNorm:
             layer.__class__ = Fp32SumNorm

@@ -9,13 +9,11 @@ import random
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from regauge.data.packing import pack_texts
+from regauge.data.packing import LENGTH_MULTIPLE, pack_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-LENGTH_MULTIPLE = 8
-"""Bucket lengths are multiples of this number; matrix units compute these fastest."""
 LENGTH_STEPS = ((32, 2), (64, 4), (128, 8), (256, 16), (512, 32), (1 << 30, 64))
 """Distance between two fine lengths, up to a length. They cost about 4 % of padding."""
 MIN_FINE_LENGTH = 4

@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gigatoken.gigatoken_rs import load_hf_json
+from tokenizers.pre_tokenizers import ByteLevel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +37,8 @@ class ByteLevelBpe:
     """Encodes texts with the model of a byte-level BPE tokenizer; special tokens are plain text."""
 
     def __init__(self, document: dict[str, Any]) -> None:
+        from gigatoken.gigatoken_rs import load_hf_json
+
         self._tokenizer = load_hf_json(json.dumps({**document, "added_tokens": []}))
 
     def encode(self, text: str) -> np.ndarray | None:
@@ -55,7 +57,7 @@ def build_byte_level_bpe(tokenizer: Tokenizer) -> ByteLevelBpe | None:
         _splits_bytes(document["pre_tokenizer"] or {})
         and model["type"] == "BPE"
         and not any(model.get(field) for field in MODEL_FIELDS)
-        and set(_byte_characters()) <= model["vocab"].keys()
+        and set(ByteLevel.alphabet()) <= model["vocab"].keys()
         and all(token["special"] for token in document["added_tokens"])
         and normalizer.get("type") in NORMALIZERS
     )
@@ -75,14 +77,6 @@ def _splits_bytes(splitter: dict[str, Any]) -> bool:
         and not rest[0].get("use_regex", True)
         and not rest[0]["add_prefix_space"]
     )
-
-
-@cache
-def _byte_characters() -> list[str]:
-    """Return the character of each byte, as in GPT-2: a printable byte is its own character."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    replacements = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(replacements)) for byte in range(0x100)]
 
 
 @cache

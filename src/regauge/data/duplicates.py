@@ -65,12 +65,15 @@ def join_texts(fields: Mapping[str, Value]) -> str:
     return joined
 
 
-def join_compared_texts(fields: Mapping[str, Value]) -> str:
+def join_compared_texts(fields: Mapping[str, Value], joined: str) -> str:
     """Return the texts of a record that are compared with those of others, as one.
 
-    The schemas of tools are left out: many conversations share them, and differ in all else.
+    `joined` are all of its texts. The schemas of tools are left out: many conversations share them,
+    and differ in all else.
     """
     schemas = {name for name in TOOL_FIELDS if isinstance(fields.get(name), list)}
+    if not schemas:
+        return joined
     return join_texts({name: value for name, value in fields.items() if name not in schemas})
 
 

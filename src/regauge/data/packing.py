@@ -28,7 +28,8 @@ more."""
 
 MIN_TEXT_ROW = 64
 """Tokens of a row that the short texts of a batch are packed into, or fewer."""
-TEXT_ROW_MULTIPLE = 8
+LENGTH_MULTIPLE = 8
+"""Padded lengths are multiples of this number; matrix units compute these fastest."""
 MAX_PACKED_SHARE = 0.9
 """Packing must save a tenth of the tokens; otherwise it is not worth moving them."""
 
@@ -89,7 +90,7 @@ def pack_texts(lengths: Sequence[int], padded_length: int) -> PackedTexts | None
     length = max(longest, MIN_TEXT_ROW)
     packed = PackedTexts(length, list(pack_chunks(texts, length, len(texts))))
     shortest = max(longest, _round_up(-(-sum(map(len, texts)) // len(packed.rows))))
-    for shorter in range(shortest, length, TEXT_ROW_MULTIPLE):
+    for shorter in range(shortest, length, LENGTH_MULTIPLE):
         rows = list(pack_chunks(texts, shorter, len(texts)))
         if len(rows) == len(packed.rows):
             packed = PackedTexts(shorter, rows)
@@ -99,7 +100,7 @@ def pack_texts(lengths: Sequence[int], padded_length: int) -> PackedTexts | None
 
 
 def _round_up(length: int) -> int:
-    return TEXT_ROW_MULTIPLE * -(-length // TEXT_ROW_MULTIPLE)
+    return LENGTH_MULTIPLE * -(-length // LENGTH_MULTIPLE)
 
 
 def assemble_rows(

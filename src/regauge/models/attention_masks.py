@@ -42,7 +42,7 @@ FAILURES = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError,
 """Errors of a model that cannot compute a row, or cannot have a size."""
 TINY_HEADS, TINY_VOCABULARY = 2, 64
 """Attention heads and vocabulary size (without special tokens) of a tiny copy."""
-TOKEN_COLUMNS = ("tokens", "positions", "types")
+TOKEN_COLUMNS = ("tokens", "positions", "model_positions", "types")
 """Arrays with a value for each token that a model reads."""
 TOKEN_LOGITS = 3
 """Dimensions of the logits of each token; those of a text have one less."""

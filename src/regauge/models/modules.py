@@ -76,7 +76,7 @@ class TextModule(nn.Module):
 
     @property
     def max_tokens(self) -> int | None:
-        """The maximum number of tokens of a text; None if there is no limit."""
+        """The maximum number of tokens of a text; None if unlimited."""
         return max_text_tokens(self.model, self.attention_spec)
 
     def hidden_states(
@@ -115,10 +115,9 @@ class TextModule(nn.Module):
         if spec.first_position and not packed:
             positions = spec.skip_padding_tokens(batch["tokens"], positions)
         if "packed" in batch:
-            rows = pack_texts(batch)
-            keys = keys and RowKeys(keys.rows, PackedKeys(rows["keys"], rows["positions"]))
-            batch, packed = pack_texts({**batch, "positions": positions}), True
-            positions = batch["positions"]
+            batch, packed = pack_texts({**batch, "model_positions": positions}), True
+            positions = batch["model_positions"]
+            keys = keys and RowKeys(keys.rows, PackedKeys(batch["keys"], batch["positions"]))
         self.dropout_keys.current = keys
         tokens = batch["tokens"]
         masks = spec.build_inputs(batch["segments"], positions, self.compute_dtype, packed=packed)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import pyarrow as pa
 
 from regauge.data import duplicates
-from regauge.data.conversations import TOOL_FIELDS
 from regauge.data.sources import Record, Rejected, Skipped, reject_undecodable
 from regauge.errors import DataError
 from regauge.files import replace_atomically, write_atomic
@@ -238,12 +237,8 @@ def _build_batch(batch: list[Record], counts: Counts, schema: pa.Schema) -> pa.R
     ]
     arrays = [pa.array(column, schema.field(i).type) for i, column in enumerate(columns)]
     if schema == SCHEMA:
-        compared = [
-            text
-            if record.fields.keys().isdisjoint(TOOL_FIELDS)
-            else duplicates.join_compared_texts(record.fields)
-            for record, text in zip(batch, texts, strict=True)
-        ]
+        pairs = zip(batch, texts, strict=True)
+        compared = [duplicates.join_compared_texts(record.fields, text) for record, text in pairs]
         signatures = duplicates.compute_signatures(compared).astype("<u4")
         buffers = [None, pa.py_buffer(signatures.tobytes())]
         arrays.append(pa.Array.from_buffers(schema.field("signature").type, len(batch), buffers))

@@ -89,7 +89,7 @@ def read_lengths(
     `form` is how its global batch is split, which decides the padding.
 
     Raises DataError if the manifest is damaged, or if it has no training rows or no lengths of
-    texts, and SettingsError if a field of the task is no text field of the data.
+    texts, and SettingsError if the data lacks a text field of the task.
     """
     path = folder / MANIFEST
     if not path.is_file():

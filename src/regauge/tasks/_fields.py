@@ -75,12 +75,18 @@ class FieldsTask(Task):
         """Return the lengths that cause the least padding over all texts."""
         return choose_bucket_lengths(self.length_histogram(manifest), self.max_buckets)
 
+    @property
+    def packs_texts(self) -> bool:
+        """Whether batches of any shape have their texts in packed rows."""
+        return True
+
     def text_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
         """Return the number of texts of each length, also if `length_histogram` counts rows."""
         return self.length_histogram(manifest)
 
     def padded_length(self, manifest: DatasetManifest, form: BatchForm) -> float:
         histogram, lengths = self.length_histogram(manifest), self.bucket_lengths(manifest)
+        form = form._replace(has_any_shape=form.has_any_shape and self.packs_texts)
         if not form.has_any_shape:
             return count_batch_tokens(histogram, lengths, form, self.slots_per_row())
         texts, rows = self.text_histogram(manifest), max(self._count_rows(manifest), 1)

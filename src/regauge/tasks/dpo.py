@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
-    from regauge.data.buckets import BatchForm
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
     from regauge.models.io_spec import OutputKind
@@ -61,8 +60,9 @@ class Dpo(FieldsTask):
     def text_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
         return sum_histograms(field_histogram(manifest, name) for name in ANSWERS)
 
-    def padded_length(self, manifest: DatasetManifest, form: BatchForm) -> float:
-        return super().padded_length(manifest, form._replace(has_any_shape=False))
+    @property
+    def packs_texts(self) -> bool:
+        return False
 
     def sequences_per_row(self, manifest: DatasetManifest) -> int:
         del manifest

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, OptionalRows, RandomKey
-    from regauge.data.buckets import BatchForm
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
     from regauge.models.io_spec import OutputKind
@@ -125,9 +124,9 @@ class Rank(FieldsTask):
         names = (*self.query, *self.document)
         return sum_histograms(field_histogram(manifest, name) for name in names)
 
-    def padded_length(self, manifest: DatasetManifest, form: BatchForm) -> float:
-        can_pack = form.has_any_shape and self.encoders == "shared"
-        return super().padded_length(manifest, form._replace(has_any_shape=can_pack))
+    @property
+    def packs_texts(self) -> bool:
+        return self.encoders == "shared"
 
     def _count_rows(self, manifest: DatasetManifest) -> float:
         return sum(field_histogram(manifest, self.query[0])) if self.query else 0

@@ -72,10 +72,10 @@ def _build_contexts(
 
 @contextmanager
 def _restore_dropout_keys(
-    inner: AbstractContextManager[Any], keys: DropoutKeys, rows: RowKeys | None
+    inner: AbstractContextManager[Any], keys: DropoutKeys, first: RowKeys | None
 ) -> Iterator[None]:
     """Set the keys of the first forward pass while a block is recomputed."""
-    current, keys.current = keys.current, rows
+    current, keys.current = keys.current, first
     try:
         with inner:
             yield

@@ -58,7 +58,14 @@ def draw_lengths(median: float, spread: float, longest: int) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("median", "spread", "longest"),
-    [(11, 0.6, 126), (8, 0.35, 64), (120, 0.7, 512), (30, 1.0, 256)],
+    [
+        (11, 0.6, 126),
+        (8, 0.35, 64),
+        (120, 0.7, 512),
+        (30, 1.0, 256),
+        (55, 0.2, 128),
+        (150, 0.2, 512),
+    ],
 )
 @pytest.mark.parametrize("rows", [32, 128])
 def test_the_expected_padding_is_that_of_real_batches(
@@ -160,6 +167,16 @@ def test_packed_rows_give_the_outputs_of_padded_ones(
     if dropout:
         module.eval()
         assert float((compute(module, batch, name)[0] - packed[0]).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "electra", "modernbert", "distilbert"])
+def test_a_row_may_be_longer_than_the_longest_text_of_the_model(architecture: str) -> None:
+    module, name = build_module(architecture, "vectors")
+    batch = build_batch((64, 40, 38, 36, 40, 35))
+    assert batch["packed"].shape[1] > 2 * WIDTH
+    packed = compute(module, batch, name)
+    padded = compute(module, {k: batch[k] for k in batch if k not in {"packed", "places"}}, name)
+    torch.testing.assert_close(packed[0], padded[0], rtol=1e-4, atol=1e-5)
 
 
 def test_a_head_with_a_pooling_layer_of_its_own_form_is_not_packed() -> None:

@@ -28,10 +28,14 @@ more."""
 
 MIN_TEXT_ROW = 64
 """Tokens of a row that the short texts of a batch are packed into, or fewer."""
+LONG_ROW, MAX_LONG_ROW = 3, 512
+"""A long row has space for this number of longest texts, but at most for this number of tokens:
+attention computes the whole row for each token."""
 LENGTH_MULTIPLE = 8
 """Padded lengths are multiples of this number; matrix units compute these fastest."""
 MAX_PACKED_SHARE = 0.9
-"""Packing must save a tenth of the tokens; otherwise it is not worth moving them."""
+"""Packing must save a tenth of the tokens; otherwise it is not worth moving them. Long rows must
+fill what shorter ones leave empty."""
 
 
 class _WaitingChunk(NamedTuple, Generic[Chunk]):
@@ -75,28 +79,37 @@ class PackedTexts(NamedTuple):
 def pack_texts(lengths: Sequence[int], padded_length: int) -> PackedTexts | None:
     """Pack the texts of a batch, which are padded to one length, into as few rows as possible.
 
-    Longer texts are placed first, each row taking the longest text that fits. Rows are then as
-    short as their number allows. Returns None if this saves too little.
+    Longer texts are placed first, each row taking the longest text that fits. A row has space for
+    the longest text, or for three of them if more than a tenth of the shorter rows is padding. Rows
+    are then as short as their number allows. Returns None if packing saves too little.
 
     >>> pack_texts([40, 20, 30], 64)
-    PackedTexts(length=56, rows=[[range(0, 40)], [range(128, 158), range(64, 84)]])
+    PackedTexts(length=96, rows=[[range(0, 40), range(128, 158), range(64, 84)]])
     """
     order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
     starts = ((padded_length * number, lengths[number]) for number in order)
     texts = [range(start, start + count) for start, count in starts if count]
     if not texts:
         return None
-    longest = _round_up(len(texts[0]))
-    length = max(longest, MIN_TEXT_ROW)
-    packed = PackedTexts(length, list(pack_chunks(texts, length, len(texts))))
-    shortest = max(longest, _round_up(-(-sum(map(len, texts)) // len(packed.rows))))
-    for shorter in range(shortest, length, LENGTH_MULTIPLE):
-        rows = list(pack_chunks(texts, shorter, len(texts)))
-        if len(rows) == len(packed.rows):
-            packed = PackedTexts(shorter, rows)
-            break
+    longest = len(texts[0])
+    packed = _fill_rows(texts, max(longest, MIN_TEXT_ROW))
+    if sum(lengths) < MAX_PACKED_SHARE * packed.num_tokens:
+        long_row = max(longest, MIN_TEXT_ROW, min(LONG_ROW * longest, MAX_LONG_ROW))
+        packed = min(packed, _fill_rows(texts, long_row), key=lambda rows: rows.num_tokens)
     is_smaller = packed.num_tokens <= MAX_PACKED_SHARE * padded_length * len(lengths)
     return packed if is_smaller else None
+
+
+def _fill_rows(texts: list[range], length: int) -> PackedTexts:
+    """Fill as few rows of at most `length` tokens as possible, rounded up, and shorten them."""
+    length = _round_up(length)
+    rows = list(pack_chunks(texts, length, len(texts)))
+    shortest = max(len(texts[0]), -(-sum(map(len, texts)) // len(rows)))
+    for shorter in range(_round_up(shortest), length, LENGTH_MULTIPLE):
+        shorter_rows = list(pack_chunks(texts, shorter, len(texts)))
+        if len(shorter_rows) == len(rows):
+            return PackedTexts(shorter, shorter_rows)
+    return PackedTexts(length, rows)
 
 
 def _round_up(length: int) -> int:

@@ -25,7 +25,8 @@ WORKLOADS = {
     "train_rank": "ranker training",
     "train_classify": "classifier of short texts",
     "prepare_peers": "dataset preparation",
-    "predict": "batch inference, MiniLM",
+    "predict": "batch inference, MiniLM, documentation",
+    "predict_encyclopedia": "batch inference, MiniLM, encyclopedia",
     "serve": "serving, MiniLM, 64 connections",
 }
 VARIANTS = {

@@ -39,9 +39,9 @@ from recording import RESULTS, write_train_command
 from safetensors.numpy import load_file
 from text import prepare_library_docs
 
-from regauge import jsonl
-from regauge.checkpoint.layout import checkpoint_name, find_damage, list_steps
-from regauge.supervision.goodput import read_goodput
+from regauge.run_folders.checkpoint_files import checkpoint_name, find_damage, list_steps
+from regauge.run_folders.goodput import read_goodput
+from regauge.system import jsonl
 
 STEPS, SAVE_EVERY = 100, 20
 PROCESS_COUNTS = (1, 2)

@@ -23,9 +23,9 @@ from peers import build_parser
 from recording import summarize, write_result
 from train_mlm import LANGUAGE
 
-from regauge import processes
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
+from regauge.system import processes
 from regauge.training.checkpointing import restore, save_checkpoint
 from regauge.training.defaults import resolve_defaults
 from regauge.training.optimizer import prime_state

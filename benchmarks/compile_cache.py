@@ -23,8 +23,8 @@ from overhead import MODEL
 from recording import RESULTS, write_result
 
 from regauge.accelerators.cpu import Cpu
+from regauge.commands import prepare
 from regauge.config import build
-from regauge.verbs import prepare
 
 LIMIT = 0.25
 TASKS: dict[str, dict[str, Any]] = {

@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from regauge import jsonl
 from regauge.monitoring.exporter import find_targets
+from regauge.system import jsonl
 
 SCRAPE_SECONDS = 1.0
 MAX_COST = 0.005

@@ -1,6 +1,6 @@
 """Fits the constants of the planner to measured rows, and writes them into the package.
 
-    python benchmarks/fit_planner.py --train FILE --memory FILE --gemm FILE --nccl FILE
+    python benchmarks/fit_planner.py --train FILE --memory FILE --collectives FILE
 
 Each constant belongs to a chip and a software stack. Rows of one stack are fitted together, with
 priors, so that a stack with two rows does not get the noise of two rows.
@@ -19,14 +19,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
-import planner_products as products
 import planner_references as references
 import stack_effects
 from planner_rows import Sample, read_samples
 from scipy.optimize import least_squares
 
-from regauge.planning import calibration as constants
-from regauge.planning.anchors import (
+from regauge.machines.machine_rates import find_machine
+from regauge.planner import calibration as constants
+from regauge.planner.anchors import (
     MEASURED,
     MEASURED_MEMORY,
     MEASUREMENTS,
@@ -34,19 +34,16 @@ from regauge.planning.anchors import (
     describe,
     parse_year,
 )
-from regauge.planning.calibration import (
+from regauge.planner.calibration import (
     ANY,
     LinkConstants,
-    MatmulConstants,
     MemoryConstants,
     PlannerConstants,
     StackConstants,
 )
-from regauge.planning.machines import find_machine
-from regauge.planning.memory_plan import plan_parts
-from regauge.planning.step_time import BETWEEN, INSIDE, plan_step
+from regauge.planner.memory_plan import plan_parts
+from regauge.planner.step_time import BETWEEN, INSIDE, plan_step
 
-FOLDER = constants.CALIBRATION.parent
 PRIOR = {
     "efficiency": (0.65, 0.5),
     "hidden_half": (400.0, 0.5),
@@ -57,6 +54,8 @@ PRIOR = {
 }
 """Median and log standard deviation of each constant before any row; medians by an A100 fit."""
 FITTED = tuple(PRIOR)
+MIN_BYTES = 2**20
+"""Smaller messages do not show the bandwidth of a link."""
 PASSES = 2
 """Fits with a prior by the other stacks, after the one with the prior above."""
 NOISE = 0.04
@@ -74,19 +73,15 @@ REFERENCE_FLOPS = 100e12
 def main() -> None:
     """Fit all constants and write the data files of the package."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("train", "memory", "gemm", "nccl", "collectives"):
+    for name in ("train", "memory", "collectives"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     options = parser.parse_args()
     train, memory = read_samples(options.train), read_samples(options.memory)
     memory = [item for item in memory if not item.is_contradictory]
-    gemm = read_rows(options.gemm)
-    large = products.read_products(gemm)
-    matmuls = fit_matmuls(large, gemm[0]["source"].split(",")[0])
     document = {
         "stacks": [asdict(entry) for entry in fit_stacks([*train, *references.single_machines()])],
         "memory": [asdict(entry) for entry in fit_memory(memory)],
         "links": [asdict(entry) for entry in fit_links(read_rows(options.collectives))],
-        "matmuls": [asdict(entry) for entry in matmuls.values()],
     }
     path = constants.CALIBRATION
     path.write_text(json.dumps(_round(document), indent=1) + "\n", encoding="utf-8")
@@ -95,8 +90,6 @@ def main() -> None:
     ran = [item for item in memory if item.memory_bytes and not item.is_out_of_memory]
     write_anchors(MEASURED, timed, MEASUREMENTS[:2])
     write_anchors(MEASURED_MEMORY, [build_anchor(i, fitted) for i in ran], MEASUREMENTS[2:])
-    products.write_matmul_rows(FOLDER / "matmul_rows.csv", large, matmuls)
-    write_rows(FOLDER / "collective_rows.csv", products.merge_collectives(read_rows(options.nccl)))
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -386,7 +379,7 @@ def fit_links(rows: Sequence[dict[str, str]]) -> list[LinkConstants]:
             for row in rows
             if row["system"].startswith(system)
             and int(row["n_nodes"]) > 1
-            and float(row["size_bytes"]) >= products.MIN_BYTES
+            and float(row["size_bytes"]) >= MIN_BYTES
         ]
         nominal = find_machine(system).network_bandwidth
         sizes = np.array([float(row["size_bytes"]) for row in chosen])
@@ -409,13 +402,6 @@ def _links() -> dict[str, LinkConstants]:
     return {entry.system: entry for entry in default_links()}
 
 
-def fit_matmuls(rows: Sequence[products.Product], source: str) -> dict[str, MatmulConstants]:
-    """Return the roofline of each system, and of all."""
-    groups = _group(rows, lambda item: item.system)
-    fitted = {name: products.fit_matmul(name, group, source) for name, group in groups.items()}
-    return fitted | {ANY: products.fit_matmul(ANY, rows, source)}
-
-
 def hold_calibration(
     stacks: Sequence[StackConstants], memory: Sequence[MemoryConstants] = ()
 ) -> PlannerConstants:
@@ -424,7 +410,6 @@ def hold_calibration(
         {(entry.chip, entry.stack): entry for entry in stacks},
         {entry.stack: entry for entry in memory},
         _links(),
-        {},
     )
 
 

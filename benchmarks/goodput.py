@@ -20,9 +20,9 @@ from overhead import MODEL
 from recording import RESULTS, write_result, write_train_command
 from text import prepare_library_docs
 
-from regauge import jsonl
 from regauge.accelerators.cpu import Cpu
-from regauge.supervision.goodput import PRODUCTIVE, read_goodput
+from regauge.run_folders.goodput import PRODUCTIVE, read_goodput
+from regauge.system import jsonl
 
 LIMIT = 0.99
 TRIAL_STEPS = 30

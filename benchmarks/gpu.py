@@ -30,10 +30,10 @@ from gpu_steps import HERE, ROOT, STEPS
 from recording import RESULTS
 from turns import kill_session
 
-from regauge import processes
 from regauge.accelerators.cpu import Cpu
-from regauge.files import write_json
-from regauge.model_registry.lineage import describe_code
+from regauge.registry.lineage import describe_code
+from regauge.system import processes
+from regauge.system.files import write_json
 
 OUT = Path("out/gpu")
 LIMIT_SECONDS = 480.0

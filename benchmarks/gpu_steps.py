@@ -29,12 +29,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as attention
 
-from regauge import jsonl, processes
 from regauge.accelerators import Accelerator
 from regauge.accelerators.cpu import Cpu
 from regauge.accelerators.cuda import Cuda
-from regauge.errors import SettingsError, first_line
-from regauge.files import write_json
+from regauge.system import jsonl, processes
+from regauge.system.errors import SettingsError, first_line
+from regauge.system.files import write_json
 from regauge.training.defaults import check_precision
 
 HERE = Path(__file__).parent

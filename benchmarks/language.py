@@ -16,9 +16,9 @@ from turns import Program
 
 from regauge.accelerators import Accelerator, ChipPeak, Precision
 from regauge.accelerators.cpu import Cpu
-from regauge.benchmarking.settings import TrainingBenchmarkSettings
 from regauge.config import build
 from regauge.data import mixture
+from regauge.evaluation.benchmark.settings import TrainingBenchmarkSettings
 from regauge.models import multitask
 from regauge.models.flops import FLOPS_FORMULA, flops_per_token
 from regauge.models.modules import TextModule

@@ -21,11 +21,11 @@ from pydantic import PrivateAttr
 from recording import RESULTS, write_result
 from text import prepare_library_docs
 
-from regauge import processes
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
 from regauge.models.tensors import precision_dtype
-from regauge.trackers import RunInfo, Tracker, start_trackers
+from regauge.monitoring.trackers import RunInfo, Tracker, start_trackers
+from regauge.system import processes
 from regauge.training.defaults import resolve_defaults
 from regauge.training.run_setup import Run, set_up
 from regauge.training.settings import TrainSettings

@@ -23,15 +23,15 @@ from typing import Any
 
 from recording import RESULTS, write_result
 
-from regauge import config, verbs
+from regauge import commands, config
 from regauge.accelerators.cpu import Cpu
-from regauge.comparison.first_divergence import describe_divergence
-from regauge.comparison.sentences import describe_parity
-from regauge.comparison.verdict import Parity, compare_pair
+from regauge.commands._localize import localize_divergence
 from regauge.config import merge
-from regauge.results.run_folder import read_run_folder
-from regauge.testing.faults import BUGS
-from regauge.verbs._localize import localize_divergence
+from regauge.evaluation.compare.first_divergence import describe_divergence
+from regauge.evaluation.compare.sentences import describe_parity
+from regauge.evaluation.compare.verdict import Parity, compare_pair
+from regauge.run_folders.run_folder import read_run_folder
+from regauge.supervision.faults.faults import BUGS
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "runs" / "quickstart.toml"
 SOURCE = QUICKSTART.parents[1] / "src"
@@ -164,7 +164,7 @@ def run_verb(
     """Run a verb with a run file of these tables; raises SystemExit if it fails."""
     settings = {key: value for key, value in tables.items() if key not in ("verb", "name")}
     file = root / f"{name}.run.json"
-    output = config.apply_overrides({}, (f"{verbs.import_verb(verb).OUTPUT}={root / name}",))
+    output = config.apply_overrides({}, (f"{commands.import_verb(verb).OUTPUT}={root / name}",))
     file.write_text(json.dumps(merge(settings, output)))
     command = [python, "-m", "regauge", verb, str(file), *options]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}  # another Python has no regauge

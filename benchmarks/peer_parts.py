@@ -12,7 +12,7 @@ import torch
 from peers import STYLES
 from turns import Turn
 
-from regauge import accelerators, config, processes
+from regauge import accelerators, config
 from regauge.accelerators import Accelerator
 from regauge.data import mixture
 from regauge.data.dataset import Dataset
@@ -21,6 +21,7 @@ from regauge.models import multitask
 from regauge.models.init_weights import build_initial_weights, materialize
 from regauge.models.modules import TextModule
 from regauge.models.tensors import precision_dtype
+from regauge.system import processes
 from regauge.training.defaults import check_precision
 from regauge.training.heldout import HeldoutSet
 from regauge.training.optimizers.optimizer_defaults import resolve_optimizer

@@ -1,6 +1,6 @@
 """Prints how far the planner is from measured rows, by cross-validation.
 
-    python benchmarks/planner_accuracy.py --train FILE --memory FILE --gemm FILE --nccl FILE
+    python benchmarks/planner_accuracy.py --train FILE --memory FILE
 
 Rows of the package's own calibration are predicted by constants that did not see them: in a stack
 by folds, across stacks without the row's source. Rows that the package never saw are predicted by
@@ -21,15 +21,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import planner_products as products
 import planner_references as references
 from fit_planner import build_anchor, fit_memory, fit_stacks, hold_calibration
 from planner_rows import Sample, read_samples
 
-from regauge.planning import anchors, flops, intervals
-from regauge.planning.calibration import PlannerConstants, load_calibration
-from regauge.planning.step_time import plan_step
-from regauge.planning.training_plan import plan_memory
+from regauge.planner import anchors, flops, intervals
+from regauge.planner.calibration import PlannerConstants, load_calibration
+from regauge.planner.step_time import plan_step
+from regauge.planner.training_plan import plan_memory
 
 RESULT = Path("benchmarks/results/planner_accuracy.json")
 FOLDS = 5
@@ -46,7 +45,7 @@ Prediction = tuple[Sample, float, float]
 def main() -> None:
     """Print the table and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("train", "memory", "gemm", "nccl"):
+    for name in ("train", "memory"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--held-out", action="store_true", help="use the package's constants")
     parser.add_argument("--output", type=Path, default=RESULT)
@@ -63,14 +62,6 @@ def main() -> None:
         published = anchors.load_published(anchors.MEASURED_MEMORY)
         seen = [] if options.held_out else _select_seen(samples, published)
         tables |= _judge_parts(judge_memory, samples, seen)
-    if options.gemm:
-        rows = _read(options.gemm)
-        is_new = options.held_out or not products.has_seen_products(rows)
-        tables |= products.judge_products(rows, is_held_out=is_new)
-    if options.nccl:
-        rows = _read(options.nccl)
-        is_new = options.held_out or not products.has_seen_collectives(rows)
-        tables |= products.judge_collectives(rows, is_held_out=is_new)
     tables |= references.judge_references()
     for name, table in tables.items():
         sys.stdout.write(f"{name}: {json.dumps(table)}\n")

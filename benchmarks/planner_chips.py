@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
-from regauge.planning import machines
-from regauge.planning.training_job import MachineRates
+from regauge.machines import machine_rates
+from regauge.machines.catalog import load_chips
+from regauge.machines.machine_rates import MachineRates
 
 OTHER_NAMES = {
     "8xA100-class (see README)": "A100-SXM-40GB",
@@ -38,24 +38,16 @@ def find_chip(name: str) -> str | None:
         return OTHER_NAMES[name]
     words = _split(name)
     number = SERIES.get(words[0], 1)
-    rows = machines.load_chip_rows()
-    names = [chip for chip in rows if _split(chip)[:number] == words[:number]]
+    chips = load_chips()
+    names = [chip for chip in chips if _split(chip)[:number] == words[:number]]
     forms = {word for word in words if word in FORMS}
     names = [chip for chip in names if not forms or not _forms(chip) or forms & _forms(chip)]
 
     def likeness(chip: str) -> tuple[int, bool, float]:
         same = sum(word in _split(chip) for word in words)
-        return same, "(" not in chip, float(rows[chip]["memory_gb"] or 0)
+        return same, "(" not in chip, chips[chip].memory_gb or 0.0
 
     return max(names, key=likeness, default=None)
-
-
-def find_chip_row(name: str) -> Mapping[str, str]:
-    """Return the row of the catalog for a chip's name; raises KeyError if it is unknown."""
-    chip = find_chip(name)
-    if chip is None:
-        raise KeyError(name)
-    return machines.load_chip_rows()[chip]
 
 
 def build_rates(name: str, devices: int) -> MachineRates | None:
@@ -66,11 +58,11 @@ def build_rates(name: str, devices: int) -> MachineRates | None:
     chip = find_chip(name)
     network = NETWORKS.get(name, NETWORK)
     if chip is not None:
-        return machines.build_machine(name, chip, devices, network)
+        return machine_rates.build_machine(name, chip, devices, network)
     gigabytes = re.search(r"_(\d+)GB", name)
     if gigabytes is None:
         return None
-    size = int(gigabytes[1]) * machines.GIB * machines.USABLE_SHARE
+    size = int(gigabytes[1]) * machine_rates.GIB * machine_rates.USABLE_SHARE
     return MachineRates(name, name, devices, None, size, UNKNOWN_BANDWIDTH, UNKNOWN_LINK, network)
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from planner_rows import Sample
 
-from regauge.planning.calibration import PlannerConstants, load_calibration
-from regauge.planning.machines import find_machine
-from regauge.planning.model_shape import shape_from_config
-from regauge.planning.step_time import plan_step
-from regauge.planning.training_job import MachineRates, TrainingJob
+from regauge.machines.machine_rates import MachineRates, find_machine
+from regauge.planner.calibration import PlannerConstants, load_calibration
+from regauge.planner.model_shape import shape_from_config
+from regauge.planner.step_time import plan_step
+from regauge.planner.training_job import TrainingJob
 
 BERT = {
     "model_type": "bert",

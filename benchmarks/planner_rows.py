@@ -12,10 +12,11 @@ from pathlib import Path
 
 from planner_chips import build_rates, find_chip
 
-from regauge.planning.calibration import MemoryConstants
-from regauge.planning.memory_plan import plan_parts
-from regauge.planning.model_shape import AttentionShape, ModelShape
-from regauge.planning.training_job import MachineRates, ModelParallelism, TrainingJob
+from regauge.machines.machine_rates import MachineRates
+from regauge.planner.calibration import MemoryConstants
+from regauge.planner.memory_plan import plan_parts
+from regauge.planner.model_shape import AttentionShape, ModelShape
+from regauge.planner.training_job import ModelParallelism, TrainingJob
 
 GIB = 2**30
 DEVICES_PER_MACHINE = 8

@@ -32,8 +32,8 @@ from text import build_source, prepare_dataset
 from train_mlm import build_model
 
 from regauge.accelerators.cpu import Cpu
-from regauge.benchmarking.settings import BENCHMARK
 from regauge.config import merge
+from regauge.evaluation.benchmark.settings import BENCHMARK
 
 WIDTH, LAYERS, VOCABULARY, LENGTH, ROWS, MICROBATCHES = 256, 4, 4096, 128, 16, 2
 """Sizes of a model whose gradients need a second at 100 Mb/s."""

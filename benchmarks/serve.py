@@ -1,7 +1,7 @@
 """Serving of embeddings over HTTP: `regauge serve`, compared with FastAPI and infinity.
 
 All servers have the same model and sentences, run together on this machine, and are measured
-alternately by the same client (`regauge.benchmarking.load_processes`). FastAPI with
+alternately by the same client (`regauge.evaluation.benchmark.load_processes`). FastAPI with
 sentence-transformers has two styles, see `peer_fastapi.py`. Infinity is installed in a separate
 environment in the cache folder. A server that cannot run is recorded with the reason.
 
@@ -37,20 +37,20 @@ from recording import RESULTS, summarize, write_result
 from text import read_sentences
 
 import regauge
-from regauge import processes
 from regauge.accelerators.cpu import Cpu
-from regauge.benchmarking import serving_summary
-from regauge.benchmarking.http_load import HttpTarget, LoadResult, detect_target
-from regauge.benchmarking.load_generator import draw_arrivals
-from regauge.benchmarking.load_processes import LoadProcesses
-from regauge.benchmarking.saturation import search_rate
-from regauge.benchmarking.served_target import build_serve_command
-from regauge.benchmarking.server_process import RunningServer, run_server
-from regauge.benchmarking.serving_metrics import read_phase_seconds, subtract_phases
-from regauge.benchmarking.serving_settings import SaturationSettings
-from regauge.errors import RegaugeError
-from regauge.files import write_atomic
-from regauge.reporting.drawing import Bar, ChartContext, build_standalone_svg, draw_bars
+from regauge.evaluation.benchmark import serving_summary
+from regauge.evaluation.benchmark.http_load import HttpTarget, LoadResult, detect_target
+from regauge.evaluation.benchmark.load_generator import draw_arrivals
+from regauge.evaluation.benchmark.load_processes import LoadProcesses
+from regauge.evaluation.benchmark.saturation import search_rate
+from regauge.evaluation.benchmark.served_target import build_serve_command
+from regauge.evaluation.benchmark.server_process import RunningServer, run_server
+from regauge.evaluation.benchmark.serving_metrics import read_phase_seconds, subtract_phases
+from regauge.evaluation.benchmark.serving_settings import SaturationSettings
+from regauge.evaluation.report.drawing import Bar, ChartContext, build_standalone_svg, draw_bars
+from regauge.system import processes
+from regauge.system.errors import RegaugeError
+from regauge.system.files import write_atomic
 
 HERE = Path(__file__).parent
 PLAIN, BATCHED, INFINITY = "FastAPI", "FastAPI, batched", "infinity"

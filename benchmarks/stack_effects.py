@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from regauge.planning.calibration import MemoryConstants, StackConstants
+from regauge.planner.calibration import MemoryConstants, StackConstants
 
 EFFECTS = {"all": 0.02, "family": 0.3, "chip": 0.01, "kind": 0.1, "source": 0.01, "stack": 0.03}
 MEMORY_EFFECTS = {"all": 0.08, "source": 0.03, "stack": 0.03}

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from regauge.commands import prepare
 from regauge.config import build
 from regauge.data.sources import Record
-from regauge.verbs import prepare
 
 LIBRARY = Path(json.__file__).parent.parent
 """Folder of the standard library."""

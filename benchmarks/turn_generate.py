@@ -22,7 +22,7 @@ import numpy as np
 from turns import Turn
 
 from regauge.accelerators.cpu import Cpu
-from regauge.processes import available_cores
+from regauge.system.processes import available_cores
 
 PROMPT_TOKENS, STREAM_PROMPT_TOKENS = 512, 32
 """Tokens of the prompt that is timed, and of the prompt of each stream."""
@@ -91,7 +91,7 @@ def _time_steps(generate: Generate, prompts: np.ndarray, count: int) -> list[flo
 
 def load_regauge(path: Path) -> Library:
     """Load the text engine of a worker of `regauge serve`, with default settings."""
-    from regauge.artifacts.uncompiled import open_model
+    from regauge.inference.export.uncompiled import open_model
     from regauge.models.settings import Generation
     from regauge.serving.text_generation.engine_choice import load_text_engine
     from regauge.serving.text_generation.settings import TextServing

@@ -16,10 +16,10 @@ from turns import Turn
 
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
-from regauge.prediction.job import collect_facts, sum_shards
-from regauge.prediction.predict import plan_predict
-from regauge.prediction.settings import PredictSettings
-from regauge.prediction.shard_queue import ShardQueue
+from regauge.inference.predict.job import collect_facts, sum_shards
+from regauge.inference.predict.predict import plan_predict
+from regauge.inference.predict.settings import PredictSettings
+from regauge.inference.predict.shard_queue import ShardQueue
 
 
 def main() -> None:

@@ -22,10 +22,10 @@ from typing import Any
 
 from pydantic import PrivateAttr
 
-from regauge import choices, jsonl
 from regauge.accelerators import Accelerator
-from regauge.processes import Child, spawn
-from regauge.trackers import RunInfo, Tracker
+from regauge.monitoring.trackers import RunInfo, Tracker
+from regauge.system import choices, jsonl
+from regauge.system.processes import Child, spawn
 
 SOCKET = "turns"
 POLL_SECONDS = 0.5

@@ -22,10 +22,10 @@ from overhead import MODEL, Alternating, compare_loops
 from recording import RESULTS, write_result
 from text import prepare_library_docs
 
-from regauge import processes
 from regauge.accelerators import ChipPeak
 from regauge.config import build
-from regauge.trackers import RunInfo, start_trackers
+from regauge.monitoring.trackers import RunInfo, start_trackers
+from regauge.system import processes
 from regauge.training.compile.warmup import finalize_state, warm_up
 from regauge.training.defaults import resolve_defaults
 from regauge.training.run_setup import Run, set_up

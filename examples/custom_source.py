@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from regauge.data.sources import Piece, Record, Source
-from regauge.errors import DataError
+from regauge.system.errors import DataError
 
 
 class Sections(Source):

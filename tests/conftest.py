@@ -17,10 +17,11 @@ from hypothesis import settings
 
 import support
 from leaks import Snapshot
-from regauge import accelerators, choices
-from regauge.log import logger
-from regauge.planning.run_history import OFF, VARIABLE
-from regauge.stop_signals import STOP_SIGNALS
+from regauge import accelerators
+from regauge.planner.run_history import OFF, VARIABLE
+from regauge.system import choices
+from regauge.system.log import logger
+from regauge.system.stop_signals import STOP_SIGNALS
 
 PROOFS = pytest.StashKey[support.Proofs]()
 FIGURES = pytest.StashKey[dict[str, list[float]]]()

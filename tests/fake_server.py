@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from regauge.timing import wait_for
+from regauge.system.timing import wait_for
 
 MAX_START_SECONDS = 10.0
 WIDTH = 4

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from regauge import choices
+from regauge.system import choices
 
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "docs" / "support.json"

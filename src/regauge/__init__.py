@@ -17,21 +17,21 @@ __version__ = "0.1.0"
 _PACKAGE = Path(__file__).parent
 _VERBS = frozenset(
     path.stem
-    for path in (_PACKAGE / "verbs").glob("*.py")
+    for path in (_PACKAGE / "commands").glob("*.py")
     # The verb `models` has the name of a package; its functions are the methods of `Registry`.
     if not path.stem.startswith("_") and not (_PACKAGE / path.stem).is_dir()
 )
 
 _CLASSES = {
-    "AsyncClient": "regauge.api.client",
-    "Callback": "regauge.callbacks",
-    "Client": "regauge.api.client",
-    "Registry": "regauge.model_registry.registry",
-    "TrainingEvent": "regauge.callbacks",
+    "AsyncClient": "regauge.serving.client.client",
+    "Callback": "regauge.training.callbacks",
+    "Client": "regauge.serving.client.client",
+    "Registry": "regauge.registry.registry",
+    "TrainingEvent": "regauge.training.callbacks",
 }
 """Public classes by their module."""
 
-# The list follows from the files in verbs/, so a new verb needs no change here.
+# The list follows from the files in commands/, so a new verb needs no change here.
 __all__ = [*sorted({"__version__", "load", *_CLASSES, *_VERBS})]  # noqa: PLE0604 (a star expression of names)
 
 
@@ -40,11 +40,11 @@ def __getattr__(name: str) -> Any:
     if name in _CLASSES:
         return getattr(importlib.import_module(_CLASSES[name]), name)
     if name == "load":
-        with importlib.import_module("regauge.garbage").pause_collection():
-            return importlib.import_module("regauge.artifacts.model").load
+        with importlib.import_module("regauge.system.garbage").pause_collection():
+            return importlib.import_module("regauge.inference.export.model").load
     if name not in _VERBS:
         raise AttributeError(f"module 'regauge' has no attribute '{name}'")
-    return importlib.import_module("regauge.api.functions").build_function(name)
+    return importlib.import_module("regauge.commands._python.functions").build_function(name)
 
 
 def __dir__() -> list[str]:

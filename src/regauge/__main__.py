@@ -4,7 +4,7 @@ import gc
 import sys
 from collections.abc import Sequence
 
-from regauge import stop_signals
+from regauge.system import stop_signals
 
 NO_RUN_FLAGS = frozenset({"--dry-run", "--help", "-h"})
 """Flags with which `train` starts no run."""
@@ -20,8 +20,8 @@ def run_process() -> int:
     saves 1.5 s of CPU time once torch and transformers are imported.
     """
     stop_signals.start_command()
-    from regauge import processes, scratch  # the imports follow the handlers
     from regauge.supervision import forks
+    from regauge.system import processes, scratch  # the imports follow the handlers
 
     processes.limit_spinning()
     with scratch.use_command_folder(), forks.open_fork_server() as fork_server:
@@ -37,7 +37,7 @@ def run_process() -> int:
 
 def starts_run(arguments: Sequence[str]) -> bool:
     """Return whether a command line starts the processes of a run in a fork server."""
-    from regauge import processes
+    from regauge.system import processes
 
     is_train = arguments[:1] == ["train"] and NO_RUN_FLAGS.isdisjoint(arguments)
     return is_train and sys.platform == "linux" and not processes.is_launched()

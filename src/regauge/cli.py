@@ -12,11 +12,19 @@ import traceback
 from collections.abc import Sequence
 from itertools import pairwise
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
+from cyclopts import (
+    App,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    UnknownOptionError,
+)
 
 from regauge import __doc__ as package_doc
-from regauge import __version__, choices, log, peer_names, processes, stop_signals
-from regauge.errors import (
+from regauge import __version__
+from regauge.system import choices, log, processes, stop_signals
+from regauge.system.errors import (
     ERROR_PREFIX,
     SHOW_TRACEBACK,
     ChildError,
@@ -24,11 +32,19 @@ from regauge.errors import (
     StopSignalError,
     describe_error,
 )
-from regauge.wording import join_alternatives
+from regauge.system.wording import join_alternatives
 
 AS_JSON = "--json"
 FORMATS = ("-o", "--output")
 """Options of some verbs for the format of the output."""
+GROUPS = {
+    "Prepare and train": ("init", "prepare", "train", "compile", "import", "pipeline", "replay"),
+    "Evaluate and compare": ("evaluate", "compare", "benchmark", "report"),
+    "Export, predict and serve": ("export", "predict", "serve", "generate"),
+    "Plan and launch": ("plan", "catalog", "doctor", "launch", "job", "cluster", "image"),
+    "Watch and manage": ("runs", "top", "monitor", "models", "gate", "promote", "explain"),
+}
+"""Groups of the help with their verbs."""
 COMPLETE = "__complete"
 """The command by which the completion script of cyclopts asks for candidates."""
 _EPILOGUE = f"""\
@@ -51,9 +67,16 @@ def build_app() -> App:
         suppress_keyboard_interrupt=False,
     )
     application.register_install_completion_command(add_to_startup=False)
+    groups = {
+        verb: group
+        for index, (title, verbs) in enumerate(GROUPS.items())
+        for group in [Group(title, sort_key=index)]
+        for verb in verbs
+    }
     for verb in choices.names("verbs"):
         target = f"{choices.module_name('verbs', verb)}:main"
-        application.command(target, name=verb, help=choices.summary("verbs", verb))
+        help_line = choices.summary("verbs", verb)
+        application.command(target, name=verb, help=help_line, group=groups.get(verb))
     return application
 
 
@@ -115,6 +138,8 @@ def _suggest_option(option: str, flags: list[str]) -> str:
 
     An option whose words are in a flag means that flag, such as `--max-tokens` `--max-new-tokens`.
     """
+    from regauge.config import peer_names  # pydantic, which `--help` does not need
+
     words = set(option.lstrip("-").split("-"))
     if matches := [flag for flag in flags if words <= set(flag.lstrip("-").split("-"))]:
         return choices.did_you_mean(option, matches)

@@ -1,84 +1,77 @@
-"""The layers of the package, from the foundation up, and the order of the machinery packages."""
+"""The rooms of the package, from the ground up, and the packages inside them."""
 
 from __future__ import annotations
 
-from architecture.tree import CHOICES
-
-FOUNDATION = (
-    "callbacks",
+ROOMS = (
+    "system",
     "config",
-    "choices",
-    "log",
-    "errors",
-    "files",
-    "garbage",
-    "hooks",
-    "host",
-    "processes",
-    "json_files",
-    "jsonl",
-    "object_store",
-    "peer_names",
-    "safetensors_io",
-    "scratch",
-    "stop_signals",
-    "timing",
-    "units",
-    "validation",
-    "wording",
-    "worker",
-)
-PARTS = ("data", "models")
-MACHINERY = (
+    "machines",
     "monitoring",
-    "testing",
-    "planning",
-    "checkpoint",
-    "health",
+    "accelerators",
+    "data",
+    "models",
+    "tasks",
+    "run_folders",
     "supervision",
-    "results",
-    "model_registry",
-    "artifacts",
     "training",
-    "run_plans",
+    "registry",
+    "inference",
     "evaluation",
-    "comparison",
-    "reporting",
-    "preparation",
-    "prediction",
     "serving",
-    "benchmarking",
-    "recipes",
-    "pipelines",
-    "launching",
-    "terminal_view",
-    "clusters",
+    "planner",
+    "jobs",
+    "commands",
 )
-"""What verbs share, in order: a package imports those before it, and their settings modules."""
-TOP = ("api", "cli", "__main__", "__init__")
-LAYERS = ("foundation", "accelerators' interface", "parts", "choices", "machinery", "verbs", "cli")
-CHOICE_LAYER, MACHINERY_LAYER = 3, 4
+"""The folders of `regauge`: a room imports those before it, and all settings modules."""
+GROUND = ("system", "config")
+"""Rooms that everything imports."""
+PARTS = ("data", "models", "tasks")
+"""Rooms that use an accelerator through its interface alone."""
+TOP = ("__init__", "__main__", "cli")
+INNER = (
+    "commands._python",
+    "commands._recipes",
+    "commands._top",
+    "data.prepare",
+    "evaluation.benchmark",
+    "evaluation.compare",
+    "evaluation.report",
+    "inference.backends",
+    "inference.export",
+    "inference.predict",
+    "jobs.clusters",
+    "jobs.targets",
+    "monitoring.trackers",
+    "planner.run_plans",
+    "planner.search",
+    "registry.pipelines",
+    "supervision.faults",
+    "supervision.health",
+    "training.checkpoint",
+    "training.strategies",
+)
+"""Packages inside a room that form no cycle with each other or with the rest of the room."""
 
 
-def layer_of(module: str) -> int:
-    """Return the height of a module, 0 for the foundation."""
-    parts = module.split(".")[1:]
-    package = parts[0] if parts else "__init__"
-    if package in FOUNDATION:
-        return 0
-    if package in CHOICES and len(parts) == 1:  # the interface: the folder's __init__
-        return 1 if package == "accelerators" else 2
-    layers = (
-        (PARTS, 2),
-        (CHOICES, CHOICE_LAYER),
-        (MACHINERY, MACHINERY_LAYER),
-        (("verbs",), 5),
-        (TOP, 6),
-    )
-    for packages, height in layers:
-        if package in packages:
-            return height
-    raise AssertionError(f"{module} is in no layer: add its package to {__file__}")
+def room_of(module: str) -> str:
+    """Return the room of a module, or the name of a module at the top."""
+    name = [*module.split("."), "__init__"][1]
+    if name not in (*ROOMS, *TOP):
+        raise AssertionError(f"{module} is in no room: add its folder to {__file__}")
+    return name
+
+
+def height_of(module: str) -> int:
+    """Return the height of a module, 0 for the lowest room."""
+    room = room_of(module)
+    return ROOMS.index(room) if room in ROOMS else len(ROOMS)
+
+
+def package_of(module: str) -> str:
+    """Return the package of a module that must be free of cycles, such as `data.prepare`."""
+    name = module.removeprefix("regauge.")
+    inner = [package for package in INNER if f"{name}.".startswith(f"{package}.")]
+    return inner[0] if inner else room_of(module)
 
 
 def is_settings(module: str) -> bool:

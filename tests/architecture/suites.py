@@ -1,22 +1,32 @@
-"""Chooses the suites that CI runs for a change: those whose programs import a changed module.
+"""Chooses the suites that CI runs: those whose programs import a module that has changed.
 
-PYTHONPATH=tests python -m architecture.suites BASE     prints the suites, one per line
+    PYTHONPATH=tests python -m architecture.suites              prints the suites that are due, each
+                                                                with its duration, lane and base
+    PYTHONPATH=tests python -m architecture.suites serve xla    records that they passed
+
+A suite is due if its programs have changed since the commit at which it last passed, which
+`.ci/passed.json` records. The one that passed longest ago comes first.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
-from architecture.layers import FOUNDATION
+from architecture.layers import GROUND
 from architecture.tree import OPTION_PACKAGES, ROOT, Source, imports, sources
 
 GROUND_FILES = ("pyproject.toml", "constraints.txt")
-"""Files that every program depends on, next to the foundation of the package."""
+"""Files that every program depends on, next to the ground of the package."""
+
+
+PASSED = ROOT / ".ci" / "passed.json"
+"""The commit at which each suite last passed."""
 
 
 class Suite(NamedTuple):
@@ -26,13 +36,50 @@ class Suite(NamedTuple):
     """Modules that the programs start with, without `regauge.`; they reach what they import."""
     files: tuple[str, ...] = ()
     """Beginnings of further paths, such as `tests/serve/`."""
+    seconds: int = 600
+    """Usual duration on two cores."""
+    lane: str = "working"
+    """Suites that mostly wait run beside those that work."""
 
 
+TRAINING = ("training.run", "commands.compile", "evaluation.offline", "inference.export.export")
 SUITES = {
     "ab": Suite(
-        ("cli", *(f"verbs.{verb}" for verb in ("train", "prepare", "export", "predict", "serve"))),
+        (
+            "cli",
+            *(f"commands.{name}" for name in ("train", "prepare", "export", "predict", "serve")),
+        ),
         ("benchmarks/ab",),
+        600,
     ),
+    "faults": Suite(
+        ("commands.train", "commands.predict", "supervision.supervisor"),
+        ("tests/faults/",),
+        1700,
+        "waiting",
+    ),
+    "launch": Suite(
+        tuple(f"commands.{name}" for name in ("launch", "job", "cluster", "image")),
+        ("tests/launch/",),
+        1100,
+        "waiting",
+    ),
+    "monitor": Suite(
+        tuple(f"commands.{name}" for name in ("monitor", "top", "runs", "pipeline", "promote")),
+        ("tests/monitor/",),
+        700,
+        "waiting",
+    ),
+    "next": Suite(TRAINING, ("constraints-next.txt", "tests/contracts/"), 900),
+    "peers": Suite(("commands.export", "inference.export.model"), ("tests/peers/",), 300),
+    "rest": Suite(
+        ("commands.train", "commands.pipeline", "commands.serve"),
+        ("tests/end_to_end/", "tests/distributed/"),
+        1700,
+    ),
+    "serve": Suite(("commands.serve", "serving.client.client"), ("tests/serve/",), 500, "waiting"),
+    "simulated": Suite(TRAINING, ("tests/simulated/", "tests/contracts/"), 1100),
+    "xla": Suite(TRAINING, ("constraints-xla.txt", "tests/contracts/"), 700),
 }
 
 
@@ -66,8 +113,8 @@ def find_module(path: str, graph: Mapping[str, set[str]]) -> str:
 
 
 def is_ground(module: str) -> bool:
-    """Return whether a module is of the foundation, which everything imports."""
-    return [*module.split("."), ""][1] in FOUNDATION
+    """Return whether a module is in a room that everything imports."""
+    return [*module.split("."), ""][1] in GROUND
 
 
 def find_closure(entries: Iterable[str], graph: Mapping[str, set[str]]) -> set[str]:
@@ -116,12 +163,50 @@ def _list_targets(source: Source) -> set[str]:
     }
 
 
-def main() -> None:
-    """Print the suites for the changes since a commit; all of them if there is no such commit."""
-    command = ["git", "diff", "--name-only", "--no-renames", sys.argv[1], "HEAD"]
+def list_changes(commit: str | None) -> list[str]:
+    """Return the paths that have changed since a commit; everything if it is unknown."""
+    if commit is None or not is_known(commit):
+        return list(GROUND_FILES)
+    return run_git("diff", "--name-only", "--no-renames", commit, "HEAD").splitlines()
+
+
+def is_known(commit: str) -> bool:
+    """Return whether this clone has a commit."""
+    return bool(run_git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"))
+
+
+def run_git(*arguments: str) -> str:
+    """Return the output of a command of git; nothing if it fails."""
+    command = ["git", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    paths = done.stdout.splitlines() if done.returncode == 0 else GROUND_FILES
-    sys.stdout.writelines(f"{name}\n" for name in sorted(choose_suites(paths, read_graph())))
+    return done.stdout if done.returncode == 0 else ""
+
+
+def list_due_suites(passed: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the suites to run, the one that passed longest ago first."""
+    graph, due = read_graph(), []
+    for name, suite in SUITES.items():
+        changes = list_changes(passed.get(name, {}).get("commit"))
+        if choose_suites(changes, graph, {name: suite}):
+            due.append((passed.get(name, {}).get("date", ""), name))
+    return [name for _, name in sorted(due)]
+
+
+def main() -> None:
+    """Print the suites that are due with their duration, or record those that passed."""
+    passed = json.loads(PASSED.read_text(encoding="utf-8"))
+    if not sys.argv[1:]:
+        for name in list_due_suites(passed):
+            suite, commit = SUITES[name], passed.get(name, {}).get("commit", "")
+            base = commit if is_known(commit) else "HEAD~1"
+            sys.stdout.write(f"{name} {suite.seconds} {suite.lane} {base}\n")
+        return
+    if unknown := set(sys.argv[1:]) - SUITES.keys():
+        raise SystemExit(f"no suite is named {', '.join(sorted(unknown))}")
+    commit, date = run_git("log", "-1", "--format=%h %cs").split()
+    passed |= {name: {"commit": commit, "date": date} for name in sys.argv[1:]}
+    text = json.dumps(dict(sorted(passed.items())), indent=2)
+    PASSED.write_text(f"{text}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 
 import pytest
 
 from architecture.settings_classes import fields, settings_classes
-from architecture.tree import CHOICES, Source, sources
+from architecture.tree import CHOICES, ROOT, Source, sources
 
 TODO = re.compile(r"\b(TODO|FIXME|XXX)\b(?!\s*\(#\d+\))")
-FOLDERS = {f"regauge/{folder}" for folder in (*CHOICES, "verbs", "data/sources")}
+FOLDERS = {f"regauge/{folder}" for folder in (*CHOICES, "commands", "data/sources")}
 
 
 def find_undocumented(files: tuple[Source, ...]) -> list[str]:
@@ -56,6 +57,21 @@ def test_files_and_settings_are_documented() -> None:
 def test_choices_and_verbs_have_a_summary() -> None:
     problems = find_poor_summaries(sources())
     assert not problems, "\n".join(problems)
+
+
+def test_the_index_reaches_every_page() -> None:
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert pages - set(re.findall(r"\]\(([\w-]+\.md)\)", index)) == set()
+
+
+def test_the_installation_page_lists_every_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
+    table = page.partition("\n| Extra |")[2].partition("\n\n")[0]
+    cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    listed = {extra for cell in cells for extra in re.findall(r"`([\w-]+)`", cell)}
+    assert listed == project["optional-dependencies"].keys() - {"dev", "docs", "bench"}
 
 
 def test_nothing_is_postponed_without_an_issue() -> None:

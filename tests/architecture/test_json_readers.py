@@ -8,7 +8,7 @@ import pytest
 
 from architecture.tree import Source, calls, sources
 
-READERS = {"regauge/json_files.py", "regauge/jsonl.py"}
+READERS = {"regauge/system/json_files.py", "regauge/system/jsonl.py"}
 """Modules that decode the content of JSON files, after they checked it."""
 LOADS = {"json.load", "json.loads"}
 READS = {"read_text", "read_bytes", "read", "open"}

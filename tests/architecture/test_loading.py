@@ -12,7 +12,7 @@ import pytest
 
 from architecture.tree import Source, sources
 
-UNPICKLE = "regauge/checkpoint/unpickle.py"
+UNPICKLE = "regauge/training/checkpoint/unpickle.py"
 """Opens third-party pickles, in a separate process."""
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from architecture.tree import ROOT
-from regauge.verbs._reference import markdown
+from regauge.commands._reference import markdown
 
 PAGE = ROOT / "docs" / "settings.md"
 REMEDY = "it is out of date: run 'regauge explain --markdown > docs/settings.md'"

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from architecture.tree import ROOT
-from regauge import choices, config, verbs
-from regauge.errors import SettingsError
-from regauge.verbs import pipeline
+from regauge import commands, config
+from regauge.commands import pipeline
+from regauge.system import choices
+from regauge.system.errors import SettingsError
 
 RUN_FILES = sorted((ROOT / "runs").glob("*.toml"))
 
@@ -25,11 +26,11 @@ def validate(path: Path, folder: Path) -> list[str]:
         return ["pipeline"]
     names: list[str] = []
     for verb in choices.names("verbs"):
-        root = getattr(verbs.import_verb(verb), "ROOT", None)
+        root = getattr(commands.import_verb(verb), "ROOT", None)
         fields = root.model_fields if root else {}
         required = {name for name, field in fields.items() if field.is_required()}
         if required and required <= tables.keys():
-            config.build(root, tables, verbs.table_names(), str(path))
+            config.build(root, tables, commands.table_names(), str(path))
             names.append(verb)
     if not names:
         raise SettingsError(f"{path} has all tables of no verb", "add the missing tables")

@@ -17,7 +17,7 @@ from regauge.config import dump
 
 LARGE = ("torch", "numpy", "transformers", "pyarrow", "matplotlib")
 HELP = "from regauge.cli import main; main(['--help'])"
-ALL_VERBS = "from regauge import verbs; verbs.table_names()"
+ALL_VERBS = "from regauge import commands; commands.table_names()"
 
 LIBRARIES = "import cyclopts, rich.console"
 LIBRARIES_SECONDS = 0.1
@@ -37,7 +37,7 @@ def test_help_imports_nothing_large() -> None:
 
 
 def test_the_package_imports_no_verb_and_no_introspection() -> None:
-    assert list_imported("import regauge", (*LARGE, "inspect", "regauge.verbs")) == []
+    assert list_imported("import regauge", (*LARGE, "inspect", "regauge.commands")) == []
 
 
 def test_the_files_of_all_verbs_import_nothing_large() -> None:

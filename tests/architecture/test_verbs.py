@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import tomllib
 from types import ModuleType, SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 
-from regauge import choices, verbs
+from architecture.tree import ROOT, SOURCE
+from regauge import commands
 from regauge.config import Settings
+from regauge.system import choices
 
-STARTERS = ("regauge.verbs.pipeline", "regauge.verbs.launch")
+STARTERS = ("regauge.commands.pipeline", "regauge.commands.launch")
 """Verbs that start other verbs, and are no stage themselves."""
 
 
@@ -46,7 +49,16 @@ def _has_output(root: type[Settings], path: str | None) -> bool:
 
 @pytest.mark.parametrize("verb", choices.names("verbs"))
 def test_a_verb_has_what_the_command_line_and_a_pipeline_call(verb: str) -> None:
-    assert find_faults(verbs.import_verb(verb)) == []
+    assert find_faults(commands.import_verb(verb)) == []
+
+
+def test_no_folder_hides_the_function_of_a_command() -> None:
+    """`regauge.models` is a package; the functions of its command are methods of `Registry`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"].values()
+    folders = {path.name for path in (SOURCE / "regauge").iterdir() if path.is_dir()}
+    folders |= {target.removeprefix("regauge/") for target in included}
+    assert folders & set(choices.names("verbs")) == {"models"}
 
 
 class Root(Settings):

@@ -11,19 +11,25 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 
-CHOICES = ("accelerators", "strategies", "tasks", "backends", "launchers", "trackers")
+CHOICES = (
+    "accelerators",
+    "training/strategies",
+    "tasks",
+    "inference/backends",
+    "jobs/targets",
+    "monitoring/trackers",
+)
 """Folders in which every file is one option."""
-OPTION_PACKAGES = {f"regauge.{name}" for name in CHOICES} | {
-    "regauge.data.sources",
-    "regauge.data.layouts",
-    "regauge.prediction.executors",
+OPTION_PACKAGES = {
+    f"regauge.{folder.replace('/', '.')}"
+    for folder in (*CHOICES, "data/sources", "data/layouts", "inference/predict/executors")
 }
 """Packages in which every file is one option; files and folders with an underscore are shared."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file: its path below `src`, as `regauge/strategies/ddp.py`, and its text."""
+    """One file: its path below `src`, as `regauge/training/strategies/ddp.py`, and its text."""
 
     path: str
     text: str
@@ -37,11 +43,9 @@ class Source:
         """The dotted name; that of the folder for an `__init__.py`."""
         return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
-    @property
-    def package(self) -> str:
-        """The folder below `regauge`, or the name of a file that is in no folder."""
-        parts = self.path.split("/")
-        return parts[1] if len(parts) > 2 else parts[1].removesuffix(".py")
+    def is_in(self, *folders: str) -> bool:
+        """Return whether the file is in one of the folders below `regauge`."""
+        return self.path.startswith(tuple(f"regauge/{folder}/" for folder in folders))
 
     @property
     def lines(self) -> int:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from regauge import choices, config
+from regauge import config
 from regauge.accelerators import (
     Accelerator,
     Availability,
@@ -17,7 +17,8 @@ from regauge.accelerators import (
     choose,
     survey,
 )
-from regauge.errors import SettingsError
+from regauge.system import choices
+from regauge.system.errors import SettingsError
 from regauge.training.defaults import check_precision
 
 KINDS = choices.names("accelerators")

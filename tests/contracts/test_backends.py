@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch._inductor import config as inductor
 
-from regauge import accelerators, choices, config
+from regauge import accelerators, config
 from regauge.accelerators import Availability, Precision
 from regauge.accelerators.cpu import Cpu
-from regauge.backends import (
+from regauge.inference.backends import (
     Backend,
     Calibration,
     CompileJob,
@@ -30,16 +30,17 @@ from regauge.backends import (
     check_usable,
     list_usable,
 )
-from regauge.backends._int8 import quantize
-from regauge.backends._int8.linear import Int8Linear
-from regauge.backends._int8.quantize import quantize_linear_layers
-from regauge.errors import PreflightError, SettingsError
+from regauge.inference.backends._int8 import quantize
+from regauge.inference.backends._int8.linear import Int8Linear
+from regauge.inference.backends._int8.quantize import quantize_linear_layers
 from regauge.models import architectures
 from regauge.models.inference_modules import TextProgram, cast_program, named_tensors
 from regauge.models.io_spec import TensorSpec
 from regauge.models.modules import Encoder
 from regauge.models.settings import Model
-from regauge.safetensors_io import write_tensors
+from regauge.system import choices
+from regauge.system.errors import PreflightError, SettingsError
+from regauge.system.safetensors_io import write_tensors
 
 KINDS = choices.names("backends")
 LIBRARIES = ("onnxruntime", "onnx", "onnxscript", "openvino")
@@ -253,8 +254,8 @@ BLOCKED = f"""
 import sys
 for name in {(*LIBRARIES, *VENDORS)}:
     sys.modules[name] = None
-from regauge import choices
-from regauge.backends import list_usable
+from regauge.system import choices
+from regauge.inference.backends import list_usable
 for kind in choices.names("backends"):
     backend = choices.load("backends", kind)()
     availability = backend.available()
@@ -444,8 +445,8 @@ LOAD_PAYLOADS = """
 import faulthandler, json, signal, sys
 from pathlib import Path
 from safetensors.torch import load_file, save_file
-from regauge import choices
-from regauge.backends import ExecutionContext, Payload, Shape
+from regauge.system import choices
+from regauge.inference.backends import ExecutionContext, Payload, Shape
 from regauge.models.io_spec import TensorSpec
 
 faulthandler.enable()  # it gives signals a separate stack

@@ -13,8 +13,9 @@ import torch
 
 from distributed import datasets
 from distributed.runs import settings
-from regauge import accelerators, choices, processes
+from regauge import accelerators
 from regauge.accelerators import generic, is_cpu_only_torch, list_device_plugins, offers_only_cpu
+from regauge.system import choices, processes
 from regauge.training.run import attempt
 
 FITTEST, REASON = accelerators.choose()

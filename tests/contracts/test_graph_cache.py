@@ -15,8 +15,9 @@ import pytest
 
 from distributed import datasets
 from distributed.runs import settings
-from regauge import accelerators, choices
+from regauge import accelerators
 from regauge.config import dump
+from regauge.system import choices
 
 LAZY_KINDS = [
     kind

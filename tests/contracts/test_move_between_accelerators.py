@@ -17,9 +17,10 @@ import torch
 from distributed import datasets
 from distributed.jobs import lines, losses
 from distributed.runs import settings
-from regauge import accelerators, choices, processes
-from regauge.errors import LimitReachedError
+from regauge import accelerators
 from regauge.models.tensors import move_module
+from regauge.system import choices, processes
+from regauge.system.errors import LimitReachedError
 from regauge.training import dry_run, trainer
 from regauge.training import run as training_run
 from regauge.training.compile.warmup import RecompileMonitor

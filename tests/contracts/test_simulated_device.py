@@ -16,8 +16,9 @@ import torch
 from distributed import datasets, jobs
 from distributed.host_operations import HostOperationRefusal, refuse_host_operations
 from distributed.runs import settings
-from regauge import accelerators, processes
+from regauge import accelerators
 from regauge.accelerators import is_cpu_only_torch
+from regauge.system import processes
 from regauge.training.gradients import GradientComputer
 from regauge.training.run import attempt
 

@@ -11,12 +11,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from distributed.runs import ACCELERATOR
-from regauge import choices, config
+from regauge import config
 from regauge.models.init_weights import InitialWeights
 from regauge.models.tensors import bit_sum
-from regauge.processes import World
-from regauge.strategies import ParamSpec, Placement, ShardedModel, Strategy
-from regauge.strategies._sharded import build_mesh
+from regauge.system import choices
+from regauge.system.processes import World
+from regauge.training.strategies import ParamSpec, Placement, ShardedModel, Strategy
+from regauge.training.strategies._sharded import build_mesh
 
 ONE_PROCESS = World()
 DEVICE = choices.load("accelerators", ACCELERATOR)().claim(0, torch.get_num_threads())

@@ -13,7 +13,7 @@ import torch
 
 from distributed import datasets
 from distributed.runs import TASKS
-from regauge import choices, config
+from regauge import config
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
 from regauge.data.batches import GATHERED_COLUMNS, Arrays, MicrobatchPlan, RandomKey
@@ -23,12 +23,13 @@ from regauge.data.row_order import PADDING
 from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.modules import TextModule
 from regauge.models.settings import Model
-from regauge.processes import World
-from regauge.strategies import Placement, ShardedModel
-from regauge.strategies.single import Single
+from regauge.system import choices
+from regauge.system.processes import World
 from regauge.tasks import Task
 from regauge.training.gradients import GradientComputer
 from regauge.training.heldout import compute_means
+from regauge.training.strategies import Placement, ShardedModel
+from regauge.training.strategies.single import Single
 
 SEED, ROWS, BATCH = 5, 20, 4
 POSITION_DEPENDENT = {"slots"}

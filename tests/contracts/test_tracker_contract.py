@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from regauge import choices, config
-from regauge.errors import SettingsError
-from regauge.trackers import RunInfo, Tracker, start_trackers
+from regauge import config
+from regauge.monitoring.trackers import RunInfo, Tracker, start_trackers
+from regauge.system import choices
+from regauge.system.errors import SettingsError
 
 TRAIN = {
     "train/loss": 3.214,

@@ -25,8 +25,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regauge import accelerators, choices, config
-from regauge.backends import (
+from regauge import accelerators, config
+from regauge.inference.backends import (
     Backend,
     Calibration,
     CompileJob,
@@ -36,13 +36,14 @@ from regauge.backends import (
     check_usable,
     list_usable,
 )
-from regauge.backends import neuron as neuron_backend
-from regauge.backends._static import StaticShapeRunner
-from regauge.errors import DataError, SettingsError
+from regauge.inference.backends import neuron as neuron_backend
+from regauge.inference.backends._static import StaticShapeRunner
 from regauge.models.dropout import DropoutKeys
 from regauge.models.inference_modules import TextProgram, cast_program, named_tensors
 from regauge.models.io_spec import LENGTH, ROWS, InputSpec, TensorSpec, program_inputs
 from regauge.models.modules import Encoder
+from regauge.system import choices
+from regauge.system.errors import DataError, SettingsError
 
 # torch 2.14 deprecates what AWS's libraries need; they do not support that version.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.(save|load|trace). is deprecated")
@@ -275,7 +276,7 @@ CACHED = """
 import sys, torch
 from pathlib import Path
 from regauge import config
-from regauge.backends import ExecutionContext, Payload, Shape
+from regauge.inference.backends import ExecutionContext, Payload, Shape
 from regauge.models.io_spec import TensorSpec
 cache = sys.argv[1]
 accelerator = config.parse_choice("accelerators", "xla")

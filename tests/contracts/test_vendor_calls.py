@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from regauge import accelerators, config, processes
+from regauge import accelerators, config
 from regauge.accelerators import Accelerator, cuda, gaudi, neuron, neuron_native, tpu
-from regauge.errors import PreflightError, SettingsError
+from regauge.system import processes
+from regauge.system.errors import PreflightError, SettingsError
 from regauge.training.defaults import resolve_defaults
 from regauge.training.settings import TrainSettings
 

@@ -24,7 +24,7 @@ from regauge.data.dataset import (
     TokenizerInfo,
 )
 from regauge.data.loader import CollatorConfig
-from regauge.files import sha256
+from regauge.system.files import sha256
 from regauge.tasks import Task
 
 Row = dict[str, Any]

@@ -32,18 +32,18 @@ from transformers import BertConfig, BertModel
 
 from distributed.host_operations import refuse_host_operations
 from distributed.runs import settings
-from regauge import processes
 from regauge.accelerators import wait_for_all
 from regauge.accelerators.cpu import Cpu
-from regauge.checkpoint.loading import load_checkpoint
 from regauge.config import build, dump, merge
 from regauge.data.loader import BatchLoader
-from regauge.errors import RegaugeError
 from regauge.models.dropout import CounterDropout, DropoutKeys, RowKeys
+from regauge.system import processes
+from regauge.system.errors import RegaugeError
 from regauge.training import optimizer as optimizers
 from regauge.training import run as running
 from regauge.training import trainer
 from regauge.training.batch_finder.model_size import describe_model
+from regauge.training.checkpoint.loading import load_checkpoint
 from regauge.training.compile import decision
 from regauge.training.compile.warmup import RecompileMonitor
 from regauge.training.context import RunContext

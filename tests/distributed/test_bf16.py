@@ -10,8 +10,8 @@ from safetensors import safe_open
 
 from distributed.jobs import lines, losses
 from distributed.runs import Runs, cases, strategy_table
-from regauge.checkpoint.layout import checkpoint_name
 from regauge.config import read
+from regauge.run_folders.checkpoint_files import checkpoint_name
 
 BF16: dict[str, Any] = {"execution": {"precision": "bf16"}}
 TOLERANCE = 1e-3

@@ -16,12 +16,12 @@ import torch
 
 from distributed import datasets, jobs
 from distributed.runs import STRATEGIES, Runs, cases, settings
-from regauge.checkpoint.export_weights import export_checkpoint
-from regauge.errors import SettingsError
-from regauge.models.hub import read_step
 from regauge.models.settings import InitFrom
 from regauge.models.weights import read_weights
+from regauge.system.errors import SettingsError
+from regauge.system.hub import read_step
 from regauge.training import dry_run, trainer, warm_start
+from regauge.training.checkpoint.export_weights import export_checkpoint
 from regauge.training.context import RunContext
 from regauge.training.state import TrainState
 

@@ -20,11 +20,11 @@ from distributed.test_equality import LONG
 from distributed.test_resume import assert_same, interrupt_run
 from regauge.accelerators.cpu import Cpu
 from regauge.accelerators.cuda import Cuda
-from regauge.checkpoint.layout import checkpoint_name
 from regauge.config import dump, merge
-from regauge.errors import SettingsError
 from regauge.models.precision import apply_precision
-from regauge.processes import World
+from regauge.run_folders.checkpoint_files import checkpoint_name
+from regauge.system.errors import SettingsError
+from regauge.system.processes import World
 from regauge.training.defaults import check_precision, resolve_execution
 
 needs_torchao = pytest.mark.skipif(

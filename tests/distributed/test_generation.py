@@ -15,10 +15,10 @@ from distributed.jobs import lines, losses, weights
 from distributed.runs import ACCELERATOR, FULL, Runs, cases, settings, strategy_table
 from regauge.config import build
 from regauge.data.dataset import Dataset
-from regauge.errors import SettingsError
 from regauge.evaluation.offline import evaluate_models
 from regauge.evaluation.settings import EvaluateSettings
-from regauge.processes import World
+from regauge.system.errors import SettingsError
+from regauge.system.processes import World
 
 PROMPTS, MOST = 5, 6
 SAMPLES = {"prompts": PROMPTS, "max_new_tokens": MOST, "prompt_tokens": 5}

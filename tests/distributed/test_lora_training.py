@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM
 from distributed import datasets, jobs
 from distributed.jobs import lines, losses
 from distributed.runs import FULL, LLAMA, Runs, cases, settings
-from regauge import processes
 from regauge.cli import main
-from regauge.errors import DataError
 from regauge.models import weights as folders
 from regauge.models.architectures import build_model
 from regauge.models.settings import Model
+from regauge.system import processes
+from regauge.system.errors import DataError
 from regauge.training.run import attempt
 
 peft = pytest.importorskip("peft", reason="not proved here: adapters, which need peft")

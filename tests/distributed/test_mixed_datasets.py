@@ -13,7 +13,7 @@ from distributed.jobs import lines, losses
 from distributed.runs import Runs, cases, strategy_table
 from distributed.test_equality import TOLERANCE
 from distributed.test_resume import assert_same
-from regauge.checkpoint.layout import LATEST, checkpoint_name
+from regauge.run_folders.checkpoint_files import LATEST, checkpoint_name
 
 STEPS = 12
 

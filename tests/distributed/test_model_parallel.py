@@ -33,22 +33,22 @@ from end_to_end.predicting import (
     write_records,
 )
 from regauge import config
-from regauge.artifacts import engine
-from regauge.artifacts.artifact import open_artifact
-from regauge.artifacts.model import LoadedModel
-from regauge.backends import ExecutionContext, Payload, Shape
-from regauge.backends._model_parallel.group import RankGroup
-from regauge.backends._model_parallel.runner import ModelParallelRunner
-from regauge.backends._model_parallel.worker import RankWorker
 from regauge.cli import main
-from regauge.errors import SettingsError, TransientError
-from regauge.json_files import CHECKSUM
+from regauge.inference.backends import ExecutionContext, Payload, Shape
+from regauge.inference.backends._model_parallel.group import RankGroup
+from regauge.inference.backends._model_parallel.runner import ModelParallelRunner
+from regauge.inference.backends._model_parallel.worker import RankWorker
+from regauge.inference.export import engine
+from regauge.inference.export.artifact import open_artifact
+from regauge.inference.export.model import LoadedModel
 from regauge.models.dropout import DropoutKeys
 from regauge.models.generation.text_generation import GenerationProgram
 from regauge.models.inference_modules import TextProgram, named_tensors
 from regauge.models.io_spec import InputSpec, program_inputs
 from regauge.models.modules import Encoder
 from regauge.models.sentence_transformers import Pooling
+from regauge.system.errors import SettingsError, TransientError
+from regauge.system.json_files import CHECKSUM
 
 VOCABULARY = 60
 SHAPES = (Shape(8, 8), Shape(3, 24), Shape(1, 32), Shape(8, 8))

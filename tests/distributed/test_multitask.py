@@ -14,17 +14,18 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 from distributed.jobs import lines
 from distributed.runs import ACCELERATOR, TASKS, Runs, settings
 from regauge import config
-from regauge.comparison.compare import compare_runs
-from regauge.comparison.settings import Comparison
+from regauge.commands import compare
 from regauge.config import build
 from regauge.data.dataset import Dataset
-from regauge.errors import DataError, SettingsError
+from regauge.evaluation.compare.compare import compare_runs
+from regauge.evaluation.compare.settings import Comparison
 from regauge.evaluation.offline import evaluate_models
+from regauge.evaluation.report.page import build_report
 from regauge.evaluation.settings import EvaluateSettings
 from regauge.models.multitask import modules_by_task
-from regauge.processes import World
-from regauge.reporting.page import build_report
-from regauge.results.run_folder import read_run_folder
+from regauge.run_folders.run_folder import read_run_folder
+from regauge.system.errors import DataError, SettingsError
+from regauge.system.processes import World
 from regauge.training import dry_run
 from regauge.training.batch_finder.model_size import describe_model
 from regauge.training.defaults import resolve_defaults
@@ -32,7 +33,6 @@ from regauge.training.export_models import write_models
 from regauge.training.run_setup import Run, set_up
 from regauge.training.settings import TrainSettings
 from regauge.training.task_schedule import read_manifests
-from regauge.verbs import compare
 
 STEPS: dict[str, Any] = {"stop": {"steps": 12}, "evaluation": {"every_steps": 4}}
 NAMES = ("search", "words", "topics")

@@ -12,14 +12,14 @@ import pytest
 
 from distributed.jobs import lines
 from distributed.runs import ACCELERATOR, DATA, TASKS, Runs
+from regauge.commands import evaluate
 from regauge.config import build, parse_choice
-from regauge.errors import SettingsError
 from regauge.evaluation.offline import evaluate_models
 from regauge.evaluation.settings import EvaluateSettings
 from regauge.models import sentence_transformers
 from regauge.models.sentence_transformers import DenseLayer, Pooling, SentenceEncoder, Tokenization
-from regauge.processes import World
-from regauge.verbs import evaluate
+from regauge.system.errors import SettingsError
+from regauge.system.processes import World
 
 SHORT: dict[str, Any] = {"stop": {"steps": 4}}
 

@@ -12,8 +12,8 @@ import pytest
 from distributed import datasets
 from distributed.runs import TASKS, Runs
 from regauge.config import build, dump, merge
-from regauge.errors import SettingsError
-from regauge.processes import World
+from regauge.system.errors import SettingsError
+from regauge.system.processes import World
 from regauge.training import dry_run, run_record
 from regauge.training.optimizers.optimizer_defaults import (
     BETAS,

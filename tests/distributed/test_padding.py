@@ -8,8 +8,8 @@ import pytest
 
 from distributed import datasets
 from distributed.runs import settings
-from regauge import jsonl
-from regauge.processes import World
+from regauge.system import jsonl
+from regauge.system.processes import World
 from regauge.training import dry_run
 from regauge.training.run import attempt
 

@@ -14,9 +14,9 @@ import torch
 
 from distributed.jobs import lines, losses
 from distributed.runs import Runs, cases, settings
-from regauge import processes
-from regauge.reporting.profile_section import build_profile_section
-from regauge.results import run_folder as folders
+from regauge.evaluation.report.profile_section import build_profile_section
+from regauge.run_folders import run_folder as folders
+from regauge.system import processes
 from regauge.training.context import RunContext
 from regauge.training.defaults import resolve_defaults
 from regauge.training.profile import profiler

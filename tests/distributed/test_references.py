@@ -20,11 +20,11 @@ from distributed.test_equality import LONG
 from distributed.test_resume import SAVED, assert_same, interrupt_run
 from regauge.config import build
 from regauge.data.dataset import read_manifest
-from regauge.errors import SettingsError
 from regauge.evaluation.offline import evaluate_models
 from regauge.evaluation.settings import EvaluateSettings
 from regauge.models.modules import AnswerLikelihoodModel
-from regauge.processes import World
+from regauge.system.errors import SettingsError
+from regauge.system.processes import World
 from regauge.tasks.dpo import Dpo
 from regauge.training.references import add_references
 from regauge.training.references.reference_file import REFERENCES

@@ -15,7 +15,7 @@ import pytest
 
 from distributed.jobs import lines, losses
 from distributed.runs import STRATEGIES, Runs, cases, strategy_table
-from regauge.checkpoint.layout import checkpoint_name
+from regauge.run_folders.checkpoint_files import checkpoint_name
 
 SAVED = 6
 BASE: dict[str, Any] = {"output": {"checkpoint": {"every_steps": SAVED}}}

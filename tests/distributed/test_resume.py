@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from distributed.jobs import lines, losses, weights
 from distributed.runs import STRATEGIES, Runs, cases, strategy_table
 from distributed.test_equality import LONG, STEPS
-from regauge.checkpoint.layout import LATEST, checkpoint_name
+from regauge.run_folders.checkpoint_files import LATEST, checkpoint_name
 
 SAVED = 12
 

@@ -11,9 +11,9 @@ import torch
 
 from distributed.jobs import lines, losses, weights
 from distributed.runs import Runs, settings
-from regauge.checkpoint.layout import BEST, checkpoint_name
-from regauge.errors import SettingsError
 from regauge.models.settings import InitFrom
+from regauge.run_folders.checkpoint_files import BEST, checkpoint_name
+from regauge.system.errors import SettingsError
 from regauge.training import dry_run, warm_start
 
 FIRST: dict[str, Any] = {

@@ -16,9 +16,9 @@ from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 from distributed.runs import ACCELERATOR
-from regauge import choices, processes
 from regauge.accelerators import init_process_group
-from regauge.processes import find_free_port
+from regauge.system import choices, processes
+from regauge.system.processes import find_free_port
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -26,9 +26,10 @@ from documentation.blocks import (
     parse_blocks,
     read_blocks,
 )
-from regauge import choices, cli, verbs
-from regauge.errors import SettingsError
-from regauge.verbs.prepare import PrepareSettings
+from regauge import cli, commands
+from regauge.commands.prepare import PrepareSettings
+from regauge.system import choices
+from regauge.system.errors import SettingsError
 
 pytestmark = pytest.mark.timeout(1800)
 """A page trains and exports models."""
@@ -95,7 +96,7 @@ def find_problems(tables: dict[str, Any]) -> list[str]:
     problems = [problem for stage in stages for problem in find_problems(without_header(stage))]
     if "validation" in tables:
         tables = PrepareSettings.complete_tables(convert_lists(tables))
-    models = list(verbs.settings_roots().values())
+    models = list(commands.settings_roots().values())
     for name, table in tables.items():
         readers = [model for model in models if name in model.model_fields]
         results = [check_table(model, name, table) for model in readers]

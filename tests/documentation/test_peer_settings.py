@@ -7,7 +7,7 @@ import re
 import pytest
 
 from architecture.tree import ROOT
-from regauge.peer_names import find_settings
+from regauge.config.peer_names import find_settings
 
 PAGE = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
 CODE = re.compile(r"`([^`]+)`")

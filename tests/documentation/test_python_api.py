@@ -13,8 +13,8 @@ from cyclopts import Parameter
 
 import regauge
 from architecture.tree import ROOT
-from regauge import errors
-from regauge.api.results import RESULTS, DryRunPlan, Result
+from regauge.commands._python.results import RESULTS, DryRunPlan, Result
+from regauge.system import errors
 
 PAGE = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
 PUBLIC = {name: getattr(regauge, name) for name in regauge.__all__ if name != "__version__"}

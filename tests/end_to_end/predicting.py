@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 
 from distributed import datasets
 from distributed.runs import settings
-from regauge import processes
 from regauge.cli import main
+from regauge.system import processes
 from regauge.training.run import attempt
 
 MakeDataset = Callable[[Path], Path]

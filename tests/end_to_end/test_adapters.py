@@ -12,8 +12,8 @@ import transformers
 from distributed import datasets
 from distributed.runs import settings
 from libraries import record_warnings
-from regauge import processes
 from regauge.cli import main
+from regauge.system import processes
 from regauge.training.run import attempt
 
 peft = pytest.importorskip("peft", reason="not proved here: adapters, which need peft")

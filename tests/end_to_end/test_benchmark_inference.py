@@ -20,20 +20,20 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from regauge import jsonl
 from regauge.accelerators.cpu import Cpu
-from regauge.artifacts.artifact import open_artifact
-from regauge.artifacts.engine import load_engine
-from regauge.benchmarking import inference
-from regauge.benchmarking.latency_worker import LoadedArtifact, build_request, measure_loads
-from regauge.benchmarking.load_generator import MIN_REQUESTS, percentile
-from regauge.benchmarking.settings import BenchmarkSettings, TrainingBenchmarkSettings
 from regauge.cli import main
+from regauge.commands import benchmark, pipeline
 from regauge.config import FORMAT, build
-from regauge.errors import DataError, NoProgressError, SettingsError
-from regauge.reporting.inference_section import PERCENTILES
-from regauge.verbs import benchmark, pipeline
-from regauge.worker import LINES
+from regauge.evaluation.benchmark import inference
+from regauge.evaluation.benchmark.latency_worker import LoadedArtifact, build_request, measure_loads
+from regauge.evaluation.benchmark.load_generator import MIN_REQUESTS, percentile
+from regauge.evaluation.benchmark.settings import BenchmarkSettings, TrainingBenchmarkSettings
+from regauge.evaluation.report.inference_section import PERCENTILES
+from regauge.inference.export.artifact import open_artifact
+from regauge.inference.export.engine import load_engine
+from regauge.system import jsonl
+from regauge.system.errors import DataError, NoProgressError, SettingsError
+from regauge.system.worker import LINES
 
 WIDTH, LAYERS, INNER = 32, 2, 64
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "rail", "wheel", "gauge", "track", "train")

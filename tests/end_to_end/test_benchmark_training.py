@@ -10,12 +10,12 @@ import pytest
 
 from distributed import datasets
 from distributed.runs import settings
-from regauge.benchmarking import training
-from regauge.benchmarking.settings import TrainingBenchmarkSettings
 from regauge.cli import main
+from regauge.commands import benchmark, train
 from regauge.config import build, dump, merge
-from regauge.errors import SettingsError
-from regauge.verbs import benchmark, train
+from regauge.evaluation.benchmark import training
+from regauge.evaluation.benchmark.settings import TrainingBenchmarkSettings
+from regauge.system.errors import SettingsError
 
 
 @pytest.fixture(scope="module")

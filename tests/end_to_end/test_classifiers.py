@@ -27,10 +27,10 @@ from transformers import (
 
 import regauge
 from end_to_end.predicting import EAGER, random_texts, read_table, train_model
-from regauge.artifacts.export_settings import TextSettings
-from regauge.artifacts.programs import build_folder_spec
 from regauge.cli import main
-from regauge.verbs import import_
+from regauge.commands import import_
+from regauge.inference.export.export_settings import TextSettings
+from regauge.inference.export.programs import build_folder_spec
 
 VOCABULARY, LONGEST = 200, 24
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")

@@ -14,10 +14,10 @@ import pytest
 
 from distributed import datasets
 from distributed.runs import settings
-from regauge import processes
 from regauge.accelerators.cpu import Cpu
 from regauge.config import dump
-from regauge.errors import DataError
+from regauge.system import processes
+from regauge.system.errors import DataError
 from regauge.training.compile import cache
 
 pytestmark = pytest.mark.skipif(

@@ -17,22 +17,23 @@ from torch import nn
 import regauge
 from architecture.tree import ROOT
 from distributed import datasets
-from regauge import choices, config, processes, verbs
-from regauge.api.results import PredictResult
-from regauge.artifacts.export_settings import TextSettings
-from regauge.artifacts.trained_programs import build_custom_spec
+from regauge import commands, config
 from regauge.cli import main
+from regauge.commands import compare
+from regauge.commands._python.results import PredictResult
 from regauge.config import dump, parse_choice
 from regauge.data.dataset import read_manifest
-from regauge.errors import DataError, RegaugeError, SettingsError
-from regauge.json_files import write_sealed
+from regauge.inference.export.export_settings import TextSettings
+from regauge.inference.export.trained_programs import build_custom_spec
 from regauge.models.custom import CustomModule
 from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.settings import Model
 from regauge.supervision.failures import classify_error
+from regauge.system import choices, processes
+from regauge.system.errors import DataError, RegaugeError, SettingsError
+from regauge.system.json_files import write_sealed
 from regauge.tasks import Task
 from regauge.training.settings import TrainSettings
-from regauge.verbs import compare
 from saved_runs import build_saved_run
 
 EXAMPLES = ROOT / "examples"
@@ -120,13 +121,15 @@ def test_the_example_trains_and_resumes_on_two_processes(
 
 def test_the_example_reads_every_page_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    prepare = verbs.load_settings(verbs.import_verb("prepare").ROOT, EXAMPLES / "custom.toml", ())
+    prepare = commands.load_settings(
+        commands.import_verb("prepare").ROOT, EXAMPLES / "custom.toml", ()
+    )
     assert prepare.source.kind == "custom_source:Sections"
     assert len(prepare.source.list_pieces()) == len(list((ROOT / "docs").glob("*.md")))
 
 
 TRACKER = """
-from regauge.trackers import Tracker
+from regauge.monitoring.trackers import Tracker
 class Quiet(Tracker):
     "Says nothing."
     loud: int = 0
@@ -135,7 +138,7 @@ class Quiet(Tracker):
     def log(self, step, values): pass
 """
 STRATEGY = """
-from regauge.strategies.single import Single
+from regauge.training.strategies.single import Single
 class Mine(Single):
     "As single."
 """
@@ -170,7 +173,7 @@ def test_a_module_next_to_a_saved_run_is_not_imported(write: Write) -> None:
     write("custom_trap.py", "raise SystemExit('it ran')")
     run = write("run.json", json.dumps(build_saved_run(task={"kind": "custom_trap:Task"})))
     with pytest.raises(SettingsError, match="no module 'custom_trap'"):
-        verbs.load_settings(TrainSettings, run, ())
+        commands.load_settings(TrainSettings, run, ())
 
 
 @pytest.mark.parametrize(
@@ -187,13 +190,13 @@ def test_a_module_next_to_a_saved_run_is_not_imported(write: Write) -> None:
         (
             "custom_task:Neighbours",
             "is not a subclass of Tracker",
-            "inherit from regauge.trackers.Tracker",
+            "inherit from regauge.monitoring.trackers.Tracker",
             2,
         ),
         (
             "custom_task:Gaps",
             "is not a subclass of Tracker",
-            "inherit from regauge.trackers.Tracker",
+            "inherit from regauge.monitoring.trackers.Tracker",
             2,
         ),
         ("custom_tracker:Tracker", "is not a subclass of Tracker", "inherit from", 2),
@@ -243,7 +246,7 @@ def test_child_processes_import_from_the_same_folders(
     assert choices.module_folders_environment() == {}
     choices.allow_imports("custom_tracker:Quiet", folder)
     code = (
-        "import sys, regauge.choices as r;"
+        "import sys, regauge.system.choices as r;"
         "print(r.module_folders_environment(), file=open(sys.argv[1], 'w'))"
     )
     output = tmp_path / "environment"

@@ -12,9 +12,9 @@ import torch
 
 import regauge
 from end_to_end.predicting import QUICK
-from regauge import choices
 from regauge.cli import main
-from regauge.errors import DataError, SettingsError
+from regauge.system import choices
+from regauge.system.errors import DataError, SettingsError
 
 CODE = """
 import torch

@@ -14,12 +14,12 @@ import pytest
 from distributed.jobs import lines
 from distributed.runs import BERT, LLAMA
 from regauge.cli import main
+from regauge.commands import prepare
 from regauge.config import build, merge
 from regauge.data.dataset import Dataset
-from regauge.processes import World
+from regauge.system.processes import World
 from regauge.training.run import attempt
 from regauge.training.settings import TrainSettings
-from regauge.verbs import prepare
 
 TOPICS = {"sport": "goal team match", "finance": "bank loan stock", "travel": "hotel train visa"}
 NAMES = tuple(TOPICS)

@@ -21,18 +21,18 @@ from distributed import datasets
 from distributed.jobs import lines
 from distributed.runs import FULL, TASKS, settings
 from end_to_end.predicting import EAGER, QUICK, export_run, random_texts, train_model
-from regauge import processes
 from regauge.accelerators.cpu import Cpu
-from regauge.artifacts.artifact import open_artifact
-from regauge.backends import inductor
-from regauge.backends.eager import EagerBackend
 from regauge.cli import main
+from regauge.commands.export import load_settings
 from regauge.config import merge, parse_choice
-from regauge.errors import DataError, SettingsError
 from regauge.evaluation.artifact_metrics import compute_heldout_metrics, load_as_module
-from regauge.processes import World
+from regauge.inference.backends import inductor
+from regauge.inference.backends.eager import EagerBackend
+from regauge.inference.export.artifact import open_artifact
+from regauge.system import processes
+from regauge.system.errors import DataError, SettingsError
+from regauge.system.processes import World
 from regauge.training.run import attempt
-from regauge.verbs.export import load_settings
 
 FP32 = (*EAGER, 'candidates.precisions=["fp32"]')
 EMBEDDINGS = ("contrastive", "negatives", "triplet", "similarity", "distill")

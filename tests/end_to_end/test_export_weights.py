@@ -14,17 +14,17 @@ from torch.nn.functional import normalize
 
 from distributed import datasets
 from distributed.runs import settings
-from regauge import processes
-from regauge.artifacts.export_settings import TextSettings
-from regauge.artifacts.programs import build_folder_spec
-from regauge.checkpoint import export_weights
 from regauge.cli import main
 from regauge.data.dataset import read_manifest
-from regauge.errors import SettingsError
+from regauge.inference.export.export_settings import TextSettings
+from regauge.inference.export.programs import build_folder_spec
 from regauge.models.io_spec import InputSpec
 from regauge.models.sentence_transformers import PoolingMode
 from regauge.models.settings import Model
+from regauge.system import processes
+from regauge.system.errors import SettingsError
 from regauge.tasks.contrastive import Contrastive
+from regauge.training.checkpoint import export_weights
 from regauge.training.run import attempt
 
 HF = ["--format", "hf"]

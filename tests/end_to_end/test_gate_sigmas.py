@@ -13,8 +13,8 @@ from distributed.runs import BERT
 from end_to_end.test_evaluate_folders import EXECUTION, NAMES, train, write_records
 from regauge import config
 from regauge.cli import main
-from regauge.errors import DifferenceError
-from regauge.verbs import gate
+from regauge.commands import gate
+from regauge.system.errors import DifferenceError
 
 ROWS = 12
 """Rows of the limited evaluation; the run has more held-out rows."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from regauge import timing
-from regauge.processes import inspect_process, restore_environment
+from regauge.system import timing
+from regauge.system.processes import inspect_process, restore_environment
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FACTS = {"sources": "a", "chip": "b", "small": True}

@@ -18,12 +18,12 @@ from torch.distributed.checkpoint.metadata import Metadata
 from transformers import BertConfig, BertModel
 
 from distributed.conftest import runs, worlds
-from regauge.checkpoint import unpickle
 from regauge.cli import main
-from regauge.errors import SettingsError
 from regauge.models import architectures
 from regauge.models.settings import Model
 from regauge.models.weights import list_weights, match_weights
+from regauge.system.errors import SettingsError
+from regauge.training.checkpoint import unpickle
 
 if TYPE_CHECKING:
     from collections.abc import Callable

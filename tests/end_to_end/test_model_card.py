@@ -11,9 +11,9 @@ from huggingface_hub import ModelCard
 
 from distributed import datasets
 from distributed.runs import settings
-from regauge import processes
 from regauge.cli import main
-from regauge.results.model_card import README, is_card, render_card, write_card
+from regauge.system import processes
+from regauge.training.model_card import README, is_card, render_card, write_card
 from regauge.training.run import attempt
 
 LIBRARIES = {

@@ -13,11 +13,11 @@ import pytest
 
 from distributed import datasets
 from distributed.runs import settings
-from regauge import jsonl
 from regauge.cli import main
 from regauge.config import dump, merge
-from regauge.planning import run_history
-from regauge.run_plans import local_probe
+from regauge.planner import run_history
+from regauge.planner.run_plans import local_probe
+from regauge.system import jsonl
 
 
 @pytest.fixture(scope="module")

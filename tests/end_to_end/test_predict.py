@@ -26,8 +26,8 @@ from end_to_end.predicting import (
     write_records,
     write_row_groups,
 )
-from regauge import files, jsonl
 from regauge.cli import main
+from regauge.system import files, jsonl
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,9 @@ from end_to_end.predicting import (
     train_model,
     write_records,
 )
-from regauge.artifacts.export_settings import TextSettings
-from regauge.artifacts.programs import build_folder_spec
 from regauge.cli import main
+from regauge.inference.export.export_settings import TextSettings
+from regauge.inference.export.programs import build_folder_spec
 
 MAX_NEW_TOKENS = 6
 

@@ -16,16 +16,17 @@ from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, LlamaF
 
 from architecture.tree import ROOT
 from distributed import datasets
-from regauge import config, processes, verbs
+from regauge import commands, config
 from regauge.cli import main
+from regauge.commands import pipeline, train
 from regauge.config import dump, merge
 from regauge.models.flops import flops_per_token
+from regauge.system import processes
 from regauge.training.batch_finder.model_size import describe_model
 from regauge.training.defaults import resolve_defaults
 from regauge.training.optimizer_step import optimizer_step
 from regauge.training.run_setup import set_up
 from regauge.training.settings import TrainSettings
-from regauge.verbs import pipeline, train
 
 WEIGHTS = {
     "bert-large": 335_174_458,
@@ -64,7 +65,7 @@ def load_training(name: str, folder: Path, *overrides: str) -> TrainSettings:
     """Return the training settings of a run file; if it has two phases, those of the first."""
     path = ROOT / "runs" / f"{name}.toml"
     if "stage" not in config.read(path):
-        settings: TrainSettings = verbs.load_settings(TrainSettings, path, overrides)
+        settings: TrainSettings = commands.load_settings(TrainSettings, path, overrides)
         return settings
     work = pipeline.load(path, (f"output.folder={folder}", PYTHON, *overrides))
     phases: dict[str, Any] = {stage.name: stage.settings for stage in work.stages}

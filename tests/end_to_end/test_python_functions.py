@@ -19,10 +19,10 @@ from datasets import Dataset
 import regauge
 from distributed import datasets
 from distributed.runs import BERT
-from regauge.api.records import write_records
-from regauge.api.results import DryRunPlan, PrepareResult, TrainResult
-from regauge.errors import ChildError, DataError, SettingsError
-from regauge.processes import hide_main_module
+from regauge.commands._python.records import write_records
+from regauge.commands._python.results import DryRunPlan, PrepareResult, TrainResult
+from regauge.system.errors import ChildError, DataError, SettingsError
+from regauge.system.processes import hide_main_module
 
 STEPS = 4
 RECORDS = [

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from browser import DESKTOP, PHONE, Browser, open_browser
-from regauge.comparison.compare import compare_runs
-from regauge.comparison.settings import Comparison
-from regauge.reporting.page import build_report
-from regauge.reporting.render import render_html
-from regauge.results.run_folder import read_run_folder
-from regauge.trackers import RunInfo, start_trackers
-from regauge.trackers.jsonl import Jsonl
+from regauge.evaluation.compare.compare import compare_runs
+from regauge.evaluation.compare.settings import Comparison
+from regauge.evaluation.report.page import build_report
+from regauge.evaluation.report.render import render_html
+from regauge.monitoring.trackers import RunInfo, start_trackers
+from regauge.monitoring.trackers.jsonl import Jsonl
+from regauge.run_folders.run_folder import read_run_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,11 +15,11 @@ import transformers
 import regauge
 from distributed.runs import BERT
 from regauge.cli import main
+from regauge.commands import prepare
 from regauge.config import build
-from regauge.processes import World
+from regauge.system.processes import World
 from regauge.training.run import attempt
 from regauge.training.settings import TrainSettings
-from regauge.verbs import prepare
 
 PEOPLE, PLACES = ("Ann", "Bob", "Carla", "Dan"), ("Paris", "Rome", "Oslo", "Lima")
 FILLERS = ("so", "now", "then", ",")

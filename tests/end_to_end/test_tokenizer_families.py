@@ -19,20 +19,21 @@ import regauge
 from distributed import datasets
 from distributed.runs import BERT, LLAMA
 from libraries import import_sentence_transformers, record_warnings
-from regauge import config, processes, verbs
-from regauge.artifacts.buckets import BucketBatch
-from regauge.artifacts.export_settings import TextSettings
-from regauge.artifacts.preprocess import Preprocessor
-from regauge.artifacts.programs import build_folder_spec
-from regauge.checkpoint.export_weights import export_model
+from regauge import commands, config
+from regauge.commands import prepare
 from regauge.config import build, merge
 from regauge.data.dataset import Dataset, read_manifest
 from regauge.data.loader import CollatorConfig
 from regauge.data.tokenizer import LoadedTokenizer
+from regauge.inference.export.buckets import BucketBatch
+from regauge.inference.export.export_settings import TextSettings
+from regauge.inference.export.preprocess import Preprocessor
+from regauge.inference.export.programs import build_folder_spec
 from regauge.models.weights import read_weights
+from regauge.system import processes
+from regauge.training.checkpoint.export_weights import export_model
 from regauge.training.run import attempt
 from regauge.training.settings import TrainSettings
-from regauge.verbs import prepare
 from tokenizer_families import FAMILIES, draw_texts, write_tokenizer
 
 LENGTH = 24
@@ -119,7 +120,7 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 def compute_outputs(run: Path, *columns: list[str]) -> list[torch.Tensor]:
     """Return the outputs of the exported program for each record alone."""
-    settings = build(TrainSettings, config.read(run / "run.json"), verbs.table_names())
+    settings = build(TrainSettings, config.read(run / "run.json"), commands.table_names())
     ((_, _, task, data, _),) = settings.task_configs
     fields = task.input_spec(read_manifest(Path(data.path)))
     options = TextSettings(max_new_tokens=MAX_NEW_TOKENS)
@@ -179,7 +180,7 @@ def test_transformers_gives_the_classes_of_predict(
 @pytest.mark.parametrize("family", ["llama", "gpt2", "no pad", "bos only"])
 def test_training_scores_the_token_that_transformers_scores(family: str, tmp_path: Path) -> None:
     run = train(tmp_path, family, "classify", MODELS["llama"])
-    settings = build(TrainSettings, config.read(run / "run.json"), verbs.table_names())
+    settings = build(TrainSettings, config.read(run / "run.json"), commands.table_names())
     data = Dataset(tmp_path / "data")
     task: Any = settings.task_configs[0].task
     module = task.build_module(settings.model, data.manifest, 0).eval()

@@ -28,9 +28,9 @@ from end_to_end.predicting import (
     vector_column,
     write_records,
 )
-from regauge.artifacts.uncompiled import find_trained_task, open_model
 from regauge.cli import main
-from regauge.errors import DataError, SettingsError
+from regauge.inference.export.uncompiled import find_trained_task, open_model
+from regauge.system.errors import DataError, SettingsError
 
 TEMPLATE = (
     "{% for m in messages %}{{ {'system': 'w11 ', 'user': 'w7 '}.get(m.role, 'w8 ') }}"

@@ -20,7 +20,7 @@ import pytest
 from faults.conftest import Job, Jobs
 from faults.families import list_descendants
 from regauge.config import merge
-from regauge.processes import find_free_port
+from regauge.system.processes import find_free_port
 
 ETCD_SECONDS = 30.0
 LATE_SECONDS = 60.0

@@ -23,8 +23,8 @@ from distributed.runs import FULL, Runs, settings
 from distributed.test_resume import assert_same
 from end_to_end.predicting import export_run, train_model
 from regauge.config import dump, merge
-from regauge.files import LOCK
-from regauge.scratch import PREFIX, SHARED_MEMORY
+from regauge.system.files import LOCK
+from regauge.system.scratch import PREFIX, SHARED_MEMORY
 
 __all__ = ["FULL", "runs", "worlds"]
 BASE: dict[str, Any] = {

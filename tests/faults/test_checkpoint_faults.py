@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from faults.conftest import FULL, Job, Jobs
-from regauge import files
-from regauge.checkpoint import layout
+from regauge.run_folders import checkpoint_files
+from regauge.system import files
 
 SHARED_POINTS = ("begin", "staged", "written")
 """Points of a save that every process reaches."""
@@ -58,7 +58,7 @@ def find_first_step(job: Job, attempt: int) -> int:
 @FULL
 def test_a_kill_while_a_checkpoint_is_replaced_leaves_one_of_the_two(jobs: Jobs) -> None:
     """The run skips a damaged step 18, saves it again, and is killed between two renames."""
-    job = stop_at_18(jobs, lambda root: flip(root / layout.checkpoint_name(18)))
+    job = stop_at_18(jobs, lambda root: flip(root / checkpoint_files.checkpoint_name(18)))
     job.faults = [{"kind": "kill", "at": "save:swap", "rank": 0, "step": 18, "attempt": 2}]
     jobs.assert_survives(job)
     assert find_first_step(job, 3) == 19
@@ -86,12 +86,12 @@ def lose_a_shard(path: Path) -> None:
 
 
 def lose_the_manifest(path: Path) -> None:
-    (path / layout.MANIFEST).unlink()
+    (path / checkpoint_files.MANIFEST).unlink()
 
 
 def swap_shards(path: Path) -> None:
     """Copy a shard of the previous checkpoint into a checkpoint."""
-    previous = path.with_name(layout.checkpoint_name(12))
+    previous = path.with_name(checkpoint_files.checkpoint_name(12))
     name = min(path.glob("*.safetensors")).name
     shutil.copy(previous / name, path / name)
 
@@ -105,10 +105,10 @@ def swap_shards(path: Path) -> None:
 def test_a_damaged_checkpoint_is_reported_and_skipped(
     jobs: Jobs, harm: Callable[[Path], None]
 ) -> None:
-    job = stop_at_18(jobs, lambda root: harm(root / layout.checkpoint_name(18)))
+    job = stop_at_18(jobs, lambda root: harm(root / checkpoint_files.checkpoint_name(18)))
     jobs.assert_survives(job)
     assert "skipping a damaged checkpoint: " in job.stderr
-    assert layout.checkpoint_name(18) in job.stderr
+    assert checkpoint_files.checkpoint_name(18) in job.stderr
     assert find_first_step(job, 2) == 13
 
 
@@ -186,8 +186,8 @@ def stop_at_18(jobs: Jobs, harm: Callable[[Path], None]) -> Job:
     job = jobs.create()
     shutil.copytree(jobs.undisturbed_folder(job), job.folder)
     root = job.folder / "checkpoints"
-    shutil.rmtree(root / layout.checkpoint_name(24))
-    files.write_atomic(root / layout.LATEST, f"{layout.checkpoint_name(18)}\n")
+    shutil.rmtree(root / checkpoint_files.checkpoint_name(24))
+    files.write_atomic(root / checkpoint_files.LATEST, f"{checkpoint_files.checkpoint_name(18)}\n")
     shutil.rmtree(job.folder / "model")
     (job.folder / "result.json").unlink()
     path = job.folder / "metrics.jsonl"

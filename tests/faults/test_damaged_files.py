@@ -22,17 +22,17 @@ from end_to_end.predicting import read_output_files, write_records
 from faults.conftest import FULL
 from faults.damage import DAMAGES, OUTSIDE, copy_folder
 from regauge.cli import main
+from regauge.commands._parts.train_plan import check_before_start
 from regauge.config import build, dump, read
-from regauge.errors import INTERRUPTED, SHOW_TRACEBACK, RegaugeError, describe_error
-from regauge.processes import World
-from regauge.results.model_card import README as CARD
-from regauge.supervision.cost_meter import read_last_seen, read_paid, write_last_seen
-from regauge.supervision.goodput import read_goodput
+from regauge.run_folders.cost_meter import read_last_seen, read_paid, write_last_seen
+from regauge.run_folders.goodput import read_goodput
 from regauge.supervision.nodes.interface import LocalLauncher
 from regauge.supervision.signals import SupervisorSignals
+from regauge.system.errors import INTERRUPTED, SHOW_TRACEBACK, RegaugeError, describe_error
+from regauge.system.processes import World
+from regauge.training.model_card import README as CARD
 from regauge.training.run import attempt
 from regauge.training.settings import TrainSettings
-from regauge.verbs._parts.train_plan import check_before_start
 
 Pair = tuple[str, str]
 """The path of a file in a folder, and the name of a damage."""

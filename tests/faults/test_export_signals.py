@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from regauge import timing
+from regauge.system import timing
 
 TIMEOUT_SECONDS = 120.0
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from faults.conftest import FULL, Jobs
-from regauge.errors import PreemptedError, SettingsError
-from regauge.files import LOCK
-from regauge.supervision import folder_lock
-from regauge.supervision.folder_lock import FolderLock
+from regauge.run_folders import folder_lock
+from regauge.run_folders.folder_lock import FolderLock
+from regauge.system.errors import PreemptedError, SettingsError
+from regauge.system.files import LOCK
 
 
 @FULL

@@ -18,14 +18,14 @@ import torch
 
 from faults.conftest import FULL, Jobs
 from faults.test_checkpoint_faults import stop_at_18
-from regauge.checkpoint import layout
-from regauge.checkpoint.loading import find_newest, load_checkpoint
-from regauge.checkpoint.saver import Saver
-from regauge.checkpoint.settings import Checkpoint
 from regauge.config import FORMAT
-from regauge.errors import NoCheckpointError
-from regauge.files import write_json
-from regauge.processes import World
+from regauge.run_folders import checkpoint_files
+from regauge.system.errors import NoCheckpointError
+from regauge.system.files import write_json
+from regauge.system.processes import World
+from regauge.training.checkpoint.loading import find_newest, load_checkpoint
+from regauge.training.checkpoint.saver import Saver
+from regauge.training.checkpoint.settings import Checkpoint
 
 MAX_MEMORY_BYTES = 200 << 20
 
@@ -65,19 +65,19 @@ def write_outside_offsets(path: Path) -> None:
 
 
 def write_huge_state(path: Path) -> None:
-    with (path / layout.STATE).open("wb") as file:
+    with (path / checkpoint_files.STATE).open("wb") as file:
         file.truncate(8 << 30)
 
 
 def write_deep_state(path: Path) -> None:
-    (path / layout.STATE).write_text("[" * 1_000_000)
+    (path / checkpoint_files.STATE).write_text("[" * 1_000_000)
 
 
 def list_outside_path(path: Path) -> None:
     (path.parent / "outside.safetensors").write_bytes(find_shard(path).read_bytes())
     find_shard(path).unlink()
-    (path / layout.MANIFEST).write_text("")
-    write_manifest(path, ["../outside.safetensors", layout.STATE])
+    (path / checkpoint_files.MANIFEST).write_text("")
+    write_manifest(path, ["../outside.safetensors", checkpoint_files.STATE])
 
 
 def link_shard(path: Path) -> None:
@@ -108,11 +108,11 @@ def write_manifest(path: Path, names: list[str]) -> None:
     """Write a manifest with the current hashes of the files; large files have a wrong hash."""
     files = {
         name: {"sha256": "0" * 64, "bytes": (path / name).stat().st_size}
-        if (path / name).stat().st_size > layout.MAX_DOCUMENT_BYTES
-        else layout.describe_file(path / name)
+        if (path / name).stat().st_size > checkpoint_files.MAX_DOCUMENT_BYTES
+        else checkpoint_files.describe_file(path / name)
         for name in names
     }
-    write_json(path / layout.MANIFEST, {"format": FORMAT, "step": 4, "files": files})
+    write_json(path / checkpoint_files.MANIFEST, {"format": FORMAT, "step": 4, "files": files})
 
 
 def build_tensors() -> dict[str, torch.Tensor]:
@@ -125,7 +125,7 @@ def checkpoint(tmp_path: Path) -> Path:
     saver = Saver(root, Checkpoint(async_save=False), World())
     saver.save(4, build_tensors(), {"step": 4}, {})
     saver.wait()
-    return root / layout.checkpoint_name(4)
+    return root / checkpoint_files.checkpoint_name(4)
 
 
 @pytest.mark.parametrize("harm", HOSTILE, ids=lambda harm: harm.__name__)
@@ -134,7 +134,9 @@ def test_a_hostile_checkpoint_is_refused_without_any_effect(
 ) -> None:
     harm(checkpoint)
     if harm is not list_outside_path:
-        names = sorted(file.name for file in checkpoint.iterdir() if file.name != layout.MANIFEST)
+        names = sorted(
+            file.name for file in checkpoint.iterdir() if file.name != checkpoint_files.MANIFEST
+        )
         write_manifest(checkpoint, names)
     before = list_tree(checkpoint.parent.parent)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -169,8 +171,8 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_line(
 @FULL
 def test_a_run_with_a_hostile_checkpoint_resumes_from_the_previous_one(jobs: Jobs) -> None:
     def harm(root: Path) -> None:
-        path = root / layout.checkpoint_name(18)
-        names = json.loads((path / layout.MANIFEST).read_text())["files"]
+        path = root / checkpoint_files.checkpoint_name(18)
+        names = json.loads((path / checkpoint_files.MANIFEST).read_text())["files"]
         for file in path.glob("*.safetensors"):
             file.write_bytes(pickle.dumps(Payload(root.parent / "executed")))
         write_manifest(path, sorted(names))

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from faults.conftest import FULL, Job, Jobs
-from regauge.comparison.first_divergence import describe_divergence
-from regauge.comparison.verdict import Parity, compare_pair
-from regauge.results.run_folder import read_run_folder
+from regauge.commands._parts.localize import localize_divergence
+from regauge.evaluation.compare.first_divergence import describe_divergence
+from regauge.evaluation.compare.verdict import Parity, compare_pair
+from regauge.run_folders.run_folder import read_run_folder
 from regauge.training.divergence.localize import Divergence
-from regauge.verbs._parts.localize import localize_divergence
 
 STEP = 7
 """Number of steps before the bug begins: between the saves of steps 6 and 12."""

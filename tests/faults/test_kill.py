@@ -25,8 +25,8 @@ from distributed.runs import Runs, settings
 from distributed.test_resume import assert_same
 from faults.conftest import FULL
 from faults.families import list_descendants
-from regauge.checkpoint.layout import LATEST
 from regauge.config import dump
+from regauge.run_folders.checkpoint_files import LATEST
 
 STEPS, SAVE_EVERY = 48, 6
 RESUMED_SIZES = (1, 2)

@@ -16,10 +16,10 @@ from s3fs import S3FileSystem
 from distributed.jobs import weights
 from faults.conftest import BASE, FULL, Job, Jobs
 from faults.stores import Rule, Store, start_store
-from regauge import object_store
-from regauge.checkpoint import layout, remote
-from regauge.checkpoint.remote import RemoteCheckpoints
-from regauge.errors import SettingsError, TransientError
+from regauge.run_folders import checkpoint_files, remote_checkpoints
+from regauge.run_folders.remote_checkpoints import RemoteCheckpoints
+from regauge.system import object_store
+from regauge.system.errors import SettingsError, TransientError
 
 BUCKET = "checkpoints"
 ROOT = f"s3://{BUCKET}/run"
@@ -45,8 +45,12 @@ def list_keys() -> set[str]:
 
 
 def list_committed() -> list[int]:
-    manifests = (key.partition("/")[0] for key in list_keys() if key.endswith(layout.MANIFEST))
-    return sorted(step for name in manifests if (step := layout.parse_step(name)) is not None)
+    manifests = (
+        key.partition("/")[0] for key in list_keys() if key.endswith(checkpoint_files.MANIFEST)
+    )
+    return sorted(
+        step for name in manifests if (step := checkpoint_files.parse_step(name)) is not None
+    )
 
 
 def create_with_remote(jobs: Jobs, *faults: dict[str, Any]) -> Job:
@@ -112,7 +116,7 @@ def test_an_outdated_listing_does_not_hide_the_newest_checkpoint(jobs: Jobs, sto
     assert job.code == 143
     newest = list_committed()[-1]
     shutil.rmtree(job.folder)
-    store.rules = [Rule("GET", layout.checkpoint_name(newest), "hide", count=0)]
+    store.rules = [Rule("GET", checkpoint_files.checkpoint_name(newest), "hide", count=0)]
     job.faults = []
     job.start().wait()
     assert job.code == 0, job.stderr
@@ -153,7 +157,7 @@ def write_staging_folder(tmp_path: Path, size: int = 100) -> Path:
     path = tmp_path / "part"
     path.mkdir()
     (path / "a.safetensors").write_bytes(os.urandom(size))
-    (path / layout.MANIFEST).write_text('{"files": {"a.safetensors": {}}}')
+    (path / checkpoint_files.MANIFEST).write_text('{"files": {"a.safetensors": {}}}')
     return path
 
 
@@ -165,10 +169,10 @@ def test_a_broken_multipart_upload_is_retried(store: Store, tmp_path: Path) -> N
     checkpoints.upload(source, 4, ["a.safetensors"])
     assert checkpoints.list_steps() == [4]
     assert not checkpoints.download(4, tmp_path / "here"), "there is no manifest yet"
-    checkpoints.commit(source / layout.MANIFEST, 4)
+    checkpoints.commit(source / checkpoint_files.MANIFEST, 4)
     assert checkpoints.download(4, tmp_path / "here")
     assert store.rules[0].num_triggered == 3
-    copy = tmp_path / "here" / layout.checkpoint_name(4) / "a.safetensors"
+    copy = tmp_path / "here" / checkpoint_files.checkpoint_name(4) / "a.safetensors"
     assert copy.read_bytes() == (source / "a.safetensors").read_bytes()
 
 
@@ -177,7 +181,7 @@ def test_a_withdrawn_checkpoint_is_not_downloaded(store: Store, tmp_path: Path) 
     source, checkpoints = write_staging_folder(tmp_path), RemoteCheckpoints(ROOT)
     for step in (2, 4, 6):
         checkpoints.upload(source, step, ["a.safetensors"])
-        checkpoints.commit(source / layout.MANIFEST, step)
+        checkpoints.commit(source / checkpoint_files.MANIFEST, step)
     checkpoints.withdraw(6)
     assert not checkpoints.download(6, tmp_path / "here")
     checkpoints.retain([4], 6)
@@ -193,10 +197,10 @@ def test_an_upload_waits_for_the_store_until_its_time_limit(
     waiting: list[bool] = []
     monkeypatch.setattr(checkpoints, "_copy", lambda *_: waiting.append(checkpoints.is_waiting))
     checkpoints.upload(source, 2, ["a.safetensors"])
-    monkeypatch.setattr(remote, "ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr(remote_checkpoints, "ANSWER_SECONDS", 0.0)
     checkpoints.upload(source, 2, ["a.safetensors"])
     assert waiting == [True, False]
-    monkeypatch.setattr(remote, "ANSWER_SECONDS", 120.0)
+    monkeypatch.setattr(remote_checkpoints, "ANSWER_SECONDS", 120.0)
     monkeypatch.setattr(checkpoints, "_copy", lambda *_: (_ for _ in ()).throw(PermissionError))
     with pytest.raises(TransientError):
         checkpoints.upload(source, 2, ["a.safetensors"])
@@ -207,7 +211,7 @@ def test_a_local_folder_can_be_the_root(tmp_path: Path) -> None:
     source, checkpoints = write_staging_folder(tmp_path), RemoteCheckpoints(str(tmp_path / "root"))
     assert checkpoints.find_problem() is None
     checkpoints.upload(source, 2, ["a.safetensors"])
-    checkpoints.commit(source / layout.MANIFEST, 2)
+    checkpoints.commit(source / checkpoint_files.MANIFEST, 2)
     assert checkpoints.list_steps() == [2]
     assert checkpoints.download(2, tmp_path / "here")
 

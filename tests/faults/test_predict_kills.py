@@ -21,8 +21,8 @@ from end_to_end.predicting import (
     train_model,
     write_records,
 )
-from regauge import jsonl
 from regauge.cli import main
+from regauge.system import jsonl
 
 RECORDS, ROWS = 6000, 150
 BAD_SHARD = 8
@@ -264,7 +264,7 @@ def _write_bad_source(
         "import os\n"
         "from pathlib import Path\n"
         "from regauge.data.sources.jsonl import JsonLines\n"
-        "from regauge.errors import TransientError\n"
+        "from regauge.system.errors import TransientError\n"
         "def fail():\n"
         f"    {fail}\n"
         "def tried(path):\n"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from faults.conftest import FULL, Jobs
-from regauge.jsonl import read_lines
-from regauge.reporting.page import build_report
-from regauge.reporting.render import render_markdown
-from regauge.results.run_folder import read_run_folder
+from regauge.evaluation.report.page import build_report
+from regauge.evaluation.report.render import render_markdown
+from regauge.run_folders.run_folder import read_run_folder
+from regauge.system.jsonl import read_lines
 
 DEATHS = [
     ("segfault", "SIGSEGV"),
@@ -50,7 +50,7 @@ def test_an_exception_is_retried_once_and_then_ends_the_run(jobs: Jobs) -> None:
     job.options = ("--traceback",)
     job.start().wait()
     assert job.code == 64
-    assert "RuntimeError in regauge/testing/faults.py" in job.stderr.splitlines()[-1]
+    assert "RuntimeError in regauge/supervision/faults/faults.py" in job.stderr.splitlines()[-1]
     assert "In process 1:\nTraceback (most recent call last):" in job.stderr
     assert 'raise RuntimeError("injected by the fault plan")' in job.stderr
     first, second = job.failures

@@ -21,9 +21,9 @@ from distributed.test_resume import assert_same
 from end_to_end.predicting import EAGER, read_output_files, write_records
 from faults.conftest import FULL, Jobs
 from faults.families import list_descendants
-from regauge import timing
-from regauge.stop_signals import STOP_SIGNALS
 from regauge.supervision.channel import read_text
+from regauge.system import timing
+from regauge.system.stop_signals import STOP_SIGNALS
 
 STOP_SECONDS = 15.0
 """Maximum time from the last signal to the end of a command: ten seconds and a save."""

@@ -18,8 +18,8 @@ from end_to_end.predicting import (
     read_table,
     write_row_groups,
 )
-from regauge import jsonl
 from regauge.cli import main
+from regauge.system import jsonl
 
 GROUPS, RECORDS, ROWS = 6, 400, 100
 TIMEOUT_SECONDS = 180.0

@@ -22,14 +22,15 @@ import pytest
 
 from distributed.test_resume import assert_same
 from faults.conftest import FULL, Jobs
-from regauge import config, processes, scratch, verbs
+from regauge import commands, config
 from regauge.accelerators.cpu import Cpu
-from regauge.checkpoint import layout
-from regauge.jsonl import read_lines
-from regauge.scratch import PREFIX, create_scratch_folder
+from regauge.run_folders import checkpoint_files
 from regauge.supervision import attempt, supervisor
 from regauge.supervision.heartbeat import HeartbeatTable
 from regauge.supervision.watchdog import Watchdog
+from regauge.system import processes, scratch
+from regauge.system.jsonl import read_lines
+from regauge.system.scratch import PREFIX, create_scratch_folder
 from regauge.training.settings import TrainSettings
 
 KILLS = 20
@@ -176,7 +177,7 @@ def test_a_finished_process_that_does_not_exit_is_killed(
     began = time.monotonic()
     with caplog.at_level("WARNING", "regauge"):
         supervisor.supervise(
-            verbs.load_settings(TrainSettings, job.folder.with_suffix(".json"), ()), 2
+            commands.load_settings(TrainSettings, job.folder.with_suffix(".json"), ()), 2
         )
     assert time.monotonic() - began < 60.0
     assert "process 1 finished but did not exit; killing it" in caplog.text
@@ -193,11 +194,11 @@ def test_a_clock_that_is_set_back_has_no_effect(
     assert Watchdog(heartbeats, 60.0, 60.0).find_hang() is None
     assert Watchdog(heartbeats, -1.0, -1.0).find_hang() is not None
     for step, age in ((3, 10.0), (6, 500.0), (9, 9000.0)):
-        path = tmp_path / "root" / layout.checkpoint_name(step)
+        path = tmp_path / "root" / checkpoint_files.checkpoint_name(step)
         path.mkdir(parents=True)
         os.utime(path, (1e9 - age, 1e9 - age))
-    layout.retain(tmp_path / "root", 1, 9)
-    assert layout.list_steps(tmp_path / "root") == [9]
+    checkpoint_files.retain(tmp_path / "root", 1, 9)
+    assert checkpoint_files.list_steps(tmp_path / "root") == [9]
 
 
 MOUNT, UNMOUNT = (shutil.which(name) or name for name in ("mount", "umount"))

@@ -14,7 +14,7 @@ import pytest
 from distributed.test_resume import assert_same
 from faults.clusters import Cluster, kill_nodes, request, serve_unrelated_port, start_etcd
 from faults.conftest import FULL, Job, Jobs, send_sigterm
-from regauge.processes import find_free_port
+from regauge.system.processes import find_free_port
 
 STEPS = 300
 LONG: dict[str, Any] = {"stop": {"steps": STEPS}, "output": {"checkpoint": {"every_steps": 20}}}

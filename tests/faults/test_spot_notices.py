@@ -12,11 +12,11 @@ import pytest
 
 from faults.conftest import FULL, Jobs
 from loopback import serve
-from regauge.errors import SettingsError
-from regauge.processes import find_free_port
 from regauge.supervision import spot_notices
 from regauge.supervision.signals import SupervisorSignals
 from regauge.supervision.spot_notices import ENDPOINT, Ec2Metadata, watch_spot_notices
+from regauge.system.errors import SettingsError
+from regauge.system.processes import find_free_port
 
 ACTION = {"action": "terminate", "time": "2026-11-21T08:22:00Z"}
 LONG: dict[str, Any] = {"stop": {"steps": 5000}, "output": {"checkpoint": {"every_steps": 1000}}}

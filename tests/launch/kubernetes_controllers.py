@@ -15,8 +15,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from regauge.launchers._kubernetes.job_status import find_index
-from regauge.launchers._kubernetes.operators import PodSpec, list_pods
+from regauge.jobs.targets._kubernetes.job_status import find_index
+from regauge.jobs.targets._kubernetes.operators import PodSpec, list_pods
 
 if TYPE_CHECKING:
     from launch.kubernetes_api import Store

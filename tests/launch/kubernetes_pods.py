@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from faults.families import list_descendants
-from regauge.launchers._kubernetes import job_set, pytorch_job, train_job
-from regauge.launchers._nodes import clear_scheduler_variables
-from regauge.processes import find_free_port
+from regauge.jobs.targets._kubernetes import job_set, pytorch_job, train_job
+from regauge.jobs.targets._nodes import clear_scheduler_variables
+from regauge.system.processes import find_free_port
 
 if TYPE_CHECKING:
     from launch.kubernetes_api import Store

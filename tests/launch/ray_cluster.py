@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from faults.families import list_descendants
-from regauge.processes import find_free_port
+from regauge.system.processes import find_free_port
 
 START_SECONDS = 300.0
 TOKEN = uuid.uuid4().hex

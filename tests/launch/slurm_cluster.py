@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from regauge.processes import find_free_port
+from regauge.system.processes import find_free_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel")
 NODES = ("127.0.0.1", "127.0.0.2")

@@ -20,18 +20,11 @@ from faults.conftest import artifact, model
 from launch.batch_simulator import BatchSimulator, SimulatedJob, start_simulator
 from launch.training_jobs import count_steps
 from regauge.config import dump, merge
-from regauge.errors import RESTART_CODES, SettingsError
-from regauge.launchers import (
-    FINAL_STATES,
-    Handle,
-    JobSpec,
-    JobState,
-    JobStatus,
-    LaunchPlan,
-)
-from regauge.launchers.aws_batch import AwsBatch
-from regauge.launching.job_spec import find_machine
-from regauge.processes import find_free_port
+from regauge.jobs.job_spec import find_machine
+from regauge.jobs.targets import FINAL_STATES, Handle, JobSpec, JobState, JobStatus, LaunchPlan
+from regauge.jobs.targets.aws_batch import AwsBatch
+from regauge.system.errors import RESTART_CODES, SettingsError
+from regauge.system.processes import find_free_port
 
 __all__ = ["artifact", "model"]
 SECONDS = 300.0

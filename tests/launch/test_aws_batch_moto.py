@@ -16,11 +16,11 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from regauge.errors import SettingsError
-from regauge.launchers import Handle, JobSpec, LaunchPlan
-from regauge.launchers.aws_batch import AwsBatch
-from regauge.launching.job_spec import find_machine
-from regauge.timing import wait_for
+from regauge.jobs.job_spec import find_machine
+from regauge.jobs.targets import Handle, JobSpec, LaunchPlan
+from regauge.jobs.targets.aws_batch import AwsBatch
+from regauge.system.errors import SettingsError
+from regauge.system.timing import wait_for
 from unit.test_launch_aws_batch import EXAMPLES, plan_example
 
 REGION = "us-east-1"

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from regauge.cli import main
-from regauge.clusters.removal import find_leftovers, list_removal_commands
-from regauge.clusters.settings import Cluster, ClusterSettings
 from regauge.config import build
+from regauge.jobs.clusters.removal import find_leftovers, list_removal_commands
+from regauge.jobs.clusters.settings import Cluster, ClusterSettings
 
 TABLE: dict[str, Any] = {
     "name": "trainers",

@@ -20,7 +20,7 @@ from urllib.request import urlopen
 import pytest
 
 from distributed.runs import FULL
-from regauge.processes import find_free_port
+from regauge.system.processes import find_free_port
 
 NEEDED = ("buildah", "debootstrap", "docker-registry")
 SEARCH = f"{os.environ['PATH']}:/usr/sbin"

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from regauge.errors import ChildError, RegaugeError, SettingsError
-from regauge.launchers import Handle, JobSpec, JobStatus, LogRequest
-from regauge.launchers._local_job import EVENTS, read_events
-from regauge.launchers.local import LocalNodes
+from regauge.jobs.targets import Handle, JobSpec, JobStatus, LogRequest
+from regauge.jobs.targets._local_job import EVENTS, read_events
+from regauge.jobs.targets.local import LocalNodes
+from regauge.system.errors import ChildError, RegaugeError, SettingsError
 
 WAIT_SECONDS = 150.0
 COUNT = """
@@ -179,8 +179,8 @@ def test_a_node_that_ignores_a_stop_is_killed(cluster: Cluster) -> None:
 def test_a_job_outlives_the_process_that_launched_it(cluster: Cluster) -> None:
     code = f"""
     import os, sys, time
-    from regauge.launchers import JobSpec
-    from regauge.launchers.local import LocalNodes
+    from regauge.jobs.targets import JobSpec
+    from regauge.jobs.targets.local import LocalNodes
     program = "import time; time.sleep(2); print('end')"
     job = JobSpec("job", "train", (sys.executable, "-c", program), 1, 1, 1)
     launcher = LocalNodes(folder={str(cluster.root / "jobs")!r})

@@ -25,7 +25,7 @@ from launch.pipeline_files import (
 from launch.slurm_cluster import SlurmCluster, start_slurm
 from launch.test_kubernetes_jobs import change
 from launch.training_jobs import Workplace, create_workplace, wait_until
-from regauge.processes import find_free_port
+from regauge.system.processes import find_free_port
 
 REFUSAL = 68
 SHORT = {"stop": {"steps": 6}, "output": {"checkpoint": {"every_steps": 3}}}

@@ -28,8 +28,8 @@ from launch.training_jobs import (
     find_recovery_seconds,
     wait_until,
 )
-from regauge.planning.catalog import find_instance
-from regauge.processes import find_free_port
+from regauge.machines.catalog import find_instance
+from regauge.system.processes import find_free_port
 
 SCHEDULE_SECONDS = 2.0
 """Time in which Slurm starts a job whose delay has ended."""

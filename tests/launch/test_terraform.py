@@ -17,8 +17,8 @@ from urllib.request import urlopen
 import pytest
 
 from distributed.runs import FULL
-from regauge.clusters.rendering import TERRAFORM_FOLDER, render_files, write_files
-from regauge.processes import find_free_port
+from regauge.jobs.clusters.rendering import TERRAFORM_FOLDER, render_files, write_files
+from regauge.system.processes import find_free_port
 from unit.test_cluster_documents import GROUPS, build_cluster
 
 MIRROR = Path(os.environ.get("REGAUGE_TERRAFORM_PROVIDERS", "/opt/tf-plugins"))

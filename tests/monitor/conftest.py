@@ -31,7 +31,7 @@ from monitor.metrics_pages import (
     serve_page,
 )
 from monitor.prometheus_queries import list_firing, query
-from regauge.processes import find_free_port
+from regauge.system.processes import find_free_port
 
 __all__ = ["runs", "worlds"]
 

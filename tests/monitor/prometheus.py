@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from monitor.prometheus_queries import query
-from regauge.processes import find_free_port
+from regauge.system.processes import find_free_port
 
 START_SECONDS = 60.0
 CONFIGURATION = """

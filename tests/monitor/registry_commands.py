@@ -15,7 +15,7 @@ from typing import Any
 
 from s3fs import S3FileSystem
 
-from regauge.model_registry.registry import open_registry
+from regauge.registry.registry import open_registry
 
 
 def run_and_kill(address: str, artifacts: Path, kill_at: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from monitor.node_packages import require_packages, run_node
-from regauge.monitoring.dashboards.build import build_dashboards
+from regauge.monitoring.dashboard_files import build_dashboards
 
 DASHBOARDS = build_dashboards()
 PROOF = "that Grafana's types accept the dashboards"

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regauge.errors import DataError, DifferenceError
-from regauge.model_registry.registry import open_registry
+from regauge.registry.registry import open_registry
+from regauge.system.errors import DataError, DifferenceError
 
 RUN_FILE = """\
 output.folder = "out"

@@ -25,11 +25,11 @@ from notification_sinks import (
     send_endless_headers,
 )
 from regauge import config
-from regauge.monitoring.notifications.delivery import JOURNAL
-from regauge.monitoring.notifications.events import EventSource
-from regauge.monitoring.notifications.notifier import Notifier, open_notifier
-from regauge.monitoring.notifications.settings import Notifications
-from regauge.processes import find_free_port
+from regauge.monitoring.notify.delivery import JOURNAL
+from regauge.monitoring.notify.events import EventSource
+from regauge.monitoring.notify.notifier import Notifier, open_notifier
+from regauge.monitoring.notify.settings import Notifications
+from regauge.system.processes import find_free_port
 
 PATIENCE = 60.0
 MAX_EXIT_SECONDS = 30.0

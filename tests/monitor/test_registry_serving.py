@@ -11,7 +11,7 @@ import pytest
 
 import regauge
 from regauge.cli import main
-from regauge.model_registry.registry import Registry, open_registry
+from regauge.registry.registry import Registry, open_registry
 from serve.servers import (
     QUICK_HTTP,
     copy_artifact,

@@ -14,14 +14,14 @@ from s3fs import S3FileSystem
 
 from faults.stores import Rule, Store, start_store
 from monitor.registry_commands import run_and_kill, run_commands
-from regauge import object_store
-from regauge.errors import DataError, SettingsError, TransientError
-from regauge.model_registry.model_reference import find_cache, locate_model
-from regauge.model_registry.registry import Registry, open_registry
-from regauge.model_registry.registry_check import check_registry
-from regauge.model_registry.registry_storage import open_storage
-from regauge.pipelines.serving_model import find_serving
-from regauge.pipelines.settings import RegistryModel
+from regauge.registry.model_reference import find_cache, locate_model
+from regauge.registry.pipelines.serving_model import find_serving
+from regauge.registry.pipelines.settings import RegistryModel
+from regauge.registry.registry import Registry, open_registry
+from regauge.registry.registry_check import check_registry
+from regauge.registry.registry_storage import open_storage
+from regauge.system import object_store
+from regauge.system.errors import DataError, SettingsError, TransientError
 from unit.small_artifacts import write_artifact
 
 BUCKET = "models"

@@ -18,7 +18,7 @@ from faults.conftest import Job, Jobs
 from monitor.prometheus import Prometheus, start_prometheus, wait_until
 from regauge.monitoring import vocabulary
 from regauge.monitoring.exporter import EXPORTERS, find_targets
-from regauge.supervision.node_status import read_node_statuses
+from regauge.run_folders.node_status import read_node_statuses
 
 pytestmark = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="no Prometheus: apt-get install prometheus"

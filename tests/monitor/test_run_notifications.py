@@ -14,7 +14,7 @@ import pytest
 
 from faults.conftest import Jobs, jobs, runs, send_sigterm, worlds
 from notification_sinks import WebhookSink, be_silent, run_hostile
-from regauge.monitoring.notifications.delivery import JOURNAL
+from regauge.monitoring.notify.delivery import JOURNAL
 
 __all__ = ["jobs", "runs", "worlds"]
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
@@ -22,9 +22,9 @@ JUMPING = """
 import sys, time
 from pathlib import Path
 from regauge import config
-from regauge.monitoring.notifications.events import EventSource
-from regauge.monitoring.notifications.notifier import open_notifier
-from regauge.monitoring.notifications.settings import Notifications
+from regauge.monitoring.notify.events import EventSource
+from regauge.monitoring.notify.notifier import open_notifier
+from regauge.monitoring.notify.settings import Notifications
 
 url, folder, clock, jump = sys.argv[1:]
 tables = {"webhook": {"url": url}, "timeout_seconds": 60.0, "exit_seconds": 60.0}

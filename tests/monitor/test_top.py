@@ -14,7 +14,7 @@ from typing import Any
 from distributed.conftest import runs, worlds
 from faults.conftest import Jobs, jobs
 from monitor.terminal import Terminal, terminal
-from regauge.supervision.node_status import read_node_statuses
+from regauge.run_folders.node_status import read_node_statuses
 
 __all__ = ["jobs", "runs", "terminal", "worlds"]
 PATIENT = {"timeout_seconds": 300}

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from regauge.processes import find_free_port
+from regauge.system.processes import find_free_port
 
 SCRIPT = """
 import json, sys, time
 from pathlib import Path
 from regauge import config, log
-from regauge.trackers import RunInfo, start_trackers
+from regauge.monitoring.trackers import RunInfo, start_trackers
 
 log.configure()
 folder, table = Path(sys.argv[1]), json.loads(sys.argv[2])

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from faults.conftest import Job, Jobs, jobs, runs, worlds
-from regauge import jsonl
-from regauge.results.series import merge_attempts, summarize_attempts
+from regauge.run_folders.series import merge_attempts, summarize_attempts
+from regauge.system import jsonl
 from unit.test_wandb import read_history
 
 __all__ = ["jobs", "runs", "worlds"]

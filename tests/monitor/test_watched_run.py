@@ -18,7 +18,7 @@ from loopback import serve
 from monitor.conftest import Webhook, build_webhook, read_document, require_programs, start_monitor
 from monitor.prometheus_queries import query, wait_for
 from monitor.test_live_prometheus import substitute
-from regauge.monitoring.dashboards.build import build_dashboards, list_expressions
+from regauge.monitoring.dashboard_files import build_dashboards, list_expressions
 
 ALERT = "RegaugeNoProgress"
 ABSENT = {

@@ -14,8 +14,8 @@ from peers.reference import NEW_TOKENS
 from peers.texts import QUERIES, TEXTS
 
 import regauge
-from regauge.artifacts.model import LoadedModel
 from regauge.cli import main
+from regauge.inference.export.model import LoadedModel
 
 EAGER = (
     'candidates.backends=["eager"]',

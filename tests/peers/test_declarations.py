@@ -27,8 +27,8 @@ from transformers import (
 )
 
 import regauge
-from regauge.errors import SettingsError
 from regauge.models.generation.text_generation import GenerationProgram
+from regauge.system.errors import SettingsError
 
 PAIRS = {"pair_fields": ("query", "document")}
 MEAN = {"pooling": ["mean"]}

@@ -11,12 +11,12 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from regauge.backends.eager import EagerBackend
+from regauge.inference.backends.eager import EagerBackend
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regauge.backends import ExecutionContext, Payload, Runner
+    from regauge.inference.backends import ExecutionContext, Payload, Runner
 
 RAISES, EXITS, NOT_FINITE, HANGS = 296, 297, 298, 299
 """Ids of the words that make a batch raise, end its process, return NaN, or stop its process."""

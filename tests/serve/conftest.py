@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import regauge
-from regauge.artifacts.model import LoadedModel
+from regauge.inference.export.model import LoadedModel
 from serve.live_server import LiveServer, export_tiny_artifacts, start_server
 
 

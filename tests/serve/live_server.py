@@ -20,8 +20,8 @@ from transformers import AutoModelForTokenClassification
 from distributed import datasets
 from end_to_end.predicting import QUICK, export_run, train_model
 from end_to_end.test_custom_module import CODE
-from regauge import choices
 from regauge.cli import main
+from regauge.system import choices
 
 LIMIT = 48
 """Longest text of the tiny models, in tokens."""

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from regauge.artifacts.artifact import Artifact
-from regauge.artifacts.engine import Engine, load_engine, select_buckets
-from regauge.artifacts.generator import add_draws
-from regauge.artifacts.records import TextRecords
+from regauge.inference.export.artifact import Artifact
+from regauge.inference.export.engine import Engine, load_engine, select_buckets
+from regauge.inference.export.generator import add_draws
+from regauge.inference.export.records import TextRecords
 from regauge.models.settings import Generation
 
 

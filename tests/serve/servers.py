@@ -23,10 +23,10 @@ import regauge
 from distributed import datasets
 from distributed.runs import settings
 from end_to_end.predicting import EAGER, export_run
-from regauge import processes
-from regauge.artifacts.artifact import hash_files
-from regauge.artifacts.manifest import BUCKET_TIMES
-from regauge.json_files import CHECKSUM
+from regauge.inference.export.artifact import hash_files
+from regauge.inference.export.manifest import BUCKET_TIMES
+from regauge.system import processes
+from regauge.system.json_files import CHECKSUM
 from regauge.training.run import attempt
 from serve import chaos_backend
 
@@ -105,7 +105,7 @@ def install_chaos(folder: Path) -> dict[str, str]:
     metadata = folder / "chaos-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: chaos\nVersion: 1.0\n")
-    points = "[regauge.backends]\nchaos = chaos_backend:ChaosBackend\n"
+    points = "[regauge.inference.backends]\nchaos = chaos_backend:ChaosBackend\n"
     (metadata / "entry_points.txt").write_text(points)
     return {"PYTHONPATH": os.pathsep.join([str(folder), str(SOURCE)])}
 

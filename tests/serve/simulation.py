@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from regauge.artifacts.buckets import Buckets
-from regauge.artifacts.manifest import Bucket
-from regauge.artifacts.records import TextRecords
+from regauge.inference.export.buckets import Buckets
+from regauge.inference.export.manifest import Bucket
+from regauge.inference.export.records import TextRecords
 from regauge.serving import dispatcher as dispatcher_module
 from regauge.serving.batch_planner import BatchPlanner
 from regauge.serving.dispatcher import ComputedRequest, Dispatcher, RequestOptions

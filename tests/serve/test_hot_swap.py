@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import regauge
-from regauge.artifacts.manifest import WEIGHTS
+from regauge.inference.export.manifest import WEIGHTS
 from serve.chaos_backend import RAISES
 from serve.servers import (
     QUICK_HTTP,

@@ -13,7 +13,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from regauge.artifacts.model import LoadedModel
+from regauge.inference.export.model import LoadedModel
 from serve.live_server import LiveServer, start_server
 
 TEXTS = ["anna lives in oslo", "a", "the café costs 7, or less"]

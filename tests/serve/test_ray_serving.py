@@ -23,10 +23,10 @@ from safetensors.torch import load_file, save_file
 import faults
 from faults.families import list_descendants
 from regauge.config import build
-from regauge.errors import DataError, PreflightError, SettingsError, TransientError
 from regauge.serving.api_keys import VARIABLE
 from regauge.serving.ray_cluster.ray_serving import _check_resources
 from regauge.serving.ray_cluster.ray_settings import RayServing
+from regauge.system.errors import DataError, PreflightError, SettingsError, TransientError
 from serve.servers import (
     STOP_SECONDS,
     ServerProcess,

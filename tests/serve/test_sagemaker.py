@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from regauge.clusters.sagemaker_container import build_command
-from regauge.errors import SettingsError
+from regauge.jobs.clusters.sagemaker_container import build_command
+from regauge.system.errors import SettingsError
 from serve.live_server import wait_for_address
 
 LINES = "application/jsonlines"
@@ -91,7 +91,7 @@ def test_a_container_answers_and_ends_after_sigterm(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
     variables = {"SM_MODEL_DIR": str(tiny_artifacts["encoder"]), "SAGEMAKER_BIND_TO_PORT": port}
-    command = [sys.executable, "-m", "regauge.clusters.sagemaker_container"]
+    command = [sys.executable, "-m", "regauge.jobs.clusters.sagemaker_container"]
     log = tmp_path / "log.txt"
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -111,7 +111,7 @@ def test_a_container_answers_and_ends_after_sigterm(
 
 def test_a_container_without_a_model_ends_with_one_line(tmp_path: Path) -> None:
     process = subprocess.run(
-        [sys.executable, "-m", "regauge.clusters.sagemaker_container"],
+        [sys.executable, "-m", "regauge.jobs.clusters.sagemaker_container"],
         env={**os.environ, "SM_MODEL_DIR": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -13,14 +13,14 @@ import pytest
 
 import regauge
 from end_to_end.predicting import export_run, random_texts, train_model, write_records
-from regauge.artifacts.artifact import Artifact, open_artifact
-from regauge.artifacts.manifest import Dtype
-from regauge.artifacts.postprocess import convert_vectors, restore_vectors
 from regauge.cli import main
-from regauge.errors import DataError, RegaugeError, SettingsError
+from regauge.inference.export.artifact import Artifact, open_artifact
+from regauge.inference.export.manifest import Dtype
+from regauge.inference.export.postprocess import convert_vectors, restore_vectors
 from regauge.serving.search import search_rows
 from regauge.serving.search.search_index import SearchIndex, find_address
 from regauge.serving.search.search_settings import SearchSettings
+from regauge.system.errors import DataError, RegaugeError, SettingsError
 from serve.vectors import Kept, build_artifact, write_vectors
 
 WIDTH, ROWS = 24, 500

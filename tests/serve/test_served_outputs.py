@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from regauge.artifacts.model import LoadedModel
+from regauge.inference.export.model import LoadedModel
 from serve.live_server import BUCKETS, LIMIT, LiveServer
 
 LoadModel = Callable[[str], LoadedModel]

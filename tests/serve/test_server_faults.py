@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import regauge
-from regauge.stop_signals import REPEAT_SECONDS
+from regauge.system.stop_signals import REPEAT_SECONDS
 from serve.chaos_backend import BATCH_VARIABLE, EXITS, NOT_FINITE, RAISES
 from serve.servers import (
     ServerProcess,

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from regauge.artifacts.model import LoadedModel
+from regauge.inference.export.model import LoadedModel
 from serve.live_server import LABELS, LIMIT, LiveServer
 
 QUESTION = "What is Deep Learning?"

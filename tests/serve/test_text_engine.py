@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from regauge.accelerators.cpu import Cpu
-from regauge.artifacts.artifact import Artifact
-from regauge.artifacts.text_stream import AnswerText
-from regauge.artifacts.uncompiled import open_model
-from regauge.errors import DataError, SettingsError
+from regauge.inference.export.artifact import Artifact
+from regauge.inference.export.text_stream import AnswerText
+from regauge.inference.export.uncompiled import open_model
 from regauge.models.settings import Generation
 from regauge.serving.text_generation import paged_attention, vllm_engine
 from regauge.serving.text_generation.engine_choice import load_text_engine
@@ -24,6 +23,7 @@ from regauge.serving.text_generation.paged_engine import MAX_FAILURES, PagedText
 from regauge.serving.text_generation.settings import TextServing
 from regauge.serving.text_generation.static_engine import StaticTextEngine
 from regauge.serving.text_generation.text_requests import TextEngine, TextRequest, TokenEvent
+from regauge.system.errors import DataError, SettingsError
 from serve import reference
 from serve.writers import END_ID, MAX_TOKENS, VOCABULARY, write_model
 

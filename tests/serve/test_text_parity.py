@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from end_to_end.predicting import EAGER
 from regauge.cli import main
-from regauge.errors import DataError
 from regauge.serving.text_generation import engine_choice
 from regauge.serving.text_generation.paged_engine import PagedTextEngine
 from regauge.serving.text_generation.static_engine import StaticTextEngine
 from regauge.serving.text_generation.text_requests import TextEngine
 from regauge.serving.text_generation.text_worker import TextWorkerRequest, load_requested_engine
+from regauge.system.errors import DataError
 from serve.servers import copy_artifact, update_manifest
 from serve.writers import write_model
 

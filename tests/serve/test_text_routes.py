@@ -17,9 +17,9 @@ import httpx
 import openai
 import pytest
 
-from regauge.artifacts.model import load
-from regauge.artifacts.uncompiled import open_model
 from regauge.data.tokenizer import LoadedTokenizer
+from regauge.inference.export.model import load
+from regauge.inference.export.uncompiled import open_model
 from regauge.models.settings import Generation
 from regauge.serving.text_generation.settings import TextServing
 from serve import reference

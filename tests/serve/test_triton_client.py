@@ -13,7 +13,7 @@ import torch
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
-from regauge.artifacts.model import LoadedModel
+from regauge.inference.export.model import LoadedModel
 from serve.live_server import LABELS, LiveServer
 
 TEXTS = ["anna lives in oslo", "a", "the café costs 7, or less", ""]

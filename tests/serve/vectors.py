@@ -11,8 +11,12 @@ from typing import Any
 import numpy as np
 
 from regauge import config
-from regauge.artifacts.artifact import Artifact
-from regauge.artifacts.manifest import (
+from regauge.config import FORMAT
+from regauge.data.sources import Piece
+from regauge.data.values import FieldKind
+from regauge.inference.backends.eager import EagerBackend
+from regauge.inference.export.artifact import Artifact
+from regauge.inference.export.manifest import (
     ArtifactManifest,
     Bucket,
     Compilation,
@@ -21,17 +25,13 @@ from regauge.artifacts.manifest import (
     TargetMachine,
     WeightsOrigin,
 )
-from regauge.artifacts.postprocess import convert_vectors
-from regauge.backends.eager import EagerBackend
-from regauge.config import FORMAT
-from regauge.data.sources import Piece
-from regauge.data.values import FieldKind
-from regauge.files import sha256
+from regauge.inference.export.postprocess import convert_vectors
+from regauge.inference.predict.job import JobSlot, PredictJob, write_result
+from regauge.inference.predict.settings import PredictSettings
+from regauge.inference.predict.shard_files import ShardColumns
+from regauge.inference.predict.shard_queue import ShardId
 from regauge.models.io_spec import OutputKind
-from regauge.prediction.job import JobSlot, PredictJob, write_result
-from regauge.prediction.settings import PredictSettings
-from regauge.prediction.shard_files import ShardColumns
-from regauge.prediction.shard_queue import ShardId
+from regauge.system.files import sha256
 
 Kept = dict[str, Sequence[Any]]
 """The values of kept fields by name."""

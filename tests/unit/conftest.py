@@ -6,8 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from regauge import choices, verbs
-from regauge.verbs import gate, pipeline, promote
+from regauge import commands
+from regauge.commands import gate, pipeline, promote
+from regauge.system import choices
 from unit.stage_verbs import fit, join, score, write
 
 VERBS: dict[str, ModuleType] = {"join": join, "pipeline": pipeline, "write": write}
@@ -35,7 +36,7 @@ def repeated_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
 def replace_verbs(monkeypatch: pytest.MonkeyPatch, modules: dict[str, ModuleType]) -> None:
     """Replace the verbs of Regauge by other modules."""
     names = choices.names
-    monkeypatch.setattr(verbs, "import_verb", modules.__getitem__)
+    monkeypatch.setattr(commands, "import_verb", modules.__getitem__)
     monkeypatch.setattr(
         choices,
         "names",

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from regauge import config
+from regauge.commands import prepare as verb
 from regauge.data import dataset
-from regauge.verbs import prepare as verb
 
 WORDS = [f"word{number}" for number in range(3000)]
 

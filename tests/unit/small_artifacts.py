@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from regauge.config import FORMAT
-from regauge.json_files import write_sealed
+from regauge.system.json_files import write_sealed
 
 RUN_ID = "5d30a533a0a6"
 

@@ -13,18 +13,13 @@ import pytest
 import regauge
 from end_to_end.predicting import EAGER, export_run, random_texts, train_model, write_records
 from regauge import accelerators
-from regauge.artifacts.artifact import (
-    Artifact,
-    hash_files,
-    is_artifact,
-    open_artifact,
-)
-from regauge.backends import ExecutionContext, Payload, Runner
-from regauge.backends.eager import EagerBackend
 from regauge.cli import main
 from regauge.config import FORMAT
-from regauge.errors import DataError, PreflightError, RegaugeError, SettingsError
-from regauge.json_files import CHECKSUM
+from regauge.inference.backends import ExecutionContext, Payload, Runner
+from regauge.inference.backends.eager import EagerBackend
+from regauge.inference.export.artifact import Artifact, hash_files, is_artifact, open_artifact
+from regauge.system.errors import DataError, PreflightError, RegaugeError, SettingsError
+from regauge.system.json_files import CHECKSUM
 
 FILES = {
     "weights.safetensors",

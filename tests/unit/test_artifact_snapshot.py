@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from regauge.artifacts.artifact import Artifact
+from regauge.inference.export.artifact import Artifact
 from regauge.serving.artifact_snapshot import create_snapshot, remove_snapshot
 from unit.small_artifacts import write_artifact
 

@@ -15,10 +15,10 @@ from transformers import (
     XLNetForSequenceClassification,
 )
 
-from regauge.errors import SettingsError
 from regauge.models.attention_masks import AttentionSpec, detect_attention_spec
 from regauge.models.dropout import DropoutKeys
 from regauge.models.modules import Classifier, Encoder
+from regauge.system.errors import SettingsError
 
 BIDIRECTIONAL = ("bert", "roberta", "electra", "albert", "modernbert", "mpnet")
 CAUSAL = ("gpt2", "llama", "gpt_neox", "qwen3")

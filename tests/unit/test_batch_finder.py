@@ -15,8 +15,8 @@ from distributed import datasets
 from distributed.runs import TASKS, settings
 from regauge.config import build, parse_choice
 from regauge.data.mixture import read_data_manifest
-from regauge.errors import SettingsError, TransientError
-from regauge.processes import World
+from regauge.system.errors import SettingsError, TransientError
+from regauge.system.processes import World
 from regauge.training.batch_finder import finder, trial
 from regauge.training.batch_finder.finder import (
     MemoryForecast,
@@ -50,7 +50,7 @@ trial_worker.main()
 """
 DYING = """
 import os, signal, sys
-from regauge.worker import receive_job
+from regauge.system.worker import receive_job
 job = receive_job()
 def write(**line):
     job.write_line(line)

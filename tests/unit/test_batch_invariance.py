@@ -7,14 +7,14 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from regauge.artifacts.batch_invariance import (
+from regauge.inference.export.batch_invariance import (
     NUM_SPREAD_LENGTHS,
     InvariantBuckets,
     check_batch_invariance,
 )
-from regauge.artifacts.buckets import list_halves
-from regauge.artifacts.manifest import Bucket
-from regauge.artifacts.records import TextRecords
+from regauge.inference.export.buckets import list_halves
+from regauge.inference.export.manifest import Bucket
+from regauge.inference.export.records import TextRecords
 from unit.runners import CountingRunner, random_ids
 
 MAX_ROWS = {4: 16, 8: 12, 20: 1}

@@ -11,13 +11,20 @@ import pytest
 
 import regauge
 from fake_server import run_fake_server
-from regauge.benchmarking import served_target, serving
-from regauge.benchmarking.server_process import is_healthy, run_server
-from regauge.benchmarking.serving_metrics import subtract_phases
-from regauge.benchmarking.serving_settings import ServingBenchmarkSettings, TraceSettings
-from regauge.benchmarking.text_trace import read_trace
+from regauge.commands import benchmark
 from regauge.config import build
-from regauge.errors import (
+from regauge.evaluation.benchmark import served_target, serving
+from regauge.evaluation.benchmark.server_process import is_healthy, run_server
+from regauge.evaluation.benchmark.serving_metrics import subtract_phases
+from regauge.evaluation.benchmark.serving_settings import ServingBenchmarkSettings, TraceSettings
+from regauge.evaluation.benchmark.text_trace import read_trace
+from regauge.evaluation.report.benchmarks import read_benchmark
+from regauge.evaluation.report.drawing import ChartContext
+from regauge.evaluation.report.page import build_report
+from regauge.evaluation.report.render import render_html, render_markdown
+from regauge.evaluation.report.serving_section import build_charts, build_serving_section
+from regauge.run_folders.run_folder import read_run_folder
+from regauge.system.errors import (
     ChildError,
     DataError,
     DifferenceError,
@@ -25,15 +32,8 @@ from regauge.errors import (
     RegaugeError,
     SettingsError,
 )
-from regauge.json_files import write_sealed
-from regauge.processes import find_free_port
-from regauge.reporting.benchmarks import read_benchmark
-from regauge.reporting.drawing import ChartContext
-from regauge.reporting.page import build_report
-from regauge.reporting.render import render_html, render_markdown
-from regauge.reporting.serving_section import build_charts, build_serving_section
-from regauge.results.run_folder import read_run_folder
-from regauge.verbs import benchmark
+from regauge.system.json_files import write_sealed
+from regauge.system.processes import find_free_port
 
 FAKE = Path(__file__).parents[1] / "fake_server.py"
 SHORT: dict[str, Any] = {

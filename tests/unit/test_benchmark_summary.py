@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from regauge.artifacts.manifest import ArtifactManifest
-from regauge.benchmarking import summary
-from regauge.benchmarking.settings import BenchmarkSettings
 from regauge.config import FORMAT, build
-from regauge.planning.catalog import load_instances
-from regauge.reporting import benchmarks, inference_section
-from regauge.reporting.drawing import ChartContext
-from regauge.reporting.inference_charts import build_charts
+from regauge.evaluation.benchmark import summary
+from regauge.evaluation.benchmark.settings import BenchmarkSettings
+from regauge.evaluation.report import benchmarks, inference_section
+from regauge.evaluation.report.drawing import ChartContext
+from regauge.evaluation.report.inference_charts import build_charts
+from regauge.inference.export.manifest import ArtifactManifest
+from regauge.machines.catalog import load_instances
 
 Repeat = list[dict[str, Any]]
 

@@ -14,23 +14,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from end_to_end.predicting import EAGER, export_run, train_model
-from regauge.artifacts import batch_timing
-from regauge.artifacts.artifact import hash_files, open_artifact
-from regauge.artifacts.batch_timing import MAX_GRID_LENGTHS, MIN_RUNS, measure_bucket_times
-from regauge.artifacts.bucket_times import (
+from regauge.inference.export import batch_timing
+from regauge.inference.export.artifact import hash_files, open_artifact
+from regauge.inference.export.batch_timing import MAX_GRID_LENGTHS, MIN_RUNS, measure_bucket_times
+from regauge.inference.export.bucket_times import (
     BucketTime,
     BucketTimes,
     build_bucket_times,
     read_bucket_times,
     write_bucket_times,
 )
-from regauge.artifacts.buckets import build_buckets, list_halves
-from regauge.artifacts.engine import load_engine
-from regauge.artifacts.export_settings import BucketSettings
-from regauge.artifacts.manifest import Bucket
-from regauge.errors import DataError
-from regauge.json_files import CHECKSUM
+from regauge.inference.export.buckets import build_buckets, list_halves
+from regauge.inference.export.engine import load_engine
+from regauge.inference.export.export_settings import BucketSettings
+from regauge.inference.export.manifest import Bucket
 from regauge.models.io_spec import InputSpec, program_inputs
+from regauge.system.errors import DataError
+from regauge.system.json_files import CHECKSUM
 from unit.runners import CountingRunner
 
 INPUTS = program_inputs(InputSpec())

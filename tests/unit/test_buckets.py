@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regauge.artifacts.buckets import (
+from regauge.data.buckets import LENGTH_STEPS
+from regauge.inference.export.buckets import (
     NUM_STATIC_BUCKETS,
     ROWS_MULTIPLE,
     BucketBatch,
@@ -19,9 +20,8 @@ from regauge.artifacts.buckets import (
     list_halves,
     resolve_buckets,
 )
-from regauge.artifacts.export_settings import BucketSettings
-from regauge.artifacts.manifest import Bucket
-from regauge.data.buckets import LENGTH_STEPS
+from regauge.inference.export.export_settings import BucketSettings
+from regauge.inference.export.manifest import Bucket
 
 ROWS = st.integers(1, 40).map(list_halves)
 

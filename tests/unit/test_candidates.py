@@ -10,16 +10,16 @@ import torch
 from regauge import config
 from regauge.accelerators import Precision
 from regauge.accelerators.cpu import Cpu
-from regauge.artifacts import candidates as module
-from regauge.artifacts.candidates import Candidate, list_candidates
-from regauge.artifacts.export_settings import Candidates
-from regauge.artifacts.programs import ProgramSpec, build_module_spec
-from regauge.backends import Quantization
-from regauge.backends.eager import EagerBackend
-from regauge.backends.inductor import InductorBackend
-from regauge.backends.onnx import OnnxBackend
-from regauge.backends.openvino import OpenvinoBackend
-from regauge.backends.torch_compile import TorchCompileBackend
+from regauge.inference.backends import Quantization
+from regauge.inference.backends.eager import EagerBackend
+from regauge.inference.backends.inductor import InductorBackend
+from regauge.inference.backends.onnx import OnnxBackend
+from regauge.inference.backends.openvino import OpenvinoBackend
+from regauge.inference.backends.torch_compile import TorchCompileBackend
+from regauge.inference.export import candidates as module
+from regauge.inference.export.candidates import Candidate, list_candidates
+from regauge.inference.export.export_settings import Candidates
+from regauge.inference.export.programs import ProgramSpec, build_module_spec
 
 ALL = (EagerBackend(), InductorBackend(), OnnxBackend(), OpenvinoBackend(), TorchCompileBackend())
 

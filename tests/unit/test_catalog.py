@@ -7,9 +7,9 @@ import datetime as dt
 import pytest
 from pydantic import ValidationError
 
-from regauge.errors import SettingsError
-from regauge.planning.catalog import find_instance, find_price, load_chips, load_instances
-from regauge.planning.settings import Price
+from regauge.machines.catalog import find_instance, find_price, load_chips, load_instances
+from regauge.machines.settings import Price
+from regauge.system.errors import SettingsError
 
 
 def test_every_price_has_a_date_and_a_source() -> None:

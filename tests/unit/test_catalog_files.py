@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from regauge import cli
-from regauge.errors import SettingsError
-from regauge.planning import catalog
-from regauge.planning.settings import Price
-from regauge.planning.updates.catalog_files import TABLES, import_file
+from regauge.machines import catalog
+from regauge.machines.settings import Price
+from regauge.machines.updates.catalog_files import TABLES, import_file
+from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

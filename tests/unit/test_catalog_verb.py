@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from regauge import cli
-from regauge.planning import catalog
+from regauge.machines import catalog
 
 if TYPE_CHECKING:
     from pathlib import Path

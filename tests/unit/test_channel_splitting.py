@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
-from regauge.backends import Calibration
-from regauge.backends._int8 import quantize
-from regauge.backends._int8.linear import Int8Linear
-from regauge.backends._int8.quantize import SAMPLE_LOSS_SHARE, quantize_linear_layers
-from regauge.backends._int8.split import (
+from regauge.inference.backends import Calibration
+from regauge.inference.backends._int8 import quantize
+from regauge.inference.backends._int8.linear import Int8Linear
+from regauge.inference.backends._int8.quantize import SAMPLE_LOSS_SHARE, quantize_linear_layers
+from regauge.inference.backends._int8.split import (
     COPIES_PER_GROUP,
     FEATURES_PER_GROUP,
     RepeatedOutputLinear,

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from regauge import stop_signals
-from regauge.artifacts.generator import TextStream
+from regauge.commands._parts.chat import Chat
+from regauge.inference.export.generator import TextStream
 from regauge.models.settings import Generation
-from regauge.verbs._parts.chat import Chat
+from regauge.system import stop_signals
 
 
 class EchoModel:

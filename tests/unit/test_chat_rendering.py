@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regauge.artifacts.preprocess import Preprocessor
 from regauge.data import chat_templates
 from regauge.data.chat_templates import ChatTemplate, TemplateError
 from regauge.data.conversations import format_part, parse_conversation
 from regauge.data.layouts import EncodedRecord, UnusableRecord, build_layout
 from regauge.data.settings import RowLayout
 from regauge.data.tokenizer import LoadedTokenizer
-from regauge.errors import DataError
+from regauge.inference.export.preprocess import Preprocessor
 from regauge.models.io_spec import InputSpec
 from regauge.models.sentence_transformers import Tokenization
+from regauge.system.errors import DataError
 from unit.test_chat_templates import WORDS, save_tokenizer
 
 TOOLS = """{%- if tools -%}TOOLS {{ tools | tojson }}\n{% endif -%}

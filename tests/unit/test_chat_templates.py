@@ -14,13 +14,13 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from regauge import config
+from regauge.commands import prepare as verb
 from regauge.data import chat_templates, dataset
 from regauge.data.conversations import parse_conversation
 from regauge.data.layouts import _templated
 from regauge.data.tokenizer import MORE_TEMPLATES
-from regauge.errors import SettingsError
-from regauge.verbs import prepare as verb
-from regauge.wording import format_count
+from regauge.system.errors import SettingsError
+from regauge.system.wording import format_count
 from tokenizer_families import write_tokenizer
 from unit.preparing import read_contents
 

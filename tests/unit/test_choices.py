@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from regauge import choices
-from regauge.errors import SettingsError
+from regauge.system import choices
+from regauge.system.errors import SettingsError
 
-FOLDERS = ("accelerators", "strategies", "tasks", "trackers", "data/sources", "verbs")
+FOLDERS = {
+    **{name: name for name in ("accelerators", "tasks", "data/sources", "data/layouts")},
+    **choices.LOCATIONS,
+}
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_choice_names_are_the_file_names(folder: str) -> None:
-    stems = {path.stem for path in (choices.PACKAGE / folder).glob("*.py")}
+    stems = {path.stem for path in (choices.PACKAGE / FOLDERS[folder]).glob("*.py")}
     expected = {stem.rstrip("_").replace("_", "-") for stem in stems if not stem.startswith("_")}
     assert set(choices.names(folder)) == expected
     assert list(choices.names(folder)) == sorted(expected)
@@ -26,7 +29,7 @@ def test_a_choice_name_is_resolved_to_its_module() -> None:
 
 def test_a_choice_is_the_class_of_its_file() -> None:
     choice = choices.load("trackers", "jsonl")
-    assert choice.__module__ == "regauge.trackers.jsonl"
+    assert choice.__module__ == "regauge.monitoring.trackers.jsonl"
     assert choice.kind == "jsonl"
 
 

@@ -20,13 +20,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed.runs import BERT, settings
-from regauge import config, processes
+from regauge import config
 from regauge.config import build
 from regauge.data.classes import NO_CLASS, LabelCounts, find_classes, list_class_texts
 from regauge.data.dataset import Dataset
 from regauge.data.settings import RowLayout
 from regauge.data.sources._cards import read_class_names
-from regauge.errors import DataError, RegaugeError, SettingsError
+from regauge.system import processes
+from regauge.system.errors import DataError, RegaugeError, SettingsError
 from regauge.tasks.classify import Classify
 from regauge.training import dry_run
 from regauge.training.run import attempt
@@ -389,7 +390,7 @@ def test_class_names_of_a_card(info: Any, subset: str, names: dict[str, Any]) ->
 
 
 def prepare_tables(tables: dict[str, Any]) -> Dataset:
-    from regauge.verbs import prepare as verb
+    from regauge.commands import prepare as verb
 
     verb.run(build(verb.PrepareSettings, tables))
     return Dataset(Path(tables["data"]["path"]))

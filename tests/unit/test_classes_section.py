@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 
 from regauge.config import FORMAT
-from regauge.reporting.classes_section import MAX_DRAWN_CLASSES, MAX_ROWS, build_classes_sections
-from regauge.reporting.page import build_report
-from regauge.reporting.render import render_html, render_json, render_markdown
-from regauge.results.run_folder import RunFolder, read_run_folder
+from regauge.evaluation.report.classes_section import (
+    MAX_DRAWN_CLASSES,
+    MAX_ROWS,
+    build_classes_sections,
+)
+from regauge.evaluation.report.page import build_report
+from regauge.evaluation.report.render import render_html, render_json, render_markdown
+from regauge.run_folders.run_folder import RunFolder, read_run_folder
 
 NAMES = ("sport", "a|b <i>", "finance")
 MATRIX = [[5, 1, 0], [0, 0, 0], [2, 0, 7]]

@@ -23,8 +23,8 @@ from distributed.runs import BERT
 from regauge.config import merge
 from regauge.data.dataset import Dataset
 from regauge.data.loader import CollatorConfig
-from regauge.errors import DataError, RegaugeError, SettingsError
 from regauge.models.settings import Model
+from regauge.system.errors import DataError, RegaugeError, SettingsError
 from regauge.tasks import _quality
 from regauge.tasks._classes import ClassesTask
 from regauge.tasks.classify import Classify

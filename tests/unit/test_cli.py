@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 import regauge
-from regauge import choices, cli, errors, log, processes
-from regauge.verbs import init
+from regauge import cli
+from regauge.commands import init
+from regauge.system import choices, errors, log, processes
 
 CLASSES = {"AsyncClient", "Callback", "Client", "Registry", "TrainingEvent"}
 PACKAGES = {"models"}
@@ -211,7 +212,7 @@ def test_an_internal_error_is_one_line_with_its_location(
 ) -> None:
     assert cli.main(["init", "quickstart"]) == 1
     printed = capsys.readouterr().err
-    assert printed.startswith("regauge: ValueError in regauge/verbs/init.py:")
+    assert printed.startswith("regauge: ValueError in regauge/commands/init.py:")
     assert "the folder is cursed; run again with --traceback" in printed
     assert printed.count("\n") == 1
 

@@ -14,15 +14,15 @@ import pytest
 
 import regauge
 from fake_server import build_vector, run_fake_server
-from regauge.api.http_errors import parse_retry_after, read_message
-from regauge.api.in_flight import (
+from regauge.serving.client.http_errors import parse_retry_after, read_message
+from regauge.serving.client.in_flight import (
     INITIAL_IN_FLIGHT,
     MAX_BACKOFF_SECONDS,
     AdaptiveInFlight,
     compute_wait,
 )
-from regauge.errors import DataError, RegaugeError, SettingsError, TransientError
-from regauge.processes import find_free_port
+from regauge.system.errors import DataError, RegaugeError, SettingsError, TransientError
+from regauge.system.processes import find_free_port
 
 TEXTS = [f"text {'x' * (index % 13)} {index}" for index in range(50)]
 

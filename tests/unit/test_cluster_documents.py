@@ -12,16 +12,16 @@ import yaml
 from launch.eksctl_schemas import find_eksctl_problems
 from launch.schemas import find_core_problems
 from regauge.cli import main
-from regauge.clusters.eksctl import build_cluster_config
-from regauge.clusters.manifests import build_manifests
-from regauge.clusters.rendering import (
+from regauge.config import build
+from regauge.jobs.clusters.eksctl import build_cluster_config
+from regauge.jobs.clusters.manifests import build_manifests
+from regauge.jobs.clusters.rendering import (
     describe_cluster_price,
     list_creation_commands,
     render_files,
 )
-from regauge.clusters.settings import Cluster, ClusterSettings
-from regauge.clusters.terraform import build_variables
-from regauge.config import build
+from regauge.jobs.clusters.settings import Cluster, ClusterSettings
+from regauge.jobs.clusters.terraform import build_variables
 
 GOLDEN = Path(__file__).parent / "golden"
 RESERVATION = "cr-0123456789abcdef0"

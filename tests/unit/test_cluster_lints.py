@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from regauge.clusters.cluster_lints import CHECKS, check_cluster
-from regauge.clusters.facts import load_kubernetes_versions, load_vendors
-from regauge.clusters.settings import Cluster, ClusterSettings
 from regauge.config import build
-from regauge.errors import SettingsError
+from regauge.jobs.clusters.cluster_lints import CHECKS, check_cluster
+from regauge.jobs.clusters.facts import load_kubernetes_versions, load_vendors
+from regauge.jobs.clusters.settings import Cluster, ClusterSettings
+from regauge.system.errors import SettingsError
 
 TODAY = dt.date(2026, 11, 26)
 P5 = {"name": "p5", "instance": "p5.48xlarge", "zone": "us-east-1a"}

@@ -13,7 +13,7 @@ import pytest
 
 from regauge.data.columns import MISSING, ValueStats, describe_column, hash_category, value_ranges
 from regauge.data.dataset import Dataset
-from regauge.errors import DataError, SettingsError
+from regauge.system.errors import DataError, SettingsError
 from unit.preparing import WORDS, build_settings, prepare_dataset, read_contents
 
 FIELDS = {

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
-from regauge.comparison import sentences
-from regauge.comparison.compare import ComparisonResult, DivergenceSummary, compare_runs
-from regauge.comparison.first_divergence import build_value_table, describe_divergence
-from regauge.comparison.settings import Comparison
-from regauge.planning.settings import Price
-from regauge.reporting import comparison_charts
-from regauge.reporting.comparison_section import build_comparison_sections, build_cost_rows
-from regauge.reporting.page import build_report
-from regauge.reporting.render import render_html, render_json, render_markdown
+from regauge.evaluation.compare import sentences
+from regauge.evaluation.compare.compare import ComparisonResult, DivergenceSummary, compare_runs
+from regauge.evaluation.compare.first_divergence import build_value_table, describe_divergence
+from regauge.evaluation.compare.settings import Comparison
+from regauge.evaluation.report import comparison_charts
+from regauge.evaluation.report.comparison_section import build_comparison_sections, build_cost_rows
+from regauge.evaluation.report.page import build_report
+from regauge.evaluation.report.render import render_html, render_json, render_markdown
+from regauge.machines.settings import Price
 from regauge.training.divergence.localize import Divergence, ValueDifference, find_first
 from unit.test_reporting import Page, write
 

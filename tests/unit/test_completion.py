@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from regauge import cli
-from regauge.recipes.settings import DESCRIPTIONS
-from regauge.verbs import init
-from regauge.verbs.explain import list_words
+from regauge.commands import init
+from regauge.commands._recipes.settings import DESCRIPTIONS
+from regauge.commands.explain import list_words
 
 
 def complete(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:

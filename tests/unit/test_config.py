@@ -14,8 +14,8 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, mo
 
 from regauge import config
 from regauge.config import Choice, Settings, choice_of
-from regauge.errors import DataError, RegaugeError, SettingsError, first_line
-from regauge.trackers import Tracker
+from regauge.monitoring.trackers import Tracker
+from regauge.system.errors import DataError, RegaugeError, SettingsError, first_line
 
 
 class Schedule(Settings):

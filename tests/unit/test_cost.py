@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from regauge.comparison.cost import (
+from regauge.evaluation.compare.cost import (
     compute_cost_to_target,
     find_common_target,
     interpolate,
     rank_by_cost,
     relative_saving,
 )
-from regauge.planning.catalog import find_instance, load_chips
-from regauge.planning.settings import Price
-from regauge.results.run_folder import RunFolder, read_run_folder
-from regauge.results.series import Series
+from regauge.machines.catalog import find_instance, load_chips
+from regauge.machines.settings import Price
+from regauge.run_folders.run_folder import RunFolder, read_run_folder
+from regauge.run_folders.series import Series
 from regauge.training.settings import Target
 
 LOSS: Series = ((10, 5.0), (20, 4.0), (30, 3.0))

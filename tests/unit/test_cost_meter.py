@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from regauge import jsonl
-from regauge.supervision import cost_meter
-from regauge.supervision.cost_meter import (
+from regauge.run_folders import cost_meter
+from regauge.run_folders.cost_meter import (
     ATTEMPTS,
     Cost,
     CostMeter,
@@ -19,6 +18,7 @@ from regauge.supervision.cost_meter import (
     read_paid,
     write_last_seen,
 )
+from regauge.system import jsonl
 
 HOURLY = 3600.0
 """A dollar a second."""

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from regauge import processes, timing
 from regauge.accelerators import Precision, _host_counters, _peak_floor, cpu
+from regauge.system import processes, timing
 
 GIB = 1 << 30
 AMX = frozenset({"avx512f", "avx512_bf16", "amx_bf16", "fma", "avx", "sse2"})

@@ -14,7 +14,7 @@ import zstandard
 from regauge import config
 from regauge.data.sources import Record, Rejected, _files
 from regauge.data.sources.csv_ import Csv
-from regauge.errors import DataError, SettingsError
+from regauge.system.errors import DataError, SettingsError
 from unit.preparing import prepare_dataset, write_corpus
 from unit.reads import list_rejected, read_fields, read_items
 

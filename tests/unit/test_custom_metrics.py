@@ -11,10 +11,10 @@ import pytest
 from distributed import datasets
 from distributed.jobs import lines
 from distributed.runs import TASKS, settings
-from regauge import choices
 from regauge.config import parse_choice
-from regauge.errors import DataError, RegaugeError, SettingsError
-from regauge.processes import World
+from regauge.system import choices
+from regauge.system.errors import DataError, RegaugeError, SettingsError
+from regauge.system.processes import World
 from regauge.training.heldout import load_custom_metrics
 from regauge.training.run import attempt
 

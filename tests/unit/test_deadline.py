@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from regauge.pipelines.deadline import DeadlineEvent, DeadlineTracker
-from regauge.pipelines.elapsed_time import Moment, compute_elapsed, read_moment
-from regauge.pipelines.rounds import Round
+from regauge.registry.pipelines.deadline import DeadlineEvent, DeadlineTracker
+from regauge.registry.pipelines.elapsed_time import Moment, compute_elapsed, read_moment
+from regauge.registry.pipelines.rounds import Round
 
 HOUR = 3600.0
 

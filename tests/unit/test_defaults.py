@@ -13,10 +13,10 @@ import pytest
 
 from distributed import datasets
 from distributed.runs import settings
-from regauge.errors import DataError, SettingsError
 from regauge.models import sentence_transformers
 from regauge.models.sentence_transformers import DenseLayer, Pooling, SentenceEncoder, Tokenization
-from regauge.processes import World
+from regauge.system.errors import DataError, SettingsError
+from regauge.system.processes import World
 from regauge.training import dry_run
 from regauge.training.defaults import resolve_defaults
 from regauge.training.settings import TrainSettings

@@ -14,15 +14,15 @@ import pytest
 from distributed import datasets
 from distributed.runs import settings
 from regauge.cli import main
+from regauge.commands import pipeline, train
+from regauge.commands._parts.train_plan import check_before_start
 from regauge.data.settings import UNNAMED, RowLayout
 from regauge.data.unprepared import describe_datasets, expected_fields, find_rows, map_by_folder
-from regauge.errors import DataError, SettingsError, find_refusal
-from regauge.models import hub
 from regauge.models.flops import FLOPS_FORMULA
+from regauge.system import hub
+from regauge.system.errors import DataError, SettingsError, find_refusal
 from regauge.training import dry_run, run, run_record
 from regauge.training.optimizers.optimizer_defaults import resolve_optimizer
-from regauge.verbs import pipeline, train
-from regauge.verbs._parts.train_plan import check_before_start
 
 MODEL = """\
 [model]

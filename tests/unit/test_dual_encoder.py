@@ -13,18 +13,18 @@ from transformers import AutoModel
 
 from distributed import datasets
 from distributed.runs import BERT, settings
-from regauge.checkpoint.export_weights import export_checkpoint
 from regauge.config import parse_choice
 from regauge.data.batches import RandomKey
 from regauge.data.dataset import Dataset
 from regauge.data.loader import CollatorConfig
-from regauge.errors import SettingsError
 from regauge.models.architectures import find_blocks
 from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.ranker import Ranker
 from regauge.models.settings import Interactions, Lora, Model
-from regauge.processes import World
+from regauge.system.errors import SettingsError
+from regauge.system.processes import World
 from regauge.tasks.rank import Rank
+from regauge.training.checkpoint.export_weights import export_checkpoint
 from regauge.training.run import attempt
 
 CONFIG = CollatorConfig(datasets.VOCABULARY, 0, 4, (0, 1, 2, 3, 4), datasets.MEMBERS)

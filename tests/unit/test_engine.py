@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from regauge.accelerators.cpu import Cpu
-from regauge.artifacts.buckets import Buckets, list_halves
-from regauge.artifacts.engine import Engine, warm_up
-from regauge.artifacts.manifest import Bucket
-from regauge.artifacts.records import TextRecords, TokenizedTexts
-from regauge.errors import TransientError
+from regauge.inference.export.buckets import Buckets, list_halves
+from regauge.inference.export.engine import Engine, warm_up
+from regauge.inference.export.manifest import Bucket
+from regauge.inference.export.records import TextRecords, TokenizedTexts
 from regauge.models.io_spec import TensorSpec
+from regauge.system.errors import TransientError
 from unit.runners import CountingRunner, expected_outputs, random_ids
 
 LENGTHS = (4, 8, 20)

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field, SerializeAsAny
 
-from regauge import choices
+from regauge.commands import _reference, explain
+from regauge.commands._reference import markdown
 from regauge.config import Settings, choice_of
-from regauge.errors import SettingsError
-from regauge.trackers import Tracker
-from regauge.verbs import _reference, explain
-from regauge.verbs._reference import markdown
+from regauge.monitoring.trackers import Tracker
+from regauge.system import choices
+from regauge.system.errors import SettingsError
 
 
 class Inner(Settings):

@@ -17,13 +17,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from regauge.config import build
-from regauge.errors import SettingsError
 from regauge.monitoring import exporter, vocabulary
 from regauge.monitoring.exporter import EXPORTERS, Exporter, export_metrics, find_targets, listen
 from regauge.monitoring.exposition import MAX_LABEL_CHARACTERS, MAX_SERIES, render_samples
 from regauge.monitoring.polled_source import PolledSource
 from regauge.monitoring.samples import Sample
 from regauge.monitoring.settings import Monitoring
+from regauge.system.errors import SettingsError
 
 SAMPLED = [metric for metric in vocabulary.METRICS if metric.type != "histogram"]
 

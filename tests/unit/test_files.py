@@ -16,20 +16,20 @@ from pathlib import Path
 
 import pytest
 
-from regauge import files
-from regauge.errors import SettingsError, TransientError
+from regauge.system import files
+from regauge.system.errors import SettingsError, TransientError
 
 OLD, NEW = "old" * 100_000, "new" * 200_000
 DIES_BEFORE_THE_RENAME = """
 import os, pathlib, signal, sys
-from regauge.files import replace_atomically
+from regauge.system.files import replace_atomically
 with replace_atomically(pathlib.Path(sys.argv[1])) as temporary:
     temporary.write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
 HOLDS_THE_LOCK = """
 import pathlib, sys, time
-from regauge.files import hold_lock
+from regauge.system.files import hold_lock
 with hold_lock(pathlib.Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(600)
@@ -160,7 +160,7 @@ def test_a_lock_ends_with_its_block(tmp_path: Path) -> None:
 
 WRITES_A_FOLDER = """
 import pathlib, sys, time
-from regauge.files import stage_output
+from regauge.system.files import stage_output
 with stage_output(pathlib.Path(sys.argv[1])) as output:
     output.mkdir()
     (output / "half").touch()
@@ -280,7 +280,7 @@ def test_of_many_writers_that_start_at_once_one_succeeds(tmp_path: Path) -> None
 def test_a_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Libraries raise exceptions of their own kinds if a disk is full."""
     full = shutil.disk_usage(tmp_path)._replace(free=4096)
-    monkeypatch.setattr("regauge.files.shutil.disk_usage", lambda _: full)
+    monkeypatch.setattr("regauge.system.files.shutil.disk_usage", lambda _: full)
 
     def fail() -> None:
         with files.stage_output(tmp_path / "weights.pt") as output:

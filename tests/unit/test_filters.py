@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from regauge.data.prepare.filters import RecordFilter
 from regauge.data.settings import TextLimits
 from regauge.data.sources import Record, Rejected, Skipped
-from regauge.errors import DataError, SettingsError
-from regauge.preparation.filters import RecordFilter
+from regauge.system.errors import DataError, SettingsError
 from unit.preparing import FIELDS, build_settings, prepare_dataset, read_contents, write_corpus
 
 

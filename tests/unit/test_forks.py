@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 
-from regauge import accelerators, processes, stop_signals, timing
+from regauge import accelerators
 from regauge.__main__ import starts_run
 from regauge.accelerators import Availability
 from regauge.accelerators.cpu import Cpu
-from regauge.choices import MODULE_FOLDERS_VARIABLE
-from regauge.errors import StopSignalError
 from regauge.supervision import forks
 from regauge.supervision.forks import MODULES, ForkedProcess, ForkServer, open_fork_server
+from regauge.system import processes, stop_signals, timing
+from regauge.system.choices import MODULE_FOLDERS_VARIABLE
+from regauge.system.errors import StopSignalError
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="not proved here: only Linux forks processes"
@@ -35,7 +36,7 @@ if sys.argv[1] == "look":
     print(signal.getsignal(signal.SIGINT) == signal.SIG_DFL)
     print(random.random(), numpy.random.random())
 elif sys.argv[1] == "places":
-    from regauge import choices
+    from regauge.system import choices
     print(choices.module_folders_environment())
 elif sys.argv[1] == "exit":
     sys.exit(3)
@@ -52,7 +53,7 @@ def _program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write a module that a new process can import; the server imports almost nothing."""
     (tmp_path / "a_program.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(forks, "MODULES", ("not.there", "numpy.random", "regauge.choices"))
+    monkeypatch.setattr(forks, "MODULES", ("not.there", "numpy.random", "regauge.system.choices"))
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from distributed import datasets, jobs
 from distributed.runs import BERT, TASKS, settings
 from regauge.config import build, parse_choice
 from regauge.data.dataset import read_manifest
-from regauge.errors import SettingsError
 from regauge.models.custom import CustomModule
 from regauge.models.heads import check_trained
 from regauge.models.settings import Model
-from regauge.processes import World
+from regauge.system.errors import SettingsError
+from regauge.system.processes import World
 from regauge.training.run import attempt
 from regauge.training.task_runtime import build_module
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from regauge.garbage import pause_collection
+from regauge.system.garbage import pause_collection
 
 COUNT_COLLECTIONS = """
 import gc
@@ -44,7 +44,7 @@ def test_a_collector_that_was_off_stays_off() -> None:
 
 def test_the_import_of_the_function_that_loads_a_model_collects_no_garbage() -> None:
     assert count_collections("import regauge\nphases.clear()\nregauge.load") < 10
-    assert count_collections("import regauge.artifacts.model") > 100
+    assert count_collections("import regauge.inference.export.model") > 100
 
 
 def count_collections(code: str) -> int:

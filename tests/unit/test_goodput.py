@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from regauge import jsonl
-from regauge.supervision.goodput import read_goodput
+from regauge.run_folders.goodput import read_goodput
+from regauge.system import jsonl
 
 
 def write_run(folder: Path) -> None:

@@ -13,11 +13,11 @@ import torch
 
 from distributed import datasets
 from distributed.runs import settings
-from regauge import processes
-from regauge.checkpoint import saver
-from regauge.checkpoint.loading import load_checkpoint
 from regauge.models.modules import TextModule
+from regauge.system import processes
 from regauge.training import optimizer as optimizers
+from regauge.training.checkpoint import saver
+from regauge.training.checkpoint.loading import load_checkpoint
 from regauge.training.checkpointing import restore, save_checkpoint
 from regauge.training.defaults import resolve_defaults
 from regauge.training.optimizer import LRSchedule

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from regauge.errors import NoProgressError, RollbackError
-from regauge.processes import World
+from regauge.system.errors import NoProgressError, RollbackError
+from regauge.system.processes import World
 from regauge.training.guards import MIN_STATS_STEPS, Guard, detect_spike
 from regauge.training.profile import straggler
 from regauge.training.profile.straggler import StragglerDetector

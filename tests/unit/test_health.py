@@ -14,18 +14,19 @@ from typing import Any
 import pytest
 import torch
 
-from regauge import accelerators, timing
+from regauge import accelerators
 from regauge.accelerators.cpu import Cpu
-from regauge.errors import PreflightError
-from regauge.health import device, machine, vendors
-from regauge.health.examination import blame_from_pairs
-from regauge.health.findings import Finding, raise_if_bad
-from regauge.health.machine import check_machine
-from regauge.health.preflight import run_preflight
-from regauge.health.probe import schedule_partners
-from regauge.health.vendors import check_vendors
-from regauge.hooks import inject_nothing
-from regauge.processes import World
+from regauge.supervision.health import device, machine, vendors
+from regauge.supervision.health.examination import blame_from_pairs
+from regauge.supervision.health.findings import Finding, raise_if_bad
+from regauge.supervision.health.machine import check_machine
+from regauge.supervision.health.preflight import run_preflight
+from regauge.supervision.health.probe import schedule_partners
+from regauge.supervision.health.vendors import check_vendors
+from regauge.system import timing
+from regauge.system.errors import PreflightError
+from regauge.system.hooks import inject_nothing
+from regauge.system.processes import World
 
 LAZY_WORK: dict[str, Any] = {}
 """The result that the lazy device holds, and whether it was still held when computed."""

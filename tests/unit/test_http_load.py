@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from fake_server import run_fake_server
-from regauge.benchmarking import serving_summary
-from regauge.benchmarking.http_load import (
+from regauge.evaluation.benchmark import serving_summary
+from regauge.evaluation.benchmark.http_load import (
     HttpLoad,
     HttpTarget,
     LoadResult,
     detect_target,
     merge_results,
 )
-from regauge.benchmarking.load_generator import draw_arrivals, draw_bursts
-from regauge.benchmarking.load_processes import LoadProcesses
-from regauge.benchmarking.saturation import search_rate
-from regauge.benchmarking.serving_settings import SaturationSettings
-from regauge.errors import ChildError, InconclusiveError, SettingsError
+from regauge.evaluation.benchmark.load_generator import draw_arrivals, draw_bursts
+from regauge.evaluation.benchmark.load_processes import LoadProcesses
+from regauge.evaluation.benchmark.saturation import search_rate
+from regauge.evaluation.benchmark.serving_settings import SaturationSettings
+from regauge.system.errors import ChildError, InconclusiveError, SettingsError
 
 TEXTS = [f"text {index}" for index in range(20)]
 

@@ -15,12 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import HfFileSystem, constants
 
-from regauge import config, object_store
+from regauge import config
+from regauge.commands import prepare as verb
 from regauge.data.sources import _splits
 from regauge.data.sources.huggingface import HuggingFace
 from regauge.data.sources.parquet import Parquet
-from regauge.errors import DataError, RegaugeError, SettingsError, TransientError
-from regauge.verbs import prepare as verb
+from regauge.system import object_store
+from regauge.system.errors import DataError, RegaugeError, SettingsError, TransientError
 from unit.hub import CONVERTED_SHA, SHA, TOKEN, serve_hub
 from unit.preparing import build_settings, build_tables, prepare_dataset, write_corpus
 from unit.reads import read_fields

@@ -15,9 +15,9 @@ import pytest
 
 from regauge import __version__
 from regauge.cli import main
-from regauge.clusters.images import check_pinned, load_variants, render_image
-from regauge.clusters.settings import Image, ImageSettings
-from regauge.errors import SettingsError
+from regauge.jobs.clusters.images import check_pinned, load_variants, render_image
+from regauge.jobs.clusters.settings import Image, ImageSettings
+from regauge.system.errors import SettingsError
 
 GOLDEN = Path(__file__).parent / "golden"
 HADOLINT = shutil.which("hadolint") or shutil.which(

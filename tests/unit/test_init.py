@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from regauge import config
-from regauge.errors import SettingsError
-from regauge.verbs import init
+from regauge.commands import init
+from regauge.system.errors import SettingsError
 
 
 def test_a_run_file_is_copied_unchanged(tmp_path: Path) -> None:

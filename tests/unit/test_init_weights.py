@@ -13,12 +13,12 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from distributed.runs import BERT, GPT, LLAMA
-from regauge.errors import SettingsError
 from regauge.models import weights as weight_files
 from regauge.models.architectures import HeadKind, build_model
 from regauge.models.attention_masks import detect_attention_spec
 from regauge.models.init_weights import META, InitialWeights, build_initial_weights, materialize
 from regauge.models.settings import Model
+from regauge.system.errors import SettingsError
 
 VOCABULARY = 300
 SMALL = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}

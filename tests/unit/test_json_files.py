@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regauge import files, jsonl
-from regauge.errors import DataError, SettingsError, describe_error
-from regauge.json_files import (
+from regauge.system import files, jsonl
+from regauge.system.errors import DataError, SettingsError, describe_error
+from regauge.system.json_files import (
     CHECKSUM,
     MAX_DEPTH,
     DocumentShape,

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from distributed import datasets
 from distributed.jobs import lines, losses
 from distributed.runs import settings as run_settings
-from regauge import processes
 from regauge.accelerators.cpu import Cpu
+from regauge.system import processes
 from regauge.training import optimizer as optimizers
 from regauge.training.optimizers.lamb import Lamb
 from regauge.training.run import attempt

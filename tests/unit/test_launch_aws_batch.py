@@ -22,20 +22,20 @@ from launch.batch_schemas import (
 )
 from launch.batch_simulator import decide
 from regauge import config
-from regauge.errors import RESTART_CODES, PreflightError, SettingsError, TransientError
-from regauge.launchers import Document, Handle, JobSpec, LaunchPlan, LeaderAddress, Volume
-from regauge.launchers._aws_batch import client, jobs
-from regauge.launchers._aws_batch.client import AwsClient
-from regauge.launchers._aws_batch.logs import find_log_stream, read_stream, select_child
-from regauge.launchers._aws_batch.stack import build_time_limits, build_user_data
-from regauge.launchers._aws_batch.status import build_status, find_state, list_job_events
-from regauge.launchers.aws_batch import AwsBatch
-from regauge.launching import lints_aws_batch
-from regauge.launching.job_spec import find_machine
-from regauge.launching.lints import run_lints
-from regauge.launching.planning import check_lints, describe_plan, plan_job, select_launcher
-from regauge.planning.catalog import find_efa_interfaces
-from regauge.verbs.launch import read_request
+from regauge.commands.launch import read_request
+from regauge.jobs import lints_aws_batch
+from regauge.jobs.job_spec import find_machine
+from regauge.jobs.lints import run_lints
+from regauge.jobs.planning import check_lints, describe_plan, plan_job, select_launcher
+from regauge.jobs.targets import Document, Handle, JobSpec, LaunchPlan, LeaderAddress, Volume
+from regauge.jobs.targets._aws_batch import client, jobs
+from regauge.jobs.targets._aws_batch.client import AwsClient
+from regauge.jobs.targets._aws_batch.logs import find_log_stream, read_stream, select_child
+from regauge.jobs.targets._aws_batch.stack import build_time_limits, build_user_data
+from regauge.jobs.targets._aws_batch.status import build_status, find_state, list_job_events
+from regauge.jobs.targets.aws_batch import AwsBatch
+from regauge.machines.catalog import find_efa_interfaces
+from regauge.system.errors import RESTART_CODES, PreflightError, SettingsError, TransientError
 
 Contents = dict[str, Any]
 EXAMPLES = ("ranker", "bert-1.5b")
@@ -341,8 +341,8 @@ def test_a_reservation_has_no_placement_group() -> None:
 
 
 def test_the_machine_mounts_lustre_and_gives_containers_time_to_stop() -> None:
-    from regauge.launchers._aws_batch.settings import BatchStack
-    from regauge.launchers._aws_batch.stack import StackPlan
+    from regauge.jobs.targets._aws_batch.settings import BatchStack
+    from regauge.jobs.targets._aws_batch.stack import StackPlan
 
     volume = Volume("fast", "/fast", "fs-0123456789abcdef0/abcde", "fsx")
     job = build_spec(volumes=(volume,))
@@ -836,7 +836,7 @@ class PagedLogs:
 
 
 def test_all_pages_of_a_log_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regauge.launchers._aws_batch.logs.POLL_SECONDS", 0.0)
+    monkeypatch.setattr("regauge.jobs.targets._aws_batch.logs.POLL_SECONDS", 0.0)
     logs: Any = PagedLogs()
     assert list(read_stream(logs, "g", "s", describe=None)) == ["a", "b", "c"]
     states = iter(["RUNNING", "SUCCEEDED"])

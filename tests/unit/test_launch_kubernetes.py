@@ -17,19 +17,27 @@ import pytest
 
 from architecture.tree import ROOT
 from launch.schemas import find_problems, require_schemas
-from regauge.errors import RESTART_CODES, RegaugeError, SettingsError, TransientError
-from regauge.launchers import Document, Handle, JobSpec, LaunchPlan, LeaderAddress, Machine, Volume
-from regauge.launchers._kubernetes.devices import load_device_resources
-from regauge.launchers._kubernetes.job_client import JobClient
-from regauge.launchers._kubernetes.job_status import JobObjects, describe_job
-from regauge.launchers._kubernetes.kubectl import KubectlNamespace
-from regauge.launchers._kubernetes.pytorch_job import build_restart_script
-from regauge.launchers.kubernetes import KINDS, Kubernetes
-from regauge.launching import lints_kubernetes
-from regauge.launching.lints import run_lints, walk
-from regauge.launching.planning import check_lints, plan_job, select_launcher
-from regauge.planning.catalog import load_chips
-from regauge.verbs.launch import read_request
+from regauge.commands.launch import read_request
+from regauge.jobs import lints_kubernetes
+from regauge.jobs.lints import run_lints, walk
+from regauge.jobs.planning import check_lints, plan_job, select_launcher
+from regauge.jobs.targets import (
+    Document,
+    Handle,
+    JobSpec,
+    LaunchPlan,
+    LeaderAddress,
+    Machine,
+    Volume,
+)
+from regauge.jobs.targets._kubernetes.devices import load_device_resources
+from regauge.jobs.targets._kubernetes.job_client import JobClient
+from regauge.jobs.targets._kubernetes.job_status import JobObjects, describe_job
+from regauge.jobs.targets._kubernetes.kubectl import KubectlNamespace
+from regauge.jobs.targets._kubernetes.pytorch_job import build_restart_script
+from regauge.jobs.targets.kubernetes import KINDS, Kubernetes
+from regauge.machines.catalog import load_chips
+from regauge.system.errors import RESTART_CODES, RegaugeError, SettingsError, TransientError
 
 GOLDEN = Path(__file__).parent / "golden"
 P5 = Machine("p5.48xlarge", "H100-SXM-80GB", "NVIDIA", 8, 32, 192, 2048, 55.04, "2026-07-20")

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from architecture.tree import ROOT
-from regauge import choices
-from regauge.launchers import Document, JobSpec, LaunchPlan
-from regauge.launching import lints
-from regauge.launching.job_spec import find_machine
-from regauge.launching.lints import Lint, run_lints
-from regauge.launching.lints_tokens import TOKENS, find_token
-from regauge.planning.catalog import load_chips
+from regauge.jobs import lints
+from regauge.jobs.job_spec import find_machine
+from regauge.jobs.lints import Lint, run_lints
+from regauge.jobs.lints_tokens import TOKENS, find_token
+from regauge.jobs.targets import Document, JobSpec, LaunchPlan
+from regauge.machines.catalog import load_chips
+from regauge.system import choices
 
 JOB = JobSpec("job", "train", ("regauge", "train", "run.toml"), 1, 1, 1, hours=1.0)
 PAGE = ROOT / "docs" / "launch.md"

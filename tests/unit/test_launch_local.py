@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from regauge.errors import SettingsError
-from regauge.launchers import Handle, JobSpec, LeaderAddress, LogRequest
-from regauge.launchers.local import LocalNodes
+from regauge.jobs.targets import Handle, JobSpec, LeaderAddress, LogRequest
+from regauge.jobs.targets.local import LocalNodes
+from regauge.system.errors import SettingsError
 
 
 @pytest.mark.parametrize(

@@ -14,20 +14,20 @@ import pytest
 
 from launch.batch_schemas import find_request_problems, find_schema_problems
 from launch.schemas import require_schemas
-from regauge.errors import SettingsError
-from regauge.launchers import Handle, JobFailure, JobState, JobStatus, LaunchPlan
-from regauge.launchers._aws_batch.status import find_started
-from regauge.launchers._kubernetes.job_set_status import describe_job_set
-from regauge.launchers._kubernetes.job_status import JobObjects
-from regauge.launchers._kubernetes.pods import CANCELLED
-from regauge.launchers._pipelines.stage_jobs import join_statuses
-from regauge.launchers._slurm_jobs import parse_records
-from regauge.launchers._slurm_script import list_submit_options
-from regauge.launching.planning import check_lints, describe_plan, plan_job, select_launcher
-from regauge.verbs import pipeline
-from regauge.verbs._stages.pipeline_file import read_pipeline_file, resolve_without_data
-from regauge.verbs._stages.stage_node import is_follower, read_node_index
-from regauge.verbs.launch import read_request
+from regauge.commands import pipeline
+from regauge.commands._stages.pipeline_file import read_pipeline_file, resolve_without_data
+from regauge.commands._stages.stage_node import is_follower, read_node_index
+from regauge.commands.launch import read_request
+from regauge.jobs.planning import check_lints, describe_plan, plan_job, select_launcher
+from regauge.jobs.targets import Handle, JobFailure, JobState, JobStatus, LaunchPlan
+from regauge.jobs.targets._aws_batch.status import find_started
+from regauge.jobs.targets._kubernetes.job_set_status import describe_job_set
+from regauge.jobs.targets._kubernetes.job_status import JobObjects
+from regauge.jobs.targets._kubernetes.pods import CANCELLED
+from regauge.jobs.targets._slurm_jobs import parse_records
+from regauge.jobs.targets._slurm_script import list_submit_options
+from regauge.jobs.targets._stage_jobs import join_statuses
+from regauge.system.errors import SettingsError
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN = """

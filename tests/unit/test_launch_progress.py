@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from regauge.launchers import Handle, JobFailure, JobState, JobStatus, Progress
-from regauge.launching.job_progress import add_progress, read_failure, read_progress
+from regauge.jobs.job_progress import add_progress, read_failure, read_progress
+from regauge.jobs.targets import Handle, JobFailure, JobState, JobStatus, Progress
 
 
 def write_lines(path: Path, *lines: dict[str, Any]) -> None:

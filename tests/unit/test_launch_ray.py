@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from regauge.errors import SettingsError
-from regauge.launchers import Handle, JobSpec, LaunchPlan, LeaderAddress, Machine, _ray_driver
-from regauge.launchers._ray_driver import Driver, DriverOptions, find_attempt_code
-from regauge.launchers._ray_log import format_event, format_line, read_events, read_lines
-from regauge.launchers._ray_node import NodeActor
-from regauge.launchers._secret_files import read_secret_files
-from regauge.launchers.ray import RayCluster, build_status
-from regauge.timing import wait_for
+from regauge.jobs.targets import Handle, JobSpec, LaunchPlan, LeaderAddress, Machine, _ray_driver
+from regauge.jobs.targets._ray_driver import Driver, DriverOptions, find_attempt_code
+from regauge.jobs.targets._ray_log import format_event, format_line, read_events, read_lines
+from regauge.jobs.targets._ray_node import NodeActor
+from regauge.jobs.targets._secret_files import read_secret_files
+from regauge.jobs.targets.ray import RayCluster, build_status
+from regauge.system.errors import SettingsError
+from regauge.system.timing import wait_for
 
 START_SECONDS = 30.0
 

@@ -15,20 +15,20 @@ from typing import Any
 
 import pytest
 
-from regauge.errors import PreflightError, SettingsError
-from regauge.launchers import Handle, JobSpec, LaunchPlan, LeaderAddress, Machine, _slurm_client
-from regauge.launchers._slurm_jobs import (
+from regauge.jobs.lints import run_lints
+from regauge.jobs.targets import Handle, JobSpec, LaunchPlan, LeaderAddress, Machine, _slurm_client
+from regauge.jobs.targets._slurm_jobs import (
     build_comment,
     convert_time,
     parse_comment,
     parse_records,
     parse_table,
 )
-from regauge.launchers._slurm_logs import LogFolder
-from regauge.launchers._slurm_reasons import describe_reason
-from regauge.launchers._slurm_status import build_status
-from regauge.launchers.slurm import USED, Slurm
-from regauge.launching.lints import run_lints
+from regauge.jobs.targets._slurm_logs import LogFolder
+from regauge.jobs.targets._slurm_reasons import describe_reason
+from regauge.jobs.targets._slurm_status import build_status
+from regauge.jobs.targets.slurm import USED, Slurm
+from regauge.system.errors import PreflightError, SettingsError
 
 BASH = shutil.which("bash") or "/bin/bash"
 GOLDEN = Path(__file__).parent / "golden"

@@ -14,8 +14,8 @@ import pytest
 
 import regauge
 from regauge import cli
-from regauge.errors import ChildError, SettingsError, TransientError
-from regauge.launchers import (
+from regauge.commands import job, launch
+from regauge.jobs.targets import (
     Handle,
     JobEvent,
     JobSpec,
@@ -27,7 +27,7 @@ from regauge.launchers import (
     LogRequest,
     NodeStatus,
 )
-from regauge.verbs import job, launch
+from regauge.system.errors import ChildError, SettingsError, TransientError
 
 RUN = """
 data.path = "data"

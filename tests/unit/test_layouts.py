@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from regauge import config
+from regauge.commands import prepare as verb
 from regauge.data import dataset, duplicates
+from regauge.data.prepare import encode
 from regauge.data.settings import SplitSettings
 from regauge.data.tokenizer import LoadedTokenizer
-from regauge.errors import DataError, SettingsError
-from regauge.preparation import encode
-from regauge.verbs import prepare as verb
+from regauge.system.errors import DataError, SettingsError
 from unit.preparing import (
     FIELDS,
     build_settings,

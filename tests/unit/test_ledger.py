@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from regauge import jsonl
 from regauge.accelerators import ChipPeak
-from regauge.processes import World
-from regauge.supervision.cost_meter import Cost, CostMeter
+from regauge.run_folders.cost_meter import Cost, CostMeter
+from regauge.system import jsonl
+from regauge.system.processes import World
 from regauge.training.ledger import ACCOUNTS, Ledger
 from regauge.training.metrics import MetricsWindow, MfuMeter
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from regauge.benchmarking.load_generator import (
+from regauge.evaluation.benchmark.load_generator import (
     MAX_DURATION_FACTOR,
     MIN_REQUESTS,
     Clock,

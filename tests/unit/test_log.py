@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from regauge import log, verbs
+from regauge import commands
+from regauge.system import log
 
 ROWS = [
     {
@@ -23,7 +24,7 @@ ROWS = [
 
 def read_cells(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
     """Return the cells of each line of the table."""
-    verbs.show({"candidates": ROWS}, as_json=False)
+    commands.show({"candidates": ROWS}, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     return [
         [cell.strip() for cell in line[1:-1].split(line[0])] for line in lines if line[0] in "┃│"

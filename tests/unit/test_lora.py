@@ -10,7 +10,6 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from distributed.runs import BERT, GPT, LLAMA
-from regauge.errors import SettingsError
 from regauge.models.architectures import HeadKind, build_model, find_blocks
 from regauge.models.dropout import CounterDropout
 from regauge.models.flops import count_parameters, flops_per_token
@@ -18,6 +17,7 @@ from regauge.models.init_weights import META, build_initial_weights
 from regauge.models.lora import merge_adapters
 from regauge.models.settings import Lora, Model
 from regauge.models.weights import base_weight_name, is_adapter_weight
+from regauge.system.errors import SettingsError
 
 peft = pytest.importorskip("peft", reason="not proved here: adapters, which need peft")
 

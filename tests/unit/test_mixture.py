@@ -16,7 +16,7 @@ from regauge.config import build
 from regauge.data import mixture
 from regauge.data.mixture import MixedRowOrder
 from regauge.data.settings import DataSettings
-from regauge.errors import DataError, SettingsError
+from regauge.system.errors import DataError, SettingsError
 
 SIZES, SHARES = [50, 7, 31], [Fraction("0.1"), Fraction("0.37")]
 BATCH, STEPS = 16, 60

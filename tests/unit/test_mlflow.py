@@ -24,11 +24,12 @@ from distributed import datasets
 from distributed.jobs import lines
 from distributed.runs import settings
 from loopback import serve
-from regauge import config, processes
-from regauge.errors import SettingsError
-from regauge.processes import find_free_port
-from regauge.trackers import RunInfo, Tracker, mlflow, start_trackers
-from regauge.trackers.mlflow import FILE, Mlflow
+from regauge import config
+from regauge.monitoring.trackers import RunInfo, Tracker, mlflow, start_trackers
+from regauge.monitoring.trackers.mlflow import FILE, Mlflow
+from regauge.system import processes
+from regauge.system.errors import SettingsError
+from regauge.system.processes import find_free_port
 from regauge.training.run import attempt
 
 HERE = all(importlib.util.find_spec(name) for name in ("mlflow", "sqlalchemy", "alembic"))
@@ -265,8 +266,8 @@ def _threads() -> Iterator[None]:
 CONNECT = """
 import sys
 from pathlib import Path
-from regauge.trackers import RunInfo
-from regauge.trackers.mlflow import Mlflow
+from regauge.monitoring.trackers import RunInfo
+from regauge.monitoring.trackers.mlflow import Mlflow
 Mlflow().connect(RunInfo("pairs", "a1b2", Path(sys.argv[1])))
 """
 

@@ -12,14 +12,14 @@ import pytest
 
 from regauge.cli import main
 from regauge.config import FORMAT
-from regauge.errors import DataError, RegaugeError, SettingsError, TransientError
-from regauge.files import sha256
-from regauge.json_files import write_sealed
-from regauge.model_registry import stages
-from regauge.model_registry.model_reference import locate_model, parse_reference
-from regauge.model_registry.registered_version import RegisteredVersion
-from regauge.model_registry.registry import Registry, open_registry
-from regauge.model_registry.registry_check import check_registry
+from regauge.registry import stages
+from regauge.registry.model_reference import locate_model, parse_reference
+from regauge.registry.registered_version import RegisteredVersion
+from regauge.registry.registry import Registry, open_registry
+from regauge.registry.registry_check import check_registry
+from regauge.system.errors import DataError, RegaugeError, SettingsError, TransientError
+from regauge.system.files import sha256
+from regauge.system.json_files import write_sealed
 from unit.small_artifacts import RUN_ID, write_artifact, write_run
 
 POINTER = "models/qa/stages/production.json"

@@ -12,7 +12,7 @@ from distributed.runs import BERT, TASKS, settings
 from regauge.config import merge
 from regauge.data.dataset import DatasetManifest
 from regauge.models.io_spec import ModelHead
-from regauge.planning.weight_shapes import FAMILIES, ModelWeights, list_weights
+from regauge.models.weight_shapes import FAMILIES, ModelWeights, list_weights
 from regauge.tasks.contrastive import Contrastive
 from regauge.tasks.mlm import Mlm
 from regauge.training.batch_finder.memory import measure_module

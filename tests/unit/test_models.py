@@ -16,12 +16,12 @@ from torch import Tensor
 from distributed import datasets, jobs
 from distributed.runs import BERT, GPT, LLAMA
 from regauge.data.batches import build_position_ids
-from regauge.errors import SettingsError
-from regauge.models import hub
 from regauge.models.architectures import build_model, find_blocks
 from regauge.models.attention_masks import AttentionSpec
 from regauge.models.modules import CausalLanguageModel, Encoder, MaskedLanguageModel, TextModule
 from regauge.models.settings import Model
+from regauge.system import hub
+from regauge.system.errors import SettingsError
 
 VOCABULARY = 300
 WINDOW = 4

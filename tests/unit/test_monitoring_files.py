@@ -14,7 +14,7 @@ from launch.schemas import find_core_problems
 from monitor.node_packages import require_packages, run_node
 from regauge.cli import main
 from regauge.monitoring.bundle import build_manifests, list_exporters
-from regauge.monitoring.dashboards.build import build_dashboards, list_expressions
+from regauge.monitoring.dashboard_files import build_dashboards, list_expressions
 from regauge.monitoring.local_prometheus import find_scrape_targets
 from regauge.monitoring.prometheus_settings import Prometheus
 from regauge.monitoring.rules.recording import load_vocabulary

@@ -12,21 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from regauge import timing
-from regauge.processes import inspect_process
-from regauge.supervision.channel import AttemptSpec
-from regauge.supervision.cost_meter import Cost, CostMeter
-from regauge.supervision.heartbeat import Beat
-from regauge.supervision.node_status import RANKS, read_node_statuses, write_node_status
-
-METER = CostMeter(Cost(), 0.0, 1, 2, None)
-
-
-def build_spec(folder: Path, attempt: int = 1, first_rank: int = 0) -> AttemptSpec:
-    return AttemptSpec(
-        folder, attempt, time.time(), 0.0, needs_preflight=False, token="", meter=METER,
-        first_rank=first_rank,
-    )  # fmt: skip
+from regauge.run_folders.node_status import RANKS, Beat, read_node_statuses, write_node_status
+from regauge.system import timing
+from regauge.system.processes import inspect_process
 
 
 def build_beat(step: int = 3) -> Beat:
@@ -42,10 +30,9 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_running_stopped_and_killed(tmp_path: Path, child: subprocess.Popen[bytes]) -> None:
     (tmp_path / RANKS).mkdir()
-    spec = build_spec(tmp_path, first_rank=4)
 
     def read() -> tuple[int, str, int | None]:
-        write_node_status(tmp_path, spec, [child], [build_beat()])
+        write_node_status(tmp_path, 4, [child], [build_beat()], attempt=1)
         process = read_node_statuses(tmp_path)[0].processes[0]
         assert (process.step, process.phase) == (3, "step")
         assert 2.0 <= time.time() - process.beat_at < 10.0
@@ -66,9 +53,7 @@ def test_running_stopped_and_killed(tmp_path: Path, child: subprocess.Popen[byte
 def test_only_the_newest_attempt_counts(tmp_path: Path, child: subprocess.Popen[bytes]) -> None:
     (tmp_path / RANKS).mkdir()
     for attempt, first_rank in ((1, 0), (1, 8), (2, 0), (2, 4)):
-        write_node_status(
-            tmp_path, build_spec(tmp_path, attempt, first_rank), [child], [build_beat()]
-        )
+        write_node_status(tmp_path, first_rank, [child], [build_beat()], attempt=attempt)
     nodes = read_node_statuses(tmp_path)
     assert [(node.attempt, node.first_rank) for node in nodes] == [(2, 0), (2, 4)]
     (tmp_path / RANKS / "status-0.json").write_text('{"attempt": 3, "first_r')
@@ -83,5 +68,5 @@ def test_only_the_newest_attempt_counts(tmp_path: Path, child: subprocess.Popen[
 def test_a_folder_that_cannot_be_written_is_ignored(
     tmp_path: Path, child: subprocess.Popen[bytes]
 ) -> None:
-    write_node_status(tmp_path / "missing", build_spec(tmp_path), [child], [build_beat()])
+    write_node_status(tmp_path / "missing", 0, [child], [build_beat()], attempt=1)
     assert read_node_statuses(tmp_path / "missing") == ()

@@ -13,8 +13,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from distributed.runs import settings
-from regauge.errors import SettingsError
-from regauge.processes import LAUNCHER_VARIABLES, RankLayout
+from regauge.commands._parts import train_plan
 from regauge.supervision.failures import Failure
 from regauge.supervision.nodes import attempt_registry
 from regauge.supervision.nodes.attempt_registry import AttemptRegistry, RunEndedError
@@ -25,7 +24,8 @@ from regauge.supervision.nodes.interface import AttemptPlan
 from regauge.supervision.nodes.rendezvous import RendezvousLauncher
 from regauge.supervision.nodes.topology import is_whole_node, resolve_topology
 from regauge.supervision.settings import Nodes, parse_node_range
-from regauge.verbs._parts import train_plan
+from regauge.system.errors import SettingsError
+from regauge.system.processes import LAUNCHER_VARIABLES, RankLayout
 
 FOLDER = Path("out/run")
 OPERATOR = {

@@ -10,20 +10,15 @@ from typing import Any
 import pytest
 
 from regauge import config
-from regauge.errors import ChildError, LimitReachedError, SettingsError, StopSignalError
-from regauge.monitoring.notifications import delivery
-from regauge.monitoring.notifications.delivery import JOURNAL, Journal, SinkQueue
-from regauge.monitoring.notifications.events import EVENTS, MAX_TEXT_LENGTH, Event, EventSource
-from regauge.monitoring.notifications.notifier import Notifier, name_exit, notify_end
-from regauge.monitoring.notifications.rate_limit import RateLimit
-from regauge.monitoring.notifications.send_request import SendOutcome
-from regauge.monitoring.notifications.settings import Email, Notifications
-from regauge.monitoring.notifications.sinks import (
-    Sink,
-    build_mail,
-    build_sinks,
-    build_slack_message,
-)
+from regauge.monitoring.notify import delivery
+from regauge.monitoring.notify.delivery import JOURNAL, Journal, SinkQueue
+from regauge.monitoring.notify.events import EVENTS, MAX_TEXT_LENGTH, Event, EventSource
+from regauge.monitoring.notify.notifier import Notifier, name_exit, notify_end
+from regauge.monitoring.notify.rate_limit import RateLimit
+from regauge.monitoring.notify.send_request import SendOutcome
+from regauge.monitoring.notify.settings import Email, Notifications
+from regauge.monitoring.notify.sinks import Sink, build_mail, build_sinks, build_slack_message
+from regauge.system.errors import ChildError, LimitReachedError, SettingsError, StopSignalError
 from regauge.training.settings import TrainSettings
 
 SOURCE = EventSource("train", "pairs", "/runs/pairs", "node-1")

@@ -20,10 +20,11 @@ import pytest
 from s3fs import S3FileSystem
 
 from faults.stores import Rule, Store, start_store
-from regauge import config, object_store
+from regauge import config
+from regauge.commands import prepare as verb
 from regauge.data.sources import Source, _files, _remote
-from regauge.errors import DataError, RegaugeError, SettingsError, TransientError
-from regauge.verbs import prepare as verb
+from regauge.system import object_store
+from regauge.system.errors import DataError, RegaugeError, SettingsError, TransientError
 from unit.preparing import build_settings, prepare_dataset, read_contents, write_corpus
 from unit.reads import read_fields, read_items
 from unit.web import Web, serve_folder

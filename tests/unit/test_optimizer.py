@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from regauge.config import build
-from regauge.errors import SettingsError
+from regauge.system.errors import SettingsError
 from regauge.training import optimizer as optimizers
 from regauge.training.optimizer import learning_rate
 from regauge.training.settings import Optimizer, Schedule

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from regauge import config
-from regauge.artifacts.export_settings import ExportSettings
-from regauge.errors import SettingsError
+from regauge.commands import pipeline, settings_roots
+from regauge.inference.export.export_settings import ExportSettings
+from regauge.system.errors import SettingsError
 from regauge.training.settings import Stop, TrainSettings
-from regauge.verbs import pipeline, settings_roots
 
 TARGET = {"metric": "heldout/f1", "at_least": 0.5}
 
@@ -174,7 +174,7 @@ def test_a_key_of_a_choice_may_follow_the_name_of_its_kind() -> None:
 
 
 def test_the_command_line_replaces_the_length_of_a_run(tmp_path: Path) -> None:
-    from regauge.verbs import load_settings
+    from regauge.commands import load_settings
 
     run_file = tmp_path / "run.toml"
     run_file.write_text(

@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from distributed import datasets
 from end_to_end.predicting import EAGER, export_run, train_model, write_records
 from end_to_end.test_custom_module import CODE
-from regauge import choices
-from regauge.artifacts.artifact import hash_files, open_artifact
-from regauge.artifacts.engine import load_engine
-from regauge.artifacts.parity_rows import (
+from regauge.cli import main
+from regauge.inference.export.artifact import hash_files, open_artifact
+from regauge.inference.export.engine import load_engine
+from regauge.inference.export.parity_rows import (
     RELATIVE_LIMIT,
     ParityRows,
     check_parity_rows,
@@ -31,12 +31,12 @@ from regauge.artifacts.parity_rows import (
     read_parity_rows,
     select_rows,
 )
-from regauge.artifacts.preprocess import Preprocessor
-from regauge.artifacts.probe_texts import ProbeTexts
-from regauge.artifacts.records import TensorRecords, TextRecords
-from regauge.cli import main
-from regauge.errors import DataError
-from regauge.json_files import CHECKSUM
+from regauge.inference.export.preprocess import Preprocessor
+from regauge.inference.export.probe_texts import ProbeTexts
+from regauge.inference.export.records import TensorRecords, TextRecords
+from regauge.system import choices
+from regauge.system.errors import DataError
+from regauge.system.json_files import CHECKSUM
 from unit.runners import random_ids
 
 QUICK_EXPORT = (*EAGER, "parity.metrics=false", "buckets.lengths=[8,16,32]")

@@ -6,12 +6,14 @@ import re
 
 import pytest
 
-from regauge import choices, cli, peer_names
-from regauge.errors import SettingsError
+from regauge import cli
+from regauge.commands import _reference, explain
+from regauge.config import peer_names
+from regauge.config.validation import suggest_key
+from regauge.system import choices
+from regauge.system.errors import SettingsError
+from regauge.system.wording import join_alternatives, normalize_key
 from regauge.training.settings import TrainSettings
-from regauge.validation import suggest_key
-from regauge.verbs import _reference, explain
-from regauge.wording import join_alternatives
 
 WORDS = (
     *("epochs", "lr", "warmup", "lora", "fp16", "max_length", "num_labels", "gpu", "max_steps"),
@@ -129,7 +131,7 @@ def test_the_names_of_choices_are_unique_in_their_folder() -> None:
         ]
         count += len(names)
         assert len(set(names)) == len(names)
-        assert all(peer_names.normalize(name) == name for name in names)
+        assert all(normalize_key(name) == name for name in names)
         assert not {*names} & {*choices.names(folder)}
     assert count > 30
 
@@ -177,7 +179,7 @@ def test_explain_finds_keys_by_a_part_of_their_name() -> None:
 def test_a_printed_table_fits_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regauge.log.stdout._width", 50)
+    monkeypatch.setattr("regauge.system.log.stdout._width", 50)
     explain.main("optimizer.schedule")
     lines = capsys.readouterr().out.splitlines()
     table = lines[lines.index("keys:") + 1 : -1]

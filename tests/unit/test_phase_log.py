@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from regauge import timing
-from regauge.artifacts.phase_log import log_phase
+from regauge.inference.export.phase_log import log_phase
+from regauge.system import timing
 
 
 @pytest.fixture(autouse=True)

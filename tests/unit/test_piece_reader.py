@@ -17,16 +17,22 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
 from distributed import datasets
-from regauge.artifacts.manifest import ProgramEntry
-from regauge.artifacts.preprocess import Preprocessor
 from regauge.data.sources import Piece, Record, Rejected, Skipped, Source, SourceItem
-from regauge.errors import SettingsError
+from regauge.inference.export.manifest import ProgramEntry
+from regauge.inference.export.preprocess import Preprocessor
+from regauge.inference.predict.fields import InputFields, infer_kind
+from regauge.inference.predict.settings import PredictOutput
+from regauge.inference.predict.shard import (
+    EncodedShard,
+    PieceReader,
+    RecordSpec,
+    ShardWriter,
+    read_shard,
+)
+from regauge.inference.predict.shard_queue import ShardId
 from regauge.models.io_spec import InputSpec
 from regauge.models.sentence_transformers import Tokenization
-from regauge.prediction.fields import InputFields, infer_kind
-from regauge.prediction.settings import PredictOutput
-from regauge.prediction.shard import EncodedShard, PieceReader, RecordSpec, ShardWriter, read_shard
-from regauge.prediction.shard_queue import ShardId
+from regauge.system.errors import SettingsError
 
 
 class CountedSource(Source):

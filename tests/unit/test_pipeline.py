@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from regauge import cli
+from regauge.commands import pipeline
 from regauge.config import FORMAT
-from regauge.errors import DataError, SettingsError
-from regauge.verbs import pipeline
+from regauge.system.errors import DataError, SettingsError
 from unit.stage_verbs import join, write
 
 pytestmark = pytest.mark.usefixtures("two_verbs")

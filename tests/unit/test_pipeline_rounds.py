@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 
 from regauge import cli
-from regauge.errors import (
+from regauge.commands import pipeline
+from regauge.commands._stages import repetition, save_outcome
+from regauge.registry.pipelines import data_hashes
+from regauge.registry.pipelines.elapsed_time import SystemClock
+from regauge.registry.registry import open_registry
+from regauge.system.errors import (
     DataError,
     DifferenceError,
     InconclusiveError,
     SettingsError,
     StopSignalError,
 )
-from regauge.files import sha256
-from regauge.model_registry.registry import open_registry
-from regauge.pipelines import data_hashes
-from regauge.pipelines.elapsed_time import SystemClock
-from regauge.verbs import pipeline
-from regauge.verbs._stages import repetition, save_outcome
+from regauge.system.files import sha256
 from unit.stage_verbs import score
 
 pytestmark = pytest.mark.usefixtures("repeated_verbs")
@@ -245,7 +245,7 @@ def test_why_names_another_version_of_the_code(
     run_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline.main(run_file)
-    monkeypatch.setattr("regauge.verbs._stages.repeating.__version__", "9.9")
+    monkeypatch.setattr("regauge.commands._stages.repeating.__version__", "9.9")
     assert "code regauge has changed from" in explain(run_file)["train"]
 
 
@@ -312,7 +312,7 @@ def test_a_promotion_that_was_killed_is_completed(
     pipeline.main(run_file)
     add_data("2", 0.6)
     with monkeypatch.context() as patch:
-        patch.setattr("regauge.verbs._stages.save_outcome", kill_at_promotion)
+        patch.setattr("regauge.commands._stages.save_outcome", kill_at_promotion)
         with pytest.raises(KeyboardInterrupt):
             pipeline.main(run_file)
     assert find_serving() == 2

@@ -10,7 +10,7 @@ import pytest
 from architecture.tree import ROOT
 from end_to_end.predicting import EAGER, export_run, train_model
 from regauge import cli
-from regauge.planning import catalog
+from regauge.machines import catalog
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,26 +12,26 @@ import pytest
 
 from architecture.tree import ROOT
 from regauge import config
-from regauge.artifacts.bucket_times import BucketTime, build_bucket_times
-from regauge.errors import SettingsError
+from regauge.inference.export.bucket_times import BucketTime, build_bucket_times
+from regauge.machines.machine_rates import find_machine
+from regauge.machines.settings import Price
+from regauge.models.default_sizes import DEFAULT_SIZES
 from regauge.models.settings import Lora, Model
-from regauge.planning import inference_plan
-from regauge.planning.default_sizes import DEFAULT_SIZES
-from regauge.planning.inference_plan import InferenceRequest
-from regauge.planning.machines import find_machine
-from regauge.planning.model_shape import shape_from_config
-from regauge.planning.settings import Price
-from regauge.planning.training_job import Estimate
-from regauge.run_plans import option_search
-from regauge.run_plans.run_request import count_trained_fraction, read_request, read_shape
-from regauge.run_plans.target_curve import combine, forecast_target
-from regauge.run_plans.task_plans import judge_memory
+from regauge.planner import inference_plan
+from regauge.planner.inference_plan import InferenceRequest
+from regauge.planner.model_shape import shape_from_config
+from regauge.planner.run_plans import option_search
+from regauge.planner.run_plans.run_request import count_trained_fraction, read_request, read_shape
+from regauge.planner.run_plans.target_curve import combine, forecast_target
+from regauge.planner.run_plans.task_plans import judge_memory
+from regauge.planner.training_job import Estimate
+from regauge.system.errors import SettingsError
 from regauge.training.settings import Target
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from regauge.run_plans.run_request import TrainingRequest
+    from regauge.planner.run_plans.run_request import TrainingRequest
 
 LLAMA = ROOT / "runs" / "llama2-7b.toml"
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from architecture.tree import ROOT
-from regauge import cli, verbs
-from regauge.planning import catalog
+from regauge import cli, commands
+from regauge.machines import catalog
+from regauge.planner.search.training_plans import OTHER_TABLES
 from regauge.training.settings import TrainSettings
-from regauge.verbs._planning.training_plans import OTHER_TABLES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -326,7 +326,7 @@ def test_refused_input_is_one_line_with_code_2(
 
 
 def test_the_list_of_other_tables_is_that_of_the_verbs() -> None:
-    assert {*verbs.table_names()} - {*TrainSettings.model_fields} == OTHER_TABLES
+    assert {*commands.table_names()} - {*TrainSettings.model_fields} == OTHER_TABLES
 
 
 def test_a_plan_imports_neither_torch_nor_numpy() -> None:

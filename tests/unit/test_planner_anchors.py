@@ -1,4 +1,4 @@
-"""Measured runs that correct plans, measured products and measured collectives."""
+"""Measured runs that correct plans."""
 
 from __future__ import annotations
 
@@ -9,25 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from regauge.planning import anchors, run_history
-from regauge.planning.anchors import Anchor
-from regauge.planning.calibration import load_calibration
-from regauge.planning.collective_times import (
-    CurveKey,
-    build_curves,
-    collective_seconds,
-    load_curves,
-)
-from regauge.planning.machines import find_machine, load_chip_rows
-from regauge.planning.matmul import (
-    MeasuredProduct,
-    correct_product,
-    load_products,
-    roofline_seconds,
-)
-from regauge.planning.model_shape import shape_from_config
-from regauge.planning.training_job import TrainingJob
-from regauge.planning.training_plan import TrainingPlan, plan_training
+from regauge.machines.catalog import load_chips
+from regauge.machines.machine_rates import find_machine
+from regauge.planner import anchors, run_history
+from regauge.planner.anchors import Anchor
+from regauge.planner.calibration import load_calibration
+from regauge.planner.model_shape import shape_from_config
+from regauge.planner.training_job import TrainingJob
+from regauge.planner.training_plan import TrainingPlan, plan_training
 
 MACHINE = find_machine("g5.12xlarge")
 CONFIG = {
@@ -132,7 +121,7 @@ def test_published_rows_have_sources() -> None:
     assert len(rows) > 500
     assert all(row.source for row in rows)
     timed = [row for row in rows if row.measured_seconds]
-    assert {row.features.chip for row in timed} <= set(load_chip_rows())
+    assert {row.features.chip for row in timed} <= set(load_chips())
 
 
 def test_constants_name_their_rows() -> None:
@@ -142,56 +131,3 @@ def test_constants_name_their_rows() -> None:
         assert entry.source
         assert 0 < entry.attention_efficiency < entry.efficiency * 2
         assert 0 < entry.spread < 1
-
-
-def test_near_products_correct_the_roofline() -> None:
-    """An equal product decides; without rows, the roofline stands alone."""
-    size = (4096, 4096, 1024)
-    point = tuple(math.log(value) for value in size)
-    rows = [MeasuredProduct(point, 0.2), MeasuredProduct((1.0, 1.0, 1.0), -3.0)]  # type: ignore[arg-type]
-    assert correct_product(size, rows) == pytest.approx(math.exp(0.2), rel=0.01)
-    assert correct_product(size, []) == 1.0
-
-
-def test_products_follow_the_roofline() -> None:
-    """A large product on H100 takes at least its FLOPs / peak, and twice k at most twice that."""
-    constants = load_calibration().find_matmul("h100_sxm")
-    rows = load_products()["h100_sxm"]
-    times = []
-    for size in ((8192, 8192, 4096), (8192, 8192, 8192)):
-        seconds = roofline_seconds(size, constants, 989.4e12, 3.35e12)
-        times.append(seconds * correct_product(size, rows))
-        assert times[-1] > 2 * math.prod(size) / 989.4e12
-    assert times[0] < times[1] < 2.2 * times[0]
-
-
-LINKS = {"a": 3e11, "b": 6e11}
-
-
-def test_curves_are_interpolated_and_scaled() -> None:
-    """Between two sizes by logarithms; a system without curves by the ratio of its link."""
-    rows = [
-        {
-            "system": "a",
-            "version": "2",
-            "collective": "all_reduce",
-            "devices": "8",
-            "bytes": str(size),
-            "seconds": str(seconds),
-        }
-        for size, seconds in ((1e6, 1e-5), (1e8, 1e-3), (1e8, 1e-3))
-    ]
-    curves = build_curves(rows)
-    known = CurveKey("a", "all_reduce", 8)
-    assert collective_seconds(known, 1e7, curves, LINKS) == pytest.approx(1e-4)
-    assert collective_seconds(known, 1e9, curves, LINKS) == pytest.approx(1e-2)
-    other = CurveKey("b", "all_reduce", 8)
-    assert collective_seconds(other, 1e9, curves, LINKS) == pytest.approx(1e-5 + (1e-2 - 1e-5) / 2)
-
-
-def test_measured_curves_grow_with_the_message() -> None:
-    """Ten times the bytes takes longer on each measured system."""
-    curves = load_curves()
-    assert {curve.system for curve in curves} >= {"a100_sxm", "h100_sxm", "b200_sxm"}
-    for curve in curves:
-        assert curve.read(1e8) > curve.read(1e7)

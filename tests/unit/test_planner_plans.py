@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regauge.errors import SettingsError
-from regauge.planning import intervals, memory_plan
-from regauge.planning.calibration import ANY, load_calibration
-from regauge.planning.expected_goodput import plan_goodput
-from regauge.planning.machines import GIB, find_machine
-from regauge.planning.model_shape import shape_from_config
-from regauge.planning.network import Link, Topology
-from regauge.planning.step_time import plan_step, traffic_seconds
-from regauge.planning.training_job import Estimate, MachineRates, ModelParallelism, TrainingJob
-from regauge.planning.training_plan import TrainingPlan, plan_training
+from regauge.machines.machine_rates import GIB, MachineRates, find_machine
+from regauge.planner import intervals, memory_plan
+from regauge.planner.calibration import ANY, load_calibration
+from regauge.planner.expected_goodput import plan_goodput
+from regauge.planner.model_shape import shape_from_config
+from regauge.planner.network import Link, Topology
+from regauge.planner.step_time import plan_step, traffic_seconds
+from regauge.planner.training_job import Estimate, ModelParallelism, TrainingJob
+from regauge.planner.training_plan import TrainingPlan, plan_training
+from regauge.system.errors import SettingsError
 
 P5 = "p5.48xlarge"
 STRATEGIES = ("ddp", "zero1", "zero2", "fsdp")
@@ -389,7 +389,7 @@ def test_trainium_devices_are_cores() -> None:
 def test_a_plan_needs_neither_torch_nor_numpy() -> None:
     """In a new process, as `regauge plan` runs."""
     code = (
-        "import sys; from regauge.planning import training_plan, collective_times, matmul;"
+        "import sys; from regauge.planner import training_plan;"
         "sys.exit(bool({'torch', 'numpy', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

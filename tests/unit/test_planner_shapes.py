@@ -9,9 +9,9 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from regauge.errors import DataError
-from regauge.planning import flops
-from regauge.planning.model_shape import Head, shape_from_config
+from regauge.planner import flops
+from regauge.planner.model_shape import Head, shape_from_config
+from regauge.system.errors import DataError
 
 LAYERS = {"num_hidden_layers": 3}
 WIDE_HEADS = LAYERS | {"hidden_size": 256, "head_dim": 64, "num_attention_heads": 8}

@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from regauge.artifacts.manifest import Dtype, ProgramEntry
-from regauge.artifacts.postprocess import (
+from regauge.inference.export.manifest import Dtype, ProgramEntry
+from regauge.inference.export.postprocess import (
     build_columns,
     build_table,
     convert_vectors,
     write_parquet,
 )
-from regauge.errors import SettingsError
-from regauge.prediction.fields import check_columns
-from regauge.prediction.settings import PredictOutput
+from regauge.inference.predict.fields import check_columns
+from regauge.inference.predict.settings import PredictOutput
+from regauge.system.errors import SettingsError
 
 VECTORS = arrays(
     np.float32,

@@ -11,8 +11,8 @@ import torch
 from distributed.runs import settings
 from regauge.accelerators import _matmul_rates, cpu
 from regauge.accelerators.cpu import Cpu
-from regauge.errors import SettingsError, TransientError
-from regauge.processes import World
+from regauge.system.errors import SettingsError, TransientError
+from regauge.system.processes import World
 from regauge.training.defaults import check_precision, resolve_defaults, resolve_precision
 from regauge.training.run_setup import NO_SUPERVISOR
 from regauge.training.settings import TrainSettings

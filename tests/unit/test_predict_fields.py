@@ -10,13 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from regauge.artifacts.manifest import ProgramEntry
 from regauge.config import build
 from regauge.data.sources import Record, Rejected, reject_undecodable
-from regauge.errors import DataError, SettingsError
-from regauge.models.sentence_transformers import Tokenization
-from regauge.prediction import fields
-from regauge.prediction.fields import (
+from regauge.inference.export.manifest import ProgramEntry
+from regauge.inference.predict import fields
+from regauge.inference.predict.fields import (
     FieldKinds,
     InputFields,
     infer_fields,
@@ -24,7 +22,9 @@ from regauge.prediction.fields import (
     select_kept_fields,
     select_text_fields,
 )
-from regauge.prediction.settings import PredictSettings
+from regauge.inference.predict.settings import PredictSettings
+from regauge.models.sentence_transformers import Tokenization
+from regauge.system.errors import DataError, SettingsError
 
 SEVERAL = {"id": "text", "title": "text", "body": "text"}
 

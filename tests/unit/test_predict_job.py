@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
-from regauge import config, jsonl
-from regauge.artifacts.artifact import Artifact
-from regauge.artifacts.manifest import (
+from regauge import config
+from regauge.config import FORMAT
+from regauge.data.sources import Piece
+from regauge.inference.backends.eager import EagerBackend
+from regauge.inference.export.artifact import Artifact
+from regauge.inference.export.manifest import (
     ArtifactManifest,
     Bucket,
     Compilation,
@@ -20,11 +23,7 @@ from regauge.artifacts.manifest import (
     TargetMachine,
     WeightsOrigin,
 )
-from regauge.backends.eager import EagerBackend
-from regauge.config import FORMAT
-from regauge.data.sources import Piece
-from regauge.errors import DataError, SettingsError
-from regauge.prediction.job import (
+from regauge.inference.predict.job import (
     JobSlot,
     PredictJob,
     collect_facts,
@@ -33,8 +32,10 @@ from regauge.prediction.job import (
     sum_shards,
     write_result,
 )
-from regauge.prediction.settings import PredictSettings
-from regauge.prediction.shard_queue import ShardId
+from regauge.inference.predict.settings import PredictSettings
+from regauge.inference.predict.shard_queue import ShardId
+from regauge.system import jsonl
+from regauge.system.errors import DataError, SettingsError
 
 FACTS = {
     "artifact": "a",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from regauge.log import logger
-from regauge.prediction.progress import ProgressBar
+from regauge.inference.predict.progress import ProgressBar
+from regauge.system.log import logger
 
 ROWS = 100
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from regauge import config
+from regauge.commands import prepare as verb
 from regauge.data.conversations import ConversationError
 from regauge.data.dataset import REJECTED, Dataset
 from regauge.data.layouts.preferences import parse_preference
 from regauge.data.tokenizer import LoadedTokenizer
-from regauge.errors import SettingsError
-from regauge.verbs import prepare as verb
+from regauge.system.errors import SettingsError
 from unit.preparing import build_tables
 
 USER = {"role": "user", "content": "Weather?"}

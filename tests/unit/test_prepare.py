@@ -18,15 +18,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from regauge import stop_signals
+from regauge.commands import prepare as verb
 from regauge.data import dataset, tokenizer
+from regauge.data.prepare import process_pool, read_records, workdir
+from regauge.data.prepare.filters import RecordFilter
+from regauge.data.prepare.prepare import PrepareJob
 from regauge.data.sources import Piece
-from regauge.errors import DataError, PreflightError, SettingsError, TransientError
-from regauge.json_files import CHECKSUM
-from regauge.preparation import process_pool, read_records, workdir
-from regauge.preparation.filters import RecordFilter
-from regauge.preparation.prepare import PrepareJob
-from regauge.verbs import prepare as verb
+from regauge.system import stop_signals
+from regauge.system.errors import DataError, PreflightError, SettingsError, TransientError
+from regauge.system.json_files import CHECKSUM
 from unit.preparing import (
     FIELDS,
     build_settings,
@@ -490,7 +490,7 @@ def test_an_existing_tokenizer_is_used(folder: Path) -> None:
 def test_the_command_prints_json_without_torch(folder: Path) -> None:
     (folder / "run.json").write_text(json.dumps(build_tables(folder)))
     code = (
-        "import sys; from regauge.verbs.prepare import main; from pathlib import Path;"
+        "import sys; from regauge.commands.prepare import main; from pathlib import Path;"
         f"main(Path({str(folder / 'run.json')!r}), 'rows.length=32', json=True);"
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )

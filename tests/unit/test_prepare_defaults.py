@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from regauge.cli import main
+from regauge.commands import prepare as verb
+from regauge.commands._parts.default_tables import complete_tables
+from regauge.commands._parts.train_plan import read_dataset_rows
 from regauge.config import build
 from regauge.data.dataset import Dataset
+from regauge.data.prepare.dataset_build import DatasetBuild
 from regauge.data.settings import UNNAMED
-from regauge.errors import DataError, SettingsError
-from regauge.preparation.dataset_build import DatasetBuild
-from regauge.preparation.default_tables import complete_tables
-from regauge.verbs import prepare as verb
-from regauge.verbs._parts.train_plan import read_dataset_rows
+from regauge.system.errors import DataError, SettingsError
 from unit.preparing import WORDS, build_tables, prepare_dataset, read_contents, write_corpus
 
 SOURCE: dict[str, Any] = {

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from regauge.errors import DataError, PreflightError, SettingsError, TransientError
-from regauge.planning import catalog
-from regauge.planning.updates.catalog_files import store_prices
-from regauge.planning.updates.price_refresh import fetch_prices, read_price
+from regauge.machines import catalog
+from regauge.machines.updates.catalog_files import store_prices
+from regauge.machines.updates.price_refresh import fetch_prices, read_price
+from regauge.system.errors import DataError, PreflightError, SettingsError, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

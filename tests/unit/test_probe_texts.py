@@ -10,14 +10,18 @@ import pytest
 from torch import nn
 
 from regauge.accelerators.cpu import Cpu
-from regauge.artifacts import candidates
-from regauge.artifacts.export_settings import ExportSettings
-from regauge.artifacts.probe_texts import DOCUMENTATION_INTERVAL, WORD_COUNTS, select_probe_texts
-from regauge.artifacts.programs import ProgramSpec
-from regauge.artifacts.records import TextRecords
-from regauge.artifacts.sources import ModelFolder
 from regauge.config import build
 from regauge.data.tokenizer import LoadedTokenizer
+from regauge.inference.export import candidates
+from regauge.inference.export.export_settings import ExportSettings
+from regauge.inference.export.probe_texts import (
+    DOCUMENTATION_INTERVAL,
+    WORD_COUNTS,
+    select_probe_texts,
+)
+from regauge.inference.export.programs import ProgramSpec
+from regauge.inference.export.records import TextRecords
+from regauge.inference.export.sources import ModelFolder
 from regauge.models import sentence_transformers
 from regauge.models.io_spec import InputSpec
 from unit.test_sentence_transformers import write_model

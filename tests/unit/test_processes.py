@@ -11,9 +11,9 @@ from typing import Literal
 
 import pytest
 
-from regauge import processes
-from regauge.errors import SettingsError
-from regauge.host import slurm
+from regauge.system import processes
+from regauge.system.errors import SettingsError
+from regauge.system.host import slurm
 
 SLURM = {
     "SLURM_PROCID": "5",

@@ -18,7 +18,7 @@ from regauge.data.dataset import ColumnInfo, Dataset
 from regauge.data.layouts import build_layout
 from regauge.data.mixture import read_data_manifest
 from regauge.data.settings import DataSettings, RowLayout
-from regauge.errors import DataError, SettingsError
+from regauge.system.errors import DataError, SettingsError
 from regauge.tasks import Task
 from regauge.tasks.classify import Classify
 from regauge.tasks.contrastive import Contrastive
@@ -149,7 +149,7 @@ def test_vectors_of_parquet_files_are_read(
     settings = {"source": source, "rows": ROWS, "split": {"heldout_fraction": 0.3}}
     base = {"data": {"path": str(tmp_path / "out")}, "tokenizer": {"vocab_size": 500}}
     from regauge import config
-    from regauge.verbs import prepare
+    from regauge.commands import prepare
 
     prepare.run(config.build(prepare.PrepareSettings, {**base, **settings}))
     data = Dataset(tmp_path / "out")

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from regauge.artifacts.quality import (
+from regauge.inference.export.quality import (
     NUM_NEIGHBORS,
     cosine_similarity,
     metrics_loss,

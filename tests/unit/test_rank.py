@@ -19,9 +19,9 @@ from regauge.config import parse_choice
 from regauge.data.columns import find_embedding_rows
 from regauge.data.dataset import ColumnInfo, Dataset
 from regauge.data.loader import CollatorConfig
-from regauge.errors import RegaugeError, SettingsError
 from regauge.models.ranker import CrossLayer, LowRankCrossLayer, RankerShape, RankingHead
 from regauge.models.settings import Interactions, Model
+from regauge.system.errors import RegaugeError, SettingsError
 from regauge.tasks import _objectives, _quality, _ranking
 from regauge.tasks.rank import Rank
 from regauge.training.heldout import compute_means

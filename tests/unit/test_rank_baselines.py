@@ -13,7 +13,7 @@ from distributed.runs import BERT, settings
 from regauge.config import build
 from regauge.evaluation.offline import evaluate_models
 from regauge.evaluation.settings import EvaluateSettings
-from regauge.processes import World
+from regauge.system.processes import World
 from regauge.tasks.rank import Rank
 from regauge.training.heldout import compute_means
 from regauge.training.run import attempt

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regauge import config, verbs
+from regauge import commands, config
 from regauge.cli import main
+from regauge.commands._recipes import field_choice
+from regauge.commands._recipes.data_file import MAX_RECORDS, find_delimiter, read_data_file
+from regauge.commands._recipes.settings import BUILDERS, DESCRIPTIONS
+from regauge.commands._recipes.writing import EXAMPLES, MAX_LINE, format_tables, write_recipe
 from regauge.data.dataset import read_manifest
-from regauge.errors import DataError, SettingsError
-from regauge.recipes import field_choice
-from regauge.recipes.data_file import MAX_RECORDS, find_delimiter, read_data_file
-from regauge.recipes.settings import BUILDERS, DESCRIPTIONS
-from regauge.recipes.writing import EXAMPLES, MAX_LINE, format_tables, write_recipe
+from regauge.system.errors import DataError, SettingsError
 from regauge.training.settings import TrainSettings
 
 MAX_LINES = 25
@@ -93,7 +93,7 @@ def test_an_increment_is_short_and_has_the_dataset_of_its_run(
     (tmp_path / "first.toml").write_text(write_recipe("classify", "first.toml", data, None))
     assert main(["prepare", "first.toml", "split.similarity=1.0"]) == 0
     tables = config.read("first.toml")
-    settings = config.build(TrainSettings, tables, verbs.table_names())
+    settings = config.build(TrainSettings, tables, commands.table_names())
     identity = {"format": config.FORMAT, "run_id": "r", "data_fingerprint": "f"}
     run = tmp_path / "out/first/run.json"
     run.parent.mkdir(parents=True)
@@ -105,7 +105,7 @@ def test_an_increment_is_short_and_has_the_dataset_of_its_run(
         assert len(text.splitlines()) <= MAX_LINES
         mix = tomllib.loads(text)["data"]["mix"]
         assert Path(mix[0]["path"]).resolve() == tmp_path / "out/first-data"
-        increment = config.build(TrainSettings, tomllib.loads(text), verbs.table_names())
+        increment = config.build(TrainSettings, tomllib.loads(text), commands.table_names())
         task = increment.task_configs[0].task
         manifest = read_manifest(Path(mix[0]["path"]))
         assert task.resolve_defaults(manifest) == settings.task_configs[0].task.resolve_defaults(

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regauge.artifacts.buckets import BucketBatch
-from regauge.artifacts.records import TensorRecords, TextRecords, TokenizedTexts
+from regauge.inference.export.buckets import BucketBatch
+from regauge.inference.export.records import TensorRecords, TextRecords, TokenizedTexts
 
 Ids = list[int]
 IDS = st.lists(st.integers(1, 2**31 - 1), max_size=7)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from regauge import jsonl
-from regauge.reporting.page import _describe_heldout
-from regauge.reporting.run_charts import build_charts
-from regauge.results.run_folder import RunFolder, read_run_folder
+from regauge.evaluation.report.page import _describe_heldout
+from regauge.evaluation.report.run_charts import build_charts
+from regauge.run_folders.run_folder import RunFolder, read_run_folder
+from regauge.system import jsonl
 
 START = {"attempt": 1, "seconds": 1.0}
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
+from regauge.commands import report
 from regauge.config import FORMAT
-from regauge.errors import DataError, SettingsError
-from regauge.reporting.drawing import MAX_POINTS, ChartContext, Curve, draw_curves
-from regauge.reporting.page import build_report
-from regauge.reporting.render import render_html, render_json, render_markdown
-from regauge.reporting.run_charts import build_charts
-from regauge.results import formatting
-from regauge.results.evaluation_table import build_table
-from regauge.results.run_folder import RunFolder, find_run_folders, read_run_folder
-from regauge.results.series import downsample, merge_attempts, smooth, summarize_attempts
-from regauge.verbs import report
+from regauge.evaluation.report.drawing import MAX_POINTS, ChartContext, Curve, draw_curves
+from regauge.evaluation.report.page import build_report
+from regauge.evaluation.report.render import render_html, render_json, render_markdown
+from regauge.evaluation.report.run_charts import build_charts
+from regauge.run_folders import formatting
+from regauge.run_folders.evaluation_table import build_table
+from regauge.run_folders.run_folder import RunFolder, find_run_folders, read_run_folder
+from regauge.run_folders.series import downsample, merge_attempts, smooth, summarize_attempts
+from regauge.system.errors import DataError, SettingsError
 
 EVALUATION = {
     "title": "Held-out pairs",

@@ -8,18 +8,13 @@ from typing import Any
 
 import pytest
 
-from regauge.errors import SettingsError
-from regauge.planning import run_history
-from regauge.planning.anchors import Anchor, Features
-from regauge.planning.run_history import (
-    MAX_RUNS,
-    find_local_machine,
-    load_history,
-    record_run,
-)
-from regauge.planning.training_job import MachineRates
-from regauge.run_plans.run_recorder import median_step
-from regauge.verbs._planning.plan_text import format_number
+from regauge.commands._plan_text import format_number
+from regauge.machines.machine_rates import MachineRates
+from regauge.planner import run_history
+from regauge.planner.anchors import Anchor, Features
+from regauge.planner.run_history import MAX_RUNS, find_local_machine, load_history, record_run
+from regauge.planner.run_plans.run_recorder import median_step
+from regauge.system.errors import SettingsError
 
 FEATURES = Features("cpu", "", "none", "single 1.1.1", 1, 64, 32, 64, 1, 1, precision="fp32")
 MACHINE = MachineRates("local", "cpu", 1, 1e11, 8e9, 2e10, 2e10, 0.0, is_shared=True)

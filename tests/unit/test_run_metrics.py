@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from regauge import jsonl
-from regauge.checkpoint import layout
-from regauge.host.device_counters import DeviceCounters
 from regauge.monitoring import vocabulary
 from regauge.monitoring.samples import Sample
+from regauge.run_folders import checkpoint_files
 from regauge.supervision.device_metrics import describe_counters
 from regauge.supervision.failures import POLICIES
 from regauge.supervision.heartbeat import PHASES, Heartbeat, HeartbeatTable, SingleHeartbeat
 from regauge.supervision.rank_metrics import HEALTHY, LocalRanks, RankHealth
 from regauge.supervision.run_files import MAX_SCORES, RunFiles
 from regauge.supervision.watchdog import Watchdog
+from regauge.system import jsonl
+from regauge.system.host.device_counters import DeviceCounters
 
 Values = dict[tuple[str, ...], float]
 
@@ -189,16 +189,24 @@ def test_the_number_of_scores_is_bounded(tmp_path: Path) -> None:
 
 
 def test_the_newest_whole_checkpoint(tmp_path: Path) -> None:
-    root = tmp_path / layout.CHECKPOINTS
+    root = tmp_path / checkpoint_files.CHECKPOINTS
     for step in (5, 10):
-        staging = layout.staging_folder(root, step)
+        staging = checkpoint_files.staging_folder(root, step)
         staging.mkdir(parents=True)
-        (staging / layout.STATE).write_text(json.dumps({"step": step}))
-        layout.commit(root, step, {layout.STATE: layout.describe_file(staging / layout.STATE)})
+        (staging / checkpoint_files.STATE).write_text(json.dumps({"step": step}))
+        checkpoint_files.commit(
+            root,
+            step,
+            {
+                checkpoint_files.STATE: checkpoint_files.describe_file(
+                    staging / checkpoint_files.STATE
+                )
+            },
+        )
     exported = by_labels(RunFiles(tmp_path, "run").read_samples())
     assert exported["run_checkpoint_step",] == 10
     assert abs(time.time() - exported["run_checkpoint_timestamp_seconds",]) < 60
-    (root / layout.checkpoint_name(10) / layout.STATE).unlink()
+    (root / checkpoint_files.checkpoint_name(10) / checkpoint_files.STATE).unlink()
     assert by_labels(RunFiles(tmp_path, "run").read_samples())["run_checkpoint_step",] == 5
 
 

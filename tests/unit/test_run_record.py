@@ -10,10 +10,11 @@ import pytest
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from distributed.runs import settings
-from regauge import config, processes
+from regauge import config
 from regauge.config import build
-from regauge.errors import DataError, SettingsError
-from regauge.files import write_json
+from regauge.system import processes
+from regauge.system.errors import DataError, SettingsError
+from regauge.system.files import write_json
 from regauge.training import run_record
 from regauge.training.settings import TrainSettings
 

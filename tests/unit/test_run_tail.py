@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from regauge.files import LOCK, hold_lock
-from regauge.results.run_tail import FRESH_SECONDS, read_run_tail
-from regauge.supervision.cost_meter import ATTEMPTS, LAST_SEEN
+from regauge.run_folders.cost_meter import ATTEMPTS, LAST_SEEN
+from regauge.run_folders.run_tail import FRESH_SECONDS, read_run_tail
+from regauge.system.files import LOCK, hold_lock
 
 NOW = 1_800_000_000.0
 START = {"attempt": 1, "started_at": NOW - 3600, "processes": 2, "usd_per_hour": 4.0, "usd": 0.0}

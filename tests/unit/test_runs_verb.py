@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 import regauge
-from regauge.errors import SettingsError
-from regauge.files import LOCK, hold_lock
-from regauge.results.run_list import list_runs
-from regauge.results.run_removal import REMOVED, remove_run
-from regauge.supervision.cost_meter import ATTEMPTS
+from regauge.run_folders.cost_meter import ATTEMPTS
+from regauge.run_folders.run_list import list_runs
+from regauge.run_folders.run_removal import REMOVED, remove_run
+from regauge.system.errors import SettingsError
+from regauge.system.files import LOCK, hold_lock
 from saved_runs import build_saved_run
 
 

@@ -13,8 +13,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
-from regauge import safetensors_io
-from regauge.checkpoint import tensors
+from regauge.system import safetensors_io
+from regauge.training.checkpoint import tensors
 
 VALUES = {
     "whole": torch.arange(12.0).reshape(3, 4),

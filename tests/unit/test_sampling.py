@@ -12,18 +12,18 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation import logits_process
 
-from regauge.artifacts.buckets import SAMPLED_ROWS, fix_rows, select_buckets
-from regauge.artifacts.engine import Engine
-from regauge.artifacts.generator import add_draws
-from regauge.artifacts.manifest import Bucket, ProgramEntry
-from regauge.artifacts.records import TextRecords
 from regauge.config import build
 from regauge.data.randomness import draw_uniform
-from regauge.errors import SettingsError
+from regauge.inference.export.buckets import SAMPLED_ROWS, fix_rows, select_buckets
+from regauge.inference.export.engine import Engine
+from regauge.inference.export.generator import add_draws
+from regauge.inference.export.manifest import Bucket, ProgramEntry
+from regauge.inference.export.records import TextRecords
 from regauge.models.generation.sampling import filter_logits, select_tokens
 from regauge.models.generation.text_generation import NO_TOKEN, GenerationProgram
 from regauge.models.sentence_transformers import Tokenization
 from regauge.models.settings import Generation
+from regauge.system.errors import SettingsError
 
 VOCABULARY, NEW_TOKENS, LENGTH = 40, 6, 8
 

@@ -14,13 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from regauge.checkpoint import layout, tensors
-from regauge.checkpoint import saver as saver_module
-from regauge.checkpoint.loading import find_newest, load_checkpoint
-from regauge.checkpoint.saver import Saver
-from regauge.checkpoint.settings import Checkpoint
-from regauge.errors import NoCheckpointError, TransientError
-from regauge.processes import World
+from regauge.run_folders import checkpoint_files
+from regauge.system.errors import NoCheckpointError, TransientError
+from regauge.system.processes import World
+from regauge.training.checkpoint import saver as saver_module
+from regauge.training.checkpoint import tensors
+from regauge.training.checkpoint.loading import find_newest, load_checkpoint
+from regauge.training.checkpoint.saver import Saver
+from regauge.training.checkpoint.settings import Checkpoint
 
 ALONE = World()
 
@@ -43,7 +44,7 @@ def test_a_checkpoint_has_the_saved_values(tmp_path: Path, *, async_save: bool) 
         value.zero_()  # training continues
     saver.wait()
     path = find_newest(tmp_path, ALONE)
-    assert path == tmp_path / layout.checkpoint_name(4)
+    assert path == tmp_path / checkpoint_files.checkpoint_name(4)
     filled = build_tensors(0.0)
     assert load_checkpoint(path, filled) == {"step": 4}
     for name, value in build_tensors(1.5).items():
@@ -74,7 +75,7 @@ def test_tensors_may_change_only_after_they_are_copied(
         value.zero_()
     saver.wait()
     filled = build_tensors(0.0)
-    load_checkpoint(tmp_path / layout.checkpoint_name(4), filled)
+    load_checkpoint(tmp_path / checkpoint_files.checkpoint_name(4), filled)
     assert filled["model.a"].equal(build_tensors(1.5)["model.a"])
 
 
@@ -89,7 +90,7 @@ def test_a_failed_copy_fails_the_save(tmp_path: Path, monkeypatch: pytest.Monkey
     saver.wait_for_copies()
     with pytest.raises(RuntimeError, match="not enough memory"):
         saver.check_save(wait=True)
-    assert layout.list_steps(tmp_path) == []
+    assert checkpoint_files.list_steps(tmp_path) == []
 
 
 def test_a_damaged_checkpoint_is_skipped_with_a_warning(
@@ -100,13 +101,15 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
     for step in (2, 4, 6):
         saver.save(step, build_tensors(step), {"step": step}, {})
     saver.wait()
-    next((tmp_path / layout.checkpoint_name(6)).glob("*.safetensors")).write_bytes(b"torn")
-    (tmp_path / layout.checkpoint_name(4) / layout.MANIFEST).unlink()
-    assert find_newest(tmp_path, ALONE) == tmp_path / layout.checkpoint_name(2)
+    next((tmp_path / checkpoint_files.checkpoint_name(6)).glob("*.safetensors")).write_bytes(
+        b"torn"
+    )
+    (tmp_path / checkpoint_files.checkpoint_name(4) / checkpoint_files.MANIFEST).unlink()
+    assert find_newest(tmp_path, ALONE) == tmp_path / checkpoint_files.checkpoint_name(2)
     first, second = [record.getMessage() for record in caplog.records][:2]
     assert first.startswith("skipping a damaged checkpoint: ")
-    assert layout.checkpoint_name(6) in first
-    assert layout.checkpoint_name(4) in second
+    assert checkpoint_files.checkpoint_name(6) in first
+    assert checkpoint_files.checkpoint_name(4) in second
 
 
 def test_a_run_with_only_damaged_checkpoints_does_not_start_from_scratch(tmp_path: Path) -> None:
@@ -116,7 +119,7 @@ def test_a_run_with_only_damaged_checkpoints_does_not_start_from_scratch(tmp_pat
         saver.save(step, build_tensors(step), {"step": step}, {})
     saver.wait()
     for step in (2, 4):
-        (tmp_path / layout.checkpoint_name(step) / layout.MANIFEST).unlink()
+        (tmp_path / checkpoint_files.checkpoint_name(step) / checkpoint_files.MANIFEST).unlink()
     with pytest.raises(NoCheckpointError, match="restore one from a copy") as caught:
         find_newest(tmp_path, ALONE)
     assert caught.value.exit_code == 65
@@ -127,7 +130,7 @@ def test_a_failed_save_is_logged_and_a_failed_last_save_raises(
 ) -> None:
     saver = build_saver(tmp_path)
     with monkeypatch.context() as broken:
-        broken.setattr(layout, "commit", raise_no_space)
+        broken.setattr(checkpoint_files, "commit", raise_no_space)
         saver.save(2, build_tensors(2), {})
         with pytest.raises(OSError, match="No space left"):
             saver.wait()
@@ -135,14 +138,14 @@ def test_a_failed_save_is_logged_and_a_failed_last_save_raises(
     assert find_newest(tmp_path, ALONE) is None
     saver.save(6, build_tensors(6), {"step": 6}, {})
     saver.wait()
-    assert find_newest(tmp_path, ALONE) == tmp_path / layout.checkpoint_name(6)
+    assert find_newest(tmp_path, ALONE) == tmp_path / checkpoint_files.checkpoint_name(6)
 
 
 def test_the_third_consecutive_failed_save_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saver = build_saver(tmp_path, async_save=False)
-    monkeypatch.setattr(layout, "commit", raise_no_space)
+    monkeypatch.setattr(checkpoint_files, "commit", raise_no_space)
     for step in (2, 4):
         saver.save(step, build_tensors(step), {})
     with pytest.raises(OSError, match="No space left"):
@@ -178,9 +181,9 @@ def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
         best = {"metric": "heldout/loss", "value": loss} if loss else None
         saver.save(step, build_tensors(step), {}, best)
     saver.wait()
-    assert layout.list_steps(tmp_path) == [4, 2]
-    document = json.loads((tmp_path / layout.BEST).read_text())
-    assert document["checkpoint"] == layout.checkpoint_name(2)
+    assert checkpoint_files.list_steps(tmp_path) == [4, 2]
+    document = json.loads((tmp_path / checkpoint_files.BEST).read_text())
+    assert document["checkpoint"] == checkpoint_files.checkpoint_name(2)
     assert (document["metric"], document["value"]) == ("heldout/loss", 2.0)
     assert (
         load_file(next((tmp_path / document["checkpoint"]).glob("*.safetensors")))["model.a"][0, 0]
@@ -208,7 +211,7 @@ def store() -> Iterator[str]:
 def list_stored_files(step: int) -> list[str]:
     """Return the paths of the files of a checkpoint in the object store."""
     paths = fsspec.filesystem("memory").store
-    return sorted(path for path in paths if layout.checkpoint_name(step) in path)
+    return sorted(path for path in paths if checkpoint_files.checkpoint_name(step) in path)
 
 
 def test_the_best_checkpoint_is_downloaded_and_kept_on_another_machine(
@@ -216,15 +219,15 @@ def test_the_best_checkpoint_is_downloaded_and_kept_on_another_machine(
 ) -> None:
     save_steps(build_saver(tmp_path / "a", keep_last=1, remote=store), range(1, 5), best=2)
     saver = build_saver(tmp_path / "b", keep_last=1, remote=store)
-    assert saver.find_newest() == tmp_path / "b" / layout.checkpoint_name(4)
-    assert layout.read_best(tmp_path / "b") is None
+    assert saver.find_newest() == tmp_path / "b" / checkpoint_files.checkpoint_name(4)
+    assert checkpoint_files.read_best(tmp_path / "b") is None
     saver.fetch_best(2, BEST_VALUE)
-    assert layout.read_best(tmp_path / "b") == {
-        "checkpoint": layout.checkpoint_name(2),
+    assert checkpoint_files.read_best(tmp_path / "b") == {
+        "checkpoint": checkpoint_files.checkpoint_name(2),
         **BEST_VALUE,
     }
     save_steps(saver, (5, 6, 7))
-    assert layout.list_steps(tmp_path / "b") == [7, 2]
+    assert checkpoint_files.list_steps(tmp_path / "b") == [7, 2]
     assert list_stored_files(2)
     assert not list_stored_files(4)
     path = saver.find_step(2)
@@ -241,12 +244,12 @@ def test_a_best_checkpoint_on_this_machine_is_recorded_and_not_replaced(
 ) -> None:
     saver = build_saver(tmp_path, keep_last=1, remote=remote)
     save_steps(saver, (1, 2, 3), best=2)
-    (tmp_path / layout.BEST).write_text("{")
+    (tmp_path / checkpoint_files.BEST).write_text("{")
     for file in list_stored_files(2):
         fsspec.filesystem("memory").pipe_file(file, b"another run")
     saver.fetch_best(2, BEST_VALUE)
     save_steps(saver, (4, 5))
-    assert layout.list_steps(tmp_path) == [5, 2]
+    assert checkpoint_files.list_steps(tmp_path) == [5, 2]
     assert saver.find_step(2) is not None
 
 
@@ -255,7 +258,7 @@ def test_an_evicted_best_checkpoint_is_not_recorded(tmp_path: Path, store: str) 
         saver = build_saver(tmp_path / str(bool(remote)), keep_last=1, remote=remote)
         save_steps(saver, (1, 2, 3))
         saver.fetch_best(1, BEST_VALUE)
-        assert not (tmp_path / str(bool(remote)) / layout.BEST).exists()
+        assert not (tmp_path / str(bool(remote)) / checkpoint_files.BEST).exists()
         assert saver.find_step(1) is None
 
 
@@ -271,7 +274,7 @@ def test_a_best_checkpoint_that_the_store_has_damaged_is_not_whole(
     else:
         files.pipe_file(weights, files.cat_file(weights)[:-4])
     saver = build_saver(tmp_path / "b", keep_last=1, remote=store)
-    assert saver.find_newest() == tmp_path / "b" / layout.checkpoint_name(3)
+    assert saver.find_newest() == tmp_path / "b" / checkpoint_files.checkpoint_name(3)
     saver.fetch_best(2, BEST_VALUE)
     assert saver.find_step(2) is None
 
@@ -283,4 +286,4 @@ def test_a_newest_checkpoint_that_lost_a_file_in_the_store_is_skipped(
     weights = next(path for path in list_stored_files(2) if path.endswith(".safetensors"))
     fsspec.filesystem("memory").rm_file(weights)
     saver = build_saver(tmp_path / "b", remote=store)
-    assert saver.find_newest() == tmp_path / "b" / layout.checkpoint_name(1)
+    assert saver.find_newest() == tmp_path / "b" / checkpoint_files.checkpoint_name(1)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from regauge import scratch, timing
-from regauge.files import hold_lock
+from regauge.system import scratch, timing
+from regauge.system.files import hold_lock
 
 COMMAND = """
 import multiprocessing, os, sys, tempfile, time
-from regauge import scratch, stop_signals
+from regauge.system import scratch, stop_signals
 stop_signals.LIMIT_SECONDS = 0.1
 stop_signals.start_command()
 with scratch.use_command_folder(), scratch.create_scratch_folder() as run:

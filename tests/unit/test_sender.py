@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from regauge.trackers import _sender
-from regauge.trackers._sender import MetricsLine, Sender
+from regauge.monitoring.trackers import _sender
+from regauge.monitoring.trackers._sender import MetricsLine, Sender
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,7 @@ from safetensors.torch import save_file
 import regauge
 from distributed import datasets
 from libraries import import_sentence_transformers
-from regauge.artifacts.probe_texts import select_probe_texts
-from regauge.checkpoint.import_weights import import_weights
-from regauge.errors import DataError, SettingsError
+from regauge.inference.export.probe_texts import select_probe_texts
 from regauge.models import sentence_transformers
 from regauge.models.io_spec import InputSpec
 from regauge.models.sentence_transformers import (
@@ -33,6 +31,8 @@ from regauge.models.sentence_transformers import (
     Tokenization,
 )
 from regauge.models.tokenizer_convention import Convention
+from regauge.system.errors import DataError, SettingsError
+from regauge.training.checkpoint.import_weights import import_weights
 
 OLD = "sentence_transformers.models."
 NEW = {

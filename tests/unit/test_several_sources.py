@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from regauge import config
+from regauge.commands import prepare as verb
 from regauge.data.sources import Record, Rejected, Skipped
 from regauge.data.sources.several import SeveralSources
-from regauge.errors import DataError, SettingsError
-from regauge.verbs import prepare as verb
+from regauge.system.errors import DataError, SettingsError
 from unit.preparing import build_settings, prepare_dataset, read_contents, write_corpus
 from unit.reads import read_fields, read_items
 

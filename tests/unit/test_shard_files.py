@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from regauge.artifacts.postprocess import Columns
 from regauge.data.values import FieldKind, Value
-from regauge.prediction.shard_files import ShardColumns
+from regauge.inference.export.postprocess import Columns
+from regauge.inference.predict.shard_files import ShardColumns
 
 KINDS: dict[str, FieldKind] = {
     "id": "uint64",

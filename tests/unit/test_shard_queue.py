@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from regauge.prediction.shard_queue import ShardId, ShardQueue
+from regauge.inference.predict.shard_queue import ShardId, ShardQueue
 
 
 @dataclass

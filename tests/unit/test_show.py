@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from regauge import verbs
+from regauge import commands
 
 ANSWER: dict[str, Any] = {
     "steps": 3,
@@ -21,7 +21,7 @@ ANSWER: dict[str, Any] = {
 
 
 def test_text_output_has_lines_and_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    assert verbs.show(ANSWER, as_json=False) is ANSWER
+    assert commands.show(ANSWER, as_json=False) is ANSWER
     printed = capsys.readouterr().out
     lines = printed.splitlines()
     assert lines[:3] == ["steps: 3", "final loss: 0.123457", "where: out/a"]
@@ -32,11 +32,11 @@ def test_text_output_has_lines_and_tables(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_json_output_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
-    verbs.show(ANSWER, as_json=True)
+    commands.show(ANSWER, as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert document == ANSWER | {"where": "out/a"}
 
 
 def test_a_long_cell_is_folded_not_truncated(capsys: pytest.CaptureFixture[str]) -> None:
-    verbs.show({"rows": [{"key": "k" * 300}]}, as_json=False)
+    commands.show({"rows": [{"key": "k" * 300}]}, as_json=False)
     assert capsys.readouterr().out.count("k") == 301

@@ -24,7 +24,7 @@ from regauge.data.sources.parquet import Parquet
 from regauge.data.sources.python_docs import PythonDocs
 from regauge.data.sources.python_docs_search import PythonDocsSearch
 from regauge.data.sources.text import Text
-from regauge.errors import DataError, SettingsError
+from regauge.system.errors import DataError, SettingsError
 from unit.reads import list_rejected, read_fields, read_items, read_texts
 
 BODY = " ".join(f"word{number}" for number in range(30))

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from distributed import datasets, runs
-from regauge.artifacts.preprocess import Preprocessor
 from regauge.data.special_tokens import SpecialTokens, enclose_texts, read_special_tokens
 from regauge.data.tokenizer import LoadedTokenizer
-from regauge.errors import DataError
+from regauge.inference.export.preprocess import Preprocessor
 from regauge.models.io_spec import InputSpec
 from regauge.models.sentence_transformers import Tokenization
+from regauge.system.errors import DataError
 from regauge.training.task_schedule import read_manifests
 from tokenizer_families import FAMILIES, WORDS, draw_texts, write_tokenizer
 from unit.preparing import prepare_dataset

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regauge.errors import DataError
+from regauge.system.errors import DataError
 from unit.preparing import prepare_dataset
 
 WORDS = ("river", "stone", "cloud", "lamp", "field", "chair", "paper", "train", "salt", "glass")

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from regauge import processes, stop_signals
-from regauge.errors import StopSignalError
-from regauge.timing import wait_for
+from regauge.system import processes, stop_signals
+from regauge.system.errors import StopSignalError
+from regauge.system.timing import wait_for
 
 BEGIN = """
 import atexit, os, signal, subprocess, sys, time
-from regauge import stop_signals
+from regauge.system import stop_signals
 stop_signals.LIMIT_SECONDS, stop_signals.REPEAT_SECONDS = 0.5, 0.5
 stop_signals.start_command()
 def send(*numbers):
@@ -138,7 +138,7 @@ stop_signals.check_stop()
 """
     code, text = run_command(program.format(is_repeated=False))
     assert (code, text.splitlines()[0]) == (1, "saved")
-    assert text.splitlines()[-1].startswith("regauge.errors.StopSignalError")
+    assert text.splitlines()[-1].startswith("regauge.system.errors.StopSignalError")
     assert run_command(program.format(is_repeated=True)) == (143, "saved\n")
 
 
@@ -184,7 +184,7 @@ print(os.waitstatus_to_exitcode(status), stop_signals.find_signal())
 
 @pytest.mark.parametrize("delay_seconds", [0.0, 0.02, 0.5])
 def test_a_helper_passes_signals_on_from_its_first_moment(delay_seconds: float) -> None:
-    helper = "from regauge import stop_signals; stop_signals.pass_to_parent(); input()"
+    helper = "from regauge.system import stop_signals; stop_signals.pass_to_parent(); input()"
     with suppress(StopSignalError), stop_signals.record_signals():
         with stop_signals.block_signals():
             process = subprocess.Popen([sys.executable, "-c", helper], stdin=subprocess.PIPE)
@@ -200,7 +200,7 @@ def test_a_helper_passes_signals_on_from_its_first_moment(delay_seconds: float) 
 def test_no_signal_ends_the_resource_tracker() -> None:
     program = """
 from multiprocessing import resource_tracker
-from regauge.processes import start_resource_tracker
+from regauge.system.processes import start_resource_tracker
 start_resource_tracker()
 for number in stop_signals.STOP_SIGNALS:
     os.kill(resource_tracker._resource_tracker._pid, number)

@@ -13,8 +13,8 @@ from unittest.mock import patch
 import pytest
 
 from distributed import datasets, jobs
-from regauge.checkpoint.layout import list_steps
-from regauge.errors import NoProgressError, SettingsError
+from regauge.run_folders.checkpoint_files import list_steps
+from regauge.system.errors import NoProgressError, SettingsError
 from regauge.training import trainer
 from regauge.training.context import RunContext
 from regauge.training.gradients import GradientComputer

@@ -13,7 +13,7 @@ from regauge import config
 from regauge.data.sources import Record, Rejected, Source
 from regauge.data.sources.arrow import Arrow
 from regauge.data.sources.parquet import Parquet
-from regauge.errors import DataError
+from regauge.system.errors import DataError
 from unit.reads import list_rejected, read_fields, read_items
 
 ROWS = 3000

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from regauge import config
 from regauge.config import build, dump
-from regauge.errors import SettingsError
+from regauge.system.errors import SettingsError
 from regauge.training.settings import TrainSettings
 from regauge.training.task_schedule import TaskSchedule
 

@@ -14,20 +14,21 @@ from hypothesis import strategies as st
 from distributed import datasets
 from distributed.runs import TASKS as TASK_TABLES
 from distributed.runs import settings as build_settings
-from regauge import choices, config
+from regauge import config
 from regauge.data.buckets import BatchForm
 from regauge.data.dataset import ColumnInfo, Dataset, DatasetManifest, SplitInfo, TokenizerInfo
-from regauge.errors import SettingsError
+from regauge.machines.machine_rates import find_machine
 from regauge.models.ranker import RankerShape, RankingHead
 from regauge.models.settings import Interactions
-from regauge.planning.machines import find_machine
-from regauge.run_plans import option_search
-from regauge.run_plans.plan_document import describe_plan
-from regauge.run_plans.prepared_data import read_lengths
-from regauge.run_plans.ranking_network import RankingNetwork
-from regauge.run_plans.run_request import read_request
-from regauge.run_plans.task_plans import judge_memory, plan_tasks
-from regauge.run_plans.task_texts import READERS, read_task_texts
+from regauge.planner.run_plans import option_search
+from regauge.planner.run_plans.plan_document import describe_plan
+from regauge.planner.run_plans.prepared_data import read_lengths
+from regauge.planner.run_plans.ranking_network import RankingNetwork
+from regauge.planner.run_plans.run_request import read_request
+from regauge.planner.run_plans.task_plans import judge_memory, plan_tasks
+from regauge.planner.run_plans.task_texts import READERS, read_task_texts
+from regauge.system import choices
+from regauge.system.errors import SettingsError
 from regauge.training import dry_run
 from regauge.training.task_runtime import build_module
 

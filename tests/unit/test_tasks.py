@@ -17,8 +17,8 @@ from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey, hash_texts
 from regauge.data.buckets import BatchForm
 from regauge.data.dataset import Dataset
 from regauge.data.loader import CollatorConfig
-from regauge.errors import SettingsError
 from regauge.models.settings import Model
+from regauge.system.errors import SettingsError
 from regauge.tasks import Task, _retrieval
 from regauge.tasks._pairs import choose_partners
 from regauge.tasks.clm import Clm

@@ -15,12 +15,10 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from rich.console import Console
 
-from regauge.errors import DataError, SettingsError, TransientError
-from regauge.monitoring import vocabulary
-from regauge.terminal_view.predict_reader import PredictReader
-from regauge.terminal_view.screen import render
-from regauge.terminal_view.server_reader import ServerReader
-from regauge.terminal_view.snapshot import (
+from regauge.commands._top.predict_reader import PredictReader
+from regauge.commands._top.screen import render
+from regauge.commands._top.server_reader import ServerReader
+from regauge.commands._top.snapshot import (
     Column,
     Figure,
     FigureGroup,
@@ -30,7 +28,9 @@ from regauge.terminal_view.snapshot import (
     ViewProgress,
     ViewTable,
 )
-from regauge.terminal_view.targets import open_reader
+from regauge.commands._top.targets import open_reader
+from regauge.monitoring import vocabulary
+from regauge.system.errors import DataError, SettingsError, TransientError
 
 COLUMNS = (Column("rank", "RANK"), Column("state", "STATE", "text"), Column("step", "STEP"))
 

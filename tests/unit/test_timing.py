@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from regauge import timing
+from regauge.system import timing
 
 
 def test_the_shortest_duration_of_all_tries_is_returned() -> None:

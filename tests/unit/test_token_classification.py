@@ -15,22 +15,22 @@ from seqeval.metrics import classification_report, f1_score, precision_score, re
 from distributed import datasets
 from distributed.datasets import TAGS, read_first_batch
 from distributed.runs import BERT, LLAMA
-from regauge.artifacts.postprocess import find_entities
-from regauge.artifacts.preprocess import Preprocessor, TextWords
+from regauge.commands import prepare
+from regauge.commands._parts.default_tables import complete_tables
 from regauge.config import build
 from regauge.data.dataset import Dataset
 from regauge.data.loader import CollatorConfig
 from regauge.data.settings import RowLayout
 from regauge.data.tokenizer import LoadedTokenizer, find_first_tokens
-from regauge.errors import DataError, SettingsError
+from regauge.inference.export.postprocess import find_entities
+from regauge.inference.export.preprocess import Preprocessor, TextWords
 from regauge.models.io_spec import InputSpec
 from regauge.models.sentence_transformers import Tokenization
 from regauge.models.settings import Model
-from regauge.preparation.default_tables import complete_tables
+from regauge.system.errors import DataError, SettingsError
 from regauge.tasks._entities import Entity, TagScheme
 from regauge.tasks.tokens import Tokens
 from regauge.training.heldout import compute_means
-from regauge.verbs import prepare
 from tokenizer_families import draw_texts, write_tokenizer
 
 CONFIG = CollatorConfig(datasets.VOCABULARY, 0, 4, (0, 1, 2, 3, 4))

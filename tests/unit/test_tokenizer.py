@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from regauge.data import settings, tokenizer
 from regauge.data.dataset import TOKENIZER
-from regauge.errors import DataError
+from regauge.system.errors import DataError
 
 TEXTS = [
     f"The number {number} is a value of the mask [MASK], naïve 日本 \n" for number in range(400)
@@ -110,7 +110,7 @@ def test_transformers_loads_the_folder_and_gives_the_same_ids(trained_folder: Pa
 
 def test_neither_torch_nor_transformers_is_imported() -> None:
     code = (
-        "import sys, regauge.preparation.prepare;"
+        "import sys, regauge.data.prepare.prepare;"
         "print({'torch', 'transformers'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

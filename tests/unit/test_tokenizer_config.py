@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from regauge.data.tokenizer import LoadedTokenizer, copy_tokenizer
 from regauge.data.tokenizer_config import CONFIG, ROLES, read_tokenizer_config
-from regauge.errors import DataError
+from regauge.system.errors import DataError
 from tokenizer_families import write_tokenizer
 
 FAMILIES = ("bert", "roberta", "gpt2")

@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 
 from regauge import config
-from regauge.errors import SettingsError
-from regauge.trackers import RunInfo, Tracker, start_trackers
-from regauge.trackers._formatting import (
+from regauge.monitoring.trackers import RunInfo, Tracker, start_trackers
+from regauge.monitoring.trackers._formatting import (
     Eta,
     format_duration,
     format_eval_metrics,
     format_number,
     format_train_metrics,
 )
-from regauge.trackers.console import Console
-from regauge.trackers.jsonl import Jsonl
+from regauge.monitoring.trackers.console import Console
+from regauge.monitoring.trackers.jsonl import Jsonl
+from regauge.system.errors import SettingsError
 
 
 def run_info(folder: Path, attempt: int = 1, resumed_step: int = 0) -> RunInfo:
@@ -160,9 +160,9 @@ def test_duration_is_hours_minutes_seconds() -> None:
 
 LIVE = """
 import sys, time, pathlib
-from regauge import log
-from regauge.trackers import RunInfo, start_trackers
-from regauge.trackers.console import Console
+from regauge.system import log
+from regauge.monitoring.trackers import RunInfo, start_trackers
+from regauge.monitoring.trackers.console import Console
 log.configure()
 run = RunInfo("pairs", "a1", pathlib.Path("."), total_steps=100)
 with start_trackers([Console()], run) as tracker:

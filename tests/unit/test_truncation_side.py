@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from regauge.artifacts.preprocess import Preprocessor
-from regauge.artifacts.records import TextRecords
 from regauge.data import settings
 from regauge.data.layouts import EncodedRecord, build_layout
 from regauge.data.tokenizer import LoadedTokenizer, read_truncation_side, truncate_ids
-from regauge.errors import DataError
+from regauge.inference.export.preprocess import Preprocessor
+from regauge.inference.export.records import TextRecords
 from regauge.models.io_spec import InputSpec
 from regauge.models.sentence_transformers import Tokenization
+from regauge.system.errors import DataError
 from tokenizer_families import WORDS, draw_texts, write_tokenizer
 
 transformers = pytest.importorskip("transformers")

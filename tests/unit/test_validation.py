@@ -10,12 +10,14 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AfterValidator, Field, ValidationError
 
-from regauge import choices, config
+from regauge import config
+from regauge.commands import _reference
 from regauge.config import Settings
-from regauge.errors import SettingsError
+from regauge.config.validation import convert_error, find_model, suggest_key
+from regauge.system import choices
+from regauge.system.errors import SettingsError
+from regauge.system.expectations import EXPECTATIONS, format_value
 from regauge.training.settings import TaskEntry, TrainSettings
-from regauge.validation import EXPECTATIONS, convert_error, find_model, format_value, suggest_key
-from regauge.verbs import _reference
 
 JARGON = re.compile(
     r"[Ii]nput should|valid (dict|tuple|integer|string|number|bool|list|date)|instance of|Tuple|"

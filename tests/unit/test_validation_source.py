@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from regauge.commands import prepare as verb
+from regauge.commands._parts.default_tables import complete_tables
 from regauge.config import build
 from regauge.data.dataset import Dataset
+from regauge.data.prepare.dataset_build import DatasetBuild
 from regauge.data.tokenizer import LoadedTokenizer
-from regauge.errors import DataError, RegaugeError, SettingsError
-from regauge.preparation.dataset_build import DatasetBuild
-from regauge.preparation.default_tables import complete_tables
-from regauge.verbs import prepare as verb
+from regauge.system.errors import DataError, RegaugeError, SettingsError
 from unit.preparing import WORDS, prepare_dataset, read_contents
 
 Records = list[dict[str, Any]]

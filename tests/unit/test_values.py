@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regauge.artifacts.postprocess import build_table
 from regauge.config import build
 from regauge.data.columns import encode_value
 from regauge.data.sources import Record, Rejected, Source
@@ -27,9 +26,10 @@ from regauge.data.values import (
     infer_kind,
     merge_kinds,
 )
-from regauge.errors import DataError
-from regauge.prediction.fields import infer_fields
-from regauge.prediction.settings import PredictSettings
+from regauge.inference.export.postprocess import build_table
+from regauge.inference.predict.fields import infer_fields
+from regauge.inference.predict.settings import PredictSettings
+from regauge.system.errors import DataError
 from unit.reads import list_rejected, read_fields, read_items
 
 NUMBERS = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from regauge.comparison.gaps import Gap, align, relative_difference, value_at
-from regauge.comparison.sentences import describe_parity
-from regauge.comparison.verdict import Parity, compare_pair
-from regauge.results.run_folder import RunFolder
-from regauge.results.series import Series
+from regauge.evaluation.compare.gaps import Gap, align, relative_difference, value_at
+from regauge.evaluation.compare.sentences import describe_parity
+from regauge.evaluation.compare.verdict import Parity, compare_pair
+from regauge.run_folders.run_folder import RunFolder
+from regauge.run_folders.series import Series
 
 SETTINGS: dict[str, Any] = {
     "seed": 1,

@@ -20,11 +20,12 @@ import pytest
 from distributed import datasets
 from distributed.jobs import lines
 from distributed.runs import settings
-from regauge import config, processes
-from regauge.errors import SettingsError
-from regauge.trackers import RunInfo, Tracker, start_trackers, wandb
-from regauge.trackers.jsonl import Jsonl
-from regauge.trackers.wandb import FOLDER, Wandb
+from regauge import config
+from regauge.monitoring.trackers import RunInfo, Tracker, start_trackers, wandb
+from regauge.monitoring.trackers.jsonl import Jsonl
+from regauge.monitoring.trackers.wandb import FOLDER, Wandb
+from regauge.system import processes
+from regauge.system.errors import SettingsError
 from regauge.training.run import attempt
 
 needs_wandb = pytest.mark.skipif(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from regauge.wording import (
+from regauge.system.wording import (
     format_clause,
     format_count,
     join_alternatives,

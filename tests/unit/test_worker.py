@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from regauge import jsonl, processes
-from regauge.processes import RankLayout
-from regauge.timing import wait_for
-from regauge.worker import LINES, Line, WorkerExit, WorkerLimits, run_worker
+from regauge.system import jsonl, processes
+from regauge.system.processes import RankLayout
+from regauge.system.timing import wait_for
+from regauge.system.worker import LINES, Line, WorkerExit, WorkerLimits, run_worker
 
 Run = Callable[..., WorkerExit]
 """Runs a program with the names `job`, `os`, `sys`, `time`; passes its keywords to run_worker."""
 BEGIN = """
 import os, subprocess, sys, time
-from regauge.worker import receive_job
+from regauge.system.worker import receive_job
 job = receive_job()
 """
 PROMPT = WorkerLimits(total=60, silence=60)

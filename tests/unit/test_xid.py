@@ -13,11 +13,11 @@ import pytest
 
 from regauge.accelerators import _xid
 from regauge.accelerators.cuda import Cuda
-from regauge.host.device_counters import DeviceErrors, ErrorReader
 from regauge.monitoring import vocabulary
 from regauge.monitoring.vocabulary import Metric
 from regauge.supervision.device_metrics import watch_devices
-from regauge.timing import wait_for
+from regauge.system.host.device_counters import DeviceErrors, ErrorReader
+from regauge.system.timing import wait_for
 
 LogMessage = Callable[[str], None]
 WAIT_SECONDS = 60.0

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from importlib.metadata import distributions, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from regauge import choices
 from regauge.config import Choice
-from regauge.errors import PreflightError, SettingsError, first_line
-from regauge.log import logger
+from regauge.system import choices
+from regauge.system.errors import PreflightError, SettingsError, first_line
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from regauge.host.device_counters import DeviceReader, ErrorReader
-    from regauge.processes import World
+    from regauge.system.host.device_counters import DeviceReader, ErrorReader
+    from regauge.system.processes import World
 
     Batch = dict[str, torch.Tensor]
 

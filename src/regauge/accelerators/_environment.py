@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from regauge.errors import SettingsError
+from regauge.system.errors import SettingsError
 
 
 def set_variable(name: str, value: str) -> None:

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge.host.device_counters import DeviceCounters, DeviceErrors, read_or_none
+from regauge.system.host.device_counters import DeviceCounters, DeviceErrors, read_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from regauge.host.device_counters import ErrorReader
+    from regauge.system.host.device_counters import ErrorReader
 
 LIBRARY = Path("/usr/lib/habanalabs/libhlml.so")
 """The file that Intel's Python package (habana-pyhlml) loads."""

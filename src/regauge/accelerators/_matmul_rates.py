@@ -19,11 +19,11 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from regauge import timing
 from regauge.config import FORMAT
-from regauge.errors import DataError
-from regauge.files import find_cache_folder, write_json
-from regauge.json_files import find_json
+from regauge.system import timing
+from regauge.system.errors import DataError
+from regauge.system.files import find_cache_folder, write_json
+from regauge.system.json_files import find_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from regauge import processes, timing
 from regauge.accelerators import (
     Accelerator,
     Availability,
@@ -27,14 +26,15 @@ from regauge.accelerators import (
     _peak_floor,
     _powercap,
 )
-from regauge.log import logger
+from regauge.system import processes, timing
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import torch
 
-    from regauge.host.device_counters import DeviceReader
+    from regauge.system.host.device_counters import DeviceReader
 
 BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 MIN_SPEEDUP = 1.25

@@ -19,15 +19,15 @@ from regauge.accelerators import (
     is_cpu_only_torch,
 )
 from regauge.accelerators._environment import set_variable
-from regauge.log import logger
-from regauge.units import TERA
+from regauge.system.log import logger
+from regauge.system.units import TERA
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from regauge.host.device_counters import DeviceReader, ErrorReader
+    from regauge.system.host.device_counters import DeviceReader, ErrorReader
 
 NO_CUDA = "this torch was built without CUDA"
 PEAKS: dict[str, dict[str, float]] = {

@@ -18,14 +18,14 @@ from regauge.accelerators import (
     _hlml,
 )
 from regauge.accelerators._environment import set_variable
-from regauge.errors import SettingsError
-from regauge.units import TERA
+from regauge.system.errors import SettingsError
+from regauge.system.units import TERA
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from regauge.host.device_counters import DeviceReader, ErrorReader
+    from regauge.system.host.device_counters import DeviceReader, ErrorReader
 
 DEVICE = Path("/dev/accel/accel0")
 PEAKS = {"GAUDI2": 432 * TERA, "GAUDI3": 1835 * TERA}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from regauge.accelerators import Availability, ChipPeak, GraphCollector, Precision
 from regauge.accelerators._environment import set_variable
 from regauge.accelerators._xla import XlaDevice, torch_xla_obstacle
-from regauge.errors import SettingsError
-from regauge.units import TERA
+from regauge.system.errors import SettingsError
+from regauge.system.units import TERA
 
 if TYPE_CHECKING:
     import torch

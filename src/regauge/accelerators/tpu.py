@@ -17,7 +17,7 @@ from regauge.accelerators import Availability, Precision
 from regauge.accelerators._environment import set_variable
 from regauge.accelerators._native import NativeDevice, find_other_device
 from regauge.accelerators._tpu_chips import count_tpu_chips
-from regauge.errors import PreflightError, first_line
+from regauge.system.errors import PreflightError, first_line
 
 if TYPE_CHECKING:
     from pathlib import Path

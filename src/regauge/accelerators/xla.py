@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from regauge.accelerators import Availability, ChipPeak, Precision
 from regauge.accelerators._tpu_chips import count_tpu_chips
 from regauge.accelerators._xla import PLATFORM, XlaDevice, torch_xla_obstacle
-from regauge.units import TERA
+from regauge.system.units import TERA
 
 PEAKS = {"v4": 275 * TERA, "v5e": 197 * TERA, "v5p": 459 * TERA, "v6e": 918 * TERA}
 """Dense bf16 peaks of one chip (cloud.google.com/tpu/docs, system architecture of each version)."""

@@ -1,10 +1,10 @@
 """Datasets: reads records and prepared datasets, and builds the batches of a step.
 
 Sources (`sources/`) read the records of files, and row layouts (`layouts/`) turn records into rows.
-`tokenizer.py`, `packing.py`, `columns.py` and `duplicates.py` are the parts that `preparation` uses
-to write a dataset. Entry points of training: `mixture.open_data` opens a dataset or a mixture,
+`prepare/` writes a dataset with `tokenizer`, `packing`, `columns` and `duplicates`. Entry points of
+training: `mixture.open_data` opens a dataset or a mixture,
 `mixture.build_row_order` orders its rows, and `loader.BatchLoader` loads batches. `dataset.py`
 defines the format on disk.
 
-This package imports no torch, and nothing of tasks or training.
+Nothing here imports torch.
 """

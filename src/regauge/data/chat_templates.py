@@ -13,12 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from regauge.choices import did_you_mean
 from regauge.data.conversations import ASSISTANT, Conversation, is_blank
 from regauge.data.tokenizer import MORE_TEMPLATES, LoadedTokenizer, hash_tokenizer
 from regauge.data.tokenizer_config import CONFIG
-from regauge.errors import DataError, SettingsError, first_line
-from regauge.json_files import find_json
+from regauge.system.choices import did_you_mean
+from regauge.system.errors import DataError, SettingsError, first_line
+from regauge.system.json_files import find_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

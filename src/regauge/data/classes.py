@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from regauge.data.values import parse_integer, read_integer
-from regauge.errors import DataError
-from regauge.log import logger
-from regauge.wording import join_first
+from regauge.system.errors import DataError
+from regauge.system.log import logger
+from regauge.system.wording import join_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regauge import files
-from regauge.errors import DataError
-from regauge.json_files import find_json
+from regauge.system import files
+from regauge.system.errors import DataError
+from regauge.system.json_files import find_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -24,9 +24,9 @@ import pyarrow as pa
 import pydantic
 
 from regauge.config import FORMAT, Settings, find_document
-from regauge.errors import DataError
-from regauge.files import check_file, sha256
-from regauge.json_files import describe_mismatch
+from regauge.system.errors import DataError
+from regauge.system.files import check_file, sha256
+from regauge.system.json_files import describe_mismatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -19,7 +19,7 @@ from regauge.data.tokenizer_config import (
     read_tokenizer_config,
     write_document,
 )
-from regauge.json_files import read_json
+from regauge.system.json_files import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path

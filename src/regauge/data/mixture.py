@@ -29,7 +29,7 @@ from regauge.data.dataset import (
 )
 from regauge.data.randomness import Permutation
 from regauge.data.row_order import RowOrder
-from regauge.errors import DataError
+from regauge.system.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, WrapSerializer, model_validator
 
-from regauge import choices
 from regauge.config import Settings
+from regauge.system import choices
 
 LAYOUTS = "data/layouts"
 """Folder of the row layouts. A layout names the keys of `rows` that it reads."""

@@ -38,9 +38,9 @@ from regauge.data.tokenizer_config import (
     read_tokenizer_config,
     write_document,
 )
-from regauge.errors import DataError, first_line
-from regauge.files import check_file, sha256
-from regauge.json_files import find_json
+from regauge.system.errors import DataError, first_line
+from regauge.system.files import check_file, sha256
+from regauge.system.json_files import find_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -10,8 +10,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from regauge.data.dataset import TOKENIZER
-from regauge.errors import DataError, first_line
-from regauge.json_files import DocumentShape, check_shape, find_json
+from regauge.system.errors import DataError, first_line
+from regauge.system.json_files import DocumentShape, check_shape, find_json
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,18 +9,18 @@ import torch
 from torch import nn
 
 from regauge.accelerators import REFERENCE_KIND
-from regauge.artifacts.engine import EngineModule, load_engine
 from regauge.config import parse_choice
 from regauge.data.dataset import Dataset
 from regauge.data.row_order import sample_rows
 from regauge.evaluation.settings import DEFAULT_MICROBATCH_ROWS
-from regauge.processes import World
+from regauge.inference.export.engine import EngineModule, load_engine
+from regauge.system.processes import World
 from regauge.training.heldout import HeldoutSet
 from regauge.training.task_runtime import build_loader
 
 if TYPE_CHECKING:
     from regauge.accelerators import Accelerator
-    from regauge.artifacts.artifact import Artifact
+    from regauge.inference.export.artifact import Artifact
     from regauge.tasks import Task
 
 

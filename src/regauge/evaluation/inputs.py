@@ -10,16 +10,17 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regauge import __version__, choices
-from regauge.artifacts.artifact import is_artifact
-from regauge.artifacts.manifest import MANIFEST
+from regauge import __version__
 from regauge.config import FORMAT, Tables, dump
 from regauge.data.dataset import read_manifest
-from regauge.errors import DataError
 from regauge.evaluation.settings import EVALUATION
-from regauge.files import sha256, write_json
-from regauge.json_files import find_json
-from regauge.models.hub import final_model_dir
+from regauge.inference.export.artifact import is_artifact
+from regauge.inference.export.manifest import MANIFEST
+from regauge.system import choices
+from regauge.system.errors import DataError
+from regauge.system.files import sha256, write_json
+from regauge.system.hub import final_model_dir
+from regauge.system.json_files import find_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch.distributed as dist
 
-from regauge import jsonl
 from regauge.accelerators import claim_device, init_process_group, wait_for_all
-from regauge.artifacts.artifact import Artifact, is_artifact, open_artifact, open_unchecked
 from regauge.config import FORMAT, build, dump, read_saved_run
 from regauge.data.dataset import Dataset
 from regauge.data.row_order import sample_rows
 from regauge.data.tokenizer import check_same_tokenizer
-from regauge.errors import DataError, SettingsError
 from regauge.evaluation.artifact_metrics import load_as_module
 from regauge.evaluation.settings import DEFAULT_MICROBATCH_ROWS, EVALUATION
 from regauge.evaluation.start_weights import StartWeights, add_references, load_weights
-from regauge.json_files import write_sealed
-from regauge.models.hub import final_model_dir
+from regauge.inference.export.artifact import Artifact, is_artifact, open_artifact, open_unchecked
 from regauge.models.settings import Model
 from regauge.models.tensors import precision_dtype
+from regauge.system import jsonl
+from regauge.system.errors import DataError, SettingsError
+from regauge.system.hub import final_model_dir
+from regauge.system.json_files import write_sealed
 from regauge.training.defaults import resolve_execution
 from regauge.training.generation import SAMPLES, generate_samples
 from regauge.training.heldout import HeldoutSet, compute_means, load_custom_metrics
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from regauge.accelerators import Accelerator
     from regauge.evaluation.settings import EvaluateSettings
-    from regauge.processes import World
+    from regauge.system.processes import World
     from regauge.tasks import ClassReport, Task
 
 Row = dict[str, Any]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from regauge.artifacts.artifact import is_artifact, open_unchecked
 from regauge.config import SAVED_RUN, build, read_saved_run
+from regauge.inference.export.artifact import is_artifact, open_unchecked
 from regauge.training.run_record import TASKS
 from regauge.training.settings import TaskConfig, TrainSettings
 

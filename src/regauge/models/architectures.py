@@ -12,12 +12,9 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
-from regauge import choices
-from regauge.errors import SettingsError, first_line
 from regauge.models import lora
 from regauge.models.dropout import DropoutKeys, replace_dropout
 from regauge.models.heads import POOLER_PREFIX, freeze_encoder
-from regauge.models.hub import CONFIG, GENERATION_CONFIG, is_custom_module, resolve_model
 from regauge.models.init_weights import (
     CPU,
     META,
@@ -27,6 +24,9 @@ from regauge.models.init_weights import (
 )
 from regauge.models.io_spec import DEFAULT_CLASS_NAME, read_class_names
 from regauge.models.weights import WEIGHTS_FILE, list_weights, unwrap_name
+from regauge.system import choices
+from regauge.system.errors import SettingsError, first_line
+from regauge.system.hub import CONFIG, GENERATION_CONFIG, is_custom_module, resolve_model
 
 if TYPE_CHECKING:
     from pathlib import Path

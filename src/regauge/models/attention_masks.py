@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regauge.errors import SettingsError
 from regauge.models.init_weights import CPU, META, InitialWeights, materialize, materialize_buffers
+from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

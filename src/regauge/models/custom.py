@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from regauge.errors import DataError, SettingsError
 from regauge.models.attention_masks import AttentionSpec
 from regauge.models.dropout import DropoutKeys
 from regauge.models.losses import Batch
 from regauge.models.modules import TextModule
+from regauge.system.errors import DataError, SettingsError
 
 INIT_METHODS = ("reset_parameters", "_reset_parameters")
 """Methods that initialize the weights of a layer, in torch and by convention."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from regauge.models.hub import CONFIG
 from regauge.models.weights import WeightFileWriter, write_config_and_tokenizer
+from regauge.system.hub import CONFIG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

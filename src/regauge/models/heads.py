@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from regauge import safetensors_io
-from regauge.errors import SettingsError
 from regauge.models.weights import StoredWeight, list_file_weights
-from regauge.wording import format_count
+from regauge.system import safetensors_io
+from regauge.system.errors import SettingsError
+from regauge.system.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

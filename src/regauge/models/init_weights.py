@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 from regauge.data.randomness import hash_keys
-from regauge.errors import SettingsError
 from regauge.models import dual_encoder, heads, multitask
-from regauge.models.hub import resolve_model
 from regauge.models.tensors import bit_sum, find_tied_weights, set_tensor
 from regauge.models.weights import base_weight_name, list_weights, match_weights
-from regauge.wording import format_clause
+from regauge.system.errors import SettingsError
+from regauge.system.hub import resolve_model
+from regauge.system.wording import format_clause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from regauge import safetensors_io
-from regauge.choices import did_you_mean
 from regauge.data.tokenizer import list_tokenizer_files
-from regauge.errors import SettingsError
-from regauge.json_files import read_json
 from regauge.models import dual_encoder
-from regauge.models.hub import loadable_name
 from regauge.models.tokenizer_convention import COPY_REMEDY
 from regauge.models.weights import base_weight_name, is_adapter_weight, list_weights
+from regauge.system import safetensors_io
+from regauge.system.choices import did_you_mean
+from regauge.system.errors import SettingsError
+from regauge.system.hub import loadable_name
+from regauge.system.json_files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

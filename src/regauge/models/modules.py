@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from regauge.errors import SettingsError
 from regauge.models import sentence_transformers
 from regauge.models.attention_masks import (
     detect_attention_spec,
@@ -32,6 +31,7 @@ from regauge.models.losses import (
 )
 from regauge.models.pooling import TextPooling
 from regauge.models.settings import GREEDY
+from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

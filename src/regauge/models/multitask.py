@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from regauge.errors import SettingsError
 from regauge.models.dropout import CounterDropout
 from regauge.models.tensors import set_tensor
+from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from regauge.errors import SettingsError, first_line
 from regauge.models.tensors import precision_dtype
+from regauge.system.errors import SettingsError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from regauge.choices import did_you_mean
 from regauge.config import Settings
-from regauge.errors import SettingsError
-from regauge.json_files import DocumentShape, check_shape, find_json, read_json, read_json_list
 from regauge.models import tokenizer_convention
-from regauge.models.hub import CONFIG, MODEL_FILE_PATTERNS
 from regauge.models.tokenizer_convention import COPY_REMEDY, MIN_TOKENS, Convention, write_json
+from regauge.system.choices import did_you_mean
+from regauge.system.errors import SettingsError
+from regauge.system.hub import CONFIG, MODEL_FILE_PATTERNS
+from regauge.system.json_files import (
+    DocumentShape,
+    check_shape,
+    find_json,
+    read_json,
+    read_json_list,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

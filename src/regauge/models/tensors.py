@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from regauge.errors import PreflightError
+from regauge.system.errors import PreflightError
 
 if TYPE_CHECKING:
     from typing import TypeGuard

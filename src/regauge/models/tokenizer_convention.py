@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Literal
 
-from regauge.errors import SettingsError
-from regauge.json_files import DocumentShape, check_shape, find_json, read_json
-from regauge.models.hub import CONFIG
+from regauge.system.errors import SettingsError
+from regauge.system.hub import CONFIG
+from regauge.system.json_files import DocumentShape, check_shape, find_json, read_json
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from regauge import safetensors_io
 from regauge.data.tokenizer import copy_tokenizer_files
-from regauge.errors import SettingsError
-from regauge.json_files import DocumentShape, read_json
-from regauge.models.hub import CONFIG
-from regauge.wording import format_count
+from regauge.system import safetensors_io
+from regauge.system.errors import SettingsError
+from regauge.system.hub import CONFIG
+from regauge.system.json_files import DocumentShape, read_json
+from regauge.system.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge.files import check_absent, write_atomic
-from regauge.monitoring.dashboards.build import build_dashboards
+from regauge.monitoring.dashboard_files import build_dashboards
 from regauge.monitoring.rules.alerts import build_alert_rules
 from regauge.monitoring.rules.recording import build_recording_rules
+from regauge.system.files import check_absent, write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

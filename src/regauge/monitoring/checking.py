@@ -7,8 +7,8 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-from regauge.errors import DataError, PreflightError, SettingsError
 from regauge.monitoring.bundle import ALERTMANAGER_FILE, PROMETHEUS_FILE
+from regauge.system.errors import DataError, PreflightError, SettingsError
 
 if TYPE_CHECKING:
     from pathlib import Path

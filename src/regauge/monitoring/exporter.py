@@ -17,10 +17,10 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from regauge.errors import DataError, SettingsError
-from regauge.files import write_atomic
-from regauge.json_files import read_json_list
-from regauge.log import logger
+from regauge.system.errors import DataError, SettingsError
+from regauge.system.files import write_atomic
+from regauge.system.json_files import read_json_list
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

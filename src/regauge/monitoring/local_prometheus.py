@@ -15,10 +15,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from regauge import processes, timing
-from regauge.errors import PreflightError, SettingsError
-from regauge.files import write_atomic
-from regauge.log import logger
 from regauge.monitoring.bundle import (
     ALERTMANAGER_FILE,
     PROMETHEUS_FILE,
@@ -27,6 +23,10 @@ from regauge.monitoring.bundle import (
     write_monitoring_files,
 )
 from regauge.monitoring.exporter import EXPORTERS, find_targets
+from regauge.system import processes, timing
+from regauge.system.errors import PreflightError, SettingsError
+from regauge.system.files import write_atomic
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

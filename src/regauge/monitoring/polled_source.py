@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from regauge.log import logger
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable

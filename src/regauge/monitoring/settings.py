@@ -7,7 +7,7 @@ import ipaddress
 from pydantic import Field, field_validator
 
 from regauge.config import Settings
-from regauge.monitoring.notifications.settings import Notifications
+from regauge.monitoring.notify.settings import Notifications
 
 
 class Monitoring(Settings):

@@ -2,5 +2,5 @@
 
 `server` starts the processes and the HTTP application of `app`. A `model_version` tokenizes the
 records of a request, and its `scheduler` selects the batches that the processes of `workers`
-compute. `routes` has one module for each protocol. May import `artifacts`, `data` and `models`.
+compute. `routes` has one module for each protocol.
 """

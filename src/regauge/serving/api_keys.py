@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regauge.errors import SettingsError
+from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regauge.log import logger
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
-    from regauge.artifacts.artifact import Artifact
+    from regauge.inference.export.artifact import Artifact
 
 PREFIX = "artifact-"
 

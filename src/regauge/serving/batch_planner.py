@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from regauge.artifacts.buckets import Buckets
+    from regauge.inference.export.buckets import Buckets
 
 MIN_LIMITED_FACTOR = 2.0
 """A limited batch may take this many times the time of a single record of its length."""

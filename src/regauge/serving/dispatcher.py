@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regauge.artifacts.records import TextRecords
+from regauge.inference.export.records import TextRecords
 from regauge.serving.request_errors import DeadlineError, OverloadedError, UnavailableError
 from regauge.serving.scheduler import QueuedRequest, QueueFullError
 from regauge.serving.token_vectors.token_vector_queue import TokenVectorQueue
@@ -22,7 +22,7 @@ from regauge.serving.workers.worker_pool import WorkerLostError
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from regauge.artifacts.records import Records
+    from regauge.inference.export.records import Records
     from regauge.serving.scheduler import Priority, QueuedRecord, ScheduledBatch, Scheduler
     from regauge.serving.wire import Message
     from regauge.serving.workers.worker_pool import WorkerPool, WorkerProcess

@@ -18,7 +18,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from regauge.log import logger
 from regauge.serving.dispatcher import RequestOptions
 from regauge.serving.request_errors import (
     InvalidRequestError,
@@ -28,6 +27,7 @@ from regauge.serving.request_errors import (
     UnauthorizedError,
     UnavailableError,
 )
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from regauge.log import logger
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,15 +8,15 @@ from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from regauge.artifacts.manifest import PARITY
-from regauge.json_files import find_json
+from regauge.inference.export.manifest import PARITY
 from regauge.serving.artifact_snapshot import remove_snapshot
+from regauge.system.json_files import find_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from regauge.artifacts.artifact import Artifact
-    from regauge.artifacts.manifest import ProgramEntry
+    from regauge.inference.export.artifact import Artifact
+    from regauge.inference.export.manifest import ProgramEntry
 
 
 class LoadedVersion(ABC):

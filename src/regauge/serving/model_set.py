@@ -6,10 +6,10 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
-from regauge.processes import inspect_process
 from regauge.serving.model_slot import ModelSlot
 from regauge.serving.model_version import ModelVersion
 from regauge.serving.request_errors import InvalidRequestError, UnknownModelError
+from regauge.system.processes import inspect_process
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

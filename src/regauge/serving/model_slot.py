@@ -12,21 +12,21 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from regauge.artifacts.artifact import is_artifact
-from regauge.artifacts.manifest import MANIFEST
-from regauge.errors import RegaugeError
-from regauge.log import logger
+from regauge.inference.export.artifact import is_artifact
+from regauge.inference.export.manifest import MANIFEST
 from regauge.serving.artifact_snapshot import create_snapshot, remove_snapshot
 from regauge.serving.model_source import ModelSource
 from regauge.serving.model_version import ModelVersion, open_served_artifact
 from regauge.serving.request_errors import RequestError, UnavailableError
+from regauge.system.errors import RegaugeError
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from regauge.artifacts.artifact import Artifact
+    from regauge.inference.export.artifact import Artifact
     from regauge.serving.loaded_version import LoadedVersion
     from regauge.serving.server_metrics import ServerMetrics
     from regauge.serving.settings import Serve

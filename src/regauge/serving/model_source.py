@@ -12,16 +12,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from regauge.errors import DataError
-from regauge.log import logger
-from regauge.model_registry.model_reference import fetch_version, parse_reference
-from regauge.model_registry.registry import Registry
+from regauge.registry.model_reference import fetch_version, parse_reference
+from regauge.registry.registry import Registry
+from regauge.system.errors import DataError
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from regauge.model_registry.model_reference import ModelReference
-    from regauge.model_registry.registered_version import RegisteredVersion
+    from regauge.registry.model_reference import ModelReference
+    from regauge.registry.registered_version import RegisteredVersion
 
 T = TypeVar("T")
 RETRY_SECONDS = 60.0

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from regauge.artifacts.artifact import is_artifact, open_unchecked
-from regauge.artifacts.bucket_times import parse_document
-from regauge.artifacts.buckets import select_buckets
-from regauge.artifacts.preprocess import NO_VALUES, Preprocessor
-from regauge.errors import DataError, SettingsError
+from regauge.inference.export.artifact import is_artifact, open_unchecked
+from regauge.inference.export.bucket_times import parse_document
+from regauge.inference.export.buckets import select_buckets
+from regauge.inference.export.preprocess import NO_VALUES, Preprocessor
 from regauge.serving.batch_planner import BatchPlanner
 from regauge.serving.dispatcher import QUEUED_BATCHES, Dispatcher
 from regauge.serving.loaded_version import LoadedVersion
@@ -24,16 +23,17 @@ from regauge.serving.request_errors import InferenceError, InvalidRequestError, 
 from regauge.serving.scheduler import Scheduler
 from regauge.serving.workers.worker_pool import WorkerPool
 from regauge.serving.workers.worker_requests import build_worker_requests
+from regauge.system.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from regauge.artifacts.artifact import Artifact
-    from regauge.artifacts.preprocess import EncodedRecords
-    from regauge.artifacts.records import Records
     from regauge.data.values import Value
+    from regauge.inference.export.artifact import Artifact
+    from regauge.inference.export.preprocess import EncodedRecords
+    from regauge.inference.export.records import Records
     from regauge.serving.dispatcher import ComputedRequest, RequestOptions
     from regauge.serving.scheduler import ScheduledBatch
     from regauge.serving.server_metrics import ServerMetrics
@@ -376,6 +376,6 @@ def open_served_artifact(folder: Path) -> Artifact:
         artifact = open_unchecked(folder)
         artifact.check_target()
         return artifact
-    from regauge.artifacts.uncompiled import open_model
+    from regauge.inference.export.uncompiled import open_model
 
     return open_model(str(folder), keep_weights=False)

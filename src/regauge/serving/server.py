@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from regauge import stop_signals
-from regauge.errors import SettingsError
-from regauge.log import logger
 from regauge.serving.api_keys import ApiKeys
 from regauge.serving.http_server import HttpServer
 from regauge.serving.runtime import TOKENIZER_THREADS, ServingRuntime
+from regauge.system import stop_signals
+from regauge.system.errors import SettingsError
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

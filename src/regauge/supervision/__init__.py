@@ -11,10 +11,8 @@ Entry point: `supervisor.supervise`, which starts one attempt after another unti
 | `failures` | the kinds of failure, their policies, and the classification of errors |
 | `forks`, `forkserver` | a fork server that imports torch once for all processes |
 | `signals`, `spot_notices` | SIGTERM, SIGINT and spot interruption notices |
-| `folder_lock` | one writer per output folder |
-| `cost_meter`, `goodput` | cost and productive share of all attempts |
 | `nodes/` | the same on several nodes |
+| `health/`, `faults/` | checks before a run, and faults to test it with |
 
-A single-node supervisor imports no torch. The package may import `health`, `checkpoint` and files
-below them, and nothing of `training` at run time.
+A supervisor of one node imports no torch.
 """

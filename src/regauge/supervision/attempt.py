@@ -16,20 +16,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge import accelerators, jsonl, processes, timing
+from regauge import accelerators
 from regauge.config import FORMAT, dump
-from regauge.errors import StopSignalError
-from regauge.files import write_json
-from regauge.log import is_embedded, logger
-from regauge.stop_signals import defer_stop, is_repeated, is_stop_exit
+from regauge.run_folders.cost_meter import ATTEMPTS, CostMeter, write_last_seen
+from regauge.run_folders.node_status import RANKS, write_node_status
 from regauge.supervision.channel import HEARTBEATS, AttemptSpec, WorkerReports, read_text
-from regauge.supervision.cost_meter import ATTEMPTS, CostMeter, write_last_seen
 from regauge.supervision.failures import COMMON_EXIT_CODES, Failure
 from regauge.supervision.heartbeat import HeartbeatTable
 from regauge.supervision.log_tail import LogTail
-from regauge.supervision.node_status import RANKS, write_node_status
 from regauge.supervision.signals import POLL_SECONDS, SupervisorSignals
 from regauge.supervision.watchdog import PREFLIGHT, Watchdog, blamed_rank, take_snapshots
+from regauge.system import jsonl, processes, timing
+from regauge.system.errors import StopSignalError
+from regauge.system.files import write_json
+from regauge.system.log import is_embedded, logger
+from regauge.system.stop_signals import defer_stop, is_repeated, is_stop_exit
 
 if TYPE_CHECKING:
     from regauge.supervision.heartbeat import HeartbeatReader
@@ -281,7 +282,14 @@ class Attempt:
         is_final: bool = False,
     ) -> None:
         beats = [heartbeats.read(number) for number in range(self._size)]
-        write_node_status(self._folder, self._spec, children, beats, is_final=is_final)
+        write_node_status(
+            self._folder,
+            self._spec.first_rank,
+            children,
+            beats,
+            attempt=self._spec.attempt,
+            is_final=is_final,
+        )
 
     def _is_lingering(self, codes: list[int | None]) -> bool:
         """Return whether all processes are done, and some have not exited for too long."""

@@ -32,14 +32,20 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from regauge import choices, jsonl, processes, stop_signals, timing
-from regauge.errors import DataError, PreemptedError, StopSignalError, describe_error, first_line
-from regauge.files import write_json
-from regauge.json_files import find_json, read_json
-from regauge.supervision import folder_lock
-from regauge.supervision.cost_meter import ATTEMPTS, CostMeter, parse_meter
+from regauge.run_folders import folder_lock
+from regauge.run_folders.cost_meter import ATTEMPTS, CostMeter, parse_meter
 from regauge.supervision.failures import Failure, classify_error, collect_evidence, parse_failure
 from regauge.supervision.heartbeat import Heartbeat
+from regauge.system import choices, jsonl, processes, stop_signals, timing
+from regauge.system.errors import (
+    DataError,
+    PreemptedError,
+    StopSignalError,
+    describe_error,
+    first_line,
+)
+from regauge.system.files import write_json
+from regauge.system.json_files import find_json, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

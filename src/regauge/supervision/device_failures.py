@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from regauge.errors import PreflightError
-from regauge.health.examination import examine
-from regauge.health.findings import raise_if_bad
-from regauge.testing.faults import RECORD
+from regauge.supervision.faults.faults import RECORD
+from regauge.supervision.health.examination import examine
+from regauge.supervision.health.findings import raise_if_bad
+from regauge.system.errors import PreflightError
 
 if TYPE_CHECKING:
     from pathlib import Path

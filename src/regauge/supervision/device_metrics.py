@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from regauge.accelerators import Accelerator
-    from regauge.host.device_counters import DeviceCounters, DeviceErrors
     from regauge.monitoring.vocabulary import Metric
+    from regauge.system.host.device_counters import DeviceCounters, DeviceErrors
 
 METRIC_BY_COUNTER: dict[str, Metric] = {
     "utilization": vocabulary.DEVICE_UTILIZATION,

@@ -15,8 +15,8 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from regauge import choices
-from regauge.errors import (
+from regauge.system import choices
+from regauge.system.errors import (
     DataError,
     DeviceError,
     LimitReachedError,
@@ -29,7 +29,7 @@ from regauge.errors import (
     SettingsError,
     TransientError,
 )
-from regauge.stop_signals import EXIT_CODES
+from regauge.system.stop_signals import EXIT_CODES
 
 MAX_TENSORS = 5
 """Number of tensor groups that a failure for lack of memory lists."""

@@ -18,10 +18,10 @@ import time
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from regauge import choices, processes, stop_signals
-from regauge.errors import StopSignalError
-from regauge.files import open_in_place
-from regauge.log import logger
+from regauge.system import choices, processes, stop_signals
+from regauge.system.errors import StopSignalError
+from regauge.system.files import open_in_place
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

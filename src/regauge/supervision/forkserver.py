@@ -26,8 +26,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from regauge import processes, stop_signals
-from regauge.garbage import pause_collection
+from regauge.system import processes, stop_signals
+from regauge.system.garbage import pause_collection
 
 MAX_REQUEST_BYTES = 1 << 17
 NUM_FILES = 2

@@ -10,8 +10,9 @@ from __future__ import annotations
 import mmap
 import struct
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from regauge.run_folders.node_status import Beat
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,26 +33,6 @@ RECORD = struct.Struct(f"<QQQd{len(PHASES)}ddQ")
 """Count, step, phase, time, longest gaps, time of the last step, device memory."""
 STRIDE_BYTES = 128
 """Bytes from one record to the next: two cache lines of the processor."""
-
-
-@dataclass(frozen=True)
-class Beat:
-    """The last heartbeat of a process."""
-
-    count: int
-    """Number of beats so far."""
-    step: int
-    """Number of steps that are done."""
-    phase: str
-    """One of `PHASES`: the account of the ledger that the time is booked to."""
-    at: float
-    """Time of the beat, in seconds of the machine's monotonic clock."""
-    max_gaps: tuple[float, ...]
-    """Maximum seconds from a beat in each phase to the next beat; 0 for a phase never entered."""
-    step_at: float
-    """Time of the last change of the step, in seconds of the monotonic clock; 0 before it."""
-    device_memory_bytes: int
-    """Peak of the device memory that the process uses; 0 if it is unknown."""
 
 
 class Heartbeat:

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from regauge.log import logger
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from pathlib import Path

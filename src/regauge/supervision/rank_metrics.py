@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from regauge.monitoring import vocabulary
 from regauge.monitoring.samples import Sample
-from regauge.processes import inspect_process
 from regauge.supervision.heartbeat import PHASES
+from regauge.system.processes import inspect_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from regauge.supervision.heartbeat import Beat
+    from regauge.run_folders.node_status import Beat
     from regauge.supervision.watchdog import Watchdog
 
 STALL_SHARE = 0.5

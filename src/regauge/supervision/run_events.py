@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regauge import jsonl
-from regauge.monitoring.notifications.events import EventName, EventSource
-from regauge.monitoring.notifications.notifier import name_exit, open_notifier, send_error
-from regauge.supervision.cost_meter import ATTEMPTS, AttemptLine
+from regauge.monitoring.notify.events import EventName, EventSource
+from regauge.monitoring.notify.notifier import name_exit, open_notifier, send_error
+from regauge.run_folders.cost_meter import ATTEMPTS, AttemptLine
+from regauge.system import jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from regauge.errors import RegaugeError
-    from regauge.monitoring.notifications.notifier import Notifier
-    from regauge.monitoring.notifications.settings import Notifications
+    from regauge.monitoring.notify.notifier import Notifier
+    from regauge.monitoring.notify.settings import Notifications
+    from regauge.run_folders.cost_meter import CostMeter
     from regauge.supervision.channel import WorkerReports
-    from regauge.supervision.cost_meter import CostMeter
     from regauge.supervision.failures import Failure
     from regauge.supervision.heartbeat import HeartbeatReader
+    from regauge.system.errors import RegaugeError
 
 OBSERVE_SECONDS = 1.0
 """Interval at which the progress of an attempt is read."""

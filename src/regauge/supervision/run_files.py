@@ -12,21 +12,21 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from regauge import jsonl
-from regauge.checkpoint.layout import (
+from regauge.monitoring import vocabulary
+from regauge.monitoring.samples import Sample
+from regauge.monitoring.trackers import is_evaluation_metric
+from regauge.run_folders.checkpoint_files import (
     CHECKPOINTS,
     MANIFEST,
     checkpoint_name,
     find_missing_file,
     list_steps,
 )
-from regauge.monitoring import vocabulary
-from regauge.monitoring.samples import Sample
-from regauge.supervision.cost_meter import ATTEMPTS, AttemptLine, LedgerLine
+from regauge.run_folders.cost_meter import ATTEMPTS, AttemptLine, LedgerLine
+from regauge.run_folders.goodput import IDLE, PRODUCTIVE
 from regauge.supervision.failures import POLICIES
-from regauge.supervision.goodput import IDLE, PRODUCTIVE
 from regauge.supervision.rank_metrics import HEALTHY, RankHealth
-from regauge.trackers import is_evaluation_metric
+from regauge.system import jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import regauge
 from regauge.config import RUN_IDENTITY, find_saved_run
-from regauge.errors import DataError
 from regauge.monitoring import vocabulary
 from regauge.monitoring.exporter import export_metrics
 from regauge.monitoring.samples import Sample
@@ -23,13 +22,14 @@ from regauge.supervision.heartbeat import SingleHeartbeat
 from regauge.supervision.rank_metrics import LocalRanks
 from regauge.supervision.run_files import RunFiles
 from regauge.supervision.watchdog import Watchdog
+from regauge.system.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from regauge.processes import World
-    from regauge.supervision.cost_meter import CostMeter
+    from regauge.run_folders.cost_meter import CostMeter
     from regauge.supervision.heartbeat import Heartbeat
+    from regauge.system.processes import World
     from regauge.training.settings import TrainSettings
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 from contextlib import suppress
 
-from regauge import stop_signals, timing
+from regauge.system import stop_signals, timing
 
 POLL_SECONDS = 0.02
 

@@ -15,8 +15,8 @@ from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from regauge.errors import SettingsError
-from regauge.log import logger
+from regauge.system.errors import SettingsError
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,26 +18,26 @@ from typing import TYPE_CHECKING
 
 from regauge import accelerators
 from regauge.config import read_microbatch_rows
-from regauge.errors import FIRST_SIGNAL_CODE, ChildError
-from regauge.health.findings import raise_if_bad
-from regauge.health.machine import check_machine
-from regauge.log import logger
-from regauge.planning.catalog import find_price
-from regauge.processes import SpawnFunction, spawn
-from regauge.scratch import create_scratch_folder
-from regauge.stop_signals import record_signals
+from regauge.machines.catalog import find_price
+from regauge.run_folders.cost_meter import CostMeter, read_last_seen, read_paid
 from regauge.supervision.attempt import FAILURES, Attempt
-from regauge.supervision.cost_meter import CostMeter, read_last_seen, read_paid
 from regauge.supervision.device_failures import examine_devices
 from regauge.supervision.failures import POLICIES, Failure
 from regauge.supervision.forks import open_fork_server
+from regauge.supervision.health.findings import raise_if_bad
+from regauge.supervision.health.machine import check_machine
 from regauge.supervision.nodes.attempt_registry import RunEndedError
 from regauge.supervision.nodes.build_launcher import build_launcher
 from regauge.supervision.run_events import AttemptFacts, send_run_events
 from regauge.supervision.run_metrics import export_run
 from regauge.supervision.signals import SupervisorSignals
 from regauge.supervision.spot_notices import watch_spot_notices
-from regauge.wording import format_count
+from regauge.system.errors import FIRST_SIGNAL_CODE, ChildError
+from regauge.system.log import logger
+from regauge.system.processes import SpawnFunction, spawn
+from regauge.system.scratch import create_scratch_folder
+from regauge.system.stop_signals import record_signals
+from regauge.system.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable

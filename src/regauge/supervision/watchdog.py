@@ -15,14 +15,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from regauge.processes import inspect_process
 from regauge.supervision.heartbeat import PHASES
+from regauge.system.processes import inspect_process
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from regauge.run_folders.node_status import Beat
     from regauge.supervision.channel import WorkerReports
-    from regauge.supervision.heartbeat import Beat, HeartbeatReader
+    from regauge.supervision.heartbeat import HeartbeatReader
 
 MAX_GAP_FACTOR = 10.0
 """A silence may be this many times the longest gap of its phase so far."""

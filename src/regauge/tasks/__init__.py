@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Self, TypedDict
 
 from regauge.config import Choice
-from regauge.errors import SettingsError
+from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from regauge.errors import SettingsError
-from regauge.json_files import find_json
-from regauge.log import logger
 from regauge.models.io_spec import read_class_names
+from regauge.system.errors import SettingsError
+from regauge.system.json_files import find_json
+from regauge.system.log import logger
 from regauge.tasks._fields import FieldsTask
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class ClassesTask(FieldsTask):
 
     def check_weights(self, folder: Path) -> None:
         """Log a warning if the start model has class names, and the classes have none here."""
-        from regauge.models.hub import CONFIG
         from regauge.models.tokenizer_convention import COPY_REMEDY
+        from regauge.system.hub import CONFIG
 
         if self.class_names or not self.class_field:
             return

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import model_validator
 
-from regauge.choices import did_you_mean
 from regauge.data.batches import take_rows
 from regauge.data.buckets import sum_histograms
-from regauge.errors import SettingsError
-from regauge.log import logger
 from regauge.models import sentence_transformers
 from regauge.models.io_spec import InputSpec, ModelHead
+from regauge.system.choices import did_you_mean
+from regauge.system.errors import SettingsError
+from regauge.system.log import logger
 from regauge.tasks._fields import (
     TEXT_TOKENS,
     FieldsTask,
@@ -148,8 +148,8 @@ class EmbeddingTask(FieldsTask):
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> Encoder:
         from regauge.models.architectures import build_model
-        from regauge.models.hub import resolve_model
         from regauge.models.modules import Encoder
+        from regauge.system.hub import resolve_model
 
         folder = resolve_model(model.path) if model.path else None
         saved = sentence_transformers.read_if_present(folder) if folder else None

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from pydantic import Field
 
-from regauge.choices import did_you_mean
 from regauge.data.batches import MicrobatchPlan, build_dropout_keys, pad_sequences
 from regauge.data.buckets import (
     choose_bucket_lengths,
@@ -15,9 +14,10 @@ from regauge.data.buckets import (
     find_bucket_length,
     sum_histograms,
 )
-from regauge.errors import DataError, SettingsError
+from regauge.system.choices import did_you_mean
+from regauge.system.errors import DataError, SettingsError
+from regauge.system.wording import format_count
 from regauge.tasks import Task
-from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

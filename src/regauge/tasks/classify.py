@@ -10,8 +10,8 @@ from pydantic import Field, PositiveFloat, model_validator
 
 from regauge.data.batches import take_rows
 from regauge.data.buckets import joined_text_histogram
-from regauge.errors import DataError, SettingsError
 from regauge.models.io_spec import InputSpec, ModelHead
+from regauge.system.errors import DataError, SettingsError
 from regauge.tasks import ITEMS, ClassReport, MetricSums, _quality
 from regauge.tasks._classes import MIN_CLASSES, ClassesTask
 from regauge.tasks._fields import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 
 from regauge.data.batches import TEXT_HASHES, hash_texts
-from regauge.errors import SettingsError
+from regauge.system.errors import SettingsError
 from regauge.tasks import MetricSums, _retrieval
 from regauge.tasks._embeddings import DOCUMENT, QUERY, EmbeddingTask, measure_vectors
 from regauge.tasks._fields import build_slot_arrays

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from regauge.data.batches import take_rows
-from regauge.errors import DataError, SettingsError
+from regauge.system.errors import DataError, SettingsError
 from regauge.tasks import MetricSums
 from regauge.tasks._embeddings import EmbeddingTask, measure_vectors
 from regauge.tasks._fields import check_field

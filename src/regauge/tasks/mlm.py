@@ -8,8 +8,8 @@ import numpy as np
 from pydantic import Field
 
 from regauge.data.randomness import hash_keys
-from regauge.errors import SettingsError
 from regauge.models.io_spec import ModelHead
+from regauge.system.errors import SettingsError
 from regauge.tasks import MetricSums, _pairs
 from regauge.tasks._tokens import NLL, TokenTask
 

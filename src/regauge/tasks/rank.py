@@ -11,10 +11,10 @@ from pydantic import Field, model_validator
 from regauge.data.batches import take_rows
 from regauge.data.buckets import longest_text_histogram, sum_histograms
 from regauge.data.columns import find_embedding_rows
-from regauge.errors import DataError
-from regauge.log import logger
 from regauge.models.io_spec import InputSpec, RankingSpec
 from regauge.models.settings import Interactions
+from regauge.system.errors import DataError
+from regauge.system.log import logger
 from regauge.tasks import MetricSums, _quality, _ranking, _retrieval
 from regauge.tasks._fields import (
     TEXT_TOKENS,
@@ -189,8 +189,8 @@ class Rank(FieldsTask):
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
         from regauge.models.architectures import build_model
         from regauge.models.heads import read_head_buffers
-        from regauge.models.hub import resolve_model
         from regauge.models.ranker import Ranker, RankerShape
+        from regauge.system.hub import resolve_model
 
         for name in (*self.numeric_features, self.label):
             check_field(manifest, name, ("integer", "float"))

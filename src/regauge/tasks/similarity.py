@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from regauge.data.batches import PAIR_LABELS, take_rows
-from regauge.errors import DataError
+from regauge.system.errors import DataError
 from regauge.tasks import MetricSums, _quality
 from regauge.tasks._embeddings import DOCUMENT, QUERY, EmbeddingTask
 from regauge.tasks._fields import check_field, label_range

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from regauge.data.batches import pad_sequences, take_rows
-from regauge.errors import SettingsError
 from regauge.models.io_spec import InputSpec, ModelHead
+from regauge.system.errors import SettingsError
 from regauge.tasks import ITEMS, ClassReport, MetricSums, _quality
 from regauge.tasks._classes import MIN_CLASSES, ClassesTask
 from regauge.tasks._entities import TagScheme

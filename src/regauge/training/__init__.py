@@ -8,7 +8,4 @@ Entry point: `run.attempt`, which starts or resumes a run on this process. In th
 - `trainer` is the loop: `optimizer_step`, `gradients`, `optimizer`, `guards`, `metrics`, `ledger`,
   `heldout`, `generation`, `checkpointing`.
 - `export_models` writes the final models.
-
-Subpackages: `batch_finder`, `compile`, `profile` and `divergence`. The package may import
-`strategies`, `tasks`, `accelerators`, `models`, `data`, `checkpoint` and `supervision`.
 """

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regauge import jsonl
-from regauge.checkpoint.layout import list_steps
-from regauge.checkpoint.loading import load_checkpoint
-from regauge.errors import DataError, PreflightError, SettingsError
-from regauge.health.machine import free_bytes
-from regauge.log import logger
-from regauge.supervision.cost_meter import LedgerLine, write_last_seen
+from regauge.run_folders.checkpoint_files import list_steps
+from regauge.run_folders.cost_meter import LedgerLine, write_last_seen
+from regauge.supervision.health.machine import free_bytes
+from regauge.system import jsonl
+from regauge.system.errors import DataError, PreflightError, SettingsError
+from regauge.system.log import logger
 from regauge.tasks import UNORDERED, lower_is_better
 from regauge.training import optimizer as optimizers
+from regauge.training.checkpoint.loading import load_checkpoint
 from regauge.training.guards import check_replicas
 from regauge.training.ledger import LEDGER
 from regauge.training.references.add_references import add_references

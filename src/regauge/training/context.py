@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import torch
 
     from regauge.accelerators import Accelerator
-    from regauge.checkpoint.saver import Saver
     from regauge.data.batches import Arrays
-    from regauge.hooks import Hooks
-    from regauge.processes import World
     from regauge.supervision.channel import WorkerReporter
+    from regauge.system.hooks import Hooks
+    from regauge.system.processes import World
+    from regauge.training.checkpoint.saver import Saver
     from regauge.training.compile.cache import CacheEntry
     from regauge.training.heldout import HeldoutSet
     from regauge.training.ledger import Ledger

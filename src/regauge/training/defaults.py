@@ -13,25 +13,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from regauge import accelerators, choices, processes
+from regauge import accelerators
 from regauge.config import FORMAT, dump
-from regauge.errors import DataError, SettingsError, TransientError
-from regauge.files import write_json
-from regauge.json_files import find_json
-from regauge.log import logger
 from regauge.supervision.nodes.topology import resolve_topology
+from regauge.system import choices, processes
+from regauge.system.errors import DataError, SettingsError, TransientError
+from regauge.system.files import write_json
+from regauge.system.json_files import find_json
+from regauge.system.log import logger
+from regauge.system.wording import format_count
 from regauge.training.optimizers.optimizer_defaults import resolve_optimizer
 from regauge.training.run_record import PROBE
-from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from regauge.accelerators import Accelerator, Precision
-    from regauge.processes import World
-    from regauge.strategies import Strategy
     from regauge.supervision.channel import WorkerReporter
+    from regauge.system.processes import World
     from regauge.training.settings import Batch, Execution, TrainSettings
+    from regauge.training.strategies import Strategy
 
 CAPTURABLE_OPTIMIZERS = ("adamw", "lamb")
 """Optimizers whose learning rate and step count can be tensors on the device."""

@@ -8,20 +8,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge import processes
 from regauge.data import tokenizer
 from regauge.data.buckets import BatchForm
 from regauge.data.dataset import MANIFEST
 from regauge.data.unprepared import NO_ROWS, find_rows, is_prepared
-from regauge.errors import SettingsError, find_refusal
-from regauge.log import logger
-from regauge.models.hub import local_only, resolve_model
-from regauge.planning.catalog import find_price
+from regauge.machines.catalog import find_price
 from regauge.supervision.nodes.topology import resolve_topology
+from regauge.system import processes
+from regauge.system.errors import SettingsError, find_refusal
+from regauge.system.hub import local_only, resolve_model
+from regauge.system.log import logger
+from regauge.system.wording import format_count
 from regauge.training import run_record, task_schedule, warm_start
 from regauge.training.defaults import check_device, check_world_size, find_accelerator
 from regauge.training.optimizers.optimizer_defaults import describe_optimizer, resolve_optimizer
-from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from regauge.data.dataset import DatasetManifest

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from regauge.checkpoint.loading import load_checkpoint
-from regauge.choices import did_you_mean
-from regauge.errors import SettingsError
-from regauge.log import logger
+from regauge.system.choices import did_you_mean
+from regauge.system.errors import SettingsError
+from regauge.system.log import logger
+from regauge.training.checkpoint.loading import load_checkpoint
 from regauge.training.checkpointing import best_metric, metric_sign
 from regauge.training.run_record import NO_IMPROVEMENT
 from regauge.training.state import WEIGHT_PREFIX, Improvement

@@ -12,8 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge.errors import SettingsError
-from regauge.files import check_own_folder
 from regauge.models import (
     architectures,
     dual_encoder,
@@ -23,10 +21,12 @@ from regauge.models import (
     weights,
 )
 from regauge.models.custom import CustomModule
-from regauge.models.hub import record_step, resolve_model
 from regauge.models.modules import Encoder
 from regauge.models.multitask import modules_by_task
 from regauge.models.text_form import TextUse, write_text_form
+from regauge.system.errors import SettingsError
+from regauge.system.files import check_own_folder
+from regauge.system.hub import record_step, resolve_model
 from regauge.training.run_record import TASKS
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from regauge.data.batches import build_position_ids
 from regauge.data.chat_templates import find_end_token_ids
 from regauge.data.randomness import draw_uniform
 from regauge.data.tokenizer import LoadedTokenizer
-from regauge.errors import SettingsError
 from regauge.models.modules import CausalLanguageModel
 from regauge.models.multitask import modules_by_task, set_active_task
+from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

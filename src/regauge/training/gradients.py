@@ -15,15 +15,15 @@ from torch import Tensor
 
 from regauge.data.batches import GATHERED_COLUMNS
 from regauge.data.randomness import hash_keys
-from regauge.errors import NoProgressError
 from regauge.models.multitask import set_active_task
+from regauge.system.errors import NoProgressError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from regauge.accelerators import Accelerator, Batch
-    from regauge.strategies import ShardedModel
     from regauge.tasks import Task
+    from regauge.training.strategies import ShardedModel
 
 
 INITIAL_SCALE = 2.0**16

@@ -13,15 +13,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from regauge.errors import DeviceError, NoProgressError, RollbackError
-from regauge.log import logger
 from regauge.models.tensors import bit_sum
+from regauge.system.errors import DeviceError, NoProgressError, RollbackError
+from regauge.system.log import logger
 from regauge.training.optimizer import REHEARSAL_LR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from regauge.processes import World
+    from regauge.system.processes import World
     from regauge.training.settings import GuardSettings
 
 

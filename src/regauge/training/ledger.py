@@ -6,13 +6,13 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from regauge.hooks import Hook
-from regauge.supervision.cost_meter import parse_cost
+from regauge.run_folders.cost_meter import parse_cost
+from regauge.system.hooks import Hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from regauge.supervision.cost_meter import Cost, CostMeter
+    from regauge.run_folders.cost_meter import Cost, CostMeter
 
 LEDGER = "ledger.jsonl"
 """File of the output folder with a line for every interval of metrics."""

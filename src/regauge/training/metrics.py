@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from regauge import jsonl
-from regauge.errors import NoProgressError
 from regauge.models.tensors import local_shard
-from regauge.trackers import AVERAGED_STEPS, TRAIN_LOSS
+from regauge.monitoring.trackers import AVERAGED_STEPS, TRAIN_LOSS
+from regauge.system import jsonl
+from regauge.system.errors import NoProgressError
 from regauge.training import optimizer as optimizers
 from regauge.training.gradients import all_reduce_sum
 from regauge.training.ledger import LEDGER
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regauge.accelerators import Accelerator, ChipPeak, Precision
-    from regauge.processes import World
+    from regauge.system.processes import World
     from regauge.training.context import RunContext
     from regauge.training.ledger import Ledger
     from regauge.training.state import TrainState

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regauge.errors import SettingsError
+from regauge.system.errors import SettingsError
 from regauge.training.optimizers.lamb import Lamb
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regauge.log import logger
+from regauge.system.log import logger
 from regauge.training import run_record, task_schedule
 from regauge.training.batch_finder.finder import resolve_microbatch
 from regauge.training.defaults import describe_precision, resolve_defaults
@@ -19,8 +19,8 @@ from regauge.training.warm_start import resolve_warm_start
 
 if TYPE_CHECKING:
     from regauge.config import Tables
-    from regauge.processes import World
     from regauge.supervision.channel import WorkerReporter
+    from regauge.system.processes import World
     from regauge.training.settings import TrainSettings
 
 

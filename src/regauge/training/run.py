@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from regauge.callbacks import CallbackHook, load_callbacks
 from regauge.config import FORMAT, dump
-from regauge.log import logger
+from regauge.monitoring.trackers import RunInfo, start_trackers
 from regauge.supervision import channel
 from regauge.supervision.channel import WorkerReporter
 from regauge.supervision.run_metrics import export_process
-from regauge.trackers import RunInfo, start_trackers
+from regauge.system.log import logger
 from regauge.training import run_record
+from regauge.training.callbacks import CallbackHook, load_callbacks
 from regauge.training.checkpointing import check_disk, resume_latest, take_over
 from regauge.training.compile.decision import resolve_compile
 from regauge.training.compile.warmup import finalize_state, warm_up
@@ -31,9 +31,9 @@ from regauge.training.trainer import Outcome, evaluate, train
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from regauge.callbacks import Callback
-    from regauge.processes import World
-    from regauge.testing.faults import FaultInjector
+    from regauge.supervision.faults.faults import FaultInjector
+    from regauge.system.processes import World
+    from regauge.training.callbacks import Callback
     from regauge.training.context import RunContext
     from regauge.training.settings import TrainSettings
     from regauge.training.state import TrainState
@@ -88,7 +88,7 @@ def _fault_injector(
     spec = reporter.spec
     if spec is None or spec.fault_plan is None:
         return None
-    from regauge.testing.faults import RECORD, FaultInjector
+    from regauge.supervision.faults.faults import RECORD, FaultInjector
 
     record = Path(settings.output.folder) / RECORD
     return FaultInjector.read(spec.fault_plan, record, world.rank, spec.attempt)

@@ -12,7 +12,7 @@ import uuid
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from regauge import accelerators, processes
+from regauge import accelerators
 from regauge.config import (
     FORMAT,
     RUN_IDENTITY,
@@ -22,14 +22,15 @@ from regauge.config import (
     dump,
     find_saved_run,
 )
-from regauge.errors import DataError, SettingsError
-from regauge.files import check_folder, check_own_folder, write_json
-from regauge.json_files import find_json
-from regauge.log import logger
 from regauge.monitoring.exporter import EXPORTERS
-from regauge.monitoring.notifications.delivery import JOURNAL
-from regauge.results.model_card import write_card
-from regauge.scratch import is_default_cache
+from regauge.monitoring.notify.delivery import JOURNAL
+from regauge.system import processes
+from regauge.system.errors import DataError, SettingsError
+from regauge.system.files import check_folder, check_own_folder, write_json
+from regauge.system.json_files import find_json
+from regauge.system.log import logger
+from regauge.system.scratch import is_default_cache
+from regauge.training.model_card import write_card
 from regauge.training.warm_start import START_FOLDER
 
 if TYPE_CHECKING:

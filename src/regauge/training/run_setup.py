@@ -8,24 +8,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from regauge import jsonl
 from regauge.accelerators import Accelerator, Precision, claim_device, init_process_group
-from regauge.checkpoint.saver import Saver
 from regauge.data import mixture
-from regauge.errors import SettingsError
-from regauge.health.preflight import run_preflight
-from regauge.hooks import Hook, Hooks, Inject, inject_nothing
-from regauge.log import logger
+from regauge.machines.catalog import find_price
 from regauge.models import architectures, multitask
 from regauge.models.init_weights import build_initial_weights
 from regauge.models.precision import apply_precision, sum_gradients_in_fp32
-from regauge.planning.catalog import find_price
-from regauge.strategies import Placement, ShardedModel, Strategy
+from regauge.run_folders.cost_meter import CostMeter, LedgerLine, parse_cost
 from regauge.supervision.channel import WorkerReporter
-from regauge.supervision.cost_meter import CostMeter, LedgerLine, parse_cost
+from regauge.supervision.health.preflight import run_preflight
 from regauge.supervision.watchdog import PREFLIGHT
+from regauge.system import jsonl
+from regauge.system.errors import SettingsError
+from regauge.system.hooks import Hook, Hooks, Inject, inject_nothing
+from regauge.system.log import logger
 from regauge.training import activation_checkpointing
 from regauge.training import optimizer as optimizers
+from regauge.training.checkpoint.saver import Saver
 from regauge.training.compile import cache as caches
 from regauge.training.compile import decision
 from regauge.training.compile.cache import CacheEntry
@@ -37,6 +36,7 @@ from regauge.training.ledger import LEDGER, Ledger
 from regauge.training.metrics import MetricsWindow, MfuMeter
 from regauge.training.profile.straggler import StragglerDetector
 from regauge.training.state import TrainState
+from regauge.training.strategies import Placement, ShardedModel, Strategy
 from regauge.training.task_runtime import (
     DeviceContext,
     TaskRuntime,
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from regauge.models.init_weights import InitialWeights
     from regauge.models.modules import TextModule
     from regauge.models.multitask import MultiTaskModel
-    from regauge.processes import World
-    from regauge.testing.faults import FaultInjector
+    from regauge.supervision.faults.faults import FaultInjector
+    from regauge.system.processes import World
     from regauge.training.settings import Execution, TrainSettings
 
 NO_SUPERVISOR = WorkerReporter(None, 0)

@@ -15,21 +15,21 @@ from pydantic import (
 )
 
 from regauge.accelerators import Accelerator
-from regauge.checkpoint.layout import CHECKPOINTS
-from regauge.checkpoint.settings import Checkpoint
 from regauge.config import KindTable, Settings, build, choice_of, dump, parse_choice
+from regauge.config.validation import require_pattern
 from regauge.data.settings import DataSettings, MixEntry
-from regauge.errors import SettingsError
+from regauge.machines.catalog import find_price
+from regauge.machines.settings import Price
 from regauge.models.settings import DEFAULT_NEW_TOKENS, Generation, Model
 from regauge.monitoring.settings import Monitoring
-from regauge.planning.catalog import find_price
-from regauge.planning.settings import Price
-from regauge.strategies import Strategy
+from regauge.monitoring.trackers import Tracker
+from regauge.run_folders.checkpoint_files import CHECKPOINTS
 from regauge.supervision.settings import Nodes, Supervision
+from regauge.system.errors import SettingsError
+from regauge.system.wording import join_alternatives
 from regauge.tasks import Task
-from regauge.trackers import Tracker
-from regauge.validation import require_pattern
-from regauge.wording import join_alternatives
+from regauge.training.checkpoint.settings import Checkpoint
+from regauge.training.strategies import Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

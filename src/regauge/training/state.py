@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     import torch
 
     from regauge.models.init_weights import InitialWeights
-    from regauge.strategies import ShardedModel
     from regauge.training.gradients import LossScale
     from regauge.training.guards import Guard
     from regauge.training.optimizer import LRSchedule
+    from regauge.training.strategies import ShardedModel
 
 WEIGHT_PREFIX, MOMENT_PREFIX = "model.", "optimizer."
 """Prefixes of the names of tensors in a checkpoint."""

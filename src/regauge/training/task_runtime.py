@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from regauge.data.dataset import Dataset, DatasetManifest
     from regauge.data.row_order import RowOrder
     from regauge.models.modules import TextModule
-    from regauge.processes import World
-    from regauge.strategies import ShardedModel
+    from regauge.system.processes import World
     from regauge.tasks import Task
     from regauge.training.settings import Batch, TaskConfig, TrainSettings
+    from regauge.training.strategies import ShardedModel
 
 
 @dataclass(frozen=True)

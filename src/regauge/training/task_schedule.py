@@ -15,7 +15,7 @@ from regauge.config import describe_first_difference
 from regauge.data import mixture
 from regauge.data.dataset import TOKENIZER
 from regauge.data.tokenizer import LoadedTokenizer
-from regauge.errors import DataError
+from regauge.system.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from regauge import jsonl, stop_signals
 from regauge.config import FORMAT
 from regauge.data.loader import prefetch_batches
-from regauge.errors import LimitReachedError, PreemptedError, RegaugeError
-from regauge.files import write_json
-from regauge.log import logger
+from regauge.system import jsonl, stop_signals
+from regauge.system.errors import LimitReachedError, PreemptedError, RegaugeError
+from regauge.system.files import write_json
+from regauge.system.log import logger
 from regauge.tasks import CLASS_REPORTS
 from regauge.training.checkpointing import is_best, save_checkpoint
 from regauge.training.compile.warmup import RecompileMonitor
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from regauge.accelerators import Batch
     from regauge.data.batches import Arrays
+    from regauge.monitoring.trackers import TrackerGroup
     from regauge.tasks import ClassReport
-    from regauge.trackers import TrackerGroup
     from regauge.training.context import RunContext
     from regauge.training.heldout import HeldoutSet
     from regauge.training.state import TrainState

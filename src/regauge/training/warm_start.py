@@ -10,14 +10,14 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regauge.checkpoint import layout
-from regauge.errors import SettingsError, TransientError
-from regauge.models.hub import CONFIG, final_model_dir, read_step
+from regauge.run_folders import checkpoint_files
+from regauge.system.errors import SettingsError, TransientError
+from regauge.system.hub import CONFIG, final_model_dir, read_step
 
 if TYPE_CHECKING:
     from regauge.models.settings import InitFrom
-    from regauge.processes import World
     from regauge.supervision.channel import WorkerReporter
+    from regauge.system.processes import World
     from regauge.training.settings import TrainSettings
 
 START_FOLDER = "start"
@@ -37,18 +37,18 @@ def check_source(origin: InitFrom) -> None:
 
 def find_checkpoint(origin: InitFrom) -> Path:
     """Return the checkpoint to start from; for a final model that of its step, or the latest."""
-    root = Path(origin.path) / layout.CHECKPOINTS
-    steps = layout.list_steps(root)
+    root = Path(origin.path) / checkpoint_files.CHECKPOINTS
+    steps = checkpoint_files.list_steps(root)
     if origin.step == "best":
-        best = layout.read_best(root)
-        step = layout.parse_step(best["checkpoint"]) if best else None
+        best = checkpoint_files.read_best(root)
+        step = checkpoint_files.parse_step(best["checkpoint"]) if best else None
     else:
         final_step = _read_final_step(origin) if origin.step == "final" else None
         latest = final_step if final_step in steps else max(steps, default=None)
         step = origin.step if isinstance(origin.step, int) else latest
     if step is None or step not in steps:
-        raise layout.build_missing_error(root, origin.step, "model.init_from.step")
-    return root / layout.checkpoint_name(step)
+        raise checkpoint_files.build_missing_error(root, origin.step, "model.init_from.step")
+    return root / checkpoint_files.checkpoint_name(step)
 
 
 def _read_final_step(origin: InitFrom) -> int | None:
@@ -61,7 +61,7 @@ def count_earlier_steps(origin: InitFrom | None) -> int:
     """Return the number of steps of the learning rate schedule that earlier runs have done."""
     if origin is None or origin.schedule == "restart":
         return 0
-    state = layout.read_state(find_checkpoint(origin))
+    state = checkpoint_files.read_state(find_checkpoint(origin))
     return int(state["step"]) + int(state.get("schedule_offset", 0))
 
 
@@ -97,9 +97,9 @@ def resolve_warm_start(
 
 def _copy(origin: InitFrom, target: Path, rank: int) -> None:
     """Export the model of the checkpoint to `target`, without adapter files."""
-    from regauge.checkpoint.export_weights import export_checkpoint
+    from regauge.training.checkpoint.export_weights import export_checkpoint
 
-    step = layout.parse_step(find_checkpoint(origin).name)
+    step = checkpoint_files.parse_step(find_checkpoint(origin).name)
     if step is None:
         raise AssertionError(target)
     staging = target.with_name(f".{target.name}.{rank}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from regauge import config
-from regauge.errors import DataError
+from regauge.system.errors import DataError
 
 
 class Output(config.Settings):

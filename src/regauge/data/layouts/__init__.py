@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from regauge import choices, config
-from regauge.choices import did_you_mean
+from regauge import config
 from regauge.data import dataset
 from regauge.data.classes import LabelClasses
 from regauge.data.columns import (
@@ -28,7 +27,9 @@ from regauge.data.columns import (
     encode_value,
 )
 from regauge.data.settings import LAYOUTS, RowLayout, SplitSettings
-from regauge.errors import SettingsError
+from regauge.system import choices
+from regauge.system.choices import did_you_mean
+from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -19,8 +19,8 @@ from regauge.data.conversations import (
 from regauge.data.dataset import TOKENIZER
 from regauge.data.layouts import Layout, UnusableRecord
 from regauge.data.tokenizer import LoadedTokenizer
-from regauge.errors import SettingsError
-from regauge.log import logger
+from regauge.system.errors import SettingsError
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from regauge.data.settings import RowLayout, TokenizerSettings

@@ -12,7 +12,7 @@ from regauge.data.conversations import ConversationError, parse_conversation
 from regauge.data.layouts import UnusableRecord
 from regauge.data.layouts._filled import FilledLayout
 from regauge.data.layouts._templated import TemplateLayout, list_prefixes
-from regauge.errors import SettingsError
+from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

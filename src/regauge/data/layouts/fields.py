@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from regauge.data.columns import TEXT_TYPE, ColumnStats
 from regauge.data.layouts._of_records import RECORD_SETTINGS, RecordLayout
-from regauge.errors import DataError
+from regauge.system.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -15,7 +15,7 @@ from regauge.data import dataset
 from regauge.data.columns import TEXT_TYPE, ColumnStats, hash_category
 from regauge.data.layouts import UnusableRecord
 from regauge.data.layouts._of_records import RECORD_SETTINGS, RecordLayout
-from regauge.errors import DataError
+from regauge.system.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from regauge.choices import did_you_mean
 from regauge.data import dataset
 from regauge.data.columns import MARKS_TYPE, ColumnStats
 from regauge.data.conversations import (
@@ -26,7 +25,8 @@ from regauge.data.conversations import (
 )
 from regauge.data.layouts import UnusableRecord
 from regauge.data.layouts._templated import TemplateLayout, list_prefixes
-from regauge.errors import SettingsError
+from regauge.system.choices import did_you_mean
+from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

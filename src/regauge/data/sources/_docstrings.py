@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pydantic import Field
 
 from regauge.data.sources import Rejected, Source, _files
-from regauge.errors import DataError
-from regauge.garbage import pause_collection
+from regauge.system.errors import DataError
+from regauge.system.garbage import pause_collection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 from pydantic import Field
 
 from regauge.data.sources import Piece, Rejected, Source, _compressed, _remote
-from regauge.errors import DataError
+from regauge.system.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -11,8 +11,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from regauge import object_store
-from regauge.errors import DataError, RegaugeError, SettingsError, TransientError, first_line
+from regauge.system import object_store
+from regauge.system.errors import DataError, RegaugeError, SettingsError, TransientError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

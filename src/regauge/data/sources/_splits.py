@@ -12,9 +12,9 @@ from typing import Any
 
 from fsspec.utils import glob_translate
 
-from regauge.choices import did_you_mean
 from regauge.data.sources._suffixes import find_source_kind
-from regauge.errors import DataError
+from regauge.system.choices import did_you_mean
+from regauge.system.errors import DataError
 
 SPLIT_WORDS = {
     "train": ("train", "training"),

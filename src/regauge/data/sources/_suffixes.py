@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from regauge.data.sources import _compressed
-from regauge.errors import SettingsError
+from regauge.system.errors import SettingsError
 
 SOURCE_KINDS = {
     ".jsonl": "jsonl",

@@ -9,10 +9,10 @@ from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from regauge.choices import did_you_mean
 from regauge.data.sources import UNDECODABLE, Piece, Record, Rejected, _documents, _files
-from regauge.errors import DataError
-from regauge.log import logger
+from regauge.system.choices import did_you_mean
+from regauge.system.errors import DataError
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

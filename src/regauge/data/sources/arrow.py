@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from regauge.data.sources import Piece, _files, _remote, _tables
-from regauge.units import MIB
+from regauge.system.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from pydantic import Field, model_validator
 
-from regauge.choices import did_you_mean
 from regauge.data.sources import Piece, Record, Rejected, _files
 from regauge.data.values import parse_float, parse_integer
-from regauge.errors import DataError
-from regauge.units import MIB
+from regauge.system.choices import did_you_mean
+from regauge.system.errors import DataError
+from regauge.system.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

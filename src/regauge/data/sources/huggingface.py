@@ -10,13 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from regauge.choices import did_you_mean
 from regauge.config import parse_choice
 from regauge.data.sources import Piece, Source, _files, _splits
 from regauge.data.sources._cards import read_class_names
 from regauge.data.sources._suffixes import find_source_kind
-from regauge.errors import DataError, RegaugeError, TransientError
-from regauge.json_files import read_json
+from regauge.system.choices import did_you_mean
+from regauge.system.errors import DataError, RegaugeError, TransientError
+from regauge.system.json_files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

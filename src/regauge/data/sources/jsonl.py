@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from regauge.data.sources import Piece, Record, Rejected, _documents, _files
-from regauge.errors import DataError
-from regauge.units import MIB
+from regauge.system.errors import DataError
+from regauge.system.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

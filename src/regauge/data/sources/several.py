@@ -12,11 +12,11 @@ from pydantic import (
     model_validator,
 )
 
-from regauge import choices
 from regauge.config import Settings, choice_of
 from regauge.data import duplicates
 from regauge.data.sources import Piece, Record, Rejected, Skipped, Source
-from regauge.errors import RegaugeError, SettingsError
+from regauge.system import choices
+from regauge.system.errors import RegaugeError, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from regauge.data.sources import UNDECODABLE, Piece, Record, Rejected, _compressed, _files
-from regauge.units import MIB
+from regauge.system.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pydantic import Field
 
 from regauge.data.sources import UNDECODABLE, Piece, Record, Rejected, _documents, _files
-from regauge.units import MIB
+from regauge.system.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

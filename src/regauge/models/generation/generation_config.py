@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from regauge.json_files import find_json, read_json
-from regauge.models.hub import CONFIG, GENERATION_CONFIG
 from regauge.models.tokenizer_convention import COPY_REMEDY, write_json
+from regauge.system.hub import CONFIG, GENERATION_CONFIG
+from regauge.system.json_files import find_json, read_json
 
 if TYPE_CHECKING:
     from pathlib import Path

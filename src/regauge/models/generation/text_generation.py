@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, StoppingCriteria
 
 from regauge.data.tokenizer import LoadedTokenizer
-from regauge.errors import SettingsError
 from regauge.models.attention_masks import detect_attention_spec, max_text_tokens
 from regauge.models.generation.generation_config import list_token_ids, read_end_token_ids
 from regauge.models.generation.sampling import TokenSampler
 from regauge.models.settings import Generation
+from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import orjson
 
-from regauge.artifacts.postprocess import build_columns
-from regauge.artifacts.records import TensorRecords
+from regauge.inference.export.postprocess import build_columns
+from regauge.inference.export.records import TensorRecords
 from regauge.serving.model_version import Inputs
 from regauge.serving.open_inference.tensor_protocol import TEXT, OutputTensor
 from regauge.serving.request_errors import InvalidRequestError
@@ -16,8 +16,8 @@ from regauge.serving.request_errors import InvalidRequestError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from regauge.artifacts.manifest import ProgramEntry
-    from regauge.artifacts.preprocess import Preprocessor
+    from regauge.inference.export.manifest import ProgramEntry
+    from regauge.inference.export.preprocess import Preprocessor
     from regauge.models.io_spec import TensorSpec
     from regauge.serving.model_version import ModelVersion
 

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from regauge import log
 from regauge.config import build
-from regauge.errors import TransientError
 from regauge.serving.api_keys import ApiKeys
 from regauge.serving.routes.health import find_status
 from regauge.serving.runtime import TOKENIZER_THREADS, ServingRuntime
 from regauge.serving.settings import Serve
+from regauge.system import log
+from regauge.system.errors import TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,14 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from regauge import choices, stop_signals
 from regauge.config import dump
-from regauge.errors import DataError, PreflightError, SettingsError, TransientError, first_line
-from regauge.log import logger
-from regauge.processes import find_free_port
 from regauge.serving.api_keys import ApiKeys
 from regauge.serving.ray_cluster.ray_replica import ModelReplica
 from regauge.serving.ray_cluster.ray_settings import RayServing
+from regauge.system import choices, stop_signals
+from regauge.system.errors import (
+    DataError,
+    PreflightError,
+    SettingsError,
+    TransientError,
+    first_line,
+)
+from regauge.system.log import logger
+from regauge.system.processes import find_free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from regauge.config import Settings
-from regauge.validation import require_pattern
+from regauge.config.validation import require_pattern
 
 
 class RayServing(Settings):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from starlette.responses import StreamingResponse
 
-from regauge.errors import DataError
 from regauge.serving.http_protocol import (
     Call,
     RouteSpec,
@@ -28,6 +27,7 @@ from regauge.serving.routes.openai import format_openai_error
 from regauge.serving.text_generation.answers import Answer, merge_parts
 from regauge.serving.text_generation.openai_requests import ChatRequest, CompletionRequest
 from regauge.serving.text_generation.text_requests import RequestTooLongError
+from regauge.system.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

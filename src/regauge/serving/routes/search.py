@@ -17,10 +17,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import Response
 from starlette.routing import Route
 
-from regauge.errors import DataError
 from regauge.serving.http_protocol import guard_endpoint
 from regauge.serving.request_errors import NotFoundError
 from regauge.serving.routes.tei import format_tei_error
+from regauge.system.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from regauge import __version__
-from regauge.artifacts.postprocess import build_columns
+from regauge.inference.export.postprocess import build_columns
 from regauge.serving.http_protocol import (
     Call,
     EmptyBody,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from regauge.files import replace_atomically
-from regauge.log import logger
-from regauge.wording import format_count
+from regauge.system.files import replace_atomically
+from regauge.system.log import logger
+from regauge.system.wording import format_count
 
 if TYPE_CHECKING:
     from pathlib import Path

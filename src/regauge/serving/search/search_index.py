@@ -13,14 +13,14 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from regauge.choices import did_you_mean
-from regauge.errors import SettingsError
 from regauge.serving.search import approximate_index
 from regauge.serving.search.approximate_index import ApproximateIndex
 from regauge.serving.search.search_rows import SearchRows, VectorFolder, open_vectors, write_rows
+from regauge.system.choices import did_you_mean
+from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
-    from regauge.artifacts.artifact import Artifact
+    from regauge.inference.export.artifact import Artifact
     from regauge.serving.search.search_settings import SearchSettings
 
 TITLE_FIELDS, LINK_FIELDS = ("title", "name", "summary"), ("url", "link")

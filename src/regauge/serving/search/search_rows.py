@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from regauge import config
-from regauge.artifacts.manifest import Dtype
-from regauge.artifacts.postprocess import restore_vectors
-from regauge.errors import DataError, SettingsError, first_line
-from regauge.files import replace_atomically
-from regauge.json_files import DocumentShape
-from regauge.log import logger
-from regauge.prediction.job import JOB, RESULT, list_output_paths, read_finished_shards
-from regauge.wording import format_count
+from regauge.inference.export.manifest import Dtype
+from regauge.inference.export.postprocess import restore_vectors
+from regauge.inference.predict.job import JOB, RESULT, list_output_paths, read_finished_shards
+from regauge.system.errors import DataError, SettingsError, first_line
+from regauge.system.files import replace_atomically
+from regauge.system.json_files import DocumentShape
+from regauge.system.log import logger
+from regauge.system.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

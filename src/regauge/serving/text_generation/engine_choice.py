@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from regauge.artifacts.engine import load_engine
-from regauge.errors import RegaugeError, SettingsError, first_line
-from regauge.log import logger
+from regauge.inference.export.engine import load_engine
 from regauge.models.generation.text_generation import GenerationProgram
 from regauge.models.init_weights import META
 from regauge.models.settings import Generation
 from regauge.serving.text_generation import vllm_engine
 from regauge.serving.text_generation.static_engine import StaticTextEngine
 from regauge.serving.text_generation.text_requests import TextRequest
+from regauge.system.errors import RegaugeError, SettingsError, first_line
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
-    from regauge.artifacts.artifact import Artifact
+    from regauge.inference.export.artifact import Artifact
     from regauge.serving.text_generation.paged_engine import PagedTextEngine
     from regauge.serving.text_generation.settings import TextServing
     from regauge.serving.text_generation.text_requests import TextEngine

@@ -23,11 +23,11 @@ from transformers.generation.continuous_batching.utils import (
     get_device_and_memory_breakdown,
 )
 
-from regauge.errors import first_line
 from regauge.models.generation.text_generation import find_generation_limit
 from regauge.serving.text_generation.paged_attention import NAME
 from regauge.serving.text_generation.request_sampler import RequestSampler, SampledRequest
 from regauge.serving.text_generation.text_requests import EngineLimits, TokenEvent
+from regauge.system.errors import first_line
 
 if TYPE_CHECKING:
     from regauge.models.generation.text_generation import GenerationProgram

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from regauge.artifacts.preprocess import Preprocessor
-from regauge.artifacts.text_stream import AnswerText
 from regauge.data.chat_templates import TemplateError
 from regauge.data.conversations import ASSISTANT, ConversationError
 from regauge.data.sources import is_unicode
-from regauge.errors import DataError, SettingsError
+from regauge.inference.export.preprocess import Preprocessor
+from regauge.inference.export.text_stream import AnswerText
 from regauge.serving.text_generation.text_requests import RequestTooLongError
+from regauge.system.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from regauge.artifacts.artifact import Artifact
+    from regauge.inference.export.artifact import Artifact
     from regauge.models.settings import Generation
     from regauge.serving.text_generation.text_client import TokenStream
     from regauge.serving.text_generation.text_requests import EngineLimits

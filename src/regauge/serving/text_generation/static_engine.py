@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regauge.artifacts.buckets import select_buckets
-from regauge.artifacts.engine import Engine
-from regauge.artifacts.records import TextRecords
-from regauge.errors import RegaugeError, first_line
+from regauge.inference.export.buckets import select_buckets
+from regauge.inference.export.engine import Engine
+from regauge.inference.export.records import TextRecords
 from regauge.models.generation.text_generation import find_generation_limit
 from regauge.models.settings import Generation
 from regauge.serving.text_generation.text_requests import EngineLimits, TokenEvent
+from regauge.system.errors import RegaugeError, first_line
 
 if TYPE_CHECKING:
-    from regauge.artifacts.artifact import Artifact
-    from regauge.backends import Runner
+    from regauge.inference.backends import Runner
+    from regauge.inference.export.artifact import Artifact
     from regauge.models.generation.text_generation import GenerationProgram
     from regauge.serving.text_generation.settings import TextServing
     from regauge.serving.text_generation.text_requests import TextRequest

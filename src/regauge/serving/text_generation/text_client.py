@@ -10,7 +10,6 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from regauge.errors import ChildError, PreflightError
 from regauge.serving.request_errors import (
     DeadlineError,
     InferenceError,
@@ -19,6 +18,7 @@ from regauge.serving.request_errors import (
 )
 from regauge.serving.text_generation.text_requests import EngineLimits, TextRequest, TokenEvent
 from regauge.serving.wire import encode_message, read_message
+from regauge.system.errors import ChildError, PreflightError
 
 if TYPE_CHECKING:
     import socket

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from regauge.artifacts.records import Records, TextRecords
-from regauge.errors import DataError
+from regauge.inference.export.records import Records, TextRecords
 from regauge.models.generation.text_generation import NO_TOKEN
 from regauge.serving.text_generation.text_requests import TextRequest
+from regauge.system.errors import DataError
 
 if TYPE_CHECKING:
     from regauge.models.settings import Generation

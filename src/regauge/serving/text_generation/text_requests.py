@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import numpy as np
 
 from regauge.data.randomness import draw_uniform
-from regauge.errors import DataError
 from regauge.models.settings import Generation
+from regauge.system.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from regauge.serving.text_generation.text_workers import TextWorkers
 from regauge.serving.workers.worker_requests import build_load_requests
 
 if TYPE_CHECKING:
-    from regauge.artifacts.artifact import Artifact
+    from regauge.inference.export.artifact import Artifact
     from regauge.serving.settings import Serve
 
 

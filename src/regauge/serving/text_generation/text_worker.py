@@ -24,13 +24,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from regauge import config
-from regauge.errors import DataError, RegaugeError, first_line
-from regauge.log import logger
 from regauge.models.settings import Generation
 from regauge.serving.text_generation.settings import TextServing
 from regauge.serving.text_generation.text_requests import TextRequest, TokenEvent
 from regauge.serving.wire import encode_message, receive_message
 from regauge.serving.workers.worker_main import LoadRequest, run_worker_process
+from regauge.system.errors import DataError, RegaugeError, first_line
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,8 +76,8 @@ def load_requested_engine(request: TextWorkerRequest) -> TextEngine:
     Raises the errors of `open_model` and of the engine, and DataError if a row differs.
     """
     request.prepare_process()
-    from regauge.artifacts.parity_rows import check_artifact
-    from regauge.artifacts.uncompiled import open_model
+    from regauge.inference.export.parity_rows import check_artifact
+    from regauge.inference.export.uncompiled import open_model
     from regauge.serving.text_generation.engine_choice import load_text_engine
     from regauge.serving.text_generation.text_parity import generate_tokens
 

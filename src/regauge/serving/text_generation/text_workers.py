@@ -10,12 +10,12 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from regauge.errors import PreflightError
-from regauge.log import logger
 from regauge.serving.request_errors import UnavailableError
 from regauge.serving.text_generation.text_client import TextWorkerClient
 from regauge.serving.workers.worker_group import WorkerGroup
 from regauge.serving.workers.worker_process import spawn_worker, wait_for_exit
+from regauge.system.errors import PreflightError
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,8 +10,8 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from regauge.errors import SettingsError
 from regauge.serving.text_generation.text_requests import EngineLimits, TokenEvent
+from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
     from pathlib import Path

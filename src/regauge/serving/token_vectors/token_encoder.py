@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regauge.errors import SettingsError
 from regauge.models.inference_modules import TextProgram, cast_program
 from regauge.models.modules import Encoder
+from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from regauge.artifacts.artifact import Artifact
+    from regauge.inference.export.artifact import Artifact
 
 
 @dataclass(frozen=True)

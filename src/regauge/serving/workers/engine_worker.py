@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from regauge.errors import first_line
 from regauge.serving.wire import encode_message, receive_message
 from regauge.serving.workers.worker_main import LoadRequest, run_worker_process
+from regauge.system.errors import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
 
-    from regauge.artifacts.artifact import Artifact
-    from regauge.artifacts.bucket_times import BucketTimes
-    from regauge.artifacts.engine import Engine
-    from regauge.artifacts.records import Records
+    from regauge.inference.export.artifact import Artifact
+    from regauge.inference.export.bucket_times import BucketTimes
+    from regauge.inference.export.engine import Engine
+    from regauge.inference.export.records import Records
     from regauge.serving.token_vectors.token_encoder import TokenEncoder
 
 MEASUREMENT_SECONDS = 0.5
@@ -74,11 +74,11 @@ class EngineWorker:
         do not come out again.
         """
         request.prepare_process()
-        from regauge.artifacts.batch_timing import measure_bucket_times
-        from regauge.artifacts.bucket_times import read_bucket_times
-        from regauge.artifacts.engine import load_engine, warm_up
-        from regauge.artifacts.parity_rows import check_artifact, compute_rows
-        from regauge.artifacts.uncompiled import open_model
+        from regauge.inference.export.batch_timing import measure_bucket_times
+        from regauge.inference.export.bucket_times import read_bucket_times
+        from regauge.inference.export.engine import load_engine, warm_up
+        from regauge.inference.export.parity_rows import check_artifact, compute_rows
+        from regauge.inference.export.uncompiled import open_model
 
         artifact = open_model(request.path, threads=request.threads)
         engine = load_engine(
@@ -112,7 +112,7 @@ class EngineWorker:
 
     def ready_header(self) -> dict[str, Any]:
         """Return the message that the worker is ready."""
-        from regauge.artifacts.bucket_times import build_document
+        from regauge.inference.export.bucket_times import build_document
 
         return {
             "type": "ready",
@@ -145,7 +145,7 @@ class EngineWorker:
 
 def _build_records(num_texts: int, arrays: Sequence[np.ndarray]) -> Records:
     """Return the records of a batch: ids and lengths of each text field, then the features."""
-    from regauge.artifacts.records import TensorRecords, TextRecords, TokenizedTexts
+    from regauge.inference.export.records import TensorRecords, TextRecords, TokenizedTexts
 
     if not num_texts:
         return TensorRecords(arrays)

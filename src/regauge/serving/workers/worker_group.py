@@ -7,8 +7,8 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from regauge.errors import ChildError, PreflightError
-from regauge.log import logger
+from regauge.system.errors import ChildError, PreflightError
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,10 +14,10 @@ import socket
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from regauge import choices, log
-from regauge.errors import describe_error
 from regauge.serving.wire import encode_message, receive_message
-from regauge.stop_signals import STOP_SIGNALS
+from regauge.system import choices, log
+from regauge.system.errors import describe_error
+from regauge.system.stop_signals import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,11 +13,11 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from regauge.errors import ChildError, PreflightError
-from regauge.log import logger
 from regauge.serving.wire import encode_message, read_message
 from regauge.serving.workers.worker_group import WorkerGroup
 from regauge.serving.workers.worker_process import spawn_worker, wait_for_exit
+from regauge.system.errors import ChildError, PreflightError
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,9 +10,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from regauge import choices
-from regauge.processes import die_with_parent
 from regauge.serving.wire import encode_message
+from regauge.system import choices
+from regauge.system.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from regauge import choices
-from regauge.processes import available_cores
 from regauge.serving.workers.engine_worker import WorkerRequest
 from regauge.serving.workers.worker_main import LoadRequest
+from regauge.system import choices
+from regauge.system.processes import available_cores
 
 if TYPE_CHECKING:
-    from regauge.artifacts.artifact import Artifact
+    from regauge.inference.export.artifact import Artifact
     from regauge.serving.settings import WorkerSettings
 
 

@@ -11,8 +11,8 @@ import json
 import threading
 from typing import TYPE_CHECKING, Any
 
-from regauge import timing
 from regauge.supervision.nodes.interface import read_last_attempt
+from regauge.system import timing
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from regauge.errors import SettingsError
+from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,13 +19,13 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from regauge import timing
 from regauge.config import describe_first_difference
-from regauge.errors import SettingsError
-from regauge.processes import RankLayout, find_free_port
 from regauge.supervision.failures import Failure, parse_failure
 from regauge.supervision.nodes.heartbeats import STORE_ERRORS, HeartbeatThread, beat_key
 from regauge.supervision.nodes.interface import AttemptPlan, NodeGroup
+from regauge.system import timing
+from regauge.system.errors import SettingsError
+from regauge.system.processes import RankLayout, find_free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable

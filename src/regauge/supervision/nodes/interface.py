@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from regauge import jsonl
-from regauge.json_files import DocumentShape
-from regauge.processes import RankLayout, find_free_port
-from regauge.supervision.cost_meter import ATTEMPTS, AttemptLine, LedgerLine
-from regauge.supervision.folder_lock import FolderLock
+from regauge.run_folders.cost_meter import ATTEMPTS, AttemptLine, LedgerLine
+from regauge.run_folders.folder_lock import FolderLock
+from regauge.system import jsonl
+from regauge.system.json_files import DocumentShape
+from regauge.system.processes import RankLayout, find_free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -30,19 +30,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
-from regauge import timing
 from regauge.config import dump
-from regauge.errors import (
-    FIRST_SIGNAL_CODE,
-    ChildError,
-    RegaugeError,
-    SettingsError,
-    TransientError,
-    first_line,
-)
-from regauge.log import logger
-from regauge.supervision import folder_lock
-from regauge.supervision.folder_lock import FolderLock
+from regauge.run_folders import folder_lock
+from regauge.run_folders.folder_lock import FolderLock
 from regauge.supervision.nodes import coordinator
 from regauge.supervision.nodes.attempt_registry import (
     BEAT_SECONDS,
@@ -52,6 +42,16 @@ from regauge.supervision.nodes.attempt_registry import (
 from regauge.supervision.nodes.coordinator import Coordinator, Node
 from regauge.supervision.nodes.heartbeats import STORE_ERRORS, HeartbeatThread
 from regauge.supervision.signals import POLL_SECONDS, SupervisorSignals
+from regauge.system import timing
+from regauge.system.errors import (
+    FIRST_SIGNAL_CODE,
+    ChildError,
+    RegaugeError,
+    SettingsError,
+    TransientError,
+    first_line,
+)
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,6 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from regauge.errors import SettingsError
-from regauge.host.slurm import build_torchrun_variables
 from regauge.supervision.nodes.aws_batch_variables import (
     NUM_NODES,
     is_multi_node,
@@ -22,6 +20,8 @@ from regauge.supervision.nodes.aws_batch_variables import (
     read_main_address,
 )
 from regauge.supervision.settings import Nodes, parse_node_range
+from regauge.system.errors import SettingsError
+from regauge.system.host.slurm import build_torchrun_variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

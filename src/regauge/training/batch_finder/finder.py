@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 from regauge.config import dump
 from regauge.data import mixture
 from regauge.data.dataset import MANIFEST
-from regauge.errors import SettingsError
-from regauge.log import logger
 from regauge.models.init_weights import META
 from regauge.models.tensors import precision_dtype
-from regauge.processes import World
 from regauge.supervision.nodes.topology import resolve_topology
+from regauge.system.errors import SettingsError
+from regauge.system.log import logger
+from regauge.system.processes import World
+from regauge.system.units import GIGA
 from regauge.training import run_record
 from regauge.training.batch_finder.memory import estimate_row_bytes, list_weights
 from regauge.training.batch_finder.model_size import count_processes, estimate_bytes
@@ -35,7 +36,6 @@ from regauge.training.defaults import (
     resolve_defaults,
 )
 from regauge.training.run_record import PROBE
-from regauge.units import GIGA
 
 if TYPE_CHECKING:
     from regauge.supervision.channel import WorkerReporter

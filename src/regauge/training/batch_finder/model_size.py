@@ -1,7 +1,7 @@
 """Parameters, FLOPs and memory of the model of a run, for `--dry-run`.
 
 Weights, master weights, gradients and moments follow from the strategy. The weights of a model that
-`planning/weight_shapes.py` lists are counted without torch, all others on torch's meta device.
+`models/weight_shapes.py` lists are counted without torch, all others on torch's meta device.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge.data.dataset import DatasetManifest, TokenizerInfo, read_manifest
 from regauge.data.unprepared import NO_ROWS, expected_fields, find_rows, is_prepared
+from regauge.models import weight_shapes
 from regauge.models.flops import FLOPS_FORMULA, ParameterCounts, compute_flops
-from regauge.planning import weight_shapes
-from regauge.strategies import ParamSpec
 from regauge.supervision.nodes.topology import resolve_topology
+from regauge.system.units import GIGA
 from regauge.training.defaults import (
     count_local_processes,
     default_strategy,
     find_accelerator,
 )
 from regauge.training.optimizers.moments import count_moments
-from regauge.units import GIGA
+from regauge.training.strategies import ParamSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from regauge.data.unprepared import RowsByFolder
     from regauge.models.io_spec import ModelHead
-    from regauge.planning.weight_shapes import ModelWeights
-    from regauge.strategies import Strategy
+    from regauge.models.weight_shapes import ModelWeights
     from regauge.tasks import Task
     from regauge.training.settings import TaskConfig, TrainSettings
+    from regauge.training.strategies import Strategy
 
 BYTES_PER_MOMENT = 4
 HALF_PRECISIONS = ("bf16", "fp16", "fp8")

@@ -6,20 +6,20 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from regauge import processes
 from regauge.config import dump
-from regauge.processes import RankLayout, World
 from regauge.supervision.settings import Nodes
+from regauge.system import processes
+from regauge.system.processes import RankLayout, World
+from regauge.system.worker import WorkerExit, WorkerLimits, run_worker
 from regauge.training.defaults import default_strategy
 from regauge.training.settings import Output
-from regauge.worker import WorkerExit, WorkerLimits, run_worker
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from regauge.supervision.channel import WorkerReporter
+    from regauge.system.worker import Line
     from regauge.training.settings import TrainSettings
-    from regauge.worker import Line
 
 WORKER = "regauge.training.batch_finder.trial_worker"
 

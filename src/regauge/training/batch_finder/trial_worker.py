@@ -13,22 +13,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from regauge import choices, config, processes
-from regauge.errors import describe_error
+from regauge import config
 from regauge.supervision.failures import classify_error
+from regauge.system import choices, processes
+from regauge.system.errors import describe_error
+from regauge.system.worker import receive_job
 from regauge.training.compile.warmup import build_empty_batches
 from regauge.training.optimizer_step import optimizer_step
 from regauge.training.run_setup import set_up
 from regauge.training.settings import TrainSettings
-from regauge.worker import receive_job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from regauge.accelerators import Batch
+    from regauge.system.worker import WorkerJob
     from regauge.training.context import RunContext
     from regauge.training.state import TrainState
-    from regauge.worker import WorkerJob
 
 MIN_SPEEDUP = 1.05
 """Throughput gain over smaller sizes that a size needs for the trial to continue."""

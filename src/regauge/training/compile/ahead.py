@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from regauge.errors import SettingsError
+from regauge.system.errors import SettingsError
 from regauge.training import task_schedule, warm_start
 from regauge.training.batch_finder import finder
 from regauge.training.checkpointing import save_checkpoint
@@ -22,7 +22,7 @@ from regauge.training.run_setup import NO_SUPERVISOR, set_up
 from regauge.training.trainer import evaluate
 
 if TYPE_CHECKING:
-    from regauge.processes import World
+    from regauge.system.processes import World
     from regauge.training.settings import TrainSettings
 
 ALL_SHAPES = ShapeSubset()

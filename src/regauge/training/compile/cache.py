@@ -18,22 +18,22 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge import choices
 from regauge.accelerators import wait_for_all
-from regauge.checkpoint.layout import describe_file
 from regauge.config import FORMAT, dump
-from regauge.errors import DataError
-from regauge.files import find_cache_folder, write_json
-from regauge.json_files import DocumentShape, find_json, find_mismatch, parse_object
-from regauge.log import logger
-from regauge.wording import format_count, join_first
+from regauge.run_folders.checkpoint_files import describe_file
+from regauge.system import choices
+from regauge.system.errors import DataError
+from regauge.system.files import find_cache_folder, write_json
+from regauge.system.json_files import DocumentShape, find_json, find_mismatch, parse_object
+from regauge.system.log import logger
+from regauge.system.wording import format_count, join_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import nn
 
-    from regauge.processes import World
+    from regauge.system.processes import World
     from regauge.training.settings import TrainSettings
 
 ENTRY, GRAPHS = "entry.json", "graphs"

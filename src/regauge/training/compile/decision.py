@@ -18,12 +18,12 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 
 from regauge.data.buckets import BatchForm
-from regauge.log import logger
 from regauge.models import architectures
 from regauge.models.losses import LogitGradients
+from regauge.system.log import logger
+from regauge.system.wording import format_count
 from regauge.training.compile.warmup import build_empty_batches, raise_recompile_limit
 from regauge.training.gradients import all_reduce_sum
-from regauge.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from regauge import processes
 from regauge.config import dump, merge
-from regauge.errors import ChildError, SettingsError
+from regauge.system import processes
+from regauge.system.errors import ChildError, SettingsError
 from regauge.training.compile import cache
 
 if TYPE_CHECKING:

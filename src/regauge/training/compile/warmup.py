@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch._dynamo.config as compiler
 
-from regauge.errors import NoProgressError
-from regauge.log import logger
 from regauge.models import architectures
 from regauge.models.multitask import set_active_task
+from regauge.system.errors import NoProgressError
+from regauge.system.log import logger
 from regauge.training.optimizer import prime_state
 from regauge.training.optimizer_step import optimizer_step
 

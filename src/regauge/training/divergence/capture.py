@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from regauge import safetensors_io
-from regauge.files import write_json
 from regauge.models import architectures
+from regauge.system import safetensors_io
+from regauge.system.files import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
-from regauge.json_files import DocumentShape, read_json
+from regauge.system.json_files import DocumentShape, read_json
 from regauge.training.divergence.capture import CapturedValue, Stage
 
 if TYPE_CHECKING:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from regauge import jsonl
 from regauge.data.loader import prefetch_batches
-from regauge.errors import SettingsError
+from regauge.system import jsonl
+from regauge.system.errors import SettingsError
+from regauge.system.wording import format_count
 from regauge.training import task_schedule
 from regauge.training.checkpointing import restore, save_checkpoint
 from regauge.training.defaults import resolve_defaults
@@ -23,11 +24,10 @@ from regauge.training.divergence.capture import StepCapture
 from regauge.training.optimizer_step import optimizer_step
 from regauge.training.references.add_references import add_references
 from regauge.training.run_setup import set_up
-from regauge.wording import format_count
 
 if TYPE_CHECKING:
-    from regauge.processes import World
-    from regauge.testing.faults import FaultInjector
+    from regauge.supervision.faults.faults import FaultInjector
+    from regauge.system.processes import World
     from regauge.training.context import RunContext
     from regauge.training.divergence.settings import ReplaySettings, ReplaySteps
     from regauge.training.state import TrainState
@@ -70,7 +70,7 @@ def replay(settings: ReplaySettings, world: World) -> dict[str, Any]:
 def _fault_injector(plan: str | None, folder: Path, world: World) -> FaultInjector | None:
     if plan is None:
         return None
-    from regauge.testing import faults
+    from regauge.supervision.faults import faults
 
     return faults.FaultInjector.read(plan, folder / faults.RECORD, world.rank)
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from regauge import config
-from regauge.errors import DataError
+from regauge.system.errors import DataError
 from regauge.training import run_record
 from regauge.training.settings import AUTO, TrainSettings
 

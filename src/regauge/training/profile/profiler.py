@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 from torch.profiler import profile, record_function, supported_activities
 
 from regauge.config import FORMAT
-from regauge.files import write_atomic
-from regauge.health.device import measure_memory_bandwidth
-from regauge.hooks import Hook
-from regauge.json_files import write_sealed
-from regauge.log import logger
-from regauge.processes import restore_environment
+from regauge.supervision.health.device import measure_memory_bandwidth
+from regauge.system.files import write_atomic
+from regauge.system.hooks import Hook
+from regauge.system.json_files import write_sealed
+from regauge.system.log import logger
+from regauge.system.processes import restore_environment
 from regauge.training.compile.decision import compiled_parts
 from regauge.training.metrics import count_tokens
 from regauge.training.profile.advice import ProfileReport
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from regauge.accelerators import Batch
-    from regauge.strategies import ShardedModel
     from regauge.training.context import RunContext
     from regauge.training.profile.breakdown import Breakdown
     from regauge.training.state import TrainState
+    from regauge.training.strategies import ShardedModel
 
 REPORT, TRACE = "profile.json", "profile-trace.json.gz"
 KINETO_LOG_LEVEL = "KINETO_LOG_LEVEL", "6"

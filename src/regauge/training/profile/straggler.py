@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regauge.hooks import Hook
-from regauge.log import logger
+from regauge.system.hooks import Hook
+from regauge.system.log import logger
 from regauge.training.gradients import all_reduce_sum
 
 if TYPE_CHECKING:
-    from regauge.processes import World
+    from regauge.system.processes import World
 
 LATE_SHARE = 0.2
 """Share of a step's seconds by which a straggler is later than the median of the others."""

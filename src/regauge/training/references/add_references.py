@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from regauge import safetensors_io, stop_signals
-from regauge.log import logger
 from regauge.models.multitask import set_active_task
+from regauge.system import safetensors_io, stop_signals
+from regauge.system.log import logger
 from regauge.training.gradients import gather_by_slot
 from regauge.training.heldout import HeldoutSet
 from regauge.training.references.reference_file import (

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 
-from regauge.log import logger
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from pathlib import Path

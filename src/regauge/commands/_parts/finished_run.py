@@ -1,0 +1,37 @@
+"""Completes the result of a finished run of `train`, and records the run for later plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regauge.system import choices, processes
+
+if TYPE_CHECKING:
+    from regauge.training.settings import TrainSettings
+
+
+def complete_result(result: dict[str, Any], settings: TrainSettings) -> dict[str, Any]:
+    """Return the result of a run with its goodput, its model and the next command."""
+    from regauge.run_folders.goodput import read_goodput
+
+    folder = Path(settings.output.folder)
+    goodput = read_goodput(folder)
+    # Custom code is imported only for a run file that names it, so no command takes the folder.
+    is_custom = any(choices.is_import_path(item.task.kind) for item in settings.task_configs)
+    next_command = {} if is_custom else {"next": f"regauge export {folder}"}
+    return {
+        **result,
+        **({"goodput": round(goodput.fraction, 4)} if goodput else {}),
+        "model": str(folder / "model"),
+        **next_command,
+    }
+
+
+def record_result(result: dict[str, Any]) -> dict[str, Any]:
+    """Record a finished run for later plans, once for each machine; return its result."""
+    if not processes.is_supervised() and processes.detect_world().local_rank == 0:
+        from regauge.planner.run_plans.run_recorder import record_finished
+
+        record_finished(Path(result["output"]))
+    return result

@@ -1,0 +1,132 @@
+"""Chooses the fields of a job by their names and values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from regauge.system.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from regauge.commands._recipes.data_file import DataFile
+
+LABEL_NAMES = ("label", "labels", "class", "category", "target", "intent", "sentiment", "topic")
+RELEVANCE_NAMES = ("label", "relevance", "score", "rating", "grade", "clicked")
+QUERY_NAMES = ("query", "question", "anchor", "sentence1", "text1", "title", "summary")
+DOCUMENT_NAMES = (
+    "document",
+    "answer",
+    "positive",
+    "passage",
+    "sentence2",
+    "text2",
+    "context",
+    "body",
+    "text",
+)
+GROUP_NAMES = ("query_id", "qid", "group_id", "session_id")
+NEGATIVE_NAMES = ("negative", "hard_negative")
+TEXT_NAMES = ("text", "sentence", "content", "body", "review", "document", "title")
+CHAT_FIELDS = (("messages",), ("instruction", "output"))
+"""The fields of a conversation; a record has all fields of one of these groups."""
+MAX_CLASSES = 100
+"""Largest number of different values of a field that counts as a label by its values."""
+
+
+def find_label(data: DataFile, names: Collection[str] = LABEL_NAMES) -> str:
+    """Return the field with the label: by its name, or the one with the fewest values.
+
+    Raises DataError if there is none.
+    """
+    if (label := _find_by_name(data, names)) is not None:
+        return label
+    candidates = [
+        (field.num_distinct, name)
+        for name, field in data.fields.items()
+        if 1 < field.num_distinct <= min(MAX_CLASSES, data.num_records // 2)
+    ]
+    if not candidates:
+        raise _missing(data, "a label", names)
+    return min(candidates)[1]
+
+
+def find_text(data: DataFile, excluded: Collection[str] = ()) -> str:
+    """Return the field with the text: by its name, or the one with the longest texts.
+
+    Raises DataError if no field has texts.
+    """
+    texts = _list_texts(data, excluded)
+    if (text := _find_by_name(data, TEXT_NAMES, texts)) is not None:
+        return text
+    if not texts:
+        raise _missing(data, "a text", TEXT_NAMES)
+    return max(texts, key=lambda name: data.fields[name].num_tokens)
+
+
+def find_pair(data: DataFile, excluded: Collection[str] = ()) -> tuple[str, str]:
+    """Return the fields with the query and the document that matches it.
+
+    They are found by their names, or the first two fields with texts that are no labels. Raises
+    DataError if there are fewer than two of them.
+    """
+    texts = [
+        name
+        for name in _list_texts(data, {*excluded, *NEGATIVE_NAMES})
+        if name.lower() not in LABEL_NAMES or data.fields[name].num_distinct > MAX_CLASSES
+    ]
+    query = _find_by_name(data, QUERY_NAMES, texts)
+    document = _find_by_name(data, DOCUMENT_NAMES, [name for name in texts if name != query])
+    rest = [name for name in texts if name not in (query, document)]
+    query = query or (rest.pop(0) if rest else None)
+    document = document or (rest.pop(0) if rest else None)
+    if query is None or document is None:
+        raise _missing(data, "a query and a document", ("query", "document"))
+    return query, document
+
+
+def find_group(data: DataFile) -> str | None:
+    """Return the field with the id of a query; None if there is none."""
+    return _find_by_name(data, GROUP_NAMES)
+
+
+def find_negatives(data: DataFile) -> list[str]:
+    """Return the fields with texts that do not match the query."""
+    return [name for name in NEGATIVE_NAMES if name in data.fields]
+
+
+def find_features(data: DataFile, excluded: Collection[str]) -> list[str]:
+    """Return the fields with numbers, which are features of a candidate."""
+    return [
+        name
+        for name, field in data.fields.items()
+        if name not in excluded
+        and not name.lower().endswith("id")
+        and all(isinstance(value, int | float) for value in field.values)
+    ]
+
+
+def check_conversations(data: DataFile) -> None:
+    """Raise DataError if the records are no conversations."""
+    if not any(set(group) <= set(data.fields) for group in CHAT_FIELDS):
+        raise _missing(data, "conversations", ("messages", "instruction and output"))
+
+
+def _list_texts(data: DataFile, excluded: Collection[str]) -> list[str]:
+    return [name for name, field in data.fields.items() if field.is_text and name not in excluded]
+
+
+def _find_by_name(
+    data: DataFile, names: Collection[str], candidates: Collection[str] | None = None
+) -> str | None:
+    """Return the first field with one of these names, in the order of the names."""
+    by_name = {name.lower(): name for name in (data.fields if candidates is None else candidates)}
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def _missing(data: DataFile, content: str, names: Collection[str]) -> DataError:
+    fields = ", ".join(data.fields)
+    return DataError(
+        f"{data.source['files'][0]} has no field with {content}; its fields are: {fields}",
+        f"rename a field, for example to {' or '.join(tuple(names)[:2])}",
+    )

@@ -1,0 +1,294 @@
+"""Builds the tables of a recipe from a data file and a model."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from regauge.commands._recipes import field_choice
+from regauge.commands._recipes.data_file import DataFile, FieldSummary
+from regauge.config import dump
+from regauge.system.errors import SettingsError
+from regauge.system.json_files import find_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+Tables = dict[str, Any]
+DEFAULT_TOKENS = 128
+"""Token limit of a text field if a run file names none."""
+MAX_TOKENS, TOKEN_STEP = 512, 32
+"""Largest token limit of a recipe, and the multiple that limits are rounded up to."""
+SPECIAL_TOKENS = 2
+MIN_STEPS = 200
+"""Steps that a model from random weights needs at least, on small data."""
+FINE_TUNING_EPOCHS, MAX_EPOCHS = 3, 40
+SMALL_DATA, SMALL_DATA_HELDOUT = 5000, 0.1
+"""Records below which a larger fraction is held out, so that metrics have enough of them."""
+MIN_BATCH_ROWS, MIN_STEPS_PER_EPOCH = 8, 8
+"""Smallest global batch of small data, and the steps of an epoch that it should have."""
+EVALUATIONS, UNKNOWN_EVERY_STEPS = 5, 100
+"""Evaluations of a run on small data, and the steps between two on data of unknown size."""
+CSV = "output.format=csv"
+MIN_CHAT_TOKENS = 256
+"""Smallest length of a conversation in tokens."""
+WIDTH = 256
+ENCODER = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 1024}
+DECODER = {**ENCODER, "num_key_value_heads": 4}
+
+
+class Recipe(NamedTuple):
+    """The tables of a run file, in order, and the command that uses the trained model."""
+
+    tables: Tables
+    use: str
+
+
+class Job(NamedTuple):
+    """The inputs of a recipe."""
+
+    name: str
+    """The name of the run file without its suffix, which is also that of its output folders."""
+    data: DataFile
+    model: str | None
+    """Folder or hub name of the initial weights; None for random weights."""
+
+    @property
+    def file(self) -> str:
+        """The path of the data file."""
+        return str(self.data.source["files"][0])
+
+    @property
+    def folder(self) -> str:
+        """The output folder of the run."""
+        return f"out/{self.name}"
+
+
+def build_lm(job: Job) -> Recipe:
+    """Return a causal language model of documents."""
+    text = field_choice.find_text(job.data)
+    length = 256
+    rows = {"layout": "packed", "length": length, **({} if text == "text" else {"text": text})}
+    tokens = sum(map(_count_tokens, job.data.fields[text].values))
+    tables = {
+        **_describe_data(job, rows, vocab_size=4096),
+        "task": {"kind": "clm"},
+        **_describe_training(job, 16, tokens / length, _describe_decoder(length)),
+    }
+    return Recipe(tables, _format_command("generate", job.folder, "--prompt", "The"))
+
+
+def build_classify(job: Job) -> Recipe:
+    """Return a classifier of texts."""
+    label = field_choice.find_label(job.data)
+    text = field_choice.find_text(job.data, {label})
+    task = {"kind": "classify", "text_fields": [text], "label": label}
+    limits = _limit_tokens(job.data, text)
+    rows = {"layout": "fields", "fields": limits, "labels": [label]}
+    return _build_fields_recipe(job, task, rows, options=[CSV])
+
+
+def build_embed(job: Job) -> Recipe:
+    """Return an encoder of text embeddings that is trained on pairs."""
+    query, document = field_choice.find_pair(job.data)
+    negatives = field_choice.find_negatives(job.data)
+    task: Tables = {"kind": "contrastive", "query": query, "document": document}
+    if negatives:
+        task["negatives"] = negatives
+    rows = {"layout": "fields", "fields": _limit_tokens(job.data, query, document, *negatives)}
+    texts = f"predict.text_fields={json.dumps([document], ensure_ascii=False)}"
+    return _build_fields_recipe(job, task, rows, batch_rows=64, options=[texts])
+
+
+def build_sft(job: Job) -> Recipe:
+    """Return a causal model that is fine-tuned on conversations, with LoRA if it has weights."""
+    field_choice.check_conversations(job.data)
+    tokens = sum(field.num_tokens for field in job.data.fields.values())
+    length = max(_round_tokens(tokens), MIN_CHAT_TOKENS)
+    rows: Tables = {"layout": "chat", "length": length}
+    if job.model is None or not _has_chat_template(job.model):
+        rows["chat_template"] = "alpaca"
+    tables = {
+        **_describe_data(job, rows, vocab_size=4096),
+        "task": {"kind": "sft"},
+        **_describe_training(job, 16, job.data.num_records, _describe_decoder(length)),
+    }
+    if job.model is not None:
+        tables["model"]["lora"] = {"rank": 16}
+    return Recipe(tables, _format_command("generate", job.folder))
+
+
+def build_rank(job: Job) -> Recipe:
+    """Return a ranker of the candidates of a query."""
+    label = field_choice.find_label(job.data, field_choice.RELEVANCE_NAMES)
+    group = field_choice.find_group(job.data)
+    query, document = field_choice.find_pair(job.data, {label, group or label})
+    task: Tables = {"kind": "rank", "query": [query], "document": [document], "label": label}
+    if features := field_choice.find_features(job.data, {label, query, document}):
+        task["numeric_features"] = features
+    rows = {
+        "layout": "groups",
+        "group_by": group or query,
+        "shared": [query],
+        "fields": _limit_tokens(job.data, query, document),
+        "floats": [label, *features],
+    }
+    return _build_fields_recipe(job, task, rows, batch_rows=16, options=[CSV])
+
+
+def build_increment(job: Job) -> Recipe:
+    """Return the training of an earlier run on new data, mixed with its old data."""
+    from regauge.config import SAVED_RUN, build, read_saved_run
+    from regauge.data.dataset import read_manifest
+    from regauge.data.settings import RowLayout
+    from regauge.training.settings import TrainSettings
+
+    if job.model is None or not (Path(job.model) / SAVED_RUN).is_file():
+        raise SettingsError("an increment continues a run", "name its output folder with --model")
+    run = build(TrainSettings, read_saved_run(Path(job.model)))
+    if len(run.task_configs) > 1:
+        raise SettingsError(f"{job.model} has several tasks", "name a run with one task")
+    old = _find_dataset(run.data.path, Path(job.model))
+    rows = build(RowLayout, read_manifest(Path(old)).settings["rows"])
+    data = f"{job.folder}-data"
+    tables = {
+        "source": job.data.source,
+        "tokenizer": {"path": f"{old}/tokenizer"},
+        "rows": dump(rows, with_defaults=False),
+        **_hold_out(job),
+        "data": {"path": data, "mix": [{"path": old, "fraction": 0.5, "name": "old"}]},
+        "task": dump(run.task_configs[0].task, with_defaults=False),
+        "model": {"init_from": {"path": job.model, "optimizer": "reset", "schedule": "restart"}},
+        "batch": {"rows": run.batch.rows},
+        "stop": {"epochs": FINE_TUNING_EPOCHS},
+        "output": {"folder": job.folder},
+    }
+    return Recipe(tables, _format_command("evaluate", job.folder))
+
+
+BUILDERS: dict[str, Callable[[Job], Recipe]] = {
+    "lm": build_lm,
+    "classify": build_classify,
+    "embed": build_embed,
+    "sft": build_sft,
+    "rank": build_rank,
+    "increment": build_increment,
+}
+"""The function that builds each recipe, by its name."""
+DESCRIPTIONS = {
+    "lm": "A language model of your texts, from scratch or from a model",
+    "classify": "A classifier of texts, with the names of your classes",
+    "embed": "Text embeddings for search, from pairs of texts",
+    "sft": "Supervised fine-tuning of a causal model on conversations, with LoRA for a start model",
+    "rank": "A ranker of search results or items, from texts and numbers",
+    "increment": "An earlier run continues with new data",
+}
+
+
+def _build_fields_recipe(
+    job: Job, task: Tables, rows: Tables, *, batch_rows: int = 32, options: Sequence[str] = ()
+) -> Recipe:
+    """Return a recipe of an encoder; `rows` is left out if it is the default of the task.
+
+    `options` are overrides of the command that predicts.
+    """
+    limits = rows["fields"].values()
+    is_default = set(limits) == {DEFAULT_TOKENS} and rows.get("group_by") in rows.get(
+        "shared", [None]
+    )
+    length = sum(limits) if task["kind"] == "rank" else max(limits)
+    tables = {
+        **_describe_data(job, {} if is_default else rows, vocab_size=4096),
+        "task": task,
+        **_describe_training(
+            job, batch_rows, job.data.num_records, _describe_encoder(max(length, DEFAULT_TOKENS))
+        ),
+    }
+    words = ["predict", job.folder, "--source", job.file, "--to", f"{job.folder}-output"]
+    return Recipe(tables, _format_command(*words, *options))
+
+
+def _find_dataset(path: str, run: Path) -> str:
+    """Return the dataset of a run; its path may be relative to a folder above the run."""
+    from regauge.data.unprepared import is_prepared
+
+    folders = (Path(), *(Path(os.path.relpath(parent)) for parent in run.resolve().parents))
+    datasets = (folder / path for folder in folders)
+    return str(next((folder for folder in datasets if is_prepared(folder)), path))
+
+
+def _format_command(*words: str) -> str:
+    """Return a `regauge` command as a line for a shell."""
+    return shlex.join(["regauge", *words])
+
+
+def _describe_data(job: Job, rows: Tables, vocab_size: int) -> Tables:
+    tables: Tables = {"source": job.data.source, "data": {"path": f"{job.folder}-data"}}
+    if rows:
+        tables["rows"] = rows
+    if job.model is None:
+        tables["tokenizer"] = {"vocab_size": vocab_size}
+    return {**tables, **_hold_out(job)}
+
+
+def _hold_out(job: Job) -> Tables:
+    """Return the table `split` of small data; larger data keeps the default."""
+    if job.data.is_complete and job.data.num_records < SMALL_DATA:
+        return {"split": {"heldout_fraction": SMALL_DATA_HELDOUT}}
+    return {}
+
+
+def _describe_training(job: Job, batch_rows: int, num_rows: float, model: Tables) -> Tables:
+    """Return model, batch, length and evaluations for data of about `num_rows` rows."""
+    rows, epochs, every = batch_rows, FINE_TUNING_EPOCHS, UNKNOWN_EVERY_STEPS
+    if job.data.is_complete:
+        while rows > MIN_BATCH_ROWS and num_rows < MIN_STEPS_PER_EPOCH * rows:
+            rows //= 2
+        steps_per_epoch = max(num_rows / rows, 1)
+        if job.model is None:
+            epochs = max(epochs, min(math.ceil(MIN_STEPS / steps_per_epoch), MAX_EPOCHS))
+        every = max(round(epochs * steps_per_epoch / EVALUATIONS), 1)
+    return {
+        "model": {"path": job.model} if job.model else model,
+        "batch": {"rows": rows},
+        "stop": {"epochs": epochs},
+        "evaluation": {"every_steps": every},
+        "output": {"folder": job.folder},
+    }
+
+
+def _describe_encoder(length: int) -> Tables:
+    config = {"hidden_size": WIDTH, **ENCODER, "max_position_embeddings": length}
+    return {"architecture": "bert", "config": config}
+
+
+def _describe_decoder(length: int) -> Tables:
+    config = {"hidden_size": WIDTH, **DECODER, "max_position_embeddings": length}
+    return {"architecture": "llama", "config": config}
+
+
+def _limit_tokens(data: DataFile, *names: str) -> dict[str, int]:
+    """Return the token limit of each text field: at least the default, rounded up."""
+    limits = {name: _round_tokens(data.fields[name].num_tokens + SPECIAL_TOKENS) for name in names}
+    return {name: max(limit, DEFAULT_TOKENS) for name, limit in limits.items()}
+
+
+def _round_tokens(tokens: int) -> int:
+    return min(math.ceil(tokens / TOKEN_STEP) * TOKEN_STEP, MAX_TOKENS)
+
+
+def _count_tokens(value: object) -> int:
+    return FieldSummary([str(value)]).num_tokens
+
+
+def _has_chat_template(model: str) -> bool:
+    """Return whether a local model has a chat template; that of a hub model is unknown."""
+    folder = Path(model)
+    if not folder.is_dir() or (folder / "chat_template.jinja").exists():
+        return True
+    config = find_json(folder / "tokenizer_config.json", "replace it") or {}
+    return "chat_template" in config

@@ -1,0 +1,82 @@
+"""Formats recipes as run files."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from regauge.commands._recipes.data_file import DataFile, FieldSummary, read_data_file
+from regauge.commands._recipes.settings import BUILDERS, DESCRIPTIONS, Job, Recipe
+
+MAX_LINE = 100
+EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "lm": ("text", "texts.txt", {"text": "A text."}),
+    "classify": ("csv", "train.csv", {"text": "A text.", "label": "positive"}),
+    "embed": ("jsonl", "pairs.jsonl", {"query": "A question?", "document": "Its answer."}),
+    "sft": ("jsonl", "chats.jsonl", {"messages": [{"role": "user", "content": "Hello!"}]}),
+    "rank": ("jsonl", "results.jsonl", {"query": "words", "document": "A text.", "label": 1.0}),
+    "increment": ("jsonl", "new.jsonl", {"text": "A text."}),
+}
+"""Kind of the source, file and a record of the data that a recipe assumes if no file is named."""
+
+
+def write_recipe(name: str, run_file: str, data: Path | None, model: str | None) -> str:
+    """Return the run file of a recipe.
+
+    `run_file` is its path; the output folders have its name. `data` is a file of records; without
+    one, the fields have common names. `model` is a folder or a name on the Hugging Face Hub.
+    """
+    if data is None:
+        kind, file, record = EXAMPLES[name]
+        fields = {field: FieldSummary([value]) for field, value in record.items()}
+        contents = DataFile({"kind": kind, "files": (file,)}, 1, is_complete=False, fields=fields)
+        note = f"# Its data is {file}, with the fields: {', '.join(record)}."
+    else:
+        contents, note = read_data_file(data), ""
+    recipe = BUILDERS[name](Job(Path(run_file).stem, contents, model))
+    return "\n".join([*_format_header(name, run_file, recipe, note), *format_tables(recipe.tables)])
+
+
+def _format_header(name: str, run_file: str, recipe: Recipe, note: str) -> list[str]:
+    return [
+        f"# {DESCRIPTIONS[name]}.",
+        *([note] if note else []),
+        "#",
+        *(f"#   regauge {verb} {shlex.quote(run_file)}" for verb in ("prepare", "train")),
+        f"#   {recipe.use}",
+        "",
+    ]
+
+
+def format_tables(tables: dict[str, Any]) -> list[str]:
+    """Return the lines of a TOML document; a table is one line if it is short enough."""
+    lines = []
+    for name, value in tables.items():
+        line = f"{name} = {format_value(value)}"
+        if isinstance(value, dict) and (len(value) == 1 or len(line) > MAX_LINE):
+            lines += [
+                f"{name}.{_format_key(key)} = {format_value(item)}" for key, item in value.items()
+            ]
+        else:
+            lines.append(line)
+    return [*lines, ""]
+
+
+def format_value(value: Any) -> str:
+    """Return a value in TOML; tables are inline."""
+    if isinstance(value, dict):
+        items = ", ".join(
+            f"{_format_key(key)} = {format_value(item)}" for key, item in value.items()
+        )
+        return f"{{ {items} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(format_value, value))}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _format_key(key: str) -> str:
+    is_bare = re.fullmatch(r"[A-Za-z0-9_-]+", key) is not None
+    return key if is_bare else format_value(key)

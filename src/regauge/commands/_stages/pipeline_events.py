@@ -1,0 +1,53 @@
+"""The events of a pipeline that people receive: its end, a refused model, a late round."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from regauge import config
+from regauge.monitoring.notify.events import EventSource
+from regauge.monitoring.notify.notifier import open_notifier, send_error
+from regauge.monitoring.settings import Monitoring
+from regauge.system.errors import DifferenceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from regauge.monitoring.notify.notifier import Notifier
+    from regauge.registry.pipelines.deadline import DeadlineEvent
+
+
+@contextmanager
+def send_pipeline_events(
+    shared: config.Tables, run_file: Path, folder: Path, *, is_last: bool
+) -> Iterator[Notifier]:
+    """Yield a notifier by the shared table `monitoring`; send an event at the end of the block.
+
+    A success is an event only if the block runs the last stage (`is_last`).
+
+    Raises SettingsError if a secret of a sink cannot be read.
+    """
+    monitoring = config.build(Monitoring, shared.get("monitoring", {}), source=str(run_file))
+    path = folder.resolve()
+    source = EventSource("pipeline", path.name, str(path))
+    with open_notifier(monitoring.notifications, source) as notifier:
+        try:
+            yield notifier
+        except DifferenceError as error:
+            notifier.send(
+                "gate_refused", problem=error.problem, next_action=error.remedy, is_final=True
+            )
+            raise
+        except BaseException as error:
+            send_error(notifier, error)
+            raise
+        if is_last:
+            notifier.send("finished", is_final=True)
+
+
+def send_deadline(notifier: Notifier, event: DeadlineEvent) -> None:
+    """Send the event of a round that is late, or that will be."""
+    action = "look at the running stage, or raise repeat.deadline_hours"
+    notifier.send("deadline_at_risk", problem=event.describe(), next_action=action)

@@ -1,0 +1,212 @@
+"""Benchmark the inference of artifacts, a server, or training on more and more processes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from regauge import commands, config
+from regauge.commands import AsJson, DryRun
+from regauge.evaluation.benchmark.serving_settings import ServingBenchmarkSettings
+from regauge.evaluation.benchmark.settings import (
+    BENCHMARK,
+    BenchmarkSettings,
+    TrainingBenchmarkSettings,
+)
+from regauge.system.errors import DifferenceError, SettingsError
+
+ROOT = BenchmarkSettings
+FLAG_ROOTS = {"--training": TrainingBenchmarkSettings, "--serve": ServingBenchmarkSettings}
+OUTPUT = "output.folder"
+DEFAULT_SERVER_FOLDER = Path("out") / "benchmark-server"
+"""Output folder if a server is named on the command line."""
+ADDRESS = re.compile(r"^(https?):/+")
+"""Beginning of the address of a server; a path has one slash in place of two."""
+
+Answer = dict[str, Any]
+AnySettings = BenchmarkSettings | TrainingBenchmarkSettings | ServingBenchmarkSettings
+
+
+def main(
+    run_file: Annotated[Path, Parameter(help="Artifact, or run file with [inference].")],
+    *overrides: Annotated[str, Parameter(help="More artifacts, and overrides as key.path=value.")],
+    training: Annotated[
+        bool, Parameter(help="Benchmark the training of a run file on 1, 2, 4 ... processes.")
+    ] = False,
+    serve: Annotated[
+        bool, Parameter(help="Benchmark a server: its URL, or an artifact that is served.")
+    ] = False,
+    dry_run: DryRun = False,
+    json: AsJson = False,
+) -> Answer:
+    """Measure the latency, throughput, energy and cost of artifacts.
+
+    With `--training`, measure the throughput of training and its scaling efficiency. With
+    `--serve`, measure the latency, throughput and cost of a server over HTTP.
+    """
+    settings: AnySettings
+    if training and serve:
+        raise SettingsError("--training and --serve exclude each other", "set one of them")
+    if training:
+        settings = commands.load_settings(TrainingBenchmarkSettings, run_file, overrides)
+    elif serve:
+        settings = load_server(run_file, overrides)
+    else:
+        settings = load((str(run_file), *overrides))
+    if dry_run:
+        return commands.show(plan(settings), as_json=json)
+    from regauge.evaluation.report import benchmarks
+
+    answer = _measure(settings)
+    document = benchmarks.read_benchmark(Path(answer["output"]) / BENCHMARK)
+    full_answer = {"output": answer["output"], **document}
+    commands.show(full_answer if json else answer, as_json=json)
+    _raise_if_worse(document)
+    return full_answer
+
+
+def load(arguments: tuple[str, ...]) -> BenchmarkSettings:
+    """Build the settings from artifacts or a run file, and overrides."""
+    from regauge.evaluation.benchmark import inference
+
+    paths = [Path(word) for word in arguments if "=" not in word or Path(word).exists()]
+    overrides = tuple(word for word in arguments if "=" in word and not Path(word).exists())
+    has_run_file = bool(paths) and paths[0].suffix in commands.RUN_FILE_SUFFIXES
+    run_file = paths.pop(0) if has_run_file else None
+    tables: config.Tables = {"output": {"folder": str(inference.DEFAULT_FOLDER)}}
+    if run_file is not None:
+        tables = commands.allow_user_code(run_file, config.read(run_file))
+    if paths:
+        artifacts = {"inference": {"artifacts": inference.name_artifacts(paths)}}
+        tables = config.merge(tables, artifacts)
+    tables = config.apply_overrides(tables, overrides, BenchmarkSettings)
+    if not tables.get("inference", {}).get("artifacts"):
+        remedy = "name artifacts, or add --training to benchmark the training of a run file"
+        raise SettingsError("no artifacts to benchmark", remedy)
+    source = str(run_file or "the command line")
+    return config.build(BenchmarkSettings, tables, commands.table_names(), source)
+
+
+def load_server(target: Path, overrides: tuple[str, ...]) -> ServingBenchmarkSettings:
+    """Build the settings from the address of a server, an artifact or a run file."""
+    if target.suffix in commands.RUN_FILE_SUFFIXES:
+        return commands.load_settings(ServingBenchmarkSettings, target, overrides)
+    text = str(target)
+    server = {"url": ADDRESS.sub(r"\1://", text)} if ADDRESS.match(text) else {"artifact": text}
+    tables: config.Tables = {"output": {"folder": str(DEFAULT_SERVER_FOLDER)}, "server": server}
+    tables = config.apply_overrides(tables, overrides, ServingBenchmarkSettings)
+    names = commands.table_names()
+    return config.build(ServingBenchmarkSettings, tables, names, "the command line")
+
+
+def plan(settings: AnySettings) -> Answer:
+    """Return the planned measurements; raises SettingsError for impossible ones."""
+    if isinstance(settings, TrainingBenchmarkSettings):
+        return _plan_training(settings)
+    if isinstance(settings, ServingBenchmarkSettings):
+        from regauge.evaluation.benchmark import serving
+
+        return serving.plan(settings)
+    from regauge.evaluation.benchmark import inference
+
+    return inference.plan(settings)
+
+
+def run(settings: AnySettings) -> Answer:
+    """Run the benchmark and write its results; return them as tables and texts.
+
+    Raises DifferenceError if the figures of a server are worse than those of the baseline.
+    """
+    from regauge.evaluation.report import benchmarks
+
+    answer = _measure(settings)
+    _raise_if_worse(benchmarks.read_benchmark(Path(answer["output"]) / BENCHMARK))
+    return answer
+
+
+def _measure(settings: AnySettings) -> Answer:
+    """Run the benchmark and write its results; return them as tables and texts."""
+    from regauge.evaluation.report import benchmarks
+    from regauge.system.json_files import write_sealed
+
+    folder = Path(settings.output.folder)
+    if isinstance(settings, TrainingBenchmarkSettings):
+        document = _run_training(settings)
+    elif isinstance(settings, ServingBenchmarkSettings):
+        from regauge.evaluation.benchmark import serving
+
+        document = serving.run(settings)
+    else:
+        from regauge.evaluation.benchmark import inference
+
+        document = inference.run(settings)
+    write_sealed(folder / BENCHMARK, document)
+    return {"output": str(folder), **benchmarks.write_benchmark_files(folder, document)}
+
+
+def _raise_if_worse(document: Answer) -> None:
+    """Raise DifferenceError if a benchmark is worse than its baseline."""
+    rows = document.get("regression", {}).get("rows", ())
+    worse = [row for row in rows if row["is_regression"]]
+    if worse:
+        first = worse[0]
+        change = f"{first['figure']} of {first['load']} changed by {first['change']:+.0%}"
+        count = f"{len(worse)} of {len(rows)} figures are worse than the baseline"
+        raise DifferenceError(f"{count}: {change}", "repeat it, or raise regression.max_regression")
+
+
+def _plan_training(settings: TrainingBenchmarkSettings) -> Answer:
+    """Return the short runs that the benchmark would do."""
+    from regauge.evaluation.benchmark import training
+    from regauge.training.dry_run import check_run_offline
+
+    refusal: Answer = {}
+    num_nodes, rows = training.count_nodes(settings), []
+    for num_processes in training.list_process_counts(settings):
+        short_run = training.build_short_run(settings, num_processes, 1)
+        refusal = refusal or check_run_offline(short_run)[1]
+        rows.append(
+            {
+                "processes": num_processes * num_nodes,
+                "global_batch_size": short_run.batch.rows,
+                "steps": short_run.stop.steps,
+                "learning_rate": short_run.optimizer.learning_rate,
+            }
+        )
+    return {
+        "output": settings.output.folder,
+        "scaling": settings.benchmark.scaling,
+        "repeats": settings.benchmark.repeats,
+        "runs": rows,
+        **refusal,
+    }
+
+
+def _run_training(settings: TrainingBenchmarkSettings) -> Answer:
+    """Do all short runs of a training benchmark; return the document with the results."""
+    from regauge.evaluation.benchmark import training
+    from regauge.evaluation.report import benchmarks
+    from regauge.training.dry_run import check_run
+
+    settings = settings.model_copy(update={"accelerator": training.choose_accelerator(settings)})
+    process_counts = training.list_process_counts(settings)
+    for num_processes in process_counts:
+        check_run(training.build_short_run(settings, num_processes, 1))
+    num_nodes, train = training.count_nodes(settings), commands.import_verb("train")
+    timed_steps: dict[int, list[Any]] = {num_processes: [] for num_processes in process_counts}
+    for repeat in range(1, settings.benchmark.repeats + 1):
+        for num_processes in process_counts:
+            short_run = training.build_short_run(settings, num_processes, repeat)
+            train.run(short_run)
+            folder = Path(short_run.output.folder)
+            timed_steps[num_processes].append(training.read_timed_steps(folder, settings.benchmark))
+    rows = [
+        training.build_row(training.build_short_run(settings, num_processes, 1), steps, num_nodes)
+        for num_processes, steps in timed_steps.items()
+    ]
+    path = Path(settings.output.folder) / BENCHMARK
+    earlier = benchmarks.read_benchmark(path) if path.exists() else {}
+    return training.build_document(settings, rows, earlier)

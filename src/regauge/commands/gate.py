@@ -1,0 +1,111 @@
+"""Compare a new model with the serving model, and refuse a regression."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regauge import commands, config
+from regauge.config import Settings
+from regauge.registry.pipelines.settings import GateOptions, RegistryModel, StageOutput
+from regauge.system import log
+from regauge.system.errors import DifferenceError, InconclusiveError
+from regauge.system.files import check_folder
+
+if TYPE_CHECKING:
+    from regauge.registry.pipelines.gate_check import GatedMetric
+    from regauge.registry.pipelines.serving_model import ServingModel
+
+
+class GateSettings(Settings):
+    """The gate of a new model."""
+
+    gate: GateOptions
+    """The evaluation and its limits."""
+    registry: RegistryModel | None = None
+    """The registry with the serving model; without it, the evaluation alone is read."""
+    output: StageOutput
+    """The folder of the record."""
+
+
+ROOT = GateSettings
+OUTPUT = "output.folder"
+
+
+def main(
+    run_file: commands.RunFile,
+    *overrides: commands.Override,
+    dry_run: commands.DryRun = False,
+    json: commands.AsJson = False,
+) -> dict[str, Any]:
+    """Compare the metrics of a new model with those of the serving model.
+
+    A regression beyond the band of a metric ends with exit code 68. Nothing is promoted.
+    """
+    settings = commands.load_settings(ROOT, run_file, overrides)
+    answer = plan(settings) if dry_run else run(settings)
+    return commands.show(answer, as_json=json)
+
+
+def plan(settings: GateSettings) -> dict[str, Any]:
+    """Return the evaluation that would be read, and its limits."""
+    check_folder(Path(settings.output.folder), "output.folder")
+    bands = {
+        name: band.model_dump(exclude_none=True) for name, band in settings.gate.metrics.items()
+    }
+    return {"evaluation": settings.gate.evaluation, "metrics": bands}
+
+
+def run(settings: GateSettings) -> dict[str, Any]:
+    """Compare and record the metrics; raises DifferenceError if one is outside of its band."""
+    from regauge.registry.pipelines.gate_check import GATE, check_metrics, dump_metrics
+
+    folder = Path(settings.output.folder)
+    check_folder(folder, "output.folder")
+    metrics = check_metrics(settings.gate)
+    serving = _check_serving(settings)
+    failures = [metric for metric in metrics if not metric.passed]
+    version = None if serving is None else serving.version
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {
+        "passed": not failures,
+        "serving_version": version,
+        "evaluation": settings.gate.evaluation,
+        "metrics": dump_metrics(metrics),
+    }
+    config.save(folder / GATE, record)
+    if failures:
+        raise _build_refusal(failures, version)
+    if serving is None:
+        log.logger.info("no model serves yet; only fixed limits were checked")
+    return {"gate": str(folder / GATE), **record}
+
+
+def _build_refusal(failures: list[GatedMetric], version: str | None) -> DifferenceError:
+    """Return the error of a new model that the gate refuses."""
+    first = failures[0]
+    more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+    keeps = "no model is promoted" if version is None else f"version {version} keeps serving"
+    problem = f"the gate refuses the new model, {keeps}: {first.describe_failure()}{more}"
+    return DifferenceError(problem, f"improve the model, or change gate.metrics.'{first.name}'")
+
+
+def _check_serving(settings: GateSettings) -> ServingModel | None:
+    """Return the serving model; None if there is none.
+
+    Raises InconclusiveError if it is not the model that was evaluated.
+    """
+    from regauge.registry.pipelines.gate_check import read_serving_table
+    from regauge.registry.pipelines.serving_model import find_serving
+
+    if settings.registry is None:
+        return None
+    options, serving = settings.gate, find_serving(settings.registry)
+    evaluated = read_serving_table(options)["settings"]["models"].get(options.serving)
+    if serving is None and evaluated is None:
+        return None
+    if serving is None or evaluated is None or Path(evaluated) != Path(serving.artifact):
+        actual = "no model" if serving is None else f"version {serving.version}"
+        problem = f"{actual} serves, but '{options.serving}' in the evaluation is {evaluated}"
+        raise InconclusiveError(problem, "evaluate the serving model again")
+    return serving

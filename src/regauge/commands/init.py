@@ -1,0 +1,107 @@
+"""Write the run file of a recipe or an example; without a name, list them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from regauge import commands
+from regauge.commands._recipes.settings import DESCRIPTIONS
+from regauge.system import choices
+from regauge.system.errors import SettingsError
+
+if TYPE_CHECKING:
+    from cyclopts.completion import CompletionContext
+
+
+def complete_name(context: CompletionContext) -> dict[str, str]:
+    """Return the recipes and examples that begin with a word, for shell completion."""
+    descriptions = DESCRIPTIONS | {
+        stem: _read_description(path) for stem, path in _list_examples().items()
+    }
+    return {
+        name: description
+        for name, description in descriptions.items()
+        if name.startswith(context.incomplete)
+    }
+
+
+def main(
+    name: Annotated[
+        str | None,
+        Parameter(
+            help="Name of a recipe or of an example, such as classify.", completer=complete_name
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None, Parameter(help="File to write; by default <name>.toml in this folder.")
+    ] = None,
+    *,
+    data: Annotated[
+        Path | None, Parameter(help="File with your records; it decides fields and limits.")
+    ] = None,
+    model: Annotated[
+        str | None, Parameter(help="Start model: a folder, a run, or a name on the Hub.")
+    ] = None,
+    json: commands.AsJson = False,
+) -> dict[str, Any]:
+    """Write the run file of a recipe for your data, or an example; never overwrites a file."""
+    examples = _list_examples()
+    if name is None:
+        answer = {
+            "recipes": [
+                {"name": recipe, "description": description}
+                for recipe, description in DESCRIPTIONS.items()
+            ],
+            "examples": [
+                {"name": stem, "description": _read_description(path)}
+                for stem, path in examples.items()
+            ],
+        }
+        return commands.show(answer, as_json=json)
+    if name not in {*DESCRIPTIONS, *examples}:
+        remedy = choices.did_you_mean(name, [*DESCRIPTIONS, *examples])
+        raise SettingsError(f"no recipe or example '{name}'", remedy)
+    target = Path(f"{name}.toml") if file is None else Path(file)
+    if name in DESCRIPTIONS:
+        from regauge.commands._recipes.writing import write_recipe
+
+        text, description = write_recipe(name, str(target), data, model), DESCRIPTIONS[name]
+    elif data or model:
+        recipes = ", ".join(DESCRIPTIONS)
+        raise SettingsError(f"'{name}' is an example, not a recipe", f"choose from: {recipes}")
+    else:
+        text = examples[name].read_text(encoding="utf-8")
+        description = _read_description(examples[name])
+    _write_new_file(target, text)
+    return commands.show({"path": str(target), "description": description}, as_json=json)
+
+
+def find_folder() -> Path:
+    """Return the folder of the example run files, in the installed package or in the repository."""
+    installed = choices.PACKAGE / "examples"
+    return installed if installed.is_dir() else choices.PACKAGE.parent.parent / "runs"
+
+
+def _list_examples() -> dict[str, Path]:
+    """Return the files of the example run files by name, sorted."""
+    return {path.stem: path for path in sorted(find_folder().glob("*.toml"))}
+
+
+def _write_new_file(path: Path, text: str) -> None:
+    """Write a file; raises SettingsError if it exists or if its folder does not exist."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise SettingsError(f"{path} exists", "name another file to write") from None
+    except FileNotFoundError:
+        raise SettingsError(f"no folder {path.parent}", "create it, or name another file") from None
+
+
+def _read_description(path: Path) -> str:
+    """Return the comment in the first line of a run file."""
+    first_line = path.read_text(encoding="utf-8").partition("\n")[0]
+    return first_line.removeprefix("#").strip() if first_line.startswith("#") else ""

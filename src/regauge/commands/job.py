@@ -1,0 +1,149 @@
+"""Follow, cancel or clean up a job that `launch` submitted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from regauge import commands
+from regauge.jobs.job_progress import add_progress
+from regauge.jobs.planning import select_launcher
+from regauge.jobs.settings import Launch
+from regauge.jobs.targets import Handle, JobStatus, LogRequest
+from regauge.system import log, stop_signals
+from regauge.system.errors import ChildError, TransientError
+
+if TYPE_CHECKING:
+    from regauge.jobs.targets import Launcher
+
+Action = Literal["status", "events", "logs", "cancel", "wait", "cleanup"]
+POLL_SECONDS = 2.0
+UNKNOWN_SECONDS = 30.0
+"""Time after which `wait` ends for a job whose state is unknown."""
+FAILED, CANCELLED = 1, 130
+"""Exit codes of `wait` for a job whose scheduler reports no exit code."""
+
+
+def main(
+    action: Annotated[Action, Parameter(help="Action on the job.")],
+    handle: Annotated[str, Parameter(help="Handle that `launch` printed: target://context/id.")],
+    *,
+    why: Annotated[
+        bool, Parameter(help="With status: also print the reasons that the scheduler reports.")
+    ] = False,
+    rank: Annotated[
+        int | None, Parameter(help="With logs: the rank; by default the leader.")
+    ] = None,
+    attempt: Annotated[
+        int | None, Parameter(help="With logs: the attempt; by default the last one.")
+    ] = None,
+    follow: Annotated[
+        bool, Parameter(help="With logs: wait for new lines until the job ends.")
+    ] = False,
+    timeout: Annotated[
+        float | None, Parameter(help="With wait: maximum seconds; then the exit code is 75.")
+    ] = None,
+    json: commands.OutputFormat = commands.TEXT,
+) -> dict[str, Any]:
+    """Read the state of a job from its scheduler, wait for it, cancel it, or clean up after it.
+
+    The exit code of `wait` is that of the job.
+    """
+    address = Handle.parse(handle)
+    launcher = select_launcher(Launch(), address.target)
+    if action == "logs":
+        request = LogRequest(rank, attempt, follow)
+        return _print_log(launcher, address, request, as_json=json.is_json)
+    if action == "events":
+        events = [event._asdict() for event in launcher.list_events(address)]
+        return commands.show({"events": events}, as_json=json.is_json)
+    if action == "cleanup":
+        leftovers = [leftover._asdict() for leftover in launcher.clean_up(address)]
+        return commands.show({"leftovers": leftovers}, as_json=json.is_json)
+    if action == "cancel":
+        launcher.cancel(address)
+    if action == "wait":
+        status = _wait(launcher, address, timeout)
+    else:
+        status = add_progress(launcher.find_status(address))
+    answer = commands.show(describe_status(status, with_reasons=why), as_json=json.is_json)
+    if action == "wait":
+        _check_success(status)
+    return answer
+
+
+def describe_status(status: JobStatus, *, with_reasons: bool) -> dict[str, Any]:
+    """Return a status as JSON-ready values, without unknown values.
+
+    The reason of a job that starts, runs or has succeeded is included if `with_reasons` is set.
+    """
+    document = _drop_unknown(asdict(status))
+    for key in {"nodes", "stages"} & document.keys():
+        document[key] = [_drop_unknown(row) for row in document[key]]
+    document["handle"] = str(status.handle)
+    if not with_reasons and status.state in ("starting", "running", "succeeded"):
+        document.pop("reason", None)
+    return document
+
+
+def _drop_unknown(document: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if value not in (None, (), "")}
+
+
+def _print_log(
+    launcher: Launcher, handle: Handle, request: LogRequest, *, as_json: bool
+) -> dict[str, Any]:
+    """Print the lines of a log; Python callers and `--json` get all lines at the end."""
+    lines = launcher.read_log(handle, request)
+    if as_json or log.is_embedded():
+        return commands.show({"lines": list(lines)}, as_json=as_json)
+    for line in lines:
+        log.stdout.print(line, markup=False, highlight=False, soft_wrap=True)
+    return {}
+
+
+def _wait(launcher: Launcher, handle: Handle, timeout: float | None) -> JobStatus:
+    """Return the status of a job when it has ended.
+
+    A scheduler that does not answer counts as an unknown state. Raises TransientError after the
+    timeout, or if the state remains unknown.
+    """
+    began_at = known_at = time.monotonic()
+    while not (status := _find_status(launcher, handle)).is_final:
+        now = time.monotonic()
+        if timeout is not None and now - began_at >= timeout:
+            raise TransientError(f"{handle} is {status.state} after {timeout:g} s", "wait again")
+        if status.state != "unknown":
+            known_at = now
+        elif now - known_at >= UNKNOWN_SECONDS:
+            problem = f"the state of {handle} is unknown: {status.reason}"
+            remedy = f"wait again, or remove it with: regauge job cleanup {handle}"
+            raise TransientError(problem, remedy)
+        stop_signals.check_stop()
+        time.sleep(POLL_SECONDS)
+    return add_progress(status)
+
+
+def _find_status(launcher: Launcher, handle: Handle) -> JobStatus:
+    """Return the status of a job; `unknown` if its scheduler does not answer."""
+    try:
+        return launcher.find_status(handle)
+    except TransientError as error:
+        return JobStatus(handle, "unknown", error.problem)
+
+
+def _check_success(status: JobStatus) -> None:
+    """Raise ChildError with the exit code of a job that did not succeed."""
+    if status.state == "succeeded":
+        return
+    default = CANCELLED if status.state == "cancelled" else FAILED
+    message = f"{status.handle} {status.state}"
+    if status.failure is not None and status.failure.message:
+        message += f": {status.failure.message}"
+    elif status.state == "failed" and status.reason:
+        message += f": {status.reason}"
+    remedy = f"read it with: regauge job logs {status.handle}"
+    raise ChildError(status.exit_code or default, f"{message}; {remedy}")

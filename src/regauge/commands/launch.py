@@ -1,0 +1,131 @@
+"""Run a verb on a scheduler: Slurm, AWS Batch, Kubernetes, Ray, or simulated nodes here."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from regauge import commands, config
+from regauge.jobs.job_spec import LaunchRequest, StageRequest
+from regauge.jobs.planning import check_lints, describe_plan, plan_job, select_launcher
+from regauge.jobs.settings import LaunchSettings
+from regauge.jobs.targets import LaunchPlan
+from regauge.planner.run_plans.job_forecast import forecast_job
+from regauge.planner.run_plans.plan_document import format_answer
+from regauge.system import choices, log
+from regauge.system.errors import SettingsError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROOT = LaunchSettings
+VERBS = ("compile", "evaluate", "export", "pipeline", "predict", "prepare", "train")
+"""Verbs that can run as a job; the stages of a pipeline are a job each."""
+PIPELINE = "pipeline"
+PREFIX = "launch."
+"""Overrides with this prefix change the job, not the launched verb."""
+
+
+def main(
+    run_file: commands.RunFile,
+    verb: Annotated[str, Parameter(help="Verb to run, such as train or predict.")],
+    *overrides: commands.Override,
+    on: Annotated[
+        str, Parameter(help="Target: local, slurm, aws_batch, kubernetes or ray.")
+    ] = "local",
+    dry_run: commands.DryRun = False,
+    rehearse: Annotated[
+        bool, Parameter(help="Run the job here with small shapes and the loss of a node.")
+    ] = False,
+    json: commands.OutputFormat = commands.TEXT,
+) -> dict[str, Any]:
+    """Submit a verb of a run file as a job, and print its handle for `regauge job`.
+
+    With --dry-run, print the exact documents and commands instead, without network or credentials.
+    """
+    if dry_run and rehearse:
+        problem = "--dry-run runs nothing, and --rehearse runs the job"
+        raise SettingsError(problem, "use one of them")
+    request, settings = read_request(run_file, verb, overrides)
+    launcher = select_launcher(settings.launch, on)
+    plan = plan_job(request, settings.launch, launcher)
+    warnings = [f"{lint.problem}; {lint.remedy}" for lint in check_lints(plan)]
+    if rehearse:
+        from regauge.jobs.rehearsal import rehearse_job
+
+        report = rehearse_job(request, settings.launch, launcher)
+        return commands.show(report.to_document(), as_json=json.is_json)
+    answer = describe_plan(plan) | {"warnings": warnings}
+    machine = plan.job.machine
+    if verb == "train" and machine is not None:
+        answer["forecast"] = forecast_job(
+            request.tables, run_file, machine.name, plan.job.max_nodes
+        )
+    if not json.is_json:
+        _print_plan(plan, answer, with_documents=dry_run)
+    if not dry_run:
+        answer["handle"] = str(launcher.submit(plan))
+    if json.is_json:
+        log.print_json(answer)
+    elif not dry_run:
+        commands.show({"handle": answer["handle"]}, as_json=False)
+    return answer
+
+
+def read_request(
+    run_file: commands.RunFile, verb: str, overrides: tuple[str, ...]
+) -> tuple[LaunchRequest, LaunchSettings]:
+    """Read a run file for a verb and check its tables; raises SettingsError."""
+    root = _find_root(verb)
+    is_pipeline = verb == PIPELINE
+    job_overrides = tuple(text for text in overrides if text.startswith(PREFIX))
+    tables = config.apply_overrides(
+        config.read(run_file), job_overrides if is_pipeline else overrides, LaunchSettings, root
+    )
+    tables = commands.allow_user_code(run_file, tables)
+    known = tuple({*LaunchSettings.model_fields, *root.model_fields})
+    names = known if tables.keys() <= set(known) else commands.table_names()
+    settings = config.build(LaunchSettings, tables, names, str(run_file))
+    verb_overrides = tuple(text for text in overrides if not text.startswith(PREFIX))
+    if is_pipeline:
+        return _read_pipeline(run_file, verb_overrides), settings
+    config.build(root, tables, names, str(run_file))
+    return LaunchRequest(run_file, verb, verb_overrides, tables), settings
+
+
+def _read_pipeline(run_file: Path, overrides: tuple[str, ...]) -> LaunchRequest:
+    """Return the request of a pipeline; its stages are read, and no data."""
+    from regauge.commands._stages.pipeline_file import read_pipeline_file, resolve_without_data
+
+    pipeline = read_pipeline_file(run_file, overrides)
+    stages = tuple(
+        StageRequest(
+            stage.name,
+            stage.verb.partition(" ")[0],
+            config.dump(stage.settings, with_defaults=False),
+        )
+        for stage in resolve_without_data(pipeline)
+    )
+    tables = {**pipeline.shared, "output": {"folder": str(pipeline.folder)}}
+    return LaunchRequest(run_file, PIPELINE, overrides, tables, stages)
+
+
+def _find_root(verb: str) -> type[config.Settings]:
+    """Return the settings root of a verb; raises SettingsError if it cannot be launched."""
+    if verb not in VERBS:
+        remedy = choices.did_you_mean(verb, VERBS)
+        raise SettingsError(f"'{verb}' cannot be launched", remedy)
+    root: type[config.Settings] = commands.import_verb(verb).ROOT
+    return root
+
+
+def _print_plan(plan: LaunchPlan, answer: dict[str, Any], *, with_documents: bool) -> None:
+    """Print a plan before the job is submitted: commands, notes, price and forecast."""
+    for document in plan.documents if with_documents else ():
+        log.stdout.print(f"# {document.name}\n{document.text}", markup=False, soft_wrap=True)
+    names = ("commands", "notes", "restart_policy", "price", "forecast", "warnings")
+    lines = [shlex.join(command) for command in plan.commands]
+    shown = {"commands": lines} | {key: answer[key] for key in names[1:] if answer.get(key)}
+    commands.show(format_answer(shown), as_json=False)

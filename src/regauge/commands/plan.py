@@ -1,0 +1,105 @@
+"""Plan a run before it starts: whether it fits, how long it takes, what it costs, and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from regauge import commands
+from regauge.commands import _plan_text
+from regauge.planner.search.plan_options import DEFAULT_MAX_NODES, Machines, Purpose
+from regauge.system.errors import SettingsError
+from regauge.system.garbage import pause_collection
+
+
+def main(  # noqa: PLR0913 - the flags of the command line
+    subject: Annotated[
+        Path, Parameter(help="Run file; with --serve and --predict the folder of an artifact.")
+    ],
+    *overrides: commands.Override,
+    on: Annotated[
+        str | None, Parameter(help="Machine type and count, such as p5.48xlarge:16.")
+    ] = None,
+    compare: Annotated[
+        str | None, Parameter(help="Machine types to compare, such as p5.48xlarge:2,p4d.24xlarge.")
+    ] = None,
+    cheapest: Annotated[bool, Parameter(help="Search all machine types and settings.")] = False,
+    deadline: Annotated[
+        str | None, Parameter(help="Longest time of the run, such as 7d, 12h or 90m.")
+    ] = None,
+    max_nodes: Annotated[
+        int, Parameter(help="Largest number of machines of a search.")
+    ] = DEFAULT_MAX_NODES,
+    to_target: Annotated[
+        Path | None, Parameter(help="Folder of a short run: plan the time to stop.target.")
+    ] = None,
+    serve: Annotated[
+        float | None, Parameter(help="Requests per second: plan a server of an artifact.")
+    ] = None,
+    predict: Annotated[
+        int | None, Parameter(help="Number of rows: plan batch inference with an artifact.")
+    ] = None,
+    slo_ms: Annotated[
+        float | None, Parameter(help="With --serve: milliseconds that a request may take.")
+    ] = None,
+    lengths: Annotated[
+        Path | None, Parameter(help="With --serve, --predict: a prepared dataset with lengths.")
+    ] = None,
+    stage: Annotated[
+        str | None, Parameter(help="Stage of a pipeline's run file; by default the only one.")
+    ] = None,
+    probe: Annotated[
+        bool, Parameter(help="Measure 20 steps on this machine first, and plan the run on it.")
+    ] = False,
+    show_all: Annotated[
+        bool, Parameter(name="--all", help="List all options of a search.")
+    ] = False,
+    explain: Annotated[
+        bool, Parameter(help="Print each formula with its numbers, and the nearest measured rows.")
+    ] = False,
+    json: commands.OutputFormat = commands.TEXT,
+) -> dict[str, Any]:
+    """Plan memory, time and dollars of a run without an accelerator, and rank machine types.
+
+    Every prediction has p10 to p90. No network is used, and only --probe computes.
+    """
+    machines = Machines(on, compare, cheapest, deadline, max_nodes, probe, show_all)
+    purpose = Purpose(to_target, serve, predict, slo_ms, lengths)
+    with pause_collection():
+        answer = _plan(subject, overrides, stage, machines, purpose, explain=explain)
+    return _plan_text.show(answer, as_json=json.is_json)
+
+
+def _plan(
+    subject: Path,
+    overrides: tuple[str, ...],
+    stage: str | None,
+    machines: Machines,
+    purpose: Purpose,
+    *,
+    explain: bool,
+) -> dict[str, Any]:
+    """Return the plan of an artifact, or of a training run, which is probed first if requested."""
+    if purpose.serve is not None or purpose.predict is not None:
+        from regauge.planner.search.inference_plans import plan_inference, read_price
+
+        return plan_inference(subject, machines, purpose, read_price(overrides, stage))
+    _check_training(purpose)
+    from regauge.planner.search import training_plans
+    from regauge.planner.search.select_machines import check_machines
+
+    tables = training_plans.read_tables(subject, overrides, stage)
+    request = training_plans.read_run(tables, subject)
+    check_machines(machines)
+    probes = training_plans.probe_machine(request, tables) if machines.probe else ()
+    return training_plans.plan_run(request, machines, purpose.to_target, probes, explain=explain)
+
+
+def _check_training(purpose: Purpose) -> None:
+    """Raise SettingsError for options that only a plan of inference has."""
+    for name in ("slo_ms", "lengths"):
+        if getattr(purpose, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise SettingsError(f"{option} needs --serve or --predict", "add one of them")

@@ -1,0 +1,284 @@
+"""Prepares datasets: read, split, train the tokenizer; then per layout: encode, write shards.
+
+The first three phases are shared by all row layouts; a layout without a name is the only one. The
+work on each piece is committed by a rename, so a stopped job can resume at any moment. The bytes of
+a dataset depend on the inputs alone, and not on the processes.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regauge import config
+from regauge.data import tokenizer
+from regauge.data.dataset import REJECTED
+from regauge.data.layouts import build_layout
+from regauge.data.prepare import process_pool, read_records, split, workdir
+from regauge.data.prepare.dataset_build import DatasetBuild, PhaseCounts, SharedPhases
+from regauge.data.prepare.filters import RecordFilter
+from regauge.data.prepare.split import SplitRules
+from regauge.data.settings import unwrap_single
+from regauge.system import hub
+from regauge.system.choices import did_you_mean
+from regauge.system.errors import (
+    DataError,
+    PreflightError,
+    RegaugeError,
+    SettingsError,
+    TransientError,
+)
+from regauge.system.log import logger
+from regauge.system.units import MEGA
+
+if TYPE_CHECKING:
+    from regauge.data.layouts import Layout
+    from regauge.data.prepare.settings import Validation
+    from regauge.data.settings import Filter, RowLayout, SplitSettings, TokenizerSettings
+    from regauge.data.sources import Piece, Source
+
+SOURCE_KEYS = ("source", "validation.source")
+"""The keys of the sources of training and validation records."""
+DISK_FOR_RECORDS = 2
+"""Disk space per byte of input text for fields, hashes and signatures."""
+DISK_FOR_ROWS = 3
+"""Peak disk space per byte of input text for the token ids and shards of one layout."""
+
+
+@dataclass(frozen=True)
+class PrepareJob:
+    """The inputs and the output folder of `prepare`; `processes` does not affect the bytes."""
+
+    folder: Path
+    """Folder of the dataset, or of the datasets if layouts have names."""
+    source: Source
+    tokenizer: TokenizerSettings
+    layouts: dict[str, RowLayout]
+    """Row layouts by name; UNNAMED for a single one."""
+    split: SplitSettings
+    filter: Filter = field(default_factory=dict)
+    validation: Validation | None = None
+    processes: int = 1
+    overwrite: bool = False
+    """Whether to replace a dataset in the folder, when the new one is complete."""
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The source of the training records, and the source of validation records, if any."""
+        return (self.source, *([self.validation.source] if self.validation else []))
+
+    @property
+    def split_rules(self) -> SplitRules:
+        """Everything that decides the split of a record."""
+        return SplitRules(
+            self.split,
+            drop_duplicates=tuple(source.duplicates == "drop" for source in self.sources),
+            validation=self.validation.near_duplicates if self.validation else None,
+            division_remedy=self.source.division_remedy(),
+        )
+
+    def build_layouts(self) -> dict[str, Layout]:
+        """Return the layouts by name."""
+        return {name: build_layout(rows) for name, rows in self.layouts.items()}
+
+    def resolve_tokenizer(self) -> TokenizerSettings:
+        """Return the settings of the tokenizer with a local folder for its path."""
+        if self.tokenizer.path is None:
+            return self.tokenizer
+        folder = str(hub.resolve_tokenizer(self.tokenizer.path))
+        return self.tokenizer.model_copy(update={"path": folder})
+
+    def collect_inputs(self) -> workdir.BuildInputs:
+        """Return everything that determines the bytes; raises DataError for an empty source."""
+        tables: dict[str, Any] = {
+            "source": config.dump(self.source),
+            "tokenizer": config.dump(self.tokenizer),
+            "rows": unwrap_single(
+                {name: layout.to_document() for name, layout in self.build_layouts().items()}
+            ),
+            "split": config.dump(self.split),
+        }
+        limits = {
+            name: limit.model_dump(exclude_defaults=True) for name, limit in self.filter.items()
+        }
+        if any(limits.values()):
+            tables["filter"] = limits
+        if self.tokenizer.path:
+            folder = Path(str(self.resolve_tokenizer().path))
+            tables["tokenizer"]["sha256"] = tokenizer.hash_tokenizer(folder)
+        validation: tuple[Piece, ...] = ()
+        if self.validation is not None:
+            tables["validation"] = config.dump(self.validation)
+            validation = _list_validation_pieces(self.validation.source)
+        pieces = self.source.list_pieces()
+        return workdir.BuildInputs(
+            tables, (*pieces, *validation), tuple(self.layouts), len(validation)
+        )
+
+
+def prepare_datasets(job: PrepareJob) -> workdir.Manifests:
+    """Prepare the datasets of a job unless they exist; return their manifests by name."""
+    inputs = job.collect_inputs()
+    check_job(job)
+    if job.overwrite:
+        workdir.check_replaceable(job.folder)
+    elif manifests := workdir.find_finished(job.folder, inputs):
+        logger.info(f"{job.folder} is already prepared; nothing to do")
+        return manifests
+    check_disk(job, inputs.pieces)
+    try:
+        with (
+            workdir.BuildDir(job.folder, inputs, overwrite=job.overwrite) as build_dir,
+            process_pool.ProcessPool(job.processes) as pool,
+        ):
+            manifests = build_dir.read_manifests() or _run_phases(job, inputs, build_dir, pool)
+            build_dir.commit(manifests)
+        for name in manifests:
+            _log_rejected(job.folder / name / REJECTED)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        remedy = "free disk space and run again; it resumes"
+        raise TransientError(f"no space left for {job.folder}", remedy) from None
+    return manifests
+
+
+def check_job(job: PrepareJob) -> None:
+    """Raise SettingsError for invalid settings that can be detected before reading."""
+    settings = job.resolve_tokenizer()
+    for layout in job.build_layouts().values():
+        layout.check_inputs(settings)
+    for name, source in zip(SOURCE_KEYS, job.sources, strict=False):
+        if field_names := source.field_names():
+            check_fields(job, field_names, name)
+
+
+def check_fields(job: PrepareJob, field_names: tuple[str, ...], source_key: str) -> None:
+    """Raise SettingsError if a layout, a filter or the split uses a field that no record has."""
+    try:
+        _check_fields(job, field_names)
+    except SettingsError as error:
+        raise (error if source_key == "source" else error.add_location(source_key)) from None
+
+
+def _check_fields(job: PrepareJob, field_names: tuple[str, ...]) -> None:
+    for layout in job.build_layouts().values():
+        layout.check_fields(field_names)
+    group_fields = (job.split.group_by,) if job.split.group_by else ()
+    for name in (*job.filter, *group_fields):
+        if name not in field_names:
+            raise SettingsError(
+                f"the source has no field '{name}' with a value", did_you_mean(name, field_names)
+            )
+
+
+def check_disk(job: PrepareJob, pieces: tuple[Piece, ...]) -> None:
+    """Raise PreflightError if the disk is too small for the estimated size of the datasets."""
+    folder = job.folder
+    parent = next(path for path in (folder, *folder.parents) if path.is_dir())
+    disk_per_byte = DISK_FOR_RECORDS + DISK_FOR_ROWS * len(job.layouts)
+    needed_bytes = disk_per_byte * sum(piece.text_bytes for piece in pieces)
+    partial_folder = folder.with_name(f"{folder.name}.partial")
+    present_bytes = sum(path.stat().st_size for path in partial_folder.rglob("*") if path.is_file())
+    free_bytes = shutil.disk_usage(parent).free
+    if free_bytes < needed_bytes - present_bytes:
+        raise PreflightError(
+            f"{parent} has {free_bytes / MEGA:.0f} MB free; about {needed_bytes / MEGA:.0f} MB"
+            " are needed",
+            "free disk space, or choose another data.path",
+        )
+
+
+def _run_phases(
+    job: PrepareJob,
+    inputs: workdir.BuildInputs,
+    build_dir: workdir.BuildDir,
+    pool: process_pool.ProcessPool,
+) -> workdir.Manifests:
+    if build_dir.is_resumed:
+        logger.info(f"resuming in {build_dir.folder}")
+    builds = [DatasetBuild(name, layout, build_dir) for name, layout in job.build_layouts().items()]
+    items = [
+        read_records.NumberedPiece(index, piece, is_validation=index >= inputs.num_training)
+        for index, piece in enumerate(inputs.pieces)
+    ]
+    records_folder, rules = build_dir.scratch / "read", job.split_rules
+    read_piece = partial(
+        read_records.read_piece_of_any,
+        job.sources,
+        RecordFilter(job.filter, job.split.group_by),
+        records_folder,
+        with_signatures=rules.needs_signatures,
+        with_class_names=any(build.layout.label_fields() for build in builds),
+    )
+    counts = read_records.process_pieces(pool, records_folder, items, read_piece, "read")
+    _check_records(job, items, counts, builds)
+    decisions, warnings = split.decide_splits(build_dir.scratch, items, counts, rules)
+    settings = job.resolve_tokenizer()
+    folder = split.build_tokenizer(build_dir.scratch, len(items), settings, decisions)
+    loaded_tokenizer = tokenizer.LoadedTokenizer(folder)
+    if loaded_tokenizer.omits_unknown_characters:
+        warning = "the tokenizer %s has no unknown token: it leaves out unknown characters"
+        logger.warning(warning, job.tokenizer.path)
+    for build in builds:
+        build.layout.check_tokenizer(loaded_tokenizer)
+    first_numbers = accumulate((piece_counts["records"] for piece_counts in counts), initial=0)
+    numbered = [
+        item._replace(first_record=first, class_names=piece_counts.get("class_names"))
+        for item, first, piece_counts in zip(items, first_numbers, counts, strict=False)
+    ]
+    shared = SharedPhases(inputs.settings, numbered, counts, folder, loaded_tokenizer, warnings)
+    return {build.name: build.build(shared, pool) for build in builds}
+
+
+def _check_records(
+    job: PrepareJob,
+    items: list[read_records.NumberedPiece],
+    counts: list[read_records.Counts],
+    builds: list[DatasetBuild],
+) -> None:
+    """Raise an error if no row can be made of a source: it has no records, or they lack fields."""
+    for number, key in enumerate(SOURCE_KEYS[: len(job.sources)]):
+        pairs = zip(items, counts, strict=True)
+        selected = [piece_counts for item, piece_counts in pairs if item.is_validation == number]
+        if names := {name for piece_counts in selected for name in piece_counts["field_names"]}:
+            check_fields(job, tuple(names), key)
+        if sum(piece_counts["records"] for piece_counts in selected):
+            continue
+        rejected = [build.gather_rejected(len(counts)) for build in builds]
+        phase_counts = PhaseCounts(selected)
+        if phase_counts.sum_counts("skipped"):
+            reasons = phase_counts.format_counts("skipped", "rejected")
+            raise DataError(f"no record is left ({reasons})", f"correct filter or {key}")
+        if reasons := phase_counts.format_counts("rejected"):
+            remedy = phase_counts.suggest_correction(f"correct {key}")
+            problem = f"all records are rejected ({reasons})"
+            raise DataError(problem, f"{remedy}; see the records in {rejected[0]}")
+        noun = "the validation source" if number else "the source"
+        raise DataError(f"{noun} has no records", f"correct {key} in the run file")
+
+
+def _log_rejected(path: Path) -> None:
+    """Log the number of rejected records by reason, and their file."""
+    with path.open(encoding="utf-8") as file:
+        reasons = Counter(json.loads(line)["reason"] for line in file)
+    if reasons:
+        counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+        logger.warning(f"rejected records: {reasons.total()} ({counts}), see {path}")
+
+
+def _list_validation_pieces(source: Source) -> tuple[Piece, ...]:
+    """Return the pieces of the validation source; their names differ from those of the source."""
+    try:
+        pieces = source.list_pieces()
+    except RegaugeError as error:
+        remedy = error.remedy.replace("source.", f"{SOURCE_KEYS[1]}.")
+        raise type(error)(f"{SOURCE_KEYS[1]}: {error.problem}", remedy) from None
+    return tuple(piece._replace(name=f"{SOURCE_KEYS[1]}: {piece.name}") for piece in pieces)

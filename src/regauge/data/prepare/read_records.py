@@ -1,0 +1,245 @@
+"""Phase 1 of `prepare`: reads each piece into a file of records with hashes and signatures.
+
+    read/000007.arrow           records: file, location, fields (JSON), hash, perhaps a signature
+    read/000007.rejected.jsonl  input that could not be used
+    read/000007.json            counts; the piece is done if this file exists
+
+A file is written under a temporary name and renamed, so a file with a piece's name is complete.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import pyarrow as pa
+
+from regauge.data import duplicates
+from regauge.data.prepare.phase_progress import PhaseProgress
+from regauge.data.sources import Record, Rejected, Skipped, reject_undecodable
+from regauge.system.errors import DataError
+from regauge.system.files import replace_atomically, write_atomic
+from regauge.system.json_files import find_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from types import TracebackType
+
+    from regauge.data.prepare.filters import RecordFilter
+    from regauge.data.prepare.process_pool import ProcessPool
+    from regauge.data.sources import Piece, Source, SourceItem
+
+SCHEMA = pa.schema(
+    [
+        ("file", pa.string()),
+        ("location", pa.string()),
+        ("fields", pa.large_string()),
+        ("hash", pa.binary(duplicates.HASH_BYTES)),
+        ("signature", pa.binary(duplicates.SIGNATURE_BYTES)),
+    ]
+)
+"""Columns of a file of records."""
+SCHEMA_WITHOUT_SIGNATURE = pa.schema(list(SCHEMA)[:-1])
+"""The same columns if near-duplicates are not searched."""
+RECORDS_PER_BATCH = 1024
+MAX_BATCH_CHARACTERS = 2**22
+"""Maximum number of characters of a batch that is held in memory."""
+Counts = dict[str, Any]
+"""Counts of a piece by kind, and of `rejected` and others by reason; JSON-ready."""
+
+
+class NumberedPiece(NamedTuple):
+    """A piece, its index in the order of the source, and the number of its first record."""
+
+    piece_index: int
+    piece: Piece
+    first_record: int = 0
+    is_validation: bool = False
+    """Whether the piece is one of the validation source."""
+    class_names: dict[str, tuple[str, ...]] | None = None
+    """Names that the source declares for the integers of a field, by field."""
+
+
+def read_piece(
+    source: Source,
+    record_filter: RecordFilter,
+    folder: Path,
+    numbered_piece: NumberedPiece,
+    *,
+    with_signatures: bool = True,
+    with_class_names: bool = False,
+) -> tuple[int, Counts]:
+    """Read a piece into a file of records; return its index and counts.
+
+    With `with_class_names`, the counts have the class names that the source declares.
+    """
+    schema = SCHEMA if with_signatures else SCHEMA_WITHOUT_SIGNATURE
+    batch: list[Record] = []
+    counts: Counts = {"records": 0, "text_bytes": 0}
+    counts |= {kind: Counter() for kind in ("rejected", "skipped", "field_names")}
+    if with_class_names:
+        counts["class_names"] = source.class_names(numbered_piece.piece)
+    num_characters = 0
+    items = _read_checked(source, numbered_piece.piece)
+    with PieceWriter(folder, numbered_piece.piece_index, schema) as output:
+        for item in record_filter.apply(_count_fields(items, counts["field_names"])):
+            if isinstance(item, Rejected):
+                output.write_rejected(item)
+                counts["rejected"][item.reason] += 1
+                continue
+            if isinstance(item, Skipped):
+                counts["skipped"][item.reason] += 1
+                continue
+            batch.append(item)
+            num_characters += sum(
+                len(value) for value in item.fields.values() if isinstance(value, str)
+            )
+            if len(batch) == RECORDS_PER_BATCH or num_characters > MAX_BATCH_CHARACTERS:
+                output.write(_build_batch(batch, counts, schema))
+                batch, num_characters = [], 0
+        if batch:
+            output.write(_build_batch(batch, counts, schema))
+    return numbered_piece.piece_index, commit_counts(folder, numbered_piece.piece_index, counts)
+
+
+def read_piece_of_any(
+    sources: tuple[Source, ...],
+    record_filter: RecordFilter,
+    folder: Path,
+    numbered_piece: NumberedPiece,
+    **options: bool,
+) -> tuple[int, Counts]:
+    """Read a piece of the source of training or of validation records, as `read_piece`."""
+    source = sources[numbered_piece.is_validation]
+    return read_piece(source, record_filter, folder, numbered_piece, **options)
+
+
+def process_pieces(
+    pool: ProcessPool,
+    folder: Path,
+    items: list[NumberedPiece],
+    function: Callable[[NumberedPiece], tuple[int, Counts]],
+    phase: str,
+) -> list[Counts]:
+    """Apply a function to the pieces that are not done in `folder`; return the counts of all.
+
+    The largest pieces are processed first, so that the processes finish at the same time.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    counts_by_number = {item.piece_index: read_counts(folder, item.piece_index) for item in items}
+    unfinished = (item for item in items if counts_by_number[item.piece_index] is None)
+    pending = sorted(unfinished, key=lambda item: -item.piece.bytes)
+    total_bytes = sum(item.piece.bytes for item in items)
+    with PhaseProgress(
+        phase, total_bytes, total_bytes - sum(item.piece.bytes for item in pending)
+    ) as progress:
+        for number, piece_counts in pool.map_unordered(function, pending):
+            counts_by_number[number] = piece_counts
+            progress.advance(items[number].piece.bytes)
+    return [counts_by_number[item.piece_index] or {} for item in items]
+
+
+def read_batches(folder: Path, number: int) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a file of records, memory-mapped and not copied."""
+    with pa.memory_map(str(folder / f"{number:06d}.arrow")) as file:
+        reader = pa.ipc.open_file(file)
+        for index in range(reader.num_record_batches):
+            yield reader.get_batch(index)
+
+
+def read_counts(folder: Path, number: int) -> Counts | None:
+    """Return the counts of a piece, or None if it is not done; raises DataError for damage."""
+    return find_json(folder / f"{number:06d}.json", "remove it")
+
+
+def commit_counts(folder: Path, number: int, counts: Counts) -> Counts:
+    """Write the counts of a piece, which marks it as done."""
+    write_atomic(folder / f"{number:06d}.json", json.dumps(counts), durable=False)
+    return counts
+
+
+class PieceWriter:
+    """Writes the records and the rejections of a piece; both files are renamed when complete."""
+
+    def __init__(self, folder: Path, number: int, schema: pa.Schema) -> None:
+        self._table = folder / f"{number:06d}.arrow"
+        self._rejected = folder / f"{number:06d}.rejected.jsonl"
+        self._schema = schema
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            table = stack.enter_context(replace_atomically(self._table, durable=False))
+            rejected = stack.enter_context(replace_atomically(self._rejected, durable=False))
+            sink = stack.enter_context(pa.OSFile(str(table), "wb"))
+            self._writer = stack.enter_context(pa.ipc.new_file(sink, self._schema))
+            self._lines = stack.enter_context(rejected.open("w", encoding="utf-8"))
+            self._open = stack.pop_all()
+        return self
+
+    def write(self, table: pa.RecordBatch) -> None:
+        self._writer.write(table)
+
+    def write_rejected(self, rejected: Rejected) -> None:
+        line = json.dumps(rejected.to_document(), ensure_ascii=True)
+        self._lines.write(line + "\n")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
+
+
+def _read_checked(source: Source, piece: Piece) -> Iterator[SourceItem]:
+    """Yield the items of a source, with undecodable texts rejected."""
+    try:
+        yield from map(reject_undecodable, source.read(piece))
+    except OSError as error:
+        remedy = "make it readable and run again; it resumes"
+        raise DataError(f"{piece.name} cannot be read: {error}", remedy) from None
+
+
+def _count_fields(items: Iterator[SourceItem], counts: Counter[str]) -> Iterator[SourceItem]:
+    """Yield the items, and count the records that have each field."""
+    for item in items:
+        if not isinstance(item, Rejected):
+            counts.update(item.fields.keys())
+        yield item
+
+
+def _restore_key_order(record: Record, content: str) -> str:
+    """Return the content of a record to store, with the keys of nested objects in their order.
+
+    The hash of a content does not depend on the order, but the text of a chat template does.
+    """
+    is_nested = any(isinstance(value, list | dict) for value in record.fields.values())
+    return json.dumps(record.fields, ensure_ascii=False) if is_nested else content
+
+
+def _build_batch(batch: list[Record], counts: Counts, schema: pa.Schema) -> pa.RecordBatch:
+    """Return records as a batch, and update the counts."""
+    texts = [duplicates.join_texts(record.fields) for record in batch]
+    counts["records"] += len(batch)
+    counts["text_bytes"] += sum(len(text.encode()) for text in texts)
+    contents = [duplicates.encode_fields(record.fields) for record in batch]
+    pairs = zip(batch, contents, strict=True)
+    columns = [
+        [record.file for record in batch],
+        [record.location for record in batch],
+        [_restore_key_order(record, content) for record, content in pairs],
+        list(map(duplicates.hash_content, contents)),
+    ]
+    arrays = [pa.array(column, schema.field(i).type) for i, column in enumerate(columns)]
+    if schema == SCHEMA:
+        pairs = zip(batch, texts, strict=True)
+        compared = [duplicates.join_compared_texts(record.fields, text) for record, text in pairs]
+        signatures = duplicates.compute_signatures(compared).astype("<u4")
+        buffers = [None, pa.py_buffer(signatures.tobytes())]
+        arrays.append(pa.Array.from_buffers(schema.field("signature").type, len(batch), buffers))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,309 @@
+"""Phase 2 of `prepare`: decides the split of each record, and builds the tokenizer.
+
+Clusters of near-duplicates are made of whole records, independent of the row layout. Two datasets
+of one source therefore hold out the same records and train the same tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from regauge.data import duplicates, tokenizer
+from regauge.data.prepare import read_records
+from regauge.data.prepare.encode import (
+    DECISIONS,
+    DROPPED,
+    DUPLICATE,
+    HELDOUT,
+    LEAKED,
+    REPEAT,
+    TRAIN,
+)
+from regauge.data.prepare.phase_progress import PhaseProgress
+from regauge.data.values import format_key
+from regauge.system.errors import DataError
+from regauge.system.files import replace_atomically, write_json
+from regauge.system.json_files import read_json
+from regauge.system.log import logger
+from regauge.system.units import MIB
+from regauge.system.wording import format_clause, format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+    from regauge.data.settings import SplitSettings, TokenizerSettings
+
+SPLIT_UNITS = "split.json"
+MAX_DEVIATION = 0.25
+"""Relative deviation of the held-out share from the requested one without a warning."""
+LEAK_WARNING = DROPPED[LEAKED]
+TEXTS_PER_BATCH = 512
+NO_HASHES = np.zeros((0, duplicates.HASH_BYTES), dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class SplitUnits:
+    """The units that the split draws: clusters of near-duplicates, or groups."""
+
+    count: int
+    largest: int
+    """Number of records of the largest unit."""
+    num_leaked: int = 0
+    """Number of training records that are near-duplicates of validation records."""
+
+
+@dataclass(frozen=True)
+class SplitRules:
+    """Everything that decides the split of a record."""
+
+    settings: SplitSettings
+    drop_duplicates: tuple[bool, ...] = (False,)
+    """Whether equal records are dropped: of the source, and of the validation source."""
+    validation: Literal["drop", "keep"] | None = None
+    """Treatment of training records that are near-duplicates of validation records."""
+    division_remedy: str = ""
+    """Remedy for a source with a single record."""
+
+    @property
+    def needs_signatures(self) -> bool:
+        """Whether near-duplicates must be found, so that records need MinHash signatures."""
+        compares_sources = self.validation is not None and self.settings.similarity < 1
+        return compares_sources or self.settings.needs_signatures
+
+
+def decide_splits(
+    scratch: Path,
+    items: list[read_records.NumberedPiece],
+    counts: list[read_records.Counts],
+    rules: SplitRules,
+) -> tuple[np.ndarray, dict[str, int]]:
+    """Return the decision for every record of the pieces, in order, and the counted warnings.
+
+    A decision, [records] uint8, is TRAIN, HELDOUT, or a reason of DROPPED. Raises DataError if all
+    training records are near-duplicates of validation records.
+    """
+    path, units_path = scratch / DECISIONS, scratch / SPLIT_UNITS
+    pairs = list(zip(items, counts, strict=True))
+    num_training = sum(table["records"] for item, table in pairs if not item.is_validation)
+    if not (path.exists() and units_path.exists()):
+        with (
+            PhaseProgress("split", 0),
+            replace_atomically(path, durable=False) as temporary,
+            temporary.open("wb") as file,
+        ):
+            decided, units = _compute_decisions(scratch / "read", len(items), num_training, rules)
+            write_json(units_path, asdict(units))
+            np.save(file, decided)
+    decisions: np.ndarray = np.load(path)
+    units = SplitUnits(**read_json(units_path, "delete that file"))
+    if warning := _check_fraction(decisions, units, rules):
+        logger.warning(warning)
+    _check_leaked(decisions, units, num_training)
+    parts = [f"{format_count(len(decisions), 'record')}, {(decisions == HELDOUT).sum():,} held out"]
+    for decision, name in DROPPED.items():
+        if num_dropped := int((decisions == decision).sum()):
+            parts.append(f"{num_dropped:,} dropped ({name})")
+    logger.info(", ".join(parts))
+    is_kept = units.num_leaked and rules.validation == "keep"
+    return decisions, {LEAK_WARNING: units.num_leaked} if is_kept else {}
+
+
+def build_tokenizer(
+    scratch: Path, num_pieces: int, settings: TokenizerSettings, decisions: np.ndarray
+) -> Path:
+    """Return the folder of the tokenizer, which is copied, or trained on the training records."""
+    folder = scratch / "tokenizer"
+    if folder.exists():
+        return folder
+    unfinished = scratch / "tokenizer.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    with PhaseProgress("tokenizer", 0):
+        if settings.path:
+            tokenizer.copy_tokenizer(Path(settings.path), unfinished)
+        else:
+            text_bytes = max(_count_text_bytes(scratch, num_pieces), 1)
+            fraction = min(1.0, settings.sample_mib * MIB / text_bytes)
+            texts = _sample_texts(scratch / "read", num_pieces, decisions, fraction)
+            tokenizer.train_tokenizer(texts, settings, unfinished)
+    unfinished.replace(folder)
+    return folder
+
+
+def _read_column(folder: Path, num_pieces: int, name: str, dtype: np.dtype) -> list[np.ndarray]:
+    """Return a column of all records as views of the mapped files."""
+    batches = (
+        batch for index in range(num_pieces) for batch in read_records.read_batches(folder, index)
+    )
+    return [_view_column(batch, name, dtype) for batch in batches]
+
+
+def _view_column(batch: pa.RecordBatch, name: str, dtype: np.dtype) -> np.ndarray:
+    """Return a binary column of fixed width as an array with a row for each record."""
+    column = batch.column(name)
+    width = column.type.byte_width // dtype.itemsize
+    values = np.frombuffer(column.buffers()[1], dtype=dtype, count=batch.num_rows * width)
+    rows: np.ndarray = values.reshape(batch.num_rows, width)
+    return rows
+
+
+def _compute_decisions(
+    folder: Path, num_pieces: int, num_training: int, rules: SplitRules
+) -> tuple[np.ndarray, SplitUnits]:
+    """Return the decisions, [records] uint8, and the units that were drawn."""
+    split = rules.settings
+    hashes = np.concatenate([NO_HASHES, *_read_column(folder, num_pieces, "hash", np.dtype("u1"))])
+    if rules.needs_signatures:
+        signatures = duplicates.SignatureTable(
+            _read_column(folder, num_pieces, "signature", np.dtype("<u4"))
+        )
+        labels = duplicates.find_clusters(signatures, split.similarity)
+    else:
+        labels = duplicates.find_equal_records(hashes)
+    decisions = np.full(len(hashes), TRAIN, dtype=np.uint8)
+    if rules.validation is not None:
+        is_heldout = np.arange(len(hashes)) >= num_training
+        is_leaked = np.isin(labels, labels[is_heldout]) & ~is_heldout
+        units = SplitUnits(0, 0, int(is_leaked.sum()))
+    elif split.group_by is None:
+        is_heldout, units = _hold_out_clusters(labels, hashes, split)
+    else:
+        is_heldout, units = _hold_out_groups(folder, num_pieces, split)
+    decisions[is_heldout] = HELDOUT
+    sources = (slice(0, num_training), slice(num_training, None))
+    if split.near_duplicates == "drop":
+        for records in sources:
+            decisions[records][_find_repeats(labels[records])] = REPEAT
+    if rules.validation == "drop":
+        decisions[is_leaked] = LEAKED
+    equal = duplicates.find_equal_records(hashes) if any(rules.drop_duplicates) else labels
+    for records, has_drop in zip(sources, rules.drop_duplicates, strict=False):
+        if has_drop:
+            decisions[records][_find_repeats(equal[records])] = DUPLICATE
+    return decisions, units
+
+
+def _find_repeats(labels: np.ndarray) -> np.ndarray:  # [records] bool
+    """Return whether an earlier record has the same label."""
+    is_repeat = np.ones(len(labels), dtype=bool)
+    is_repeat[np.unique(labels, return_index=True)[1]] = False
+    return is_repeat
+
+
+def _check_leaked(decisions: np.ndarray, units: SplitUnits, num_training: int) -> None:
+    """Warn about training records that are near-duplicates of validation records.
+
+    Raises DataError if no training record is left because of them.
+    """
+    if not units.num_leaked:
+        return
+    is_dropped = bool((decisions == LEAKED).any())
+    problem = (
+        f"{units.num_leaked} of {num_training} training records are near-duplicates of"
+        f" validation records and are {'left out' if is_dropped else 'kept'}"
+    )
+    if is_dropped and not (decisions == TRAIN).any():
+        remedy = (
+            "name another validation.source, or set split.similarity = 1 or"
+            ' validation.near_duplicates = "keep"'
+        )
+        raise DataError(problem, remedy)
+    logger.warning(problem)
+
+
+def _hold_out_clusters(
+    labels: np.ndarray, hashes: np.ndarray, split: SplitSettings
+) -> tuple[np.ndarray, SplitUnits]:
+    """Return for every record whether its cluster is held out, and the clusters' sizes."""
+    representatives = duplicates.find_representatives(labels, hashes)
+    is_heldout = np.zeros(len(hashes), dtype=bool)
+    clusters, sizes = np.unique(representatives, return_counts=True)
+    for record in clusters.tolist():
+        draw = duplicates.draw_uniform(hashes[record].tobytes(), split.seed, "heldout")
+        is_heldout[record] = draw < split.heldout_fraction
+    result: np.ndarray = is_heldout[representatives]
+    return result, SplitUnits(len(clusters), int(sizes.max(initial=0)))
+
+
+def _hold_out_groups(
+    folder: Path, num_pieces: int, split: SplitSettings
+) -> tuple[np.ndarray, SplitUnits]:
+    """Return for every record whether its group is held out, and the groups' sizes."""
+    sizes: Counter[str] = Counter()
+    is_heldout: list[bool] = []
+    for index in range(num_pieces):
+        for batch in read_records.read_batches(folder, index):
+            for text in batch.column("fields").to_pylist():
+                key = format_key(json.loads(text)[split.group_by])
+                draw = duplicates.draw_uniform(key.encode(), split.seed, "heldout")
+                is_heldout.append(draw < split.heldout_fraction)
+                sizes[key] += 1
+    units = SplitUnits(len(sizes), max(sizes.values(), default=0))
+    return np.array(is_heldout, dtype=bool), units
+
+
+def _check_fraction(decisions: np.ndarray, units: SplitUnits, rules: SplitRules) -> str:
+    """Return a warning if the share of held-out records is far from the requested one, else ""."""
+    split = rules.settings
+    num_records, num_heldout = len(decisions), int((decisions == HELDOUT).sum())
+    num_split = num_heldout + int((decisions == TRAIN).sum())
+    requested = split.heldout_fraction
+    if rules.validation is not None or not num_split:
+        return ""
+    if abs(num_heldout / num_split - requested) <= MAX_DEVIATION * requested:
+        return ""
+    records = format_clause(num_records, "record", "are")
+    share = f"{num_heldout:,} of {records} held out, and split.heldout_fraction is"
+    unit = (
+        "cluster of near-duplicates" if split.group_by is None else f"group of '{split.group_by}'"
+    )
+    if num_records == 1:
+        cause = "the source has one record"
+    elif units.count == 1:
+        cause = f"all records are one {unit}"
+    elif units.largest > MAX_DEVIATION * requested * num_records > 1:
+        cause = f"the largest {unit} has {format_count(units.largest, 'record')}"
+    else:
+        cause = f"the split draws from only {units.count} units"
+    if num_records == 1:
+        remedy = rules.division_remedy
+    elif units.largest > 1 and split.needs_signatures:
+        remedy = "set split.similarity = 1 to separate near-duplicates"
+    elif units.count == 1:
+        remedy = "name another field in split.group_by"
+    else:
+        remedy = "set another split.seed, or add records"
+    return f"{share} {requested:g}: {cause}; {remedy}"
+
+
+def _count_text_bytes(scratch: Path, num_pieces: int) -> int:
+    counts = (read_records.read_counts(scratch / "read", index) for index in range(num_pieces))
+    return sum(piece_counts["text_bytes"] for piece_counts in counts if piece_counts)
+
+
+def _sample_texts(
+    folder: Path, num_pieces: int, decisions: np.ndarray, fraction: float
+) -> Iterator[list[str]]:
+    """Yield batches of training texts from a keyed sample of the records."""
+    start, texts = 0, []
+    for index in range(num_pieces):
+        for batch in read_records.read_batches(folder, index):
+            batch_decisions = decisions[start : start + batch.num_rows]
+            start += batch.num_rows
+            for row in np.flatnonzero(batch_decisions == TRAIN).tolist():
+                content_hash = batch.column("hash")[row].as_py()
+                if duplicates.draw_uniform(content_hash, 0, "tokenizer") < fraction:
+                    fields = json.loads(batch.column("fields")[row].as_py())
+                    texts.append(duplicates.join_texts(fields))
+            if len(texts) >= TEXTS_PER_BATCH:
+                yield texts
+                texts = []
+    yield texts

@@ -1,0 +1,264 @@
+"""Load on a server over HTTP, from one process: closed loops and scheduled arrivals.
+
+In the open loop, the latency of a request counts from its scheduled arrival, however late it is
+sent (no coordinated omission). Requests without an answer of status 200 have no latency. The module
+also measures itself: its processor time, and the delay between an arrival and its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from regauge.system.errors import SettingsError
+
+try:
+    import aiohttp
+except ImportError as error:
+    raise SettingsError(str(error), "pip install 'regauge[client]'") from None
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+OPENAI, TEI = "openai", "tei"
+ROUTES = {OPENAI: "/v1/embeddings", TEI: "/embed"}
+"""Route of each protocol."""
+TIMEOUT, CONNECTION = "timeout", "connection"
+"""Statuses of requests without an answer: too late, or a lost connection."""
+MAX_BODIES = 512
+"""Request bodies that are built before a measurement; more requests repeat them."""
+REFUSAL_PAUSE_SECONDS = 0.05
+"""Pause of a connection of the closed loop after a refusal without Retry-After."""
+MAX_PAUSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class HttpTarget:
+    """A server and the form of its requests."""
+
+    url: str
+    protocol: str
+    """`openai` or `tei`."""
+    model: str = "model"
+    encoding_format: str = "float"
+    api_key: str | None = field(default=None, repr=False)
+    timeout_seconds: float = 30.0
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of every request."""
+        key = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+        return {"Content-Type": "application/json", **key}
+
+    @property
+    def address(self) -> str:
+        """Address of the route."""
+        return self.url + ROUTES[self.protocol]
+
+    def build_body(self, texts: Sequence[str]) -> bytes:
+        """Return the body of a request."""
+        if self.protocol == TEI:
+            return json.dumps({"inputs": list(texts), "truncate": True}).encode()
+        document = {"model": self.model, "input": list(texts)}
+        return json.dumps({**document, "encoding_format": self.encoding_format}).encode()
+
+
+class LoadResult(NamedTuple):
+    """Measurements of one load."""
+
+    latencies_ms: list[float | None]
+    """Latency of each request; None without an answer of status 200."""
+    statuses: dict[str, int]
+    """Number of requests by status: `200`, `429`, ..., `timeout` and `connection`."""
+    seconds: float
+    """From the start to the last answer, at least the duration of the load."""
+    send_delays_ms: list[float]
+    """Delay of each request of an open loop after its arrival."""
+    processor_shares: list[float]
+    """Processor time per second, of each process that sent requests."""
+
+
+class _Recorder:
+    """Collects the latencies and statuses of one load."""
+
+    def __init__(self) -> None:
+        self.latencies_ms: list[float | None] = []
+        self.send_delays_ms: list[float] = []
+        self.statuses: Counter[str] = Counter()
+        self.start = time.perf_counter()
+        self.end = self.start
+        self._processor_start = time.process_time()
+
+    def record(self, status: str, since: float) -> None:
+        """Add a request whose latency counts from a time."""
+        self.end = time.perf_counter()
+        self.statuses[status] += 1
+        is_answered = status == str(int(HTTPStatus.OK))
+        self.latencies_ms.append(round(1e3 * (self.end - since), 4) if is_answered else None)
+
+    def build_result(self, min_seconds: float) -> LoadResult:
+        """Return the measurements."""
+        seconds = max(self.end - self.start, min_seconds)
+        share = (time.process_time() - self._processor_start) / seconds
+        return LoadResult(
+            self.latencies_ms, dict(self.statuses), seconds, self.send_delays_ms, [share]
+        )
+
+
+class HttpLoad:
+    """Sends requests with given texts to a server; an asynchronous context manager."""
+
+    def __init__(self, target: HttpTarget, texts: Sequence[str]) -> None:
+        self._target = target
+        self._texts = texts
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=self._target.timeout_seconds),
+            headers=self._target.headers,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def run_closed(
+        self, concurrency: int, texts_per_request: int, seconds: float
+    ) -> LoadResult:
+        """Send requests on `concurrency` connections for some seconds, one after the other."""
+        bodies = self._iterate_bodies(texts_per_request)
+        recorder = _Recorder()
+
+        async def run_connection() -> None:
+            while (now := time.perf_counter()) - recorder.start < seconds:
+                status, pause = await self._send(next(bodies))
+                recorder.record(status, now)
+                if pause:
+                    await asyncio.sleep(pause)
+
+        await asyncio.gather(*(run_connection() for _ in range(concurrency)))
+        return recorder.build_result(0.0)
+
+    async def run_open(
+        self, arrivals: Sequence[float], texts_per_request: int, seconds: float
+    ) -> LoadResult:
+        """Send a request at each arrival time, in seconds from now; wait for all answers."""
+        bodies = self._iterate_bodies(texts_per_request)
+        recorder = _Recorder()
+
+        async def run_request(body: bytes, arrival: float) -> None:
+            recorder.send_delays_ms.append(round(1e3 * (time.perf_counter() - arrival), 4))
+            status, _ = await self._send(body)
+            recorder.record(status, arrival)
+
+        requests = []
+        for arrival in arrivals:
+            due = recorder.start + arrival
+            if (wait := due - time.perf_counter()) > 0:
+                await asyncio.sleep(wait)
+            requests.append(asyncio.ensure_future(run_request(next(bodies), due)))
+        await asyncio.gather(*requests)
+        return recorder.build_result(seconds)
+
+    async def _send(self, body: bytes) -> tuple[str, float]:
+        """Return the status of a request, and the seconds to pause after a refusal."""
+        try:
+            async with self._session.post(self._target.address, data=body) as answer:
+                await answer.read()
+        except TimeoutError:
+            return TIMEOUT, 0.0
+        except aiohttp.ClientError:
+            return CONNECTION, REFUSAL_PAUSE_SECONDS
+        if answer.status == HTTPStatus.OK:
+            return str(answer.status), 0.0
+        return str(answer.status), _find_pause(answer.headers.get("Retry-After"))
+
+    def _iterate_bodies(self, texts_per_request: int) -> Iterator[bytes]:
+        """Return an endless iterator over bodies with consecutive texts, built before its use."""
+        texts, size = self._texts, texts_per_request
+        count = min(MAX_BODIES, max(1, len(texts) // size))
+        bodies = [
+            self._target.build_body([texts[(index * size + i) % len(texts)] for i in range(size)])
+            for index in range(count)
+        ]
+        return _repeat(bodies)
+
+
+def _repeat(bodies: Sequence[bytes]) -> Iterator[bytes]:
+    while True:
+        yield from bodies
+
+
+def _find_pause(header: str | None) -> float:
+    """Return the seconds of a Retry-After header, at most MAX_PAUSE_SECONDS."""
+    try:
+        return min(float(header or REFUSAL_PAUSE_SECONDS), MAX_PAUSE_SECONDS)
+    except ValueError:
+        return MAX_PAUSE_SECONDS
+
+
+def merge_results(results: Sequence[LoadResult]) -> LoadResult:
+    """Return the measurements of processes that shared one load."""
+    statuses: Counter[str] = Counter()
+    for result in results:
+        statuses.update(result.statuses)
+    return LoadResult(
+        [latency for result in results for latency in result.latencies_ms],
+        dict(statuses),
+        max(result.seconds for result in results),
+        [delay for result in results for delay in result.send_delays_ms],
+        [share for result in results for share in result.processor_shares],
+    )
+
+
+async def detect_target(target: HttpTarget, protocol: str, model: str | None) -> HttpTarget:
+    """Return the target with a protocol that the server answers, and the name of its model.
+
+    Raises SettingsError with the server's answers if it answers no protocol.
+    """
+    timeout = aiohttp.ClientTimeout(total=target.timeout_seconds)
+    async with aiohttp.ClientSession(timeout=timeout, headers=target.headers) as session:
+        name = model or await _find_model(session, target.url) or target.model
+        answers = []
+        for option in ROUTES if protocol == "auto" else (protocol,):
+            candidate = HttpTarget(
+                target.url,
+                option,
+                name,
+                target.encoding_format,
+                target.api_key,
+                target.timeout_seconds,
+            )
+            status, text = await _probe(session, candidate)
+            if status == HTTPStatus.OK:
+                return candidate
+            answers.append(f"{ROUTES[option]} {text}")
+    problem = f"{target.url} answers no request for vectors: {'; '.join(answers)}"
+    raise SettingsError(problem, "correct the address, or set server.protocol and server.model")
+
+
+async def _probe(session: aiohttp.ClientSession, target: HttpTarget) -> tuple[int, str]:
+    """Return the status of a request for one vector, and a description of the answer."""
+    try:
+        async with session.post(target.address, data=target.build_body(["a text"])) as answer:
+            text = " ".join((await answer.text()).split())
+            return answer.status, f"{answer.status} {text[:80]}"
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return 0, str(error) or type(error).__name__
+
+
+async def _find_model(session: aiohttp.ClientSession, url: str) -> str | None:
+    """Return the first model that a server lists; None if it lists none."""
+    try:
+        async with session.get(url + "/v1/models") as answer:
+            document: Any = await answer.json(content_type=None)
+            return str(document["data"][0]["id"])
+    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
+        return None

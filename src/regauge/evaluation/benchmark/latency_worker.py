@@ -1,0 +1,266 @@
+"""Worker of an inference benchmark: measures one artifact once, in a separate process.
+
+`worker.run_worker` starts it. A fresh process shows the startup time and the memory of an artifact.
+The worker writes one line for each batch size, input length and rate, with every latency.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from regauge import config
+from regauge.data.randomness import hash_keys
+from regauge.evaluation.benchmark import load_generator
+from regauge.evaluation.benchmark.settings import BenchmarkSettings
+from regauge.inference.export.artifact import open_artifact
+from regauge.inference.export.engine import load_engine, warm_up
+from regauge.inference.export.manifest import MODEL
+from regauge.models import architectures
+from regauge.models.flops import flops_per_token
+from regauge.models.inference_modules import example_inputs
+from regauge.models.io_spec import LENGTH
+from regauge.system import log, processes
+from regauge.system.errors import describe_error
+from regauge.system.worker import receive_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from regauge.inference.export.artifact import Artifact
+    from regauge.inference.export.buckets import BucketBatch
+    from regauge.inference.export.engine import Engine
+
+START_SECONDS = time.monotonic()
+"""Time after the imports, on the monotonic clock that all processes of a machine share."""
+SINGLE_PASS_OUTPUTS = ("vectors", "classes", "values")
+"""Outputs that need one forward pass, whose operations can be counted."""
+
+
+@dataclass(frozen=True)
+class LatencyRequest:
+    """Records that are computed together, as inputs of the program."""
+
+    batch_size: int
+    input_length: int
+    """Real tokens of each text."""
+    buckets: list[tuple[int, int]]
+    """(rows, length) of each bucket that the request is computed in."""
+    batches: list[tuple[Tensor, ...]]
+    tokens: int
+    """Real tokens of all texts."""
+
+
+@dataclass(frozen=True)
+class LoadedArtifact:
+    """A loaded artifact with the settings of its benchmark."""
+
+    settings: BenchmarkSettings
+    repeat: int
+    """Number of the repeat, from 1."""
+    name: str
+    artifact: Artifact
+    engine: Engine
+
+    def compute(self, request: LatencyRequest) -> None:
+        """Compute a request; the outputs are on the host when this returns."""
+        outputs = [self.engine.runner(*batch) for batch in request.batches]
+        for output in outputs:
+            output.float().cpu()
+
+
+def main() -> None:
+    """Measure the artifact of the request file; an error is the last line."""
+    job = receive_job()
+    request = job.request
+    os.dup2(2, 1)  # output of libraries must not mix with the result of the command
+    log.configure()
+    try:
+        settings = config.build(BenchmarkSettings, request["settings"])
+        for line in measure(settings, request["name"], request["repeat"], request["started_at"]):
+            job.write_line(line)
+    except Exception as error:  # noqa: BLE001 - the parent reports every error
+        message, code = describe_error(error)
+        job.write_line({"error": message, "code": code})
+        sys.exit(code)
+
+
+def measure(
+    settings: BenchmarkSettings, name: str, repeat: int, started_at: float
+) -> Iterator[dict[str, Any]]:
+    """Yield the measurements of an artifact: startup, each of its loads, memory and chip.
+
+    `started_at` is the start of this process on the clock of `START_SECONDS`.
+    """
+    artifact = open_artifact(settings.inference.artifacts[name])
+    engine = load_engine(artifact, batch_invariant=False)
+    loaded = LoadedArtifact(settings, repeat, name, artifact, engine)
+    loaded_at = time.monotonic()
+    warm_up(engine, artifact)
+    startup = {
+        "start_seconds": START_SECONDS - started_at,
+        "load_seconds": loaded_at - START_SECONDS,
+        "warmup_seconds": time.monotonic() - loaded_at,
+    }
+    startup["total_seconds"] = sum(startup.values())
+    yield {"startup": startup, "machine": describe_machine()}
+    for length in settings.inference.input_lengths:
+        for batch_size in settings.inference.batch_sizes:
+            yield from measure_loads(loaded, build_request(loaded, batch_size, length))
+    memory = artifact.accelerator.peak_memory_bytes()  # before `_measure_peak` allocates more
+    yield {"peak_memory_bytes": memory, **_measure_peak(artifact)}
+
+
+def build_request(loaded: LoadedArtifact, batch_size: int, length: int) -> LatencyRequest:
+    """Return a request of `batch_size` records whose texts have `length` real tokens each.
+
+    It is padded and split into the artifact's buckets, as in production.
+    """
+    inputs = loaded.artifact.manifest.program.inputs
+    buckets, batches = [], []
+    for batch in loaded.engine.buckets.make_batches(np.full(batch_size, length, np.int64)):
+        tensors = example_inputs(inputs, batch.num_rows, batch.length)
+        for spec, tensor in zip(inputs, tensors, strict=True):
+            if spec.name == "lengths":
+                tensor.fill_(length)
+                tensor[len(batch.record_indices) :] = 0
+            elif LENGTH in spec.shape and not tensor.is_floating_point():
+                vocabulary_size = _find_vocabulary_size(loaded.artifact)
+                _fill_tokens(tensor, batch, vocabulary_size, loaded.settings.seed)
+                tensor[..., length:] = 0
+        buckets.append((batch.num_rows, batch.length))
+        batches.append(tensors)
+    num_tokens = batch_size * length * _count_texts(loaded.artifact)
+    return LatencyRequest(batch_size, length, buckets, batches, num_tokens)
+
+
+def measure_loads(loaded: LoadedArtifact, request: LatencyRequest) -> Iterator[dict[str, Any]]:
+    """Yield the latencies of a request in the closed loop and at each rate of the open loop."""
+    settings = loaded.settings
+    shape = {"batch_size": request.batch_size, "input_length": request.input_length}
+    for _ in range(settings.inference.warmup_requests):
+        loaded.compute(request)
+    meter, clock = loaded.artifact.accelerator.start_energy_meter(), load_generator.Clock()
+    closed = load_generator.run_closed_loop(
+        lambda: loaded.compute(request), settings.inference.duration_seconds, clock
+    )
+    joules = meter() if meter else None
+    yield {
+        "closed_loop": shape,
+        "latencies_ms": [round(latency, 4) for latency in closed.milliseconds],
+        "duration_seconds": closed.seconds,
+        "joules": joules,
+        "buckets": request.buckets,
+        "tokens": request.tokens,
+        "flops": count_flops(loaded.artifact, request),
+    }
+    per_second = len(closed.milliseconds) / closed.seconds
+    throughput = f"{per_second * request.batch_size:.4g} inferences/s"
+    _log_load(loaded, request, throughput, closed.milliseconds)
+    duration = settings.open_loop.duration_seconds
+    for index, (fraction, rate) in enumerate(_list_rates(settings, per_second)):
+        key = (settings.seed, request.batch_size, request.input_length, index, loaded.repeat)
+        arrivals = load_generator.draw_arrivals(rate, duration, *key).tolist()
+        latencies = load_generator.run_open_loop(
+            lambda: loaded.compute(request), arrivals, duration, clock
+        )
+        yield {
+            "open_loop": shape,
+            "load_fraction": fraction,
+            "requests_per_second": rate,
+            "arrival_seconds": [round(arrival, 6) for arrival in arrivals],
+            "latencies_ms": [
+                round(latency, 4) if math.isfinite(latency) else None for latency in latencies
+            ],
+        }
+        _log_load(loaded, request, f"{rate:.4g} requests/s", latencies)
+
+
+def _list_rates(
+    settings: BenchmarkSettings, closed_loop_rate: float
+) -> list[tuple[float | None, float]]:
+    """Return (fraction of the closed loop or None, requests per second) of the open loop."""
+    fractions = settings.open_loop.load_fractions
+    relative = [(fraction, fraction * closed_loop_rate) for fraction in fractions]
+    return [*relative, *((None, rate) for rate in settings.open_loop.requests_per_second)]
+
+
+def _log_load(
+    loaded: LoadedArtifact, request: LatencyRequest, load: str, latencies: list[float]
+) -> None:
+    median = sorted(latencies)[len(latencies) // 2] if latencies else math.nan
+    p50 = f"p50 {median:.4g} ms" if math.isfinite(median) else "p50 unknown"
+    repeat = f"repeat {loaded.repeat} of {loaded.settings.inference.repeats}"
+    shape = f"{request.batch_size} x {request.input_length}"
+    log.logger.info("%s, %s, %s: %s, %s", repeat, loaded.name, shape, load, p50)
+
+
+def count_flops(artifact: Artifact, request: LatencyRequest) -> float | None:
+    """Return the operations of a request's real tokens: a third of training on them.
+
+    The forward pass takes 2 N + 4 L h S per token, see `models.flops`. Returns None for a model
+    whose operations its configuration does not determine.
+    """
+    program, folder = artifact.manifest.program, artifact.folder / MODEL
+    if program.output_kind not in SINGLE_PASS_OUTPUTS or not (folder / "config.json").is_file():
+        return None
+    model = architectures.build_template(folder)
+    return request.tokens * flops_per_token(model, request.input_length) / 3
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return the platform, cores, threads and versions of this process."""
+    return {
+        "platform": platform.platform(),
+        "cores": processes.available_cores(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _measure_peak(artifact: Artifact) -> dict[str, Any]:
+    """Return the chip and its peak for the artifact's precision; unknown for integer models."""
+    compiled = artifact.manifest.compiled
+    chip = artifact.accelerator.chip_peak(compiled.precision)
+    peak = (
+        chip.flops_per_second.get(compiled.precision) if compiled.quantization == "none" else None
+    )
+    source = "unknown" if peak is None else f"{compiled.precision}: {chip.source}"
+    return {"chip": chip.name, "peak_flops_per_second": peak, "peak_source": source}
+
+
+def _fill_tokens(tensor: Tensor, batch: BucketBatch, vocabulary_size: int, seed: int) -> None:
+    """Write keyed token ids into the rows of a batch's records, [rows, …, length]."""
+    count = len(batch.record_indices)
+    positions = np.arange(tensor[:count].numel(), dtype=np.int64)
+    token_ids = (hash_keys(seed, positions) % np.uint64(vocabulary_size)).astype(np.int64)
+    tensor.zero_()
+    tensor[:count] = torch.from_numpy(token_ids).view(tensor[:count].shape).to(tensor.dtype)
+
+
+def _find_vocabulary_size(artifact: Artifact) -> int:
+    """Return the size of the model's vocabulary; 2 if its configuration has none."""
+    size = artifact.read_model_config().get("vocab_size")
+    return size if isinstance(size, int) else 2
+
+
+def _count_texts(artifact: Artifact) -> int:
+    """Return the number of texts of a record; 0 if it has none."""
+    inputs = artifact.manifest.program.inputs
+    tokens = next((spec for spec in inputs if LENGTH in spec.shape), None)
+    return math.prod(size for size in tokens.shape if isinstance(size, int)) if tokens else 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The server that a benchmark measures: a running one, or an artifact that is served for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from regauge.evaluation.benchmark.http_load import HttpTarget, detect_target
+from regauge.evaluation.benchmark.server_process import RunningServer, run_server
+from regauge.system import processes
+from regauge.system.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from regauge.evaluation.benchmark.serving_settings import ServerTarget
+
+LOOPBACK = "127.0.0.1"
+
+
+@contextmanager
+def open_server(
+    server: ServerTarget, log: Path
+) -> Iterator[tuple[HttpTarget, RunningServer | None]]:
+    """Yield the target of the requests, and its process if it was started for this block.
+
+    Raises SettingsError if the server does not answer, and the errors of `run_server`.
+    """
+    if server.artifact is None:
+        yield _detect(server, str(server.url).rstrip("/")), None
+        return
+    port = processes.find_free_port()
+    url = f"http://{LOOPBACK}:{port}"
+    command = build_serve_command(server.artifact, port, server.options)
+    with run_server(command, url, log, server.start_timeout_seconds) as running:
+        yield _detect(server, url), running
+
+
+def build_serve_command(artifact: str, port: int, options: tuple[str, ...] = ()) -> list[str]:
+    """Return the command that serves an artifact on a port of the loopback interface."""
+    address = (f"serve.host={LOOPBACK}", f"serve.port={port}")
+    return [sys.executable, "-m", "regauge", "serve", artifact, *address, *options]
+
+
+def _detect(server: ServerTarget, url: str) -> HttpTarget:
+    target = HttpTarget(
+        url,
+        server.protocol,
+        server.model or "model",
+        server.encoding_format,
+        read_key(server),
+        server.timeout_seconds,
+    )
+    return asyncio.run(detect_target(target, server.protocol, server.model))
+
+
+def read_key(server: ServerTarget) -> str | None:
+    """Return the key of the server; raises SettingsError if its variable is not set."""
+    name = server.api_key_variable
+    if name is None:
+        return None
+    if name not in os.environ:
+        raise SettingsError(f"the environment variable {name} is not set", f"export {name}=KEY")
+    return os.environ[name]

@@ -1,0 +1,125 @@
+"""A server as a child process: started, awaited until it is ready, and stopped by SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regauge.system import processes, timing
+from regauge.system.errors import ChildError, NoProgressError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from regauge.system.processes import Child
+
+HEALTH = "/health"
+POLL_SECONDS = 0.02
+HEALTH_SECONDS = 5.0
+"""Longest time of one request for the health of a server."""
+STOP_SECONDS = 30.0
+"""Time in which a server must end after SIGTERM; then it is killed."""
+SESSION, TIMES = 3, slice(11, 15)
+"""Fields of /proc/PID/stat after the name: the session, and the processor times in ticks.
+
+The times are of the process and of its ended children, in user mode and in the kernel.
+"""
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server that is ready."""
+
+    url: str
+    start_seconds: float
+    """From the start of its process to its first healthy answer."""
+    pid: int
+
+    def read_processor_seconds(self) -> float:
+        """Return the processor time of all its processes so far."""
+        return sum(map(_read_seconds, _list_session(self.pid)))
+
+
+@contextmanager
+def run_server(
+    command: Sequence[str],
+    url: str,
+    log: Path,
+    timeout_seconds: float,
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[RunningServer]:
+    """Start a server, wait until it is healthy, and stop it at the end of the block.
+
+    Its output is appended to the file `log`. Raises ChildError if it ends too early, and
+    NoProgressError if it is not healthy within the timeout.
+    """
+    began = time.perf_counter()
+    child = processes.spawn(list(command), log, variables or {}, new_session=True)
+    try:
+        timing.wait_for(
+            lambda: is_healthy(url) or child.poll() is not None,
+            timeout_seconds,
+            poll_seconds=POLL_SECONDS,
+        )
+        start_seconds = time.perf_counter() - began
+        if (code := child.poll()) is not None:
+            status = processes.convert_return_code(code) or 1
+            raise ChildError(status, f"the server ended with exit code {code}; see {log}")
+        if not is_healthy(url):
+            problem = f"the server is not ready after {timeout_seconds:g} s"
+            raise NoProgressError(problem, f"see {log}, or raise server.start_timeout_seconds")
+        yield RunningServer(url, start_seconds, child.pid)
+    finally:
+        _stop(child)
+
+
+def is_healthy(url: str) -> bool:
+    """Return whether a server answers that it is ready."""
+    try:
+        with urllib.request.urlopen(url + HEALTH, timeout=HEALTH_SECONDS):  # noqa: S310 (http)
+            return True
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _stop(child: Child) -> None:
+    """End a server by SIGTERM; kill its processes if it does not end in time."""
+    if child.poll() is None:
+        child.terminate()
+        timing.wait_for(lambda: child.poll() is not None, STOP_SECONDS, poll_seconds=POLL_SECONDS)
+    for pid in _list_session(child.pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    child.wait()
+
+
+def _list_session(session: int) -> list[int]:
+    """Return the processes of a session, which a server in a new session leads."""
+    pids = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        fields = _read_stat(int(folder.name))
+        if fields and int(fields[SESSION]) == session:
+            pids.append(int(folder.name))
+    return pids
+
+
+def _read_seconds(pid: int) -> float:
+    fields = _read_stat(pid)
+    return sum(int(field) for field in fields[TIMES]) / TICKS_PER_SECOND if fields else 0.0
+
+
+def _read_stat(pid: int) -> list[str]:
+    """Return the fields of a process after its name: state, parent, ...; empty if it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()

@@ -1,0 +1,172 @@
+"""Figures of a benchmark of a server: percentiles, goodput, costs, and regressions.
+
+An unknown value is None, never zero. This module measures nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from regauge.evaluation.benchmark.load_generator import percentile
+from regauge.evaluation.report.inference_section import PERCENTILES
+from regauge.system.errors import InconclusiveError
+from regauge.system.units import SECONDS_PER_HOUR
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from regauge.evaluation.benchmark.http_load import LoadResult
+    from regauge.evaluation.benchmark.serving_settings import SaturationSettings
+
+Document = dict[str, Any]
+OK = str(int(HTTPStatus.OK))
+MAX_PROCESSOR_SHARE = 0.85
+"""Processor time per second of a process that sends requests, above which it is too slow."""
+MAX_DELAY_FRACTION = 0.2
+"""Largest p99 delay of a request after its arrival, as a fraction of the p99 latency."""
+MIN_DELAY_MS = 2.0
+"""Delay that is never too large: the resolution of timers."""
+FORMULAS = {
+    "closed_loop": "each connection sends a request when its last one is answered; latency counts "
+    "from the request",
+    "open_loop": "arrivals of a Poisson process, or of bursts of a Poisson process; latency counts "
+    "from the arrival, however late the request is sent",
+    "percentiles_ms": "nearest rank over all requests; a request without an answer of status 200 "
+    "is infinitely late; unknown with too few requests",
+    "texts_per_second": "texts of the requests with status 200 / seconds until the last answer",
+    "goodput": "requests with status 200 within the latency objective / seconds",
+    "saturation": "largest rate of Poisson arrivals at which the percentile of the latency is "
+    "within the objective; found by doubling, then by bisection",
+    "usd_per_million_texts": "USD per hour of the server's machine / 3600 / texts per second at "
+    "the saturation rate x 1e6",
+    "generator": f"it kept up if each process used at most {MAX_PROCESSOR_SHARE:.0%} of a core, "
+    f"and the p99 delay of a request after its arrival is below {MIN_DELAY_MS:g} ms or "
+    f"{MAX_DELAY_FRACTION:.0%} of the p99 latency",
+}
+"""Formula of each figure, as the benchmark document records it."""
+
+
+def summarize_load(result: LoadResult, texts_per_request: int, slo_ms: float) -> Document:
+    """Return the figures of one load."""
+    latencies = [math.inf if latency is None else latency for latency in result.latencies_ms]
+    num_answered = result.statuses.get(OK, 0)
+    num_within = sum(latency <= slo_ms for latency in latencies)
+    count = len(latencies)
+    seconds = max(result.seconds, 1e-9)
+    return {
+        "num_requests": count,
+        "duration_seconds": result.seconds,
+        "requests_per_second": num_answered / seconds,
+        "texts_per_second": texts_per_request * num_answered / seconds,
+        **{f"p{percent}_ms": find_percentile(latencies, percent) for percent in PERCENTILES},
+        "max_ms": max(filter(math.isfinite, latencies), default=None),
+        "goodput_requests_per_second": num_within / seconds,
+        "goodput_fraction": num_within / count if count else None,
+        "dropped_fraction": 1 - num_answered / count if count else None,
+        "statuses": result.statuses,
+        "generator": describe_generator(result),
+    }
+
+
+def find_percentile(latencies: Sequence[float], percent: int) -> float | None:
+    """Return a percentile; None if it is infinite or if there are too few requests."""
+    value = percentile(latencies, percent)
+    return None if value is None or math.isinf(value) else value
+
+
+def find_tail(values: Sequence[float]) -> float:
+    """Return the 99th percentile, or the largest of few values; 0 without values."""
+    return percentile(values, 99) or max(values, default=0.0)
+
+
+def describe_generator(result: LoadResult) -> Document:
+    """Return the load of the processes that sent the requests, and whether they kept up."""
+    share = max(result.processor_shares, default=0.0)
+    answered = [latency for latency in result.latencies_ms if latency is not None]
+    delay = find_tail(result.send_delays_ms)
+    max_delay = max(MIN_DELAY_MS, MAX_DELAY_FRACTION * find_tail(answered))
+    return {
+        "processor_share": share,
+        "p99_delay_ms": delay if result.send_delays_ms else None,
+        "kept_up": share <= MAX_PROCESSOR_SHARE and delay <= max_delay,
+    }
+
+
+def meets_objective(figures: Document, saturation: SaturationSettings) -> bool:
+    """Return whether a load is within the latency objective and the permitted errors.
+
+    The largest latency replaces a percentile that has too few requests.
+    """
+    latency = figures[f"p{saturation.percentile}_ms"] or figures["max_ms"]
+    dropped = figures["dropped_fraction"]
+    is_complete = dropped is not None and dropped <= saturation.max_error_fraction
+    return is_complete and latency is not None and latency <= saturation.slo_ms
+
+
+def compute_usd_per_million(usd_per_hour: float | None, texts_per_second: float) -> float | None:
+    """Return the dollars per million texts at a throughput."""
+    if usd_per_hour is None or texts_per_second <= 0:
+        return None
+    return usd_per_hour / SECONDS_PER_HOUR / texts_per_second * 1e6
+
+
+def find_regressions(
+    document: Document, baseline: Document, max_regression: float
+) -> list[Document]:
+    """Return the p99 latencies and throughputs that are worse than in an earlier document.
+
+    A row has the load, the figure, both values and whether the change is permitted. Raises
+    InconclusiveError if no load is in both documents.
+    """
+    before, now = dict(_list_figures(baseline)), dict(_list_figures(document))
+    shared = [key for key in now if key in before]
+    if not shared:
+        problem = "the baseline has no load of this benchmark"
+        raise InconclusiveError(problem, "measure it with the same settings")
+    rows = []
+    for load, name in shared:
+        change = now[load, name] / before[load, name] - 1
+        worsening = change if name == "p99_ms" else -change
+        rows.append(
+            {
+                "load": load,
+                "figure": name,
+                "baseline": before[load, name],
+                "now": now[load, name],
+                "change": change,
+                "is_regression": worsening > max_regression,
+            }
+        )
+    return rows
+
+
+def _list_figures(document: Document) -> Iterator[tuple[tuple[str, str], float]]:
+    """Yield ((load, figure), value) of the figures that are compared; unknown ones are left out."""
+    for row in document["closed_loop"]:
+        yield from _list_known(name_closed_load(row), row, ("p99_ms", "texts_per_second"))
+    for row in document["open_loop"]:
+        yield from _list_known(name_open_load(row), row, ("p99_ms",))
+    if rate := (document.get("saturation") or {}).get("requests_per_second"):
+        yield ("saturation", "requests_per_second"), rate
+
+
+def _list_known(
+    load: str, row: Document, names: Sequence[str]
+) -> Iterator[tuple[tuple[str, str], float]]:
+    for name in names:
+        if row.get(name):
+            yield (load, name), row[name]
+
+
+def name_closed_load(row: Document) -> str:
+    """Return the name of a closed loop: connections x texts of a request."""
+    return f"{row['concurrency']} x {row['texts_per_request']}"
+
+
+def name_open_load(row: Document) -> str:
+    """Return the name of an open loop: its arrivals and its fraction or rate."""
+    fraction = row["load_fraction"]
+    load = f"{row['rate']:g}/s" if fraction is None else f"{fraction:.0%}"
+    return f"{row['arrivals']} {load}"

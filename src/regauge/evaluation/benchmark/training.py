@@ -1,0 +1,262 @@
+"""Benchmark of training on 1, 2, 4, ... processes: alternating short runs and their ledgers.
+
+The speed of a machine drifts from minute to minute. Therefore every number of processes runs once
+before any of them runs again. All figures come from the ledgers and metrics of the runs.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import statistics
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regauge import accelerators
+from regauge.config import FORMAT, build, dump, merge
+from regauge.machines.catalog import find_price
+from regauge.run_folders.cost_meter import LedgerLine
+from regauge.supervision.nodes.topology import resolve_topology
+from regauge.system import jsonl, processes
+from regauge.system.errors import SettingsError
+from regauge.system.processes import World
+from regauge.system.units import SECONDS_PER_HOUR
+from regauge.training.defaults import count_local_processes
+from regauge.training.optimizers.optimizer_defaults import resolve_optimizer
+from regauge.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from regauge.accelerators import Accelerator
+    from regauge.evaluation.benchmark.settings import Benchmark, TrainingBenchmarkSettings
+
+MEASUREMENTS_PER_RUN = 5
+"""Metric lines in the timed steps of a short run; each is one measurement."""
+NEVER_STEPS = 10**9
+EFFICIENCY_FORMULA = "sequences/s per process, relative to the smallest number of processes"
+SCALING_DESCRIPTIONS = {
+    "weak": "the batch and the learning rate grow with the processes",
+    "strong": "the batch is constant and the processes share it",
+}
+CHIP_KEYS = ("chip", "peak_flops_per_second", "peak_source", "mfu_formula")
+"""Keys of a ledger line that describe the chip."""
+SEQUENCES_FORMULA = "rows per step x steps / (step + data wait seconds)"
+
+
+@dataclass(frozen=True)
+class TimedSteps:
+    """Measurements of one short run."""
+
+    tokens_per_second: tuple[float, ...]
+    """Real tokens per second of each metric line after the warm-up."""
+    seconds_per_step: tuple[float, ...]
+    mfu: tuple[float, ...]
+    """MFU of each metric line after the warm-up; empty if the chip's peak is unknown."""
+    chip: dict[str, Any]
+    """Name of the chip, its peak with the source, and the MFU formula."""
+
+
+def list_process_counts(settings: TrainingBenchmarkSettings) -> tuple[int, ...]:
+    """Return the numbers of processes per machine to measure, ascending."""
+    if settings.benchmark.processes:
+        return tuple(sorted(set(settings.benchmark.processes)))
+    accelerator = choose_accelerator(settings)
+    max_processes = count_local_processes("auto", accelerator)
+    if accelerator.is_shareable:
+        max_processes = processes.cores_per_process(World())
+    powers = (2**power for power in range(max_processes.bit_length()))
+    counts = {power for power in powers if power <= max_processes}
+    return tuple(sorted({*counts, max_processes}))
+
+
+def choose_accelerator(settings: TrainingBenchmarkSettings) -> Accelerator:
+    """Return the accelerator of the settings, or else the best one of this machine."""
+    return settings.accelerator or accelerators.choose()[0]
+
+
+def build_short_run(
+    settings: TrainingBenchmarkSettings, local_size: int, number: int
+) -> TrainSettings:
+    """Return the settings of a short run on `local_size` processes per machine."""
+    settings, _ = resolve_optimizer(settings)
+    benchmark, tables = settings.benchmark, dump(settings)
+    del tables["benchmark"]
+    world_size = local_size * count_nodes(settings)
+    folder = Path(settings.output.folder) / f"{world_size}-processes-{number}"
+    changes: dict[str, Any] = {
+        "output": {
+            "folder": str(folder),
+            "trackers": ({"kind": "jsonl"},),
+            "log_every_steps": _log_interval(benchmark),
+            "checkpoint": {"every_steps": NEVER_STEPS, "remote": None, "best_metric": "off"},
+            "final_model": "last",
+        },
+        "execution": {"processes": local_size, **_shared_execution(settings)},
+        "evaluation": {"every_steps": 0, "rows": settings.batch.rows, "samples": {"prompts": 0}},
+        "profile": False,
+    }
+    tables["stop"] = {"steps": _count_warmup_steps(benchmark) + _count_timed_steps(benchmark)}
+    tables = merge(tables, changes)
+    if benchmark.scaling == "weak":
+        tables = _scale_batch(tables, world_size)
+    return build(TrainSettings, tables)
+
+
+def _shared_execution(settings: TrainingBenchmarkSettings) -> dict[str, Any]:
+    """Return the execution settings that every number of processes shares: threads and compilation.
+
+    `auto` would not compile such a short run, but the short run represents a long one.
+    """
+    execution = settings.execution
+    shared: dict[str, Any] = {}
+    accelerator = choose_accelerator(settings)
+    if execution.compile == "auto":
+        shared["compile"] = "off" if accelerator.compile_obstacle() else "blocks"
+    if execution.threads is None and accelerator.is_shareable:
+        largest = World(local_size=max(list_process_counts(settings)))
+        shared["threads"] = processes.cores_per_process(largest)
+    return shared
+
+
+def _scale_batch(tables: dict[str, Any], world_size: int) -> dict[str, Any]:
+    """Return run tables with batch and learning rate multiplied by the world size."""
+    optimizer = tables["optimizer"]
+    larger: dict[str, Any] = {
+        "batch": {"rows": tables["batch"]["rows"] * world_size},
+        "optimizer": {"learning_rate": optimizer["learning_rate"] * world_size},
+    }
+    tasks = tables["task"]
+    if isinstance(tasks, list | tuple):
+        larger["task"] = [
+            merge(task, {"batch": {"rows": task["batch"]["rows"] * world_size}})
+            if (task.get("batch") or {}).get("rows")
+            else task
+            for task in tasks
+        ]
+    return merge(tables, larger)
+
+
+def _log_interval(benchmark: Benchmark) -> int:
+    return max(1, benchmark.steps // MEASUREMENTS_PER_RUN)
+
+
+def _count_warmup_steps(benchmark: Benchmark) -> int:
+    """Return the warm-up steps, rounded up to the next metric line."""
+    interval = _log_interval(benchmark)
+    return math.ceil(benchmark.warmup_steps / interval) * interval
+
+
+def _count_timed_steps(benchmark: Benchmark) -> int:
+    interval = _log_interval(benchmark)
+    return benchmark.steps // interval * interval
+
+
+def count_nodes(settings: TrainingBenchmarkSettings) -> int:
+    """Return the number of nodes of the job; raises SettingsError if it is a range."""
+    topology = resolve_topology(settings.execution.nodes, Path(settings.output.folder))
+    if topology is None:
+        return 1
+    if topology.min_nodes != topology.max_nodes:
+        node_range = f"{topology.min_nodes}:{topology.max_nodes}"
+        raise SettingsError(
+            f"execution.nodes.count = '{node_range}' is a range; a benchmark needs one number",
+            "set one number of nodes and start one job for each number",
+        )
+    return topology.min_nodes
+
+
+def read_timed_steps(folder: Path, benchmark: Benchmark) -> TimedSteps:
+    """Read the measurements of the timed steps of a short run."""
+    warmup_steps = _count_warmup_steps(benchmark)
+    ledger = jsonl.read_lines(folder / "ledger.jsonl", LedgerLine)
+    lines = jsonl.read_lines(folder / "metrics.jsonl", jsonl.StepLine)
+    metrics = [line for line in lines if "train/loss" in line]
+    mfu = [line["train/mfu"] for line in metrics if line["step"] > warmup_steps]
+    timed = [line for line in ledger if line["step"] >= warmup_steps]
+    tokens_per_second, seconds_per_step = [], []
+    for before, after in pairwise(timed):
+        if after["step"] == before["step"]:
+            continue
+        seconds = _training_seconds(after) - _training_seconds(before)
+        tokens_per_second.append((after["tokens"] - before["tokens"]) / seconds)
+        seconds_per_step.append(seconds / (after["step"] - before["step"]))
+    chip = {key: ledger[-1][key] for key in CHIP_KEYS}
+    return TimedSteps(tuple(tokens_per_second), tuple(seconds_per_step), tuple(mfu), chip)
+
+
+def _training_seconds(line: dict[str, Any]) -> float:
+    return float(line["seconds"]["step"] + line["seconds"]["data_wait"])
+
+
+def build_row(
+    settings: TrainSettings, repeats: Sequence[TimedSteps], num_nodes: int
+) -> dict[str, Any]:
+    """Return the figures of one number of processes: medians over all lines of all repeats."""
+    local_size = count_local_processes(settings.execution.processes, settings.accelerator)
+    world_size = local_size * num_nodes
+    speeds = [speed for repeat in repeats for speed in repeat.tokens_per_second]
+    mfu = [value for repeat in repeats for value in repeat.mfu]
+    seconds = statistics.median(value for repeat in repeats for value in repeat.seconds_per_step)
+    speed = statistics.median(speeds)
+    price = find_price(settings.execution.price)
+    usd = price.usd_per_hour * num_nodes / SECONDS_PER_HOUR / speed * 1e6 if price else None
+    return {
+        "name": f"{num_nodes} x {local_size}" if num_nodes > 1 else str(world_size),
+        "processes": world_size,
+        "rows_per_process": settings.batch.rows / world_size,
+        "global_batch_size": settings.batch.rows,
+        "learning_rate": settings.optimizer.learning_rate,
+        "sequences_per_second": settings.batch.rows / seconds,
+        "tokens_per_second": speed,
+        "tokens_per_second_range": [min(speeds), max(speeds)],
+        "seconds_per_step": seconds,
+        "mfu": statistics.median(mfu) if mfu else None,
+        "usd_per_million_tokens": usd,
+        **repeats[-1].chip,
+    }
+
+
+def build_document(
+    settings: TrainingBenchmarkSettings, rows: list[dict[str, Any]], earlier: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the benchmark document: rows with their efficiency, formulas and settings.
+
+    Rows of an earlier job in this folder are kept if its settings were equal and the number of
+    processes is another one. Jobs on different numbers of machines thus share one table.
+    """
+    shared = _shared_settings(settings)
+    if earlier.get("shared_settings") == shared:
+        counts = {row["processes"] for row in rows}
+        rows = [*rows, *(row for row in earlier.get("rows", ()) if row["processes"] not in counts)]
+    rows = sorted(rows, key=lambda row: row["processes"])
+    per_process = rows[0]["sequences_per_second"] / rows[0]["processes"]
+    peak = max((row["peak_flops_per_second"] or 0.0 for row in rows), default=0.0)
+    for row in rows:
+        if row["mfu"] is not None:  # one peak for all rows: each run has measured it again
+            row["mfu"] *= row["peak_flops_per_second"] / peak
+            row["peak_flops_per_second"] = peak
+        row["efficiency"] = row["sequences_per_second"] / row["processes"] / per_process
+    benchmark = settings.benchmark
+    return {
+        "format": FORMAT,
+        "kind": "training",
+        "scaling": benchmark.scaling,
+        "description": SCALING_DESCRIPTIONS[benchmark.scaling],
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "steps": _count_timed_steps(benchmark),
+        "repeats": benchmark.repeats,
+        "formulas": {"sequences_per_second": SEQUENCES_FORMULA, "efficiency": EFFICIENCY_FORMULA},
+        "rows": rows,
+        "shared_settings": shared,
+    }
+
+
+def _shared_settings(settings: TrainingBenchmarkSettings) -> dict[str, Any]:
+    """Return the settings that all rows of a table must share."""
+    tables = dump(settings)
+    tables["benchmark"].pop("processes")
+    tables["execution"].pop("nodes")
+    return tables

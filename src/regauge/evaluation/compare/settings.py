@@ -1,0 +1,42 @@
+"""Settings of `compare`: the [comparison] table of a run file. This module imports no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from regauge.config import Settings
+from regauge.machines.settings import Price
+from regauge.training.settings import Target
+
+MIN_RUNS = 2
+"""Smallest number of runs that can be compared."""
+
+
+class Comparison(Settings):
+    """Runs to compare, and how much they may differ."""
+
+    runs: tuple[str, ...] = Field(min_length=MIN_RUNS)
+    """Output folders; the first is the baseline of all others."""
+    tolerance: float = Field(default=0.001, gt=0)
+    """Largest relative difference of a held-out metric that counts as equal."""
+    metrics: tuple[str, ...] = ()
+    """Held-out metrics that the verdict uses; by default all that both runs measured."""
+    noise_runs: tuple[str, ...] = ()
+    """Output folders of repeats of the baseline with another summation order (noise floor)."""
+    target: Target | None = None
+    """Target of the cost comparison; by default the best value that all runs reached."""
+    prices: tuple[Price, ...] = ()
+    """Machine price of each run, in order, instead of the price in its run file."""
+    reference_precision: Literal["fp32", "fp64"] = "fp32"
+    """Precision of the CPU reference that `--localize` compares both runs with."""
+    on_difference: Literal["fail", "warn"] = "fail"
+    """Whether a difference fails the command (exit code 68) or is only reported."""
+
+    @model_validator(mode="after")
+    def _check_num_prices(self) -> Comparison:
+        if self.prices and len(self.prices) != len(self.runs):
+            count = len(self.runs)
+            raise ValueError(f"{count} runs need {count} prices; give them in the order of runs")
+        return self

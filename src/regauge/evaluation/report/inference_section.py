@@ -1,0 +1,327 @@
+"""Section of a report on an inference benchmark: one row per artifact and batch x length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from regauge.run_folders import formatting
+from regauge.system.wording import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+Document = dict[str, Any]
+Row = dict[str, str]
+PERCENTILES = (50, 90, 95, 99)
+"""Latency percentiles in benchmark documents and tables."""
+DROPPED = "dropped"
+ARTIFACT = "artifact"
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """One table, formatted: heading -> cell in each row."""
+
+    title: str
+    rows: tuple[Row, ...]
+    wide_columns: tuple[str, ...] = ()
+    """Columns that do not fit a terminal."""
+
+    @property
+    def terminal_rows(self) -> list[Row]:
+        """Rows without the wide columns, and without the name of a single artifact."""
+        has_one_artifact = len({row.get(ARTIFACT) for row in self.rows}) == 1
+        is_redundant = has_one_artifact and len(self.rows) > 1
+        dropped = {*self.wide_columns, *([ARTIFACT] if is_redundant else [])}
+        return [
+            {name: cell for name, cell in row.items() if name not in dropped} for row in self.rows
+        ]
+
+
+@dataclass(frozen=True)
+class InferenceSection:
+    """One inference benchmark, formatted."""
+
+    title: str
+    tables: tuple[ReportTable, ...]
+    summary: tuple[str, ...]
+    """One sentence per pair of artifacts that is compared."""
+    sentences: tuple[str, ...]
+    """Method, formulas and sources."""
+    document: Document
+
+
+def build_inference_section(document: Document, name: str = "") -> InferenceSection | None:
+    """Return the section of an inference benchmark; None for any other document.
+
+    `name` is the name of the output folder, for the title.
+    """
+    if document.get("kind") != "inference" or not document.get("rows"):
+        return None
+    title = f"Inference{': ' if name else ''}{name}"
+    tables = (
+        *_build_pair_tables(document),
+        _build_closed_loop_table(document),
+        *_build_open_loop_table(document),
+        _build_artifact_table(document),
+    )
+    summary = tuple(_describe_pair(pair) for pair in _group_pairs(document))
+    return InferenceSection(title, tables, summary, tuple(_describe_method(document)), document)
+
+
+def format_milliseconds(value: float | None) -> str:
+    """Return a latency with three digits: 0.42, 8.31, 72.9, 343, 1,204."""
+    if value is None:
+        return formatting.UNKNOWN
+    for minimum, decimals in ((100, 0), (10, 1)):
+        if round(value, decimals) >= minimum:
+            return f"{value:,.{decimals}f}"
+    return f"{value:.2f}"
+
+
+def format_shape(document: Document, row: Mapping[str, Any]) -> str:
+    """Return the batch x length of a row, after its model if the document has several models."""
+    models = {artifact["name"]: artifact["model"] for artifact in document["artifacts"]}
+    shape = f"{row['batch_size']} x {row['input_length']}"
+    model = models.get(row.get("artifact") or row.get("baseline"))
+    return f"{model}, {shape}" if len(set(models.values())) > 1 else shape
+
+
+def order_rows(document: Document) -> list[Document]:
+    """Return the rows ordered by batch x length, then by artifact."""
+    shapes = list(
+        dict.fromkeys((row["batch_size"], row["input_length"]) for row in document["rows"])
+    )
+    names = [artifact["name"] for artifact in document["artifacts"]]
+    return sorted(
+        document["rows"],
+        key=lambda row: (
+            shapes.index((row["batch_size"], row["input_length"])),
+            names.index(row["artifact"]),
+        ),
+    )
+
+
+def _shape_heading(document: Document) -> str:
+    has_several_models = len({artifact["model"] for artifact in document["artifacts"]}) > 1
+    return "model, batch x length" if has_several_models else "batch x length"
+
+
+def _build_closed_loop_table(document: Document) -> ReportTable:
+    """Return the table of the closed loop: one request at a time."""
+    heading = _shape_heading(document)
+    rows = tuple(
+        {
+            heading: format_shape(document, row),
+            ARTIFACT: row["artifact"],
+            **_format_latencies(row["closed_loop"]),
+            "p50 range": " to ".join(map(format_milliseconds, row["closed_loop"]["p50_range_ms"])),
+            "inferences/s": f"{row['closed_loop']['inferences_per_second']:,.4g}",
+            "tokens/s": f"{row['closed_loop']['tokens_per_second']:,.0f}",
+            "% of peak": formatting.percent(row["closed_loop"]["peak_fraction"]),
+            "joules": _format_joules(row["closed_loop"]),
+            "$ per 1M": formatting.dollars(row["closed_loop"]["usd_per_million_inferences"]),
+        }
+        for row in order_rows(document)
+    )
+    title = "Closed loop: one request at a time"
+    return ReportTable(title, rows, ("p50 range", "tokens/s", "joules"))
+
+
+def _format_latencies(figures: Mapping[str, Any]) -> Row:
+    """Return the percentiles; `dropped` and `unknown` are different."""
+    percent_lost = 100 * (figures.get("dropped_fraction") or 0.0)
+    cells = {}
+    for percent in PERCENTILES:
+        value = figures[f"p{percent}_ms"]
+        is_lost = value is None and percent_lost > 100 - percent
+        cells[f"p{percent} ms"] = DROPPED if is_lost else format_milliseconds(value)
+    return cells
+
+
+def _format_joules(closed: Mapping[str, Any]) -> str:
+    value = closed["joules_per_inference"]
+    bound = "at most " if closed["joules_method"] == "upper_bound" else ""
+    return formatting.UNKNOWN if value is None else f"{bound}{value:.3g}"
+
+
+def _build_open_loop_table(document: Document) -> Iterator[ReportTable]:
+    """Yield the table of the open loop, if the benchmark has one."""
+    heading = _shape_heading(document)
+    rows = tuple(
+        {
+            heading: format_shape(document, row),
+            ARTIFACT: row["artifact"],
+            "load": "fixed" if load["load_fraction"] is None else f"{load['load_fraction']:.0%}",
+            "requests/s": f"{load['requests_per_second']:,.4g}",
+            **_format_latencies(load),
+            "dropped": formatting.percent(load["dropped_fraction"]),
+            "$ per 1M": formatting.dollars(load["usd_per_million_inferences"]),
+        }
+        for row in order_rows(document)
+        for load in row["open_loop"]
+    )
+    if rows:
+        title = "Open loop: Poisson arrivals, latency from the moment of arrival"
+        yield ReportTable(title, rows, ("$ per 1M",))
+
+
+def _build_artifact_table(document: Document) -> ReportTable:
+    """Return the table of startup, memory, chip and price, one row per artifact."""
+    rows = tuple(
+        {
+            ARTIFACT: artifact["name"],
+            "model": artifact["model"],
+            "backend": f"{artifact['backend_description']}, {_format_threads(artifact['machine'])}",
+            "startup": formatting.duration(artifact["startup"]["total_seconds"]),
+            "loading": formatting.duration(artifact["startup"]["load_seconds"]),
+            "warm-up": formatting.duration(artifact["startup"]["warmup_seconds"]),
+            "memory": _format_bytes(artifact["peak_memory_bytes"]),
+            "chip": artifact["chip"],
+            "$ per hour": _format_price(artifact["price"]),
+            "date": artifact["date"],
+        }
+        for artifact in document["artifacts"]
+    )
+    return ReportTable("Startup and memory", rows, ("loading", "warm-up", "$ per hour", "date"))
+
+
+def _format_threads(machine: Mapping[str, Any]) -> str:
+    count = machine["threads"]
+    return "1 thread" if count == 1 else f"{format_count(count, 'thread')}"
+
+
+def _format_bytes(value: int | None) -> str:
+    return formatting.UNKNOWN if value is None else f"{value / 1e6:,.0f} MB"
+
+
+def _format_price(price: Mapping[str, Any] | None) -> str:
+    return formatting.UNKNOWN if price is None else f"{price['usd_per_hour']:g}"
+
+
+def _group_pairs(document: Document) -> list[list[Document]]:
+    """Return the ratios of each pair of artifacts."""
+    pairs: dict[tuple[str, str], list[Document]] = {}
+    for ratios in document["ratios"]:
+        pairs.setdefault((ratios["baseline"], ratios["candidate"]), []).append(ratios)
+    return list(pairs.values())
+
+
+def _build_pair_tables(document: Document) -> Iterator[ReportTable]:
+    """Yield one table per pair: both values and their ratio, of latency, throughput and cost."""
+    closed = {
+        (row["artifact"], row["batch_size"], row["input_length"]): row["closed_loop"]
+        for row in document["rows"]
+    }
+    heading = _shape_heading(document)
+    for pair in _group_pairs(document):
+        first, second = pair[0]["baseline"], pair[0]["candidate"]
+        rows = []
+        for ratios in pair:
+            shape = ratios["batch_size"], ratios["input_length"]
+            figures = closed[first, *shape], closed[second, *shape]
+            overlap = " *" if ratios["ranges_overlap"] else ""
+            usd = _format_both(figures, "usd_per_million_inferences", formatting.dollars)
+            rows.append(
+                {
+                    heading: format_shape(document, ratios),
+                    "p50 ms": _format_both(figures, "p50_ms", format_milliseconds),
+                    "latency ratio": _format_ratio(ratios["latency_ratio"]) + overlap,
+                    "inferences/s": _format_both(
+                        figures, "inferences_per_second", lambda value: f"{value:,.4g}"
+                    ),
+                    "throughput ratio": _format_ratio(ratios["throughput_ratio"]),
+                    "$ per 1M": usd,
+                    "cost ratio": _format_ratio(ratios["cost_ratio"]),
+                }
+            )
+        title = f"{first} / {second}, and the ratio of {second} to {first}"
+        yield ReportTable(title, tuple(rows))
+
+
+def _format_both(
+    figures: Sequence[Mapping[str, Any]], key: str, format_value: Callable[[Any], str]
+) -> str:
+    """Return both values of a pair, or a single `unknown` if neither is known."""
+    cells = [format_value(figure[key]) for figure in figures]
+    is_known = any(figure[key] is not None for figure in figures)
+    return " / ".join(cells if is_known else cells[:1])
+
+
+def _format_ratio(value: float | None) -> str:
+    return formatting.UNKNOWN if value is None else f"x {value:.2f}"
+
+
+def _describe_pair(pair: Sequence[Document]) -> str:
+    """Return a sentence on the ratio of the median latencies of a pair."""
+    first, second = pair[0]["baseline"], pair[0]["candidate"]
+    latency_ratios = sorted(
+        ratios["latency_ratio"] for ratios in pair if ratios["latency_ratio"] is not None
+    )
+    if not latency_ratios:
+        return f"The latency of {second} relative to {first} is unknown."
+    ratio = f"{latency_ratios[0]:.2f}"
+    if f"{latency_ratios[-1]:.2f}" != ratio:
+        ratio += f" to {latency_ratios[-1]:.2f}"
+    num_shapes = len(latency_ratios)
+    shapes = "one batch x length" if num_shapes == 1 else f"{num_shapes} shapes (batch x length)"
+    num_overlaps = sum(bool(ratios["ranges_overlap"]) for ratios in pair)
+    overlaps = f"; the repeats overlap at {num_overlaps} of {len(pair)}" if num_overlaps else ""
+    return f"{second} has {ratio} times the median latency of {first} at {shapes}{overlaps}."
+
+
+def _describe_method(document: Document) -> Iterator[str]:
+    """Yield the method, and the formula or source of each figure."""
+    formulas = document["formulas"]
+    num_repeats = document["repeats"]
+    repeats = "one repeat" if num_repeats == 1 else f"{num_repeats} alternating repeats"
+    seconds = document["duration_seconds"]
+    yield (
+        f"Medians of {repeats}, {seconds:g} s for each batch x length, each repeat in "
+        f"a separate process, {document['date']}. Percentiles: {formulas['percentiles_ms']}."
+    )
+    if any(ratios["ranges_overlap"] for ratios in document["ratios"]):
+        yield "*: the repeats of both artifacts overlap; the difference may be noise."
+    yield f"Open loop: {formulas['open_loop']}."
+    yield (
+        f"Inference: {formulas['inference']}. Inferences/s: {formulas['inferences_per_second']}. "
+        "Tokens exclude padding."
+    )
+    peaks = dict.fromkeys(
+        f"{artifact['peak_flops_per_second']:.4g} FLOP/s, {artifact['peak_source']}"
+        if artifact["peak_flops_per_second"]
+        else f"unknown for {artifact['name']}"
+        for artifact in document["artifacts"]
+    )
+    flops = formulas["flops_per_inference"]
+    yield f"% of peak: {formulas['peak_fraction']}. FLOPs: {flops}. Peak: {'; '.join(peaks)}."
+    yield f"Joules: {formulas['joules_per_inference']}. {_describe_power(document)}."
+    yield f"Dollars: {formulas['usd_per_million_inferences']}. Price: {_describe_prices(document)}."
+    yield f"Startup: {formulas['startup_seconds']}. Memory: {formulas['peak_memory_bytes']}."
+
+
+def _describe_power(document: Document) -> str:
+    powers = dict.fromkeys(
+        f"{artifact['tdp_watts']:g} W, {artifact['tdp_source']}"
+        if artifact["tdp_watts"]
+        else f"unknown for {artifact['name']}"
+        for artifact in document["artifacts"]
+    )
+    return f"Thermal design power: {'; '.join(powers)}"
+
+
+def _describe_prices(document: Document) -> str:
+    """Return the price of each machine, with its source and date."""
+    prices = []
+    for artifact in document["artifacts"]:
+        price = artifact["price"]
+        if price is None:
+            prices.append(f"unknown for {artifact['name']}, set execution.price")
+            continue
+        instance = f"{price['instance']}, " if price["instance"] else ""
+        date = f", {price['as_of']}" if price["as_of"] else ""
+        warning = f"; {price['staleness_warning']}" if price["staleness_warning"] else ""
+        source = f"{price['source']}{date}"
+        prices.append(f"{instance}{price['usd_per_hour']:g} USD per hour ({source}){warning}")
+    return "; ".join(dict.fromkeys(prices))

@@ -1,0 +1,1 @@
+"""Compiled models: their export, the backends that compile them, and batch inference."""

@@ -1,0 +1,44 @@
+"""A runner that calls the module itself on a device, optionally compiled at its first call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regauge.models.tensors import move_module
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regauge.inference.backends import ExecutionContext, Payload
+
+
+class ModuleRunner:
+    """A program that is called as a module on a device."""
+
+    def __init__(self, payload: Payload, context: ExecutionContext) -> None:
+        context.accelerator.set_precision(payload.precision)
+        self.program = payload.build_program().eval()
+        """The module on the device."""
+        move_module(self.program, context.device)
+        self._context = context
+        self._graphs_before = context.accelerator.num_compiled_graphs()
+        self._callable: Any = self.program
+
+    def compile(self, **options: Any) -> ModuleRunner:
+        """Compile the program with torch.compile at its first call; return this runner."""
+        self._callable = torch.compile(self.program, **options)
+        return self
+
+    @torch.no_grad()
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Return the output of the program, on the device."""
+        on_device = [value.to(self._context.device, non_blocking=True) for value in inputs]
+        output: Tensor = self._callable(*on_device)
+        self._context.accelerator.end_microbatch()
+        return output
+
+    def num_graphs(self) -> int:
+        """Return the number of graphs that were compiled since the program was loaded."""
+        return self._context.accelerator.num_compiled_graphs() - self._graphs_before

@@ -1,0 +1,93 @@
+"""Pads batches to the shapes that a graph exists for, for backends with one graph per shape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from regauge.models.inference_modules import example_inputs
+from regauge.models.io_spec import LENGTH, ROWS
+from regauge.system.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from regauge.inference.backends import Shape
+    from regauge.models.io_spec import TensorSpec
+
+    Compute = Callable[[Shape, tuple[Tensor, ...]], Tensor]
+    """Computes a batch of a declared shape; inputs and output are on the CPU."""
+
+
+class StaticShapeRunner:
+    """A runner that computes every batch in a declared shape, so that no graph is ever added.
+
+    Its outputs are on the CPU for two reasons. Cutting off rows on a device can require another
+    graph, and a device that replays graphs overwrites the previous output.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[TensorSpec],
+        shapes: Sequence[Shape],
+        compute: Compute,
+        count_graphs: Callable[[], int],
+    ) -> None:
+        """`count_graphs` returns the number of graphs that this process has built."""
+        self._inputs = tuple(inputs)
+        self._shapes = sorted(set(shapes))
+        self._compute = compute
+        self._count_graphs = count_graphs
+
+    def warm_up(self) -> StaticShapeRunner:
+        """Compute every declared shape once, which builds or loads its graph; return the runner."""
+        for shape in self._shapes:
+            self._compute(shape, example_inputs(self._inputs, *shape))
+        return self
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Return the output of the program, [rows, ...].
+
+        A batch with fewer rows than its declared shape is padded with empty rows. Raises DataError
+        if no declared shape can hold the batch.
+        """
+        rows, shape = self._select_shape(inputs)
+        pairs = zip(self._inputs, inputs, strict=True)
+        padded = tuple(_pad_rows(spec, value, shape.rows) for spec, value in pairs)
+        return self._compute(shape, padded)[:rows]
+
+    def num_graphs(self) -> int:
+        """Return the number of graphs that this process has built."""
+        return self._count_graphs()
+
+    def _select_shape(self, inputs: Sequence[Tensor]) -> tuple[int | None, Shape]:
+        """Return the rows of a batch, and the smallest shape of its length that holds them."""
+        rows, length = (self._find_size(inputs, name) for name in (ROWS, LENGTH))
+        for shape in self._shapes:
+            if length in {None, shape.length} and (rows or 0) <= shape.rows:
+                return rows, shape
+        declared = ", ".join(f"{shape.rows} x {shape.length}" for shape in self._shapes)
+        problem = f"no graph for {rows} rows of {length} tokens; the artifact has {declared}"
+        raise DataError(problem, "export it again with other buckets")
+
+    def _find_size(self, inputs: Sequence[Tensor], name: str) -> int | None:
+        """Return the size of a variable dimension in a batch, or None if no input has it."""
+        for spec, value in zip(self._inputs, inputs, strict=True):
+            if name in spec.shape:
+                return value.shape[spec.shape.index(name)]
+        return None
+
+
+def _pad_rows(spec: TensorSpec, value: Tensor, rows: int) -> Tensor:
+    """Return an input that is padded with zeros to a number of rows."""
+    if ROWS not in spec.shape:
+        return value
+    axis = spec.shape.index(ROWS)
+    num_missing = rows - value.shape[axis]
+    if not num_missing:
+        return value
+    sizes = [num_missing if index == axis else size for index, size in enumerate(value.shape)]
+    return torch.cat([value, value.new_zeros(sizes)], axis)

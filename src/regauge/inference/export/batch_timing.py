@@ -1,0 +1,110 @@
+"""Measures the milliseconds of the batches of a program by their shapes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from regauge.inference.export.bucket_times import BucketTime, BucketTimes, build_bucket_times
+from regauge.inference.export.buckets import spread_buckets
+from regauge.inference.export.engine import is_out_of_memory
+from regauge.models.inference_modules import example_inputs
+from regauge.system import stop_signals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from regauge.inference.backends import Runner
+    from regauge.inference.export.manifest import Bucket
+    from regauge.models.io_spec import TensorSpec
+
+MAX_GRID_LENGTHS = 8
+"""Most lengths of the grid of a program that takes any shape."""
+SLOW_SECONDS = 0.05
+"""Time of a batch from which on noise is small."""
+MIN_RUNS = 3
+"""How often a shape is timed; the median counts, so a first run that compiles a graph does not."""
+
+
+def measure_bucket_times(
+    runner: Runner,
+    buckets: Sequence[Bucket],
+    inputs: Sequence[TensorSpec],
+    *,
+    seconds: float,
+    has_dynamic_shapes: bool,
+    threads: int,
+    chip: str,
+) -> BucketTimes:
+    """Return the times of the batches of a runner, each the median of several runs.
+
+    `inputs` are the tensors of the program. With `has_dynamic_shapes` a grid of shapes is measured
+    in addition to its corners, for about `seconds`, the smallest batches first. Otherwise every
+    declared shape is measured. A shape for which memory runs out is left out.
+    """
+    required, optional = _list_shapes(buckets, has_dynamic_shapes=has_dynamic_shapes)
+    deadline = math.inf
+    times: list[BucketTime] = []
+    _run(runner, inputs, *min(required))  # the first call prepares the weights
+    for index, (length, rows) in enumerate([*required, *optional]):
+        stop_signals.check_stop()
+        if index == len(required):
+            deadline = time.perf_counter() + seconds
+        if time.perf_counter() >= deadline:
+            break
+        with _skip_without_memory():
+            milliseconds = _measure(runner, inputs, length, rows)
+            times.append(BucketTime(length=length, rows=rows, milliseconds=milliseconds))
+    return build_bucket_times(times, threads=threads, chip=chip)
+
+
+def _list_shapes(
+    buckets: Sequence[Bucket], *, has_dynamic_shapes: bool
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return the (length, rows) that are always measured, and the others by their tokens."""
+    if not has_dynamic_shapes:
+        return [(item.length, rows) for item in buckets for rows in item.batch_sizes], []
+    ends = (buckets[0], buckets[-1])
+    corners = [
+        (item.length, rows) for item in ends for rows in (item.batch_sizes[-1], item.batch_sizes[0])
+    ]
+    required = list(dict.fromkeys(corners))
+    spread = spread_buckets(buckets, MAX_GRID_LENGTHS)
+    grid = [(item.length, rows) for item in spread for rows in item.batch_sizes]
+    optional = [shape for shape in grid if shape not in required]
+    return required, sorted(optional, key=lambda shape: (shape[0] * shape[1], shape))
+
+
+def _measure(runner: Runner, inputs: Sequence[TensorSpec], length: int, rows: int) -> float:
+    """Return the median milliseconds of a shape; one slow first run does not change a median.
+
+    A slow shape is run twice, and the shorter time counts.
+    """
+    durations = [_run(runner, inputs, length, rows) for _ in range(MIN_RUNS - 1)]
+    if min(durations) >= SLOW_SECONDS:
+        return 1e3 * min(durations)
+    return 1e3 * statistics.median([*durations, _run(runner, inputs, length, rows)])
+
+
+@contextmanager
+def _skip_without_memory() -> Iterator[None]:
+    """End a block early if memory runs out in it."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+
+
+def _run(runner: Runner, inputs: Sequence[TensorSpec], length: int, rows: int) -> float:
+    """Return the seconds of a batch, with the copy of its outputs to the host."""
+    tensors = example_inputs(inputs, rows, length)
+    for spec, tensor in zip(inputs, tensors, strict=True):
+        if spec.name == "lengths":
+            tensor.fill_(length)
+    start = time.perf_counter()
+    runner(*tensors).cpu()
+    return time.perf_counter() - start

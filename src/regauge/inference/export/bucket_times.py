@@ -1,0 +1,199 @@
+"""Milliseconds of the batches of a program by their shapes, so that a server can plan batches.
+
+`bucket_times.json` has one entry for each measured shape. A program with static shapes is measured
+in each of them. A program that takes any shape is measured in a grid of shapes, within a limit of
+time; the corners of the grid are always measured.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from regauge.config import FORMAT
+from regauge.inference.export.manifest import BUCKET_TIMES
+from regauge.system.files import write_json
+from regauge.system.json_files import DocumentShape, read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from regauge.inference.export.artifact import Artifact
+
+REMEDY = "copy the artifact again, or export it"
+
+
+class BucketTime(DocumentShape, frozen=True):
+    """The time of a batch of one shape."""
+
+    length: int = Field(ge=1)
+    """Tokens of each row."""
+    rows: int = Field(ge=1)
+    """Rows of the batch."""
+    milliseconds: float = Field(gt=0)
+    """Median of its runs."""
+
+
+class BucketTimesShape(DocumentShape):
+    """The keys of `bucket_times.json`."""
+
+    times: list[BucketTime] = Field(min_length=1)
+    threads: int
+    chip: str
+
+
+@dataclass(frozen=True)
+class BucketTimes:
+    """The measured times of batches, and times of other shapes that follow from them."""
+
+    times: tuple[BucketTime, ...]
+    """Times that do not fall with the length or the rows, as `build_bucket_times` returns them."""
+    threads: int
+    """CPU threads of the measurement."""
+    chip: str
+    """Name of the chip of the measurement."""
+
+    def milliseconds(self, length: int, rows: int) -> float:
+        """Return the time of a batch of `rows` rows of `length` tokens.
+
+        A measured shape has its measured time. Others are interpolated, linear in the rows and in
+        the length. Beyond the largest shape, a time is proportional to the tokens. A longer batch,
+        or one with more rows, never takes less time.
+        """
+        grid = self._grid
+        scale = max(1.0, rows / grid.rows[-1]) * max(1.0, length / grid.lengths[-1])
+        left, right, fraction = _locate(grid.rows, rows)
+        lower, upper, share = _locate(grid.lengths, length)
+        short, long = (
+            _interpolate(grid.times[index][left], grid.times[index][right], fraction)
+            for index in (lower, upper)
+        )
+        return _interpolate(short, long, share) * scale
+
+    @cached_property
+    def _grid(self) -> _TimeGrid:
+        return _build_grid(self.times)
+
+
+@dataclass(frozen=True)
+class _TimeGrid:
+    """A time for each combination of a measured length and a measured number of rows."""
+
+    lengths: list[int]
+    rows: list[int]
+    times: list[list[float]]
+    """Milliseconds, [lengths, rows]; they never fall in either direction."""
+
+
+def _locate(knots: list[int], value: int) -> tuple[int, int, float]:
+    """Return the indices of the knots around a value, and its position between them, 0 to 1."""
+    right = min(bisect_left(knots, value), len(knots) - 1)
+    if right == 0 or value >= knots[right]:
+        return right, right, 0.0
+    start, end = knots[right - 1], knots[right]
+    return right - 1, right, (value - start) / (end - start)
+
+
+def _interpolate(start: float, end: float, fraction: float) -> float:
+    return start + (end - start) * fraction
+
+
+def _build_grid(times: Sequence[BucketTime]) -> _TimeGrid:
+    """Return the grid of measured times that do not fall; other combinations are estimated.
+
+    An estimate lies between the measured times of smaller and of larger batches.
+    """
+    measured = {(item.length, item.rows): item.milliseconds for item in times}
+    lengths = sorted({item.length for item in times})
+    counts = sorted({item.rows for item in times})
+    grid = [[0.0] * len(counts) for _ in lengths]
+    for row, length in enumerate(lengths):
+        for column, rows in enumerate(counts):
+            least = max(
+                grid[row - 1][column] if row else 0.0, grid[row][column - 1] if column else 0.0
+            )
+            estimate = measured.get((length, rows)) or _estimate(times, length, rows)
+            larger = [
+                item.milliseconds for item in times if item.length >= length and item.rows >= rows
+            ]
+            grid[row][column] = max(least, min([estimate, *larger]))
+    smallest = min(item.milliseconds for item in times)
+    return _TimeGrid(lengths, counts, [[max(value, smallest) for value in row] for row in grid])
+
+
+def _estimate(times: Sequence[BucketTime], length: int, rows: int) -> float:
+    """Return a time for a shape that was not measured.
+
+    It is between the times of fewer and more rows, else between those of shorter and longer
+    texts, else proportional to the tokens of the closest smaller batch.
+    """
+    by_rows = {item.rows: item.milliseconds for item in times if item.length == length}
+    by_length = {item.length: item.milliseconds for item in times if item.rows == rows}
+    for knots, value in ((by_rows, rows), (by_length, length)):
+        if min(knots) < value < max(knots):
+            ordered = sorted(knots)
+            left, right, fraction = _locate(ordered, value)
+            return _interpolate(knots[ordered[left]], knots[ordered[right]], fraction)
+    smaller = [item for item in times if item.length <= length and item.rows <= rows]
+    if not smaller:
+        return min(item.milliseconds for item in times)
+    closest = max(smaller, key=lambda item: item.length * item.rows)
+    return closest.milliseconds * (length * rows) / (closest.length * closest.rows)
+
+
+def build_bucket_times(times: Iterable[BucketTime], *, threads: int, chip: str) -> BucketTimes:
+    """Return measured times, each raised to the times of smaller batches.
+
+    Noise may make a larger batch faster than a smaller one. A scheduler needs times that do not
+    fall. Each shape may occur once.
+    """
+    measured = list(times)
+    raised = [
+        item.model_copy(
+            update={
+                "milliseconds": max(
+                    other.milliseconds
+                    for other in measured
+                    if other.length <= item.length and other.rows <= item.rows
+                )
+            }
+        )
+        for item in sorted(measured, key=lambda item: (item.length, item.rows))
+    ]
+    return BucketTimes(tuple(raised), threads, chip)
+
+
+def build_document(times: BucketTimes) -> dict[str, Any]:
+    """Return the times as a JSON document."""
+    return {
+        "format": FORMAT,
+        "threads": times.threads,
+        "chip": times.chip,
+        "times": [item.model_dump() for item in times.times],
+    }
+
+
+def parse_document(document: dict[str, Any]) -> BucketTimes:
+    """Return the times of a document that `build_document` returned."""
+    shape = BucketTimesShape.model_validate(document)
+    return build_bucket_times(shape.times, threads=shape.threads, chip=shape.chip)
+
+
+def write_bucket_times(folder: Path, times: BucketTimes) -> None:
+    """Write the times into the folder of an artifact."""
+    write_json(folder / BUCKET_TIMES, build_document(times))
+
+
+def read_bucket_times(artifact: Artifact) -> BucketTimes | None:
+    """Return the times of an artifact; None if it has none, as one of an older version.
+
+    Raises DataError if the file is damaged.
+    """
+    if BUCKET_TIMES not in artifact.manifest.files:
+        return None
+    return parse_document(read_json(artifact.folder / BUCKET_TIMES, REMEDY, BucketTimesShape))

@@ -1,0 +1,148 @@
+"""The tables of a run file that `export` reads; this module imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from regauge.accelerators import Accelerator, Precision
+from regauge.config import Settings, choice_of
+from regauge.data.sources import Source
+from regauge.inference.backends import Backend, IsaLevel, Quantization
+from regauge.models.sentence_transformers import PoolingMode
+from regauge.models.tokenizer_convention import MIN_TOKENS
+
+Format = Literal["artifact", "hf", "peft", "torch", "sentence-transformers"]
+Goal = Literal["throughput", "latency", "cost"]
+
+
+class ExportTarget(Settings):
+    """The model to export, and the format to write."""
+
+    exclusive_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "run": ("model", "module"),
+        "model": ("run", "module"),
+        "module": ("run", "model"),
+    }
+
+    run: str | None = None
+    """Output folder of the run whose model is exported."""
+    model: str | None = None
+    """A transformers or sentence-transformers folder, or a name on the hub, instead of a run."""
+    module: str | None = None
+    """A function, `module:name`, that returns a torch module and an example of each input."""
+    to: str
+    """Folder to write; for the format `torch` a file."""
+    format: Format = "artifact"
+    """`artifact` compiles the model; `hf` writes a transformers folder; others write weights."""
+    step: Literal["final", "latest", "best"] | int = "final"
+    """The final model of the run, its latest or best checkpoint, or the checkpoint of a step."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> ExportTarget:
+        if sum(origin is not None for origin in (self.run, self.model, self.module)) != 1:
+            raise ValueError(
+                "an export has one origin; set one of export.run, export.model and export.module"
+            )
+        if self.run is None and self.format != "artifact":
+            raise ValueError(
+                "only the model of a run has other formats; set export.run, or remove export.format"
+            )
+        return self
+
+
+class Candidates(Settings):
+    """The candidates to compile; the best one that keeps the quality becomes the artifact."""
+
+    backends: tuple[Annotated[SerializeAsAny[Backend], choice_of("backends")], ...] = ()
+    """Names of backends, or tables with a kind; by default all that are usable on this machine. On
+    CPUs, machine code is compiled only if no usable backend writes a graph."""
+    precisions: tuple[Precision, ...] = ()
+    """Precisions to try; by default fp32, and those that are faster on this machine."""
+    quantization: tuple[Quantization, ...] = ()
+    """Quantizations to try, `none` or `int8`; by default all that a backend supports."""
+    threads: tuple[int, ...] = ()
+    """CPU threads per process to try; by default `execution.threads` of the run file, else the
+    number of cores, or OMP_NUM_THREADS if that is smaller."""
+    portable: IsaLevel | None = None
+    """Instruction set level to compile for; by default all instructions of this machine."""
+    optimize_for: Goal = "throughput"
+    """Selects by texts per second, by latency of a single text, or by cost per text."""
+    timing_seconds: float = Field(default=1.0, gt=0)
+    """How long the throughput of each candidate is timed."""
+    fast: bool = False
+    """Compile one candidate for six lengths; its quality and batch invariance are still proved."""
+
+
+class TextSettings(Settings):
+    """How the model reads a text; these override the files of its folder."""
+
+    pooling: tuple[PoolingMode, ...] = ()
+    """Poolings of the last hidden states; the vectors of several are concatenated."""
+    normalize: bool | None = None
+    """Whether vectors are L2-normalized."""
+    max_seq_length: int | None = Field(default=None, ge=MIN_TOKENS)
+    """Longest text in tokens; longer texts are truncated and counted."""
+    prompts: dict[str, str] = {}
+    """Prompts, by name; a prompt is prepended to each text."""
+    default_prompt: str | None = None
+    """Name of the prompt that is used if a caller names none."""
+    pair_fields: tuple[str, str] | None = None
+    """Two fields that a classifier reads as a text pair; by default it reads a single text."""
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens that a causal model generates per text; by default 64, and at most half of the
+    tokens that it can read."""
+
+    @model_validator(mode="after")
+    def _two_fields(self) -> TextSettings:
+        if self.pair_fields is not None and len(set(self.pair_fields)) < len(self.pair_fields):
+            raise ValueError(f"pair_fields names '{self.pair_fields[0]}' twice; name two fields")
+        return self
+
+
+class BucketSettings(Settings):
+    """The batch x length shapes that an artifact is compiled for."""
+
+    max_batch_tokens: int | None = Field(default=None, ge=8)
+    """Most tokens of a batch: its rows times its length; by default 2048 on CPUs, else 4096."""
+    lengths: tuple[int, ...] = ()
+    """Lengths that texts are padded to; by default the backend decides."""
+    max_batch_size: int = Field(default=256, ge=1)
+    """Most rows of a batch."""
+
+
+class ParitySettings(Settings):
+    """How outputs are compared with fp32, and how much quality they may lose."""
+
+    max_loss: float = Field(default=0.001, ge=0)
+    """Largest quality loss compared with fp32, as a fraction."""
+    num_texts: int = Field(default=512, ge=16)
+    """Number of texts that are compared."""
+    source: Annotated[SerializeAsAny[Source], choice_of("data/sources")] | None = None
+    """Source of these texts; by default the held-out rows of the run's dataset."""
+    metrics: bool = True
+    """Whether held-out metrics of the run are compared, too; never for language models."""
+    batch_invariance: bool = True
+    """Whether batch invariance is checked: bitwise equal outputs in every batch."""
+    stored_rows: int = Field(default=8, ge=0)
+    """Number of compared records that the artifact stores with their outputs, so that a server can
+    compute them again; 0 stores no records."""
+
+
+class ExportSettings(Settings):
+    """All settings of an export."""
+
+    export: ExportTarget
+    """The model to export, and the format to write."""
+    candidates: Candidates = Candidates()
+    """The candidates to compile."""
+    text: TextSettings = TextSettings()
+    """How the model reads a text."""
+    buckets: BucketSettings = BucketSettings()
+    """The shapes to compile."""
+    parity: ParitySettings = ParitySettings()
+    """The quality that candidates must keep."""
+    accelerator: Annotated[SerializeAsAny[Accelerator], choice_of("accelerators")] | None = None
+    """The accelerator; by default the best one of this machine."""

@@ -1,0 +1,392 @@
+"""Convert records to the inputs of a program: add prompts, tokenize, truncate."""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from regauge.data import chat_templates
+from regauge.data.columns import encode_value, find_embedding_rows
+from regauge.data.conversations import check_strings, format_part, parse_request
+from regauge.data.tokenizer import LoadedTokenizer, truncate_ids
+from regauge.inference.export.records import TextRecords, TokenizedTexts
+from regauge.system.errors import DataError
+from regauge.system.log import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from regauge.data.conversations import Conversation
+    from regauge.data.tokenizer import EncodedText
+    from regauge.data.values import Value
+    from regauge.models.io_spec import InputSpec
+    from regauge.models.sentence_transformers import Tokenization
+
+MAX_CHECKED_CONVERSATIONS = 100
+"""Conversations whose parts are searched in the rendered text."""
+Ids = list[np.ndarray]
+Flags = list[bool]
+NO_VALUES: Mapping[str, Sequence[Value | None]] = MappingProxyType({})
+
+
+class TextWords(NamedTuple):
+    """The words of a text that a model reads, in order."""
+
+    text: str
+    positions: np.ndarray
+    """Index of the first token of each word in the input of the model, [words]."""
+    spans: np.ndarray
+    """First character and end of each word, [words, 2]."""
+
+
+class EncodedRecords(NamedTuple):
+    """Tokenized records."""
+
+    records: TextRecords
+    num_truncated: int
+    """Number of texts that were longer than the model reads."""
+    is_truncated: np.ndarray
+    """Whether a text of a record was longer than the model reads, [records] bool."""
+
+
+class Preprocessor:
+    """A tokenizer with the prompts and length limits of a program."""
+
+    def __init__(self, folder: Path, tokenization: Tokenization, input_spec: InputSpec) -> None:
+        self._is_transformers = tokenization.convention == "transformers"
+        self._tokenizer = LoadedTokenizer(
+            folder,
+            ensure_end_token=not self._is_transformers,
+            lowercase=tokenization.lowercase,
+        )
+        is_older = tokenization.special_tokens == "guessed"
+        if is_older:
+            self._tokenizer.check_guessed(folder, "export the model again")
+        self._parses_special_tokens = self._is_transformers and (
+            is_older or not self._tokenizer.splits_special_tokens
+        )
+        self._tokenization = tokenization
+        self._input_spec = input_spec
+        self._folder = folder
+        self._num_checked = 0
+        self._ignored_parts: set[str] = set()
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of a text."""
+        return self._tokenization.max_length
+
+    @property
+    def vocab_size(self) -> int:
+        """The largest token id plus one."""
+        return self._tokenizer.vocab_size
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether a text is a message of a conversation, in a chat template."""
+        return self._tokenization.input_format == "chat"
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether a text always gives the same tokens; a chat template may write the date."""
+        return not self.is_chat or not self._template.unstable_names
+
+    def with_tokenization(self, tokenization: Tokenization | None) -> Preprocessor:
+        """Return a preprocessor with the same tokenizer and other limits."""
+        changed = copy.copy(self)
+        changed._tokenization = tokenization or self._tokenization  # noqa: SLF001 - its own class
+        return changed
+
+    def encode_records(
+        self,
+        columns: Sequence[Sequence[str]],
+        prompt: str | None = None,
+        values: Mapping[str, Sequence[Value | None]] = NO_VALUES,
+    ) -> EncodedRecords:
+        """Return tokenized records, given one column for each text field.
+
+        `prompt` names the prompt to prepend to each text, by default the model's own. `values` are
+        the numeric and categorical features of ranking candidates, by field name.
+        """
+        prefix = self._tokenization.prompt_text(prompt)
+        if self._input_spec.is_pair and self._is_transformers:
+            firsts, seconds = columns  # as in sentence-transformers, only the first has the prompt
+            return self._encode_pairs([prefix + text for text in firsts], seconds)
+        max_tokens = self._tokenization.max_length
+        limits = self._input_spec.max_lengths or (max_tokens,) * len(columns)
+        limits = tuple(min(limit, max_tokens) for limit in limits)
+        encoded = [
+            self._encode_texts(texts, limit, prefix)
+            for texts, limit in zip(columns, limits, strict=True)
+        ]
+        truncated = np.array([flags for _, flags in encoded], bool)
+        lists = [ids for ids, _ in encoded]
+        if not self._input_spec.is_pair:
+            features = self._build_features(values, len(lists[0]))
+            records = TextRecords(list(map(TokenizedTexts.from_lists, lists)), features)
+            return _summarize_truncation(records, truncated)
+        first_texts = lists[0]
+        joined = [self._join(first, second) for first, second in zip(*lists, strict=True)]
+        is_joined_truncated = np.array([len(ids) > max_tokens for ids in joined], bool)
+        pairs = list(map(self._truncate, joined, map(len, first_texts)))
+        joined = [ids for ids, _ in pairs]
+        starts = np.fromiter((start for _, start in pairs), np.int32, len(pairs))
+        records = TextRecords([TokenizedTexts.from_lists(joined)], [starts])
+        return _summarize_truncation(records, np.vstack([truncated, is_joined_truncated]))
+
+    def encode_windows(
+        self, texts: Sequence[str], prompt: str | None = None
+    ) -> tuple[TextRecords, np.ndarray]:
+        """Return texts as windows that the model can read, and the text of each window.
+
+        A text is split into consecutive windows of as many tokens as the model reads, each with
+        the special tokens. The prompt begins the first window. The second value is [windows] int64.
+        """
+        prefix = self._tokenization.prompt_text(prompt)
+        encoded = self._tokenizer.encode(
+            [prefix + text for text in texts], parse_special_tokens=self._parses_special_tokens
+        )
+        room = self._max_text_length - self._tokenizer.num_special_tokens
+        windows = [
+            (index, ids[start : start + room])
+            for index, ids in enumerate(encoded)
+            for start in range(0, max(1, len(ids)), room)
+        ]
+        lists = [self._tokenizer.add_special_tokens(ids) for _, ids in windows]
+        owners = np.array([index for index, _ in windows], np.int64)
+        return TextRecords.from_lists(lists), owners
+
+    def encode_ids(self, lists: Sequence[np.ndarray]) -> EncodedRecords:
+        """Return texts that were tokenized elsewhere, with special tokens if they have none."""
+        prefix, suffix = self._tokenizer.prefix, self._tokenizer.suffix
+        limit = self._max_text_length
+        room = limit - self._tokenizer.num_special_tokens
+        side = self._tokenization.truncation_side
+        completed, flags = [], []
+        for ids in lists:
+            content = ids
+            has_prefix = len(prefix) and np.array_equal(ids[: len(prefix)], prefix)
+            has_suffix = len(suffix) and np.array_equal(ids[-len(suffix) :], suffix)
+            if has_prefix or (has_suffix and not len(prefix)):
+                content = ids[len(prefix) : len(ids) - len(suffix) if has_suffix else None]
+            flags.append(len(content) > room)
+            content = truncate_ids(content, room, side)
+            completed.append(self._tokenizer.add_special_tokens(content).astype(np.int32))
+        return _summarize_truncation(TextRecords.from_lists(completed), np.array([flags], bool))
+
+    @property
+    def _max_text_length(self) -> int:
+        """The most tokens of a text in a record of one text."""
+        return min((self._tokenization.max_length, *self._input_spec.max_lengths))
+
+    def describe_tokens(
+        self, texts: Sequence[str], prompt: str | None = None, *, add_special_tokens: bool = True
+    ) -> list[list[dict[str, Any]]]:
+        """Return the tokens of whole texts: `id`, `text`, `special`, `start` and `stop`.
+
+        `start` and `stop` are characters of the text with its prompt; special tokens have none.
+        """
+        prefix = self._tokenization.prompt_text(prompt)
+        encoded = self._tokenizer.encode_with_offsets(
+            [prefix + text for text in texts], parse_special_tokens=self._parses_special_tokens
+        )
+        rows = []
+        for text, tokens in zip(texts, encoded, strict=True):
+            row = [
+                {
+                    "id": int(token_id),
+                    "text": (prefix + text)[start:stop],
+                    "special": False,
+                    "start": int(start),
+                    "stop": int(stop),
+                }
+                for token_id, (start, stop) in zip(tokens.ids, tokens.offsets, strict=True)
+            ]
+            if add_special_tokens:
+                before, after = (
+                    [self._describe_special_token(int(token_id)) for token_id in ids]
+                    for ids in (self._tokenizer.prefix, self._tokenizer.suffix)
+                )
+                row = [*before, *row, *after]
+            rows.append(row)
+        return rows
+
+    def _describe_special_token(self, token_id: int) -> dict[str, Any]:
+        text = self._tokenizer.token_text(token_id)
+        return {"id": token_id, "text": text, "special": True, "start": None, "stop": None}
+
+    def find_words(self, texts: Sequence[str]) -> list[TextWords]:
+        """Return the words of texts, as the pre-tokenizer of the model splits them.
+
+        Words after the length limit of the model are left out.
+        """
+        room = self._max_text_length - self._tokenizer.num_special_tokens
+        encoded = self._tokenizer.encode_with_offsets(
+            texts, parse_special_tokens=self._parses_special_tokens
+        )
+        pairs = zip(texts, encoded, strict=True)
+        return [self._locate_words(text, tokens, room) for text, tokens in pairs]
+
+    def _locate_words(self, text: str, tokens: EncodedText, room: int) -> TextWords:
+        """Return the words of a text of which the model reads `room` tokens."""
+        indices = truncate_ids(np.arange(len(tokens.ids)), room, self._tokenization.truncation_side)
+        words, offsets = tokens.words[indices], tokens.offsets[indices]
+        is_first = np.diff(words, prepend=-1) != 0
+        starts = np.flatnonzero(is_first & (words >= 0))
+        stops = np.append(starts, len(words))[1:]
+        spans = np.array(
+            [
+                _strip_span(text, int(offsets[start, 0]), int(offsets[start:stop, 1].max()))
+                for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
+            ],
+            np.int64,
+        ).reshape(-1, 2)
+        is_filled = spans[:, 0] < spans[:, 1]  # a pre-tokenizer may split off spaces
+        positions = starts + len(self._tokenizer.prefix)
+        return TextWords(text, positions[is_filled], spans[is_filled])
+
+    def _build_features(
+        self, values: Mapping[str, Sequence[Value | None]], count: int
+    ) -> list[np.ndarray]:
+        """Return numbers, [records, numbers] fp32, and embedding rows, [records, categories]."""
+        ranking = self._input_spec.ranking
+        if ranking is None:
+            return []
+        numbers = np.full(
+            (count, max(1, len(self._input_spec.numeric_features))), np.nan, np.float32
+        )
+        for index, name in enumerate(self._input_spec.numeric_features):
+            numbers[:, index] = [encode_value(value, "float") for value in values[name]]
+        hashes = np.full((count, max(1, len(self._input_spec.categorical_features))), -1, np.int64)
+        for index, name in enumerate(self._input_spec.categorical_features):
+            hashes[:, index] = [encode_value(value, "category") for value in values[name]]
+        return [numbers, find_embedding_rows(hashes, ranking.interactions.buckets)]
+
+    def _encode_texts(self, texts: Sequence[str], limit: int, prefix: str) -> tuple[Ids, Flags]:
+        """Return the ids of texts with special tokens, and whether they were truncated."""
+        prompted = [prefix + text for text in texts] if prefix else list(texts)
+        if self._tokenization.input_format != "text":
+            return self._encode_prompts(prompted, limit)
+        encoded = self._tokenizer.encode(prompted, parse_special_tokens=self._parses_special_tokens)
+        room = limit - self._tokenizer.num_special_tokens
+        truncated = [len(ids) > room for ids in encoded]
+        side = self._tokenization.truncation_side
+        encoded = [truncate_ids(ids, room, side) for ids in encoded]
+        return [self._tokenizer.add_special_tokens(ids) for ids in encoded], truncated
+
+    def _encode_prompts(self, texts: Sequence[str], limit: int) -> tuple[Ids, Flags]:
+        """Return the ids of generation prompts; a long prompt is truncated at its start."""
+        if self.is_chat:
+            try:
+                requests = [self._template.render_prompt(text) for text in texts]
+            except chat_templates.TemplateError as error:
+                problem = f"the chat template of the model cannot render a text: {error}"
+                raise DataError(problem, "correct the template, and export again") from None
+            return self._encode_requests(requests, limit)
+        encoded = self._tokenizer.encode(texts, parse_special_tokens=self._parses_special_tokens)
+        add_special_tokens, num_special_tokens = (
+            (self._tokenizer.add_special_tokens, self._tokenizer.num_special_tokens)
+            if self._is_transformers
+            else (self._tokenizer.add_prefix, len(self._tokenizer.prefix))
+        )
+        room = limit - num_special_tokens
+        prompts = [add_special_tokens(ids[-room:]) for ids in encoded]
+        return prompts, [len(ids) > room for ids in encoded]
+
+    def _encode_requests(self, requests: Sequence[str], limit: int) -> tuple[Ids, Flags]:
+        """Return the ids of rendered conversations; a long one is truncated at its start."""
+        encoded = self._tokenizer.encode(list(requests), parse_special_tokens=True)
+        return [ids[-limit:] for ids in encoded], [len(ids) > limit for ids in encoded]
+
+    def render_request(self, record: Mapping[str, Value]) -> str:
+        """Return the conversation of a record up to its answer, as the text that a model reads.
+
+        Raises ConversationError if the record has none, and TemplateError if the chat template
+        cannot render it.
+        """
+        conversation = parse_request(record, self._template.literals)
+        check_strings(conversation, self._tokenizer.special_tokens)
+        request = self._template.render_request(conversation)
+        self._warn_if_ignored(conversation)
+        return request
+
+    def _warn_if_ignored(self, conversation: Conversation) -> None:
+        """Log the parts of the first conversations that the chat template does not write."""
+        if self._num_checked >= MAX_CHECKED_CONVERSATIONS:
+            return
+        self._num_checked += 1
+        for name in map(format_part, self._template.list_ignored_parts(conversation)):
+            if name not in self._ignored_parts:
+                self._ignored_parts.add(name)
+                logger.warning("The chat template of the model ignores '%s'", name)
+
+    def encode_requests(self, requests: Sequence[str]) -> EncodedRecords:
+        """Return the tokens of conversations that `render_request` has rendered."""
+        ids, truncated = self._encode_requests(requests, self._tokenization.max_length)
+        return _summarize_truncation(TextRecords.from_lists(ids), np.array([truncated], bool))
+
+    @cached_property
+    def _template(self) -> chat_templates.ChatTemplate:
+        """The chat template of the tokenizer; it is loaded on first use."""
+        return chat_templates.load_template(self._folder, None)
+
+    def decode(self, ids: np.ndarray) -> list[str]:
+        """Return the texts of generated tokens, [records, tokens]; negative ids are padding."""
+        return [self.decode_ids(row[row >= 0].astype(int).tolist()) for row in ids]
+
+    def decode_ids(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of tokens, by default without special tokens."""
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def _encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str]) -> EncodedRecords:
+        """Return text pairs, encoded by the tokenizer's pair template."""
+        pairs = self._tokenizer.encode_pairs(
+            firsts,
+            seconds,
+            self._tokenization.max_length,
+            self._tokenization.truncation_side,
+            parse_special_tokens=self._parses_special_tokens,
+        )
+        starts = np.fromiter((pair.second_start for pair in pairs), np.int32, len(pairs))
+        records = TextRecords([TokenizedTexts.from_lists([pair.ids for pair in pairs])], [starts])
+        return _summarize_truncation(records, np.array([[pair.is_truncated for pair in pairs]]))
+
+    def _truncate(self, ids: np.ndarray, start: int) -> tuple[np.ndarray, int]:
+        """Return as many ids of a pair as the model reads, and the start of the second text.
+
+        The special tokens at the other end than the truncated one stay.
+        """
+        limit, prefix, suffix = (
+            self._tokenization.max_length,
+            self._tokenizer.prefix,
+            self._tokenizer.suffix,
+        )
+        if len(ids) <= limit:
+            return ids, start
+        if self._tokenization.truncation_side == "right":
+            return np.concatenate([ids[: limit - len(suffix)], suffix]), start
+        rest = ids[len(ids) - limit + len(prefix) :]
+        start -= len(ids) - limit
+        return np.concatenate([prefix, rest]), max(start, len(prefix))
+
+    def _join(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Return two texts as one, without the special tokens at the start of the second."""
+        return np.concatenate([first, second[len(self._tokenizer.prefix) :]])
+
+
+def _summarize_truncation(records: TextRecords, flags: np.ndarray) -> EncodedRecords:
+    """Return encoded records; `flags`, [texts, records] bool, are those of each text field."""
+    is_truncated: np.ndarray = np.any(flags, axis=0)
+    return EncodedRecords(records, int(flags.sum()), is_truncated)
+
+
+def _strip_span(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return a span of characters without the white space at its ends."""
+    content = text[start:end]
+    start += len(content) - len(content.lstrip())
+    return start, start + len(content.strip())

@@ -1,0 +1,238 @@
+"""The models that can be exported: a folder with a text model, or a custom module."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from regauge.data.dataset import MANIFEST as DATASET
+from regauge.data.dataset import read_manifest
+from regauge.data.randomness import hash_keys
+from regauge.data.tokenizer import LoadedTokenizer, copy_tokenizer_files
+from regauge.inference.export.manifest import DATASET_FILE, MODEL, TOKENIZER
+from regauge.inference.export.preprocess import Preprocessor
+from regauge.inference.export.probe_texts import ProbeTexts, select_probe_texts
+from regauge.inference.export.programs import build_folder_spec, build_module_spec, read_vocab_size
+from regauge.inference.export.records import TensorRecords, TextRecords, TokenizedTexts
+from regauge.inference.export.trained_programs import build_custom_spec, build_ranker_spec
+from regauge.models.io_spec import InputSpec
+from regauge.models.weights import find_weight_files
+from regauge.system import choices
+from regauge.system.errors import DataError, SettingsError, first_line
+from regauge.system.files import sha256
+from regauge.system.hub import CONFIG, GENERATION_CONFIG, is_custom_module
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from regauge.inference.export.export_settings import ExportSettings, TextSettings
+    from regauge.inference.export.programs import ProgramSpec
+    from regauge.inference.export.records import Records
+    from regauge.models.io_spec import TensorSpec
+    from regauge.tasks import Task
+
+MAX_GENERATION_PROMPTS = 16
+"""Most prompts of a generative model: each token of an answer is a forward pass."""
+SYNTHETIC_WORDS = 1000
+"""Synthetic texts consist of the last ids of a vocabulary; none of these is a special token."""
+
+
+@dataclass(frozen=True)
+class TrainedTask:
+    """The task that a run trained for."""
+
+    task: Task
+    dataset: Path
+    """The dataset that it was trained on."""
+
+    @property
+    def input_spec(self) -> InputSpec:
+        """The fields of a record that the model reads."""
+        return self.task.input_spec(read_manifest(self.dataset))
+
+
+def build_source_spec(folder: Path, text: TextSettings, trained: TrainedTask | None) -> ProgramSpec:
+    """Return the program of a folder; `trained` is the task of the run that wrote it."""
+    input_spec = trained.input_spec if trained else None
+    if trained is not None and is_custom_module(folder):
+        return build_custom_spec(folder, trained.task, read_manifest(trained.dataset), text)
+    if trained is not None and input_spec is not None and input_spec.ranking is not None:
+        return build_ranker_spec(folder, trained.task, read_manifest(trained.dataset))
+    return build_folder_spec(folder, text, input_spec)
+
+
+class ExportSource(Protocol):
+    """A model to export."""
+
+    @property
+    def spec(self) -> ProgramSpec:
+        """The program with its inputs and outputs."""
+        ...
+
+    @property
+    def weights_sha256(self) -> str:
+        """The hash of the weights before the export."""
+        ...
+
+    def copy_files(self, folder: Path) -> None:
+        """Copy the files that restore the program into the folder of an artifact."""
+        ...
+
+    def build_parity_records(self, settings: ExportSettings) -> tuple[Records, ProbeTexts]:
+        """Return the records for parity and timing, and their texts, if they have any."""
+        ...
+
+    def synthetic_records(self, count: int, min_length: int, max_length: int) -> Records:
+        """Return deterministic records whose longest texts have lengths in this range."""
+        ...
+
+
+class ModelFolder:
+    """A text model in a folder: an encoder, classifier, causal model or ranker."""
+
+    def __init__(self, folder: Path, settings: ExportSettings, trained: TrainedTask | None) -> None:
+        self._folder = folder
+        self._trained = trained
+        self.spec = build_source_spec(folder, settings.text, trained)
+
+    @cached_property
+    def weights_sha256(self) -> str:
+        """The hash of the weight file; if there are several, the hash of their hashes."""
+        hashes = [sha256(path) for path in find_weight_files(self._folder)]
+        return (
+            hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+        )
+
+    def copy_files(self, folder: Path) -> None:
+        """Copy the configuration and the tokenizer; raises SettingsError without a tokenizer."""
+        (folder / MODEL).mkdir()
+        for name in (CONFIG, GENERATION_CONFIG):
+            if (self._folder / name).is_file():
+                shutil.copyfile(self._folder / name, folder / MODEL / name)
+        if self._trained is not None and self.spec.task is not None:
+            shutil.copyfile(self._trained.dataset / DATASET, folder / MODEL / DATASET_FILE)
+        if not (self._folder / "tokenizer.json").is_file():
+            problem = f"{self._folder} has no tokenizer.json"
+            raise SettingsError(problem, "save the tokenizer of the model there")
+        (folder / TOKENIZER).mkdir()
+        copy_tokenizer_files(self._folder, folder / TOKENIZER)
+
+    def build_parity_records(self, settings: ExportSettings) -> tuple[Records, ProbeTexts]:
+        """Return records of `parity.source`, else of the run's held-out rows, else docstrings."""
+        spec = self.spec
+        dataset = self._trained.dataset if self._trained else None
+        count = settings.parity.num_texts
+        if spec.input_spec.ranking is not None and settings.parity.source is None:
+            records = self.synthetic_records(count, 1, spec.max_tokens)
+            return records, ProbeTexts([], {}, "synthetic records of every length")
+        if spec.output_kind == "text":
+            count = min(count, MAX_GENERATION_PROMPTS)
+        list_words = self._list_words if spec.output_kind == "vectors" else tuple
+        probe = select_probe_texts(
+            settings.parity.source, dataset, count, spec.input_spec, list_words
+        )
+        preprocessor = Preprocessor(self._folder, spec.required_tokenization, spec.input_spec)
+        records = preprocessor.encode_records(probe.columns, values=probe.values).records
+        return records, probe if preprocessor.is_stable else ProbeTexts([], {}, probe.origin)
+
+    def _read_vocab_size(self) -> int:
+        if self._trained is not None and self.spec.task is not None:
+            return read_manifest(self._trained.dataset).tokenizer.vocab_size
+        return read_vocab_size(self._folder)
+
+    def _list_words(self) -> Sequence[str]:
+        return LoadedTokenizer(self._folder).list_words()
+
+    def synthetic_records(self, count: int, min_length: int, max_length: int) -> Records:
+        """Return texts of the last words of the vocabulary, with lengths from long to short."""
+        vocab_size = self._read_vocab_size()
+        words = min(SYNTHETIC_WORDS, vocab_size)
+        lengths = [max_length - index % (max_length - min_length + 1) for index in range(count)]
+        positions = np.arange(max_length, dtype=np.uint64)
+        ids = [
+            (hash_keys(index, positions[:length]) % np.uint64(words)).astype(np.int32)
+            + np.int32(vocab_size - words)
+            for index, length in enumerate(lengths)
+        ]
+        texts = [TokenizedTexts.from_lists(ids)] * self.spec.input_spec.num_separate_texts
+        features = [_synthetic_feature(spec, count, lengths) for spec in self.spec.inputs[2:]]
+        return TextRecords(texts, features)
+
+
+class CustomModuleSource:
+    """A custom module, which takes tensors.
+
+    The function at `path` returns (module, {argument name: example tensor}); the first dimension of
+    an example is rows. Raises DataError if it does not.
+    """
+
+    def __init__(self, path: str) -> None:
+        function = choices.load_function(path)
+        try:
+            result = function()
+        except Exception as error:
+            raise DataError(
+                f"'{path}' fails: {first_line(error)}", "correct the function"
+            ) from error
+        try:
+            module, examples = result
+            self._examples: dict[str, Tensor] = dict(examples)
+        except (TypeError, ValueError):
+            problem = f"'{path}' returns {type(result).__name__}"
+            raise DataError(problem, "return (module, {name: example tensor})") from None
+        self._path = path
+        self.spec = build_module_spec(path, module, self._examples)
+
+    @cached_property
+    def weights_sha256(self) -> str:
+        """The hash of the names and values of all weights and buffers."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.spec.program.state_dict().items()):
+            digest.update(name.encode() + value.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def copy_files(self, folder: Path) -> None:
+        """Copy nothing: the code of the module is imported when the artifact is loaded."""
+
+    def build_parity_records(self, settings: ExportSettings) -> tuple[Records, ProbeTexts]:
+        """Return the rows of the examples, repeated up to the number of parity texts."""
+        arrays = [value.numpy() for value in self._examples.values()]
+        rows = np.arange(settings.parity.num_texts) % len(arrays[0])
+        return TensorRecords(arrays).select(rows), ProbeTexts([], {}, f"examples of {self._path}")
+
+    def synthetic_records(self, count: int, min_length: int, max_length: int) -> Records:
+        """Return rows that all differ: the examples with deterministic noise of 0.001."""
+        del min_length, max_length
+        rows = np.arange(count) % len(next(iter(self._examples.values())))
+        arrays = [value.numpy()[rows] for value in self._examples.values()]
+        return TensorRecords([_add_noise(values) for values in arrays])
+
+
+def _synthetic_feature(spec: TensorSpec, count: int, lengths: list[int]) -> np.ndarray:
+    """Return a synthetic feature, [records, …].
+
+    `starts` is the middle of each text; floats are around 0; integers are 0 or 1.
+    """
+    if spec.name == "starts":
+        return np.array([length // 2 for length in lengths], np.int32)
+    shape = (count, *(size for size in spec.shape if isinstance(size, int)))
+    draws = hash_keys(2, np.arange(np.prod(shape, dtype=int), dtype=np.uint64)).reshape(shape)
+    if spec.dtype == "float32":
+        return (draws / np.float64(2**64) - 0.5).astype(np.float32)
+    return (draws % np.uint64(2)).astype(spec.dtype)
+
+
+def _add_noise(values: np.ndarray) -> np.ndarray:
+    """Return floats with deterministic noise, and integers unchanged."""
+    if not np.issubdtype(values.dtype, np.floating):
+        return values
+    noise = hash_keys(1, np.arange(values.size, dtype=np.uint64)) / np.float64(2**64) - 0.5
+    return (values + 1e-3 * noise.reshape(values.shape)).astype(values.dtype)

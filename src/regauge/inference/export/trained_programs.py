@@ -1,0 +1,103 @@
+"""Build the programs whose modules come from the task of a run: rankers and custom modules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from regauge import config
+from regauge.data.dataset import read_manifest_file
+from regauge.data.tokenizer import read_truncation_side
+from regauge.inference.export.manifest import DATASET_FILE
+from regauge.inference.export.programs import ProgramSpec, build_text_program, resolve_tokenization
+from regauge.models.inference_modules import MIN_TRACE_ROWS, RankProgram, example_inputs
+from regauge.models.init_weights import META, build_initial_weights, materialize
+from regauge.models.io_spec import program_inputs
+from regauge.models.sentence_transformers import Tokenization
+from regauge.models.settings import Model
+from regauge.system.errors import DataError, SettingsError, first_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from regauge.data.dataset import DatasetManifest
+    from regauge.inference.export.export_settings import TextSettings
+    from regauge.models.modules import TextModule
+    from regauge.models.sentence_transformers import HeadActivation
+    from regauge.tasks import Task
+
+
+def build_ranker_spec(folder: Path, task: Task, manifest: DatasetManifest) -> ProgramSpec:
+    """Return the program of a ranker: the score of one candidate for a query.
+
+    Raises SettingsError if the ranker reads no text.
+    """
+    input_spec = task.input_spec(manifest)
+    if not input_spec.text_fields:
+        problem = f"the ranker of {folder} reads no text"
+        raise SettingsError(problem, "export a ranker with text fields")
+    settings = Model(path=str(folder))
+    with META:
+        module = task.build_module(settings, manifest, seed=0)
+    materialize(module, build_initial_weights(module, settings, seed=0))
+    ranker: Any = module.eval()
+    ranker.shape = ranker.shape._replace(candidates=1)
+    tokenization = Tokenization(
+        max_length=max(input_spec.max_lengths),
+        truncation_side=read_truncation_side(folder),
+        special_tokens="read",
+    )
+    inputs = program_inputs(input_spec)
+    return ProgramSpec(RankProgram(ranker), "scores", 1, inputs, tokenization, input_spec)
+
+
+def build_custom_spec(
+    folder: Path, task: Task, manifest: DatasetManifest, settings: TextSettings
+) -> ProgramSpec:
+    """Return the program of a custom module that a run has trained.
+
+    The task builds the module, and says which output it has and which fields it reads. Raises
+    DataError if the module does not return that output for texts.
+    """
+    model, input_spec = Model(path=str(folder)), task.input_spec(manifest)
+    with META:
+        module = task.build_module(model, manifest, seed=0)
+    materialize(module, build_initial_weights(module, model, seed=0))
+    tokenization = resolve_tokenization(folder, None, settings, module.max_tokens, input_spec)
+    kind = task.output_kind()
+    output: Literal["vectors", "scores"] = "vectors" if kind == "vectors" else "scores"
+    program, inputs = build_text_program(module, output, tokenization), program_inputs(input_spec)
+    examples = example_inputs(inputs, MIN_TRACE_ROWS, tokenization.max_length)
+    try:
+        with torch.no_grad():
+            width = program(*examples).shape[1]
+    except Exception as error:
+        name = f"the module of task '{task.kind}'"
+        raise DataError(
+            f"{name} returns no '{output}' for texts: {type(error).__name__}: {first_line(error)}",
+            f'return {{"{output}": [rows, width]}} from tokens, segments and positions',
+        ) from error
+    labels = tuple(getattr(task, "class_names", ()))
+    activation: HeadActivation | None = None
+    if kind != "vectors":
+        activation = "softmax" if width > 1 else "identity"
+    return ProgramSpec(
+        program,
+        kind,
+        width,
+        inputs,
+        tokenization,
+        input_spec,
+        labels=labels,
+        activation=activation,
+        task=task,
+    )
+
+
+def build_trained_module(table: dict[str, Any], folder: Path) -> TextModule:
+    """Return a trained custom module without weights; its task is imported if that is allowed."""
+    task: Task = config.parse_choice("tasks", table)
+    manifest = read_manifest_file(folder / DATASET_FILE)
+    with META:
+        return task.build_module(Model(path=str(folder)), manifest, seed=0)

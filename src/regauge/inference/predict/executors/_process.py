@@ -1,0 +1,130 @@
+"""A worker process: it reads, computes and writes three shards at once, in three threads.
+
+It receives shards through a pipe and sends events back. It ends when the pipe is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from regauge.inference.export.postprocess import import_pyarrow
+from regauge.inference.predict.worker import WorkerSpec, build_worker
+from regauge.system import log, processes, stop_signals
+from regauge.system.errors import RegaugeError, describe_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+
+    from regauge.inference.predict.worker import Worker
+
+PROGRESS_SECONDS = 0.5
+"""Least time between two progress events."""
+END = None
+"""Marks the end of the shards in a queue."""
+
+
+class ShardPipeline:
+    """The three steps of a worker, each in its own thread."""
+
+    def __init__(self, pipe: Connection, worker: Worker) -> None:
+        self._pipe = pipe
+        self._worker = worker
+        self._send_lock = threading.Lock()
+        self._last_progress, self._rows = 0.0, 0
+        self._encoded: queue.Queue[Any] = queue.Queue(1)
+        self._computed: queue.Queue[Any] = queue.Queue(1)
+        worker.engine.on_batch = self._report_progress
+
+    def run(self) -> None:
+        """Process shards until there are no more; the calling thread computes."""
+        reader = self._start_thread(self._read_shards)
+        writer = self._start_thread(self._write_shards)
+        while (encoded := self._encoded.get()) is not END:
+            self._report_progress(0)
+            self._computed.put((encoded, self._worker.compute_shard(encoded)))
+        self._computed.put(END)
+        reader.join()
+        writer.join()
+
+    def send(self, event: str, **fields: Any) -> None:
+        """Send an event; if the parent process has closed the pipe, do nothing."""
+        with self._send_lock, suppress(BrokenPipeError):
+            self._pipe.send({"event": event, **fields})
+
+    def _read_shards(self) -> None:
+        while (shard := self._receive_shard()) is not END:
+            encoded = self._worker.read_shard(shard)
+            self._report_progress(0)
+            if encoded is None:
+                self.send("past_end", shard=shard)
+            else:
+                self._encoded.put(encoded)
+        self._encoded.put(END)
+
+    def _write_shards(self) -> None:
+        import_pyarrow()
+        while (computed := self._computed.get()) is not END:
+            line = self._worker.writer.write(*computed)
+            self.send("shard", line=line)
+
+    def _receive_shard(self) -> Any:
+        """Return the next shard, or END if the pipe is closed."""
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            return END
+
+    def _report_progress(self, rows: int) -> None:
+        """Count computed rows; send them at intervals. The event is also a heartbeat."""
+        self._rows += rows
+        now = time.monotonic()
+        if now - self._last_progress >= PROGRESS_SECONDS:
+            self._last_progress = now
+            self.send("progress", rows=self._rows)
+            self._rows = 0
+
+    def _start_thread(self, step: Callable[[], None]) -> threading.Thread:
+        def run_step() -> None:
+            try:
+                step()
+            except BaseException as error:  # noqa: BLE001 - the parent process reports any error
+                _exit_with(self._pipe, error)
+
+        thread = threading.Thread(target=run_step, daemon=True)
+        thread.start()
+        return thread
+
+
+def run_worker_process(pipe: Connection, spec: WorkerSpec, device: int, halvings: int) -> None:
+    """Run a worker until the pipe is closed; the target of a new process."""
+    processes.die_with_parent()
+    stop_signals.pass_to_parent()
+    log.configure()
+    try:
+        worker = build_worker(spec, device, halvings)
+        pipeline = ShardPipeline(pipe, worker)
+        pipeline.send("ready", seconds=worker.ready_seconds)
+        pipeline.run()
+    except BaseException as error:  # noqa: BLE001 - the parent process reports any error
+        _exit_with(pipe, error)
+    os._exit(0)  # all files are written; unloading libraries would take half a second
+
+
+def _exit_with(pipe: Connection, error: BaseException) -> None:
+    """Send an error to the parent process and exit."""
+    reported = error if isinstance(error, RegaugeError) else RegaugeError(*_describe(error))
+    with suppress(BrokenPipeError):
+        pipe.send({"event": "failed", "error": reported})
+    os._exit(1)
+
+
+def _describe(error: BaseException) -> tuple[str, str]:
+    """Return the problem and the remedy of an unexpected error."""
+    problem, _, remedy = describe_error(error)[0].rpartition("; ")
+    return problem, remedy

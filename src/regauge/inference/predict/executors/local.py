@@ -1,0 +1,220 @@
+"""Runs worker processes on this machine, one for each device or for each group of CPU cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections import Counter
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any
+
+from regauge import config
+from regauge.inference.predict.executors import Executor
+from regauge.inference.predict.shard_queue import ShardId
+from regauge.system import stop_signals
+from regauge.system.errors import NoProgressError, RegaugeError, TransientError
+from regauge.system.log import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import SpawnProcess
+
+    from regauge.accelerators import Accelerator
+    from regauge.inference.predict.shard_queue import ShardQueue
+    from regauge.inference.predict.worker import WorkerSpec
+
+SHARDS_IN_FLIGHT = 2
+"""Shards that a worker has at a time: it reads one while it computes the other."""
+SIGKILL_EXIT_CODE = -9
+"""Exit code after SIGKILL, which the kernel sends when memory runs out."""
+POLL_SECONDS = 1.0
+SHUTDOWN_SECONDS = 10.0
+"""How long workers may take to end before they are killed."""
+
+
+class Local(Executor):
+    """Replaces a lost worker and gives its shards to others."""
+
+    def run(self, spec: WorkerSpec, shard_queue: ShardQueue) -> Iterator[dict[str, Any]]:
+        with _start_pool(spec, shard_queue) as pool:
+            while shard_queue.num_unfinished:
+                yield from pool.poll()
+
+
+@dataclass
+class _WorkerProcess:
+    """A worker process with its claimed shards."""
+
+    device: int
+    """Index of its device; identifies the worker."""
+    process: SpawnProcess
+    pipe: Connection
+    last_event: float
+    """Time of its last event, on the monotonic clock."""
+    is_ready: bool = False
+    max_shards: int = SHARDS_IN_FLIGHT
+    """How many shards it may have at a time."""
+    shards: list[ShardId] = field(default_factory=list)
+
+
+class _WorkerPool:
+    """The worker processes of a job."""
+
+    def __init__(self, spec: WorkerSpec, shard_queue: ShardQueue) -> None:
+        self._spec = spec
+        self._shard_queue = shard_queue
+        self._execution = spec.job.settings.execution
+        self._losses: Counter[ShardId | None] = Counter()
+        """Lost workers by the shard that they worked on; None for a loss during the start."""
+        self._halvings = 0
+        self._workers: list[_WorkerProcess] = []
+
+    def start(self, count: int) -> None:
+        """Start the workers."""
+        self._workers = [self._start_worker(device) for device in range(count)]
+
+    def poll(self) -> Iterator[dict[str, Any]]:
+        """Give shards to workers and yield the events of up to a second; replace lost workers."""
+        for worker in self._workers:
+            self._send_shards(worker)
+        readable = wait([worker.pipe for worker in self._workers], POLL_SECONDS)
+        timeout = self._execution.hang_timeout_seconds
+        for worker in list(self._workers):
+            try:
+                while worker.pipe in readable and worker.pipe.poll():
+                    worker.last_event = time.monotonic()
+                    yield from self._handle_event(worker, worker.pipe.recv())
+            except (EOFError, ConnectionResetError):
+                yield self._replace(worker, "ended")
+                continue
+            except TransientError as error:
+                yield self._replace(worker, f"failed: {error.problem}", error)
+                continue
+            if time.monotonic() - worker.last_event > timeout:
+                yield self._replace(worker, f"reported no progress for {timeout:g} s")
+        yield {"event": "idle"}  # so that the caller can stop
+
+    def shut_down(self) -> None:
+        """Let the workers end; kill those that do not."""
+        for worker in self._workers:
+            worker.pipe.close()
+        deadline = time.monotonic() + SHUTDOWN_SECONDS
+        for worker in self._workers:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+            worker.process.kill()
+            worker.process.join()
+
+    def kill(self) -> None:
+        """Kill the workers."""
+        for worker in self._workers:
+            worker.process.kill()
+
+    def _send_shards(self, worker: _WorkerProcess) -> None:
+        with suppress(BrokenPipeError):
+            while len(worker.shards) < worker.max_shards:
+                shard = self._shard_queue.claim(worker.device)
+                if shard is None:
+                    break
+                worker.shards.append(shard)
+                worker.pipe.send(shard)
+
+    def _handle_event(
+        self, worker: _WorkerProcess, event: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        kind = event["event"]
+        if kind == "failed":
+            error: RegaugeError = event["error"]
+            raise error
+        if kind == "shard":
+            line = event["line"]
+            shard = ShardId(line["piece"], line["part"])
+            worker.shards.remove(shard)
+            worker.max_shards = SHARDS_IN_FLIGHT
+            yield {**line, "event": kind}
+            self._shard_queue.finish(shard, is_last=line["is_last"])
+        elif kind == "past_end":
+            worker.shards.remove(event["shard"])
+            self._shard_queue.mark_past_end(event["shard"])
+        else:
+            worker.is_ready = True
+            yield {**event, "worker": worker.device}
+
+    def _replace(
+        self, worker: _WorkerProcess, reason: str, error: TransientError | None = None
+    ) -> dict[str, Any]:
+        """Replace a lost worker and requeue its shards; return the event.
+
+        After SIGKILL the next worker halves its batch size, because memory may have run out. If a
+        shard has lost `max_attempts` workers, raises the last error, or NoProgressError.
+        """
+        worker.process.kill()
+        worker.process.join()
+        shards = self._shard_queue.requeue(worker.device)
+        blamed = shards[0] if shards and worker.is_ready else None
+        self._losses[blamed] += 1
+        code = worker.process.exitcode
+        if code == SIGKILL_EXIT_CODE and reason == "ended":
+            self._halvings += 1
+        activity = f"shard {blamed.name}" if blamed else "the start"
+        if self._losses[blamed] >= self._execution.max_attempts:
+            if error is not None:
+                raise error
+            problem = (
+                f"{activity} lost {self._losses[blamed]} workers,"
+                f" the last one {reason} (exit code {code})"
+            )
+            remedy = "read the log above, and correct or remove the input file"
+            raise NoProgressError(problem, remedy)
+        logger.warning(
+            "Worker %d %s (exit code %s) at %s; starting another.",
+            worker.device,
+            reason,
+            code,
+            activity,
+        )
+        replacement = self._start_worker(worker.device)
+        replacement.max_shards = 1  # so that the next loss has one shard to blame
+        self._workers[self._workers.index(worker)] = replacement
+        return {"event": "lost", "worker": worker.device, "reason": reason, "exit_code": code}
+
+    def _start_worker(self, device: int) -> _WorkerProcess:
+        from regauge.inference.predict.executors._process import run_worker_process
+        from regauge.system.processes import hide_main_module, start_resource_tracker
+
+        start_resource_tracker()
+        context = multiprocessing.get_context("spawn")
+        pipe, worker_pipe = context.Pipe()
+        arguments = (worker_pipe, self._spec, device, self._halvings)
+        process = context.Process(target=run_worker_process, args=arguments)
+        with stop_signals.block_signals(), hide_main_module():
+            process.start()
+        worker_pipe.close()
+        return _WorkerProcess(device, process, pipe, time.monotonic())
+
+
+@contextmanager
+def _start_pool(spec: WorkerSpec, shard_queue: ShardQueue) -> Iterator[_WorkerPool]:
+    pool = _WorkerPool(spec, shard_queue)
+    try:
+        pool.start(_count_workers(spec, shard_queue))
+        yield pool
+        pool.shut_down()
+    finally:
+        pool.kill()
+
+
+def _count_workers(spec: WorkerSpec, shard_queue: ShardQueue) -> int:
+    """Return the number of workers: one per device, on a CPU at most one per unfinished piece."""
+    from regauge.system.processes import available_cores
+
+    workers, resources = spec.job.settings.execution.workers, spec.resources
+    if workers != "auto":
+        return workers
+    accelerator: Accelerator = config.parse_choice("accelerators", resources.accelerator)
+    if accelerator.on_host:
+        cores = resources.threads * resources.devices
+        return max(1, min(available_cores() // cores, shard_queue.num_unfinished))
+    return max(1, accelerator.num_devices() // resources.devices)

@@ -1,0 +1,203 @@
+"""Infer the fields of records from the first ones; select those to compute and those to keep."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from regauge.data.conversations import KWARGS_FIELD, LIST_FIELDS
+from regauge.data.sources import Record, Rejected
+from regauge.data.values import FieldKind, infer_kind, merge_kinds
+from regauge.inference.export.postprocess import build_columns
+from regauge.system.choices import did_you_mean
+from regauge.system.errors import DataError, SettingsError
+from regauge.system.wording import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from regauge.data.sources import Piece, Source
+    from regauge.inference.export.manifest import ProgramEntry
+    from regauge.inference.predict.settings import PredictOutput, PredictSettings
+
+MAX_INSPECTED_RECORDS = 1000
+"""Records that decide the fields of a source."""
+MAX_SEARCHED_RECORDS = 100_000
+"""Records that are searched for a named field which the first ones do not have."""
+DEFAULT_TEXT_FIELD = "text"
+"""The text field if several fields hold texts and the settings name none."""
+REQUEST_FIELDS = ("messages", "instruction")
+"""Fields of conversations, the first one that exists is read."""
+CONVERSATION_FIELDS = (*LIST_FIELDS, KWARGS_FIELD, "input")
+"""Further fields that a chat template reads."""
+FieldKinds = dict[str, FieldKind]
+"""The kind of each field."""
+
+
+def infer_fields(
+    source: Source, pieces: tuple[Piece, ...], named: Collection[str] = ()
+) -> FieldKinds:
+    """Return the fields of the first records, in the order of their first appearance.
+
+    Fields in the schema of the first piece come first. More records are read until each of the
+    `named` fields has occurred. Raises DataError if there is no record.
+    """
+    sample = _FieldSample(source.field_kinds(pieces[0]) if pieces else {})
+    first_rejected: Rejected | None = None
+    for item in chain.from_iterable(map(source.read, pieces)):
+        if isinstance(item, Rejected):
+            first_rejected = first_rejected or item
+        elif isinstance(item, Record):
+            sample.add(item)
+            if sample.is_complete(named):
+                break
+    if sample.num_records:
+        return sample.kinds
+    if first_rejected is not None:
+        detail = f" ({first_rejected.detail})" if first_rejected.detail else ""
+        location = f"{first_rejected.file}, {first_rejected.location}"
+        problem = f"no valid record: {location}: {first_rejected.reason}{detail}"
+        raise DataError(problem, "correct the file, or name another")
+    raise DataError("the source has no record", "name files with records in source.files")
+
+
+class _FieldSample:
+    """The kinds of the fields of the records so far."""
+
+    def __init__(self, kinds: FieldKinds) -> None:
+        self.kinds = dict(kinds)
+        self.num_records = 0
+        self._negative: set[str] = set()
+        """Names of the fields with a number below zero."""
+
+    def add(self, record: Record) -> None:
+        """Add the fields of a record; after the first records, only new fields."""
+        is_first = self.num_records < MAX_INSPECTED_RECORDS
+        self.num_records += 1
+        for name, value in record.fields.items():
+            if name in self.kinds and not is_first:
+                continue
+            if isinstance(value, int | float) and value < 0:
+                self._negative.add(name)
+            kind, has_negative = infer_kind(value), name in self._negative
+            known_kind = self.kinds.get(name, kind)
+            self.kinds[name] = merge_kinds(known_kind, kind, has_negative=has_negative)
+
+    def is_complete(self, named: Collection[str]) -> bool:
+        """Return whether no more records have to be read."""
+        if self.num_records < MAX_INSPECTED_RECORDS:
+            return False
+        is_missing = any(name not in self.kinds for name in named)
+        return not is_missing or self.num_records >= MAX_SEARCHED_RECORDS
+
+
+class InputFields(NamedTuple):
+    """The fields of a record that a model reads."""
+
+    text_fields: tuple[str, ...]
+    """Fields with texts; for conversations the field with `messages` or an `instruction`."""
+    is_conversation: bool = False
+    """Whether a record is a conversation, which the chat template of the model renders."""
+
+    @property
+    def read_fields(self) -> tuple[str, ...]:
+        """All fields that are read, and not copied by default."""
+        return (
+            (*self.text_fields, *CONVERSATION_FIELDS) if self.is_conversation else self.text_fields
+        )
+
+
+def select_inputs(
+    settings: PredictSettings, program: ProgramEntry, kinds: FieldKinds
+) -> InputFields:
+    """Return the fields that a model reads; with a chat template these may be a conversation.
+
+    Raises SettingsError if records are conversations and the model cannot read them, and the errors
+    of `select_text_fields`.
+    """
+    requested = settings.predict.text_fields
+    is_chat = program.tokenization is not None and program.tokenization.input_format == "chat"
+    names = requested or tuple(name for name in REQUEST_FIELDS if name in kinds)[:1]
+    is_conversation = names == ("messages",) or (names == ("instruction",) and not requested)
+    if is_conversation and is_chat:
+        if settings.predict.prompt_name is not None:
+            problem = "predict.prompt_name has no effect on conversations"
+            raise SettingsError(problem, "remove it, or name a text field in predict.text_fields")
+        return InputFields(names, is_conversation=True)
+    if "messages" in names and program.output_kind == "text" and DEFAULT_TEXT_FIELD not in kinds:
+        problem = "the records have 'messages', but the model has no chat template"
+        remedy = "name a field with a text in predict.text_fields, or use a model with a template"
+        raise SettingsError(problem, remedy)
+    artifact_fields = program.fields.text_fields
+    return InputFields(select_text_fields(settings, artifact_fields, kinds))
+
+
+def select_text_fields(
+    settings: PredictSettings, artifact_fields: tuple[str, ...], kinds: FieldKinds
+) -> tuple[str, ...]:
+    """Return the text fields of the settings, else of the artifact, else the only text field.
+
+    Raises SettingsError if the choice is ambiguous, or if a field holds no texts.
+    """
+    requested, num_texts = settings.predict.text_fields, max(1, len(artifact_fields))
+    if requested and len(requested) != num_texts:
+        problem = f"the model reads {format_count(num_texts, 'text')} per record"
+        remedy = f"name as many in predict.text_fields, not {len(requested)}"
+        raise SettingsError(problem, remedy)
+    text_fields = tuple(name for name, kind in kinds.items() if kind == "text")
+    default = (DEFAULT_TEXT_FIELD,) if DEFAULT_TEXT_FIELD in text_fields else text_fields
+    names = requested or artifact_fields or default
+    if not names:
+        raise SettingsError("the first records have no text", "name another source")
+    if len(names) > num_texts:
+        problem = f"records have several text fields: {', '.join(names)}"
+        raise SettingsError(problem, f'name one: predict.text_fields=["{names[-1]}"]')
+    for name in names:
+        if name not in text_fields:
+            remedy = did_you_mean(name, text_fields) if text_fields else "name another source"
+            if text_fields and not requested:
+                remedy = f"set predict.text_fields, {remedy}"
+            raise SettingsError(f"the first records have no text '{name}'", remedy)
+    return names
+
+
+def select_kept_fields(
+    settings: PredictSettings, read_fields: tuple[str, ...], kinds: FieldKinds
+) -> FieldKinds:
+    """Return the fields to copy into the output, by default all but `read_fields`.
+
+    Raises SettingsError for an unknown field.
+    """
+    requested = settings.output.keep_fields
+    if isinstance(requested, dict):
+        return dict(requested)
+    if requested == "all":
+        return {name: kind for name, kind in kinds.items() if name not in read_fields}
+    for name in requested:
+        if name not in kinds:
+            problem = f"the first {MAX_SEARCHED_RECORDS:,} records have no field '{name}'"
+            remedy = f'{did_you_mean(name, tuple(kinds))}, or set its kind: {{ {name} = "text" }}'
+            raise SettingsError(problem, remedy)
+    return {name: kinds[name] for name in requested}
+
+
+def list_named_fields(settings: PredictSettings) -> tuple[str, ...]:
+    """Return the fields whose kind must be inferred from the records."""
+    requested = settings.output.keep_fields
+    kept = requested if isinstance(requested, tuple) else ()
+    return (*settings.predict.text_fields, *kept)
+
+
+def check_columns(program: ProgramEntry, output: PredictOutput, kept: Sequence[str]) -> None:
+    """Raise SettingsError if outputs do not fit the format, or a kept field has a column's name."""
+    columns = build_columns(program, output.dtype, np.zeros((1, program.output_size), np.float32))
+    if output.format == "npy" and isinstance(next(iter(columns.values())), pa.Array):
+        problem = f"output.format = npy holds numbers, but the outputs are {program.output_kind}"
+        raise SettingsError(problem, "set output.format = parquet")
+    for name in kept:
+        if name in columns:
+            problem = f"field '{name}' has the name of an output column"
+            raise SettingsError(problem, "set output.keep_fields without it")

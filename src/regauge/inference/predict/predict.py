@@ -1,0 +1,261 @@
+"""Run a prediction job: plan it, compute the remaining shards, write the totals and the cost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from regauge import config
+from regauge.inference.export.uncompiled import open_model, recommend_export
+from regauge.inference.predict.fields import (
+    check_columns,
+    infer_fields,
+    list_named_fields,
+    select_inputs,
+    select_kept_fields,
+)
+from regauge.inference.predict.input_hashes import InputHashes
+from regauge.inference.predict.job import (
+    PredictJob,
+    collect_facts,
+    collect_portable_facts,
+    find_summary,
+    resolve_slot,
+    sum_shards,
+    write_result,
+)
+from regauge.inference.predict.job_notification import notify_job_end
+from regauge.inference.predict.predict_metrics import export_job
+from regauge.inference.predict.progress import ProgressBar, report_losses
+from regauge.inference.predict.provenance import resolve_version, write_lineage
+from regauge.inference.predict.worker import SCRATCH, WorkerResources, WorkerSpec
+from regauge.machines.catalog import find_price
+from regauge.run_folders.cost_meter import (
+    ATTEMPTS,
+    CostMeter,
+    read_last_seen,
+    read_paid,
+    write_last_seen,
+)
+from regauge.run_folders.folder_lock import FolderLock
+from regauge.system import choices, jsonl, stop_signals
+from regauge.system.errors import LimitReachedError, SettingsError, StopSignalError
+from regauge.system.log import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from regauge.inference.export.artifact import Artifact
+    from regauge.inference.export.manifest import ProgramEntry
+    from regauge.inference.predict.settings import PredictSettings
+    from regauge.inference.predict.shard_queue import ShardQueue
+    from regauge.machines.catalog import MachinePrice
+    from regauge.registry.registered_version import RegisteredVersion
+
+SHARD_RECORDS, SHARD_TEXTS = 32768, 1024
+"""Default records of a shard; a generated text takes much longer than any other output."""
+
+
+@dataclass(frozen=True)
+class PredictPlan:
+    """A job that is ready to start."""
+
+    artifact: Artifact
+    job: PredictJob
+    worker_spec: WorkerSpec
+    version: RegisteredVersion | None = None
+    """The version in a model registry; None for any other model."""
+
+    @property
+    def resolved_fields(self) -> dict[str, Any]:
+        """The resolved input fields, as they are stored in `job.json`."""
+        inputs = self.worker_spec.inputs
+        return {
+            "text_fields": list(inputs.text_fields),
+            "is_conversation": inputs.is_conversation,
+        }
+
+
+def plan_predict(settings: PredictSettings) -> PredictPlan:
+    """Return the plan of a job: its pieces, and the fields to read and to keep.
+
+    Raises SettingsError if a field does not exist or the model reads no texts, and the errors of
+    the source and of `open_model`.
+    """
+    version = resolve_version(settings.artifact)
+    if version is not None:  # all workers use this version, also after another promotion
+        settings = settings.model_copy(update={"artifact": version.reference})
+    artifact = open_model(settings.artifact, settings.generation, keep_weights=False)
+    program = artifact.program
+    if program.tokenization is None:
+        problem = f"{settings.artifact} reads no texts"
+        raise SettingsError(problem, "call it in Python with regauge.load")
+    program.tokenization.prompt_text(settings.predict.prompt_name)
+    settings = _resolve_shard_records(settings, program)
+    pieces = settings.source.list_pieces()
+    kinds = infer_fields(settings.source, pieces, list_named_fields(settings))
+    inputs = select_inputs(settings, program, kinds)
+    kept_fields = select_kept_fields(settings, inputs.read_fields, kinds)
+    check_columns(program, settings.output, list(kept_fields))
+    job = PredictJob(settings, pieces, resolve_slot(settings, os.environ))
+    _check_limit(settings)
+    spec = WorkerSpec(
+        config.dump(settings),
+        pieces,
+        inputs,
+        kept_fields,
+        job.slot,
+        WorkerResources.from_artifact(artifact),
+        choices.list_allowed_paths(),
+    )
+    return PredictPlan(artifact, job, spec, version)
+
+
+def _resolve_shard_records(settings: PredictSettings, program: ProgramEntry) -> PredictSettings:
+    """Return settings with a number of records per shard."""
+    if settings.predict.shard_records != "auto":
+        return settings
+    is_text = program.output_kind == "text"
+    count = SHARD_TEXTS if is_text else SHARD_RECORDS
+    options = settings.predict.model_copy(update={"shard_records": count})
+    return settings.model_copy(update={"predict": options})
+
+
+def check_output_folder(plan: PredictPlan) -> None:
+    """Raise DataError if the output folder has the output of another job, or other files."""
+    job, kept_fields = plan.job, plan.worker_spec.kept_fields
+    pieces = InputHashes(job).describe_pieces()
+    facts = collect_portable_facts(job.settings, plan.artifact, pieces, kept_fields)
+    job.check_folder({**facts, **plan.resolved_fields})
+
+
+def predict(settings: PredictSettings) -> dict[str, Any]:
+    """Compute the shards of this job that are not finished yet; return the totals.
+
+    Raises LimitReachedError at `predict.max_usd`, StopSignalError after a stop signal, and the
+    errors of workers.
+    """
+    started_at = time.time()
+    plan = plan_predict(settings)
+    recommend_export(plan.artifact)
+    job = plan.job
+    hashes = InputHashes(job)
+    pieces = hashes.identify_pieces()
+    facts = collect_facts(job.settings, plan.artifact, pieces, plan.worker_spec.kept_fields)
+    job.check_folder({**facts, **plan.resolved_fields})
+    if totals := find_summary(job):
+        logger.info("%s is finished; nothing is changed", job.folder)
+        return report_losses(job, {"output": settings.output.folder, **totals})
+    job.claim_folder({**facts, **plan.resolved_fields})
+    hashes.save()
+    write_lineage(job, plan.artifact, plan.version)
+    with ExitStack() as stack:
+        stack.enter_context(FolderLock(job.job_folder))
+        end_report = stack.enter_context(notify_job_end(job))
+        _clear_scratch(job)
+        finished = job.find_finished_shards()
+        shard_queue = job.build_queue(finished)
+        meter = _start_meter(job, started_at)
+        start = {"started_at": started_at, **meter.start_fields}
+        progress = ProgressBar(job, finished, meter)
+        end_report.read_usd = lambda: progress.usd
+        stack.enter_context(stop_signals.record_signals())
+        _log_slot(job)
+        if shard_queue.num_unfinished:
+            with _record_failure(job, start, progress), export_job(job, shard_queue, progress):
+                _compute_shards(plan, shard_queue, progress)
+        cost = progress.cost_record()
+        jsonl.append_line(job.job_folder / ATTEMPTS, {**start, "ended_at": time.time(), **cost})
+        summary = {
+            "output": settings.output.folder,
+            **sum_shards(job.read_finished_shards()),
+            **progress.summarize_record(cost),
+        }
+        write_result(job)
+        return report_losses(job, summary)
+
+
+def _log_slot(job: PredictJob) -> None:
+    slot, num_pieces = job.slot, len(job.pieces)
+    if slot.count == 1 and int(os.environ.get("SLURM_ARRAY_TASK_COUNT", "1")) > 1:
+        message = "This task of a Slurm array computes all records; to share them, set %s"
+        logger.info(message, 'predict.job_count = "auto"')
+    if slot.count > 1:
+        logger.info("Job %d of %d: %d pieces.", slot.index, slot.count, len(job.piece_numbers))
+    if slot.count > num_pieces:
+        message = "%d jobs share %d pieces, so some jobs have none; lower source.chunk_mib"
+        logger.warning(message, slot.count, num_pieces)
+
+
+def _compute_shards(plan: PredictPlan, shard_queue: ShardQueue, progress: ProgressBar) -> None:
+    """Run the executor and commit its shards, until none is left, a signal or the limit."""
+    job, spec = plan.job, plan.worker_spec
+    limit = job.settings.predict.max_usd
+    executor = job.settings.execution.executor
+    with progress:
+        for event in executor.run(spec, shard_queue):
+            if event["event"] == "ready" and not progress.has_ready_worker:
+                texts = ", ".join(spec.inputs.text_fields)
+                kept = ", ".join(spec.kept_fields) or "none"
+                logger.info("Text fields: %s; kept fields: %s", texts, kept)
+            if event["event"] == "shard":
+                job.commit_shard({name: value for name, value in event.items() if name != "event"})
+            progress.handle_event(event)
+            write_last_seen(job.job_folder)
+            stop_signals.check_stop()
+            if limit is not None and (progress.usd or 0) >= limit:
+                problem = f"{progress.usd:.4f} USD are spent, predict.max_usd is {limit:g}"
+                raise LimitReachedError(problem, "raise predict.max_usd to resume")
+
+
+def _start_meter(job: PredictJob, started_at: float) -> CostMeter:
+    """Return a meter that continues after earlier commands; record the start of this one."""
+    price = _find_price(job.settings)
+    paid, paid_until = read_paid(job.job_folder, started_at, read_last_seen(job.job_folder))
+    elapsed = max(0.0, time.time() - paid_until)
+    meter = CostMeter(
+        paid,
+        time.monotonic() - elapsed,
+        machines=1,
+        devices=1,
+        usd_per_hour=None if price is None else price.usd_per_hour,
+    )
+    jsonl.append_line(job.job_folder / ATTEMPTS, {"started_at": paid_until, **meter.start_fields})
+    return meter
+
+
+@contextmanager
+def _record_failure(
+    job: PredictJob, start: dict[str, Any], progress: ProgressBar
+) -> Iterator[None]:
+    """Record the end of a command that an error or a signal ends in the block."""
+    try:
+        yield
+    except BaseException as error:
+        outcome = "preempted" if isinstance(error, StopSignalError) else "failed"
+        end = {"ended_at": time.time(), "outcome": outcome, **progress.cost_record()}
+        with suppress(OSError):  # a full disk must not hide the error
+            jsonl.append_line(job.job_folder / ATTEMPTS, {**start, **end})
+        raise
+
+
+def _find_price(settings: PredictSettings) -> MachinePrice | None:
+    price = settings.execution.price
+    return find_price(price) if price is not None else None
+
+
+def _check_limit(settings: PredictSettings) -> None:
+    """Raise SettingsError for a cost limit if the price of the machine is unknown."""
+    if settings.predict.max_usd is not None and _find_price(settings) is None:
+        problem = "predict.max_usd needs the price of this machine, which is unknown"
+        raise SettingsError(problem, "set execution.price.usd_per_hour or execution.price.instance")
+
+
+def _clear_scratch(job: PredictJob) -> None:
+    """Remove the unfinished files of a killed command."""
+    shutil.rmtree(job.job_folder / SCRATCH, ignore_errors=True)
+    (job.job_folder / SCRATCH).mkdir()

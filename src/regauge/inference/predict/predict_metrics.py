@@ -1,0 +1,64 @@
+"""The metrics of a prediction job, for Prometheus."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import regauge
+from regauge.monitoring import vocabulary
+from regauge.monitoring.exporter import export_metrics
+from regauge.monitoring.samples import Sample
+from regauge.supervision.device_metrics import watch_devices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from regauge.inference.predict.job import PredictJob
+    from regauge.inference.predict.progress import ProgressBar
+    from regauge.inference.predict.shard_queue import ShardQueue
+
+
+@contextmanager
+def export_job(job: PredictJob, shard_queue: ShardQueue, progress: ProgressBar) -> Iterator[None]:
+    """Serve the metrics of a job for the duration of the block, if `monitoring.port` is set.
+
+    Several jobs of one machine need a port each; the index of the job is added to the port.
+    """
+    settings = job.settings.monitoring
+    if settings.port is None:
+        yield
+        return
+    run = job.folder.resolve().name
+    with watch_devices(None) as read_devices:
+
+        def read_samples() -> Iterator[Sample]:
+            yield from read_devices()
+            yield from _describe_job(job, run)
+            yield from _describe_progress(run, shard_queue, progress)
+
+        index = job.slot.index
+        with export_metrics(settings, job.job_folder, read_samples, port_offset=index):
+            yield
+
+
+def _describe_job(job: PredictJob, run: str) -> Iterator[Sample]:
+    """Yield the identity and the budget of a job; its slot identifies it among equal jobs."""
+    slot = f"{job.slot.index}-of-{job.slot.count}"
+    yield Sample(vocabulary.RUN_INFO, 1, (run, slot, "predict", regauge.__version__))
+    if job.settings.predict.max_usd is not None:
+        yield Sample(vocabulary.RUN_BUDGET, job.settings.predict.max_usd, (run,))
+
+
+def _describe_progress(
+    run: str, shard_queue: ShardQueue, progress: ProgressBar
+) -> Iterator[Sample]:
+    counts, labels = progress.counts, (run,)
+    yield Sample(vocabulary.PREDICT_RECORDS, counts["rows"] + counts["quarantined"], labels)
+    yield Sample(vocabulary.PREDICT_FAILED_RECORDS, counts["quarantined"], labels)
+    yield Sample(vocabulary.PREDICT_WORKERS, progress.num_workers, labels)
+    if progress.usd is not None:
+        yield Sample(vocabulary.RUN_COST, progress.usd, labels)
+    shards = (counts["shards"], shard_queue.num_claimed, shard_queue.num_requeued)
+    for state, count in zip(vocabulary.PREDICT_STATES, shards, strict=True):
+        yield Sample(vocabulary.PREDICT_SHARDS, count, (run, state))

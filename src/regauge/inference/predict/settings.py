@@ -1,0 +1,108 @@
+"""The tables of a run file that `predict` reads; this module imports no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, SerializeAsAny, field_validator
+
+from regauge.config import Settings, choice_of
+from regauge.data.sources import Source
+from regauge.data.values import FieldKind
+from regauge.inference.export.manifest import Dtype
+from regauge.inference.predict.executors import Executor
+from regauge.machines.settings import Price
+from regauge.models.settings import GREEDY, Generation
+from regauge.monitoring.settings import Monitoring
+
+
+class PredictOutput(Settings):
+    """The files that `predict` writes."""
+
+    folder: str
+    """Output folder; several jobs on several machines may share it."""
+    format: Literal["parquet", "jsonl", "csv", "npy"] = "parquet"
+    """`parquet`, `jsonl` and `csv` write tables; `npy` writes arrays of vectors, and Parquet tables
+    of the other fields. A nested value is a JSON text in a cell of `csv`."""
+    dtype: Dtype = "float16"
+    """Type of a vector: `int8` adds a scale per vector; `binary` packs eight signs per byte."""
+    keep_fields: Literal["all"] | tuple[str, ...] | dict[str, FieldKind] = "all"
+    """Fields of a record to copy into the output; by default all of the first 1,000 records but the
+    texts that are read. A table also sets their kinds, such as `{ id = "uint64" }`."""
+
+
+class PredictOptions(Settings):
+    """How records are read and grouped into shards."""
+
+    text_fields: tuple[str, ...] = ()
+    """Text fields; by default the fields of the model, else `text`, else the only text field. With
+    a chat template the default is `messages`, else `instruction` with `input`."""
+    prompt_name: str | None = None
+    """Name of a prompt of the artifact to prepend to each text; by default its default prompt."""
+    batch_invariant: bool = True
+    """Whether an output must have the same bits in every batch; needs an artifact with a proof."""
+    shard_records: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto", union_mode="left_to_right"
+    )
+    """Most records of a shard, the unit that is computed, committed and retried; `auto` is 32768,
+    and 1024 for generated text."""
+    job_index: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        default="auto", union_mode="left_to_right"
+    )
+    """Index of this job if several share the records; `auto` reads it from Slurm or Kubernetes."""
+    job_count: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default=1, union_mode="left_to_right"
+    )
+    """Number of jobs that share the records and the output folder; `auto` is that of the Slurm
+    array."""
+    verify_shards: bool = True
+    """Whether a command hashes the finished shards of its job, and computes changed ones again."""
+    max_usd: float | None = Field(default=None, gt=0)
+    """Cost limit in dollars; the job stops there, and a command with a higher limit resumes it."""
+
+
+class PredictExecution(Settings):
+    """The processes that compute the shards; none of these settings changes the output."""
+
+    price: Price | None = None
+    """Price of the machine."""
+    executor: Annotated[SerializeAsAny[Executor], choice_of("executors")] = Field(
+        default="local", validate_default=True
+    )
+    """Runs workers in this process (inline), in local processes, or on a Ray cluster."""
+    workers: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default="auto", union_mode="left_to_right"
+    )
+    """Number of worker processes; `auto` starts one per device, or uses all CPU cores."""
+    max_attempts: int = Field(default=3, ge=1)
+    """How many workers a shard may crash before the job fails."""
+    hang_timeout_seconds: float = Field(default=600, gt=0)
+    """How long a worker may report no progress before it is replaced."""
+
+
+class PredictSettings(Settings):
+    """All settings of a prediction job."""
+
+    artifact: str
+    """Folder of an artifact, or of a run or a model, which then runs without compilation; or a
+    version in a model registry, such as `registry/qa@production`."""
+    source: Annotated[SerializeAsAny[Source], choice_of("data/sources")]
+    """The records to process."""
+    output: PredictOutput
+    """The files to write."""
+    generation: Generation = GREEDY
+    """How a causal model generates text."""
+    predict: PredictOptions = PredictOptions()
+    """How records are read and grouped into shards."""
+    execution: PredictExecution = PredictExecution()
+    """The processes that compute the shards."""
+    monitoring: Monitoring = Monitoring()
+    """How the job can be watched."""
+
+    @field_validator("source")
+    @classmethod
+    def _keep_duplicates(cls, source: Source) -> Source:
+        """Keep duplicate records; reject a source that was set to drop them."""
+        if source.duplicates == "drop" and "duplicates" in source.model_fields_set:
+            raise ValueError("predict processes every record; remove source.duplicates")
+        return source.model_copy(update={"duplicates": "keep"})

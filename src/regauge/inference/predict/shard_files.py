@@ -1,0 +1,113 @@
+"""Writes the columns of a shard in the formats of `output.format`."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from regauge.data.values import to_cell
+from regauge.inference.export.postprocess import build_table, write_parquet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from regauge.data.values import FieldKind, Value
+    from regauge.inference.export.postprocess import Columns
+
+JSON_KINDS = ("json", "decimal")
+"""Kinds whose values JSON holds as they are in the record."""
+
+
+class ShardColumns:
+    """The columns of a shard: kept fields, then outputs."""
+
+    def __init__(
+        self,
+        kept: Mapping[str, Sequence[Value | None]],
+        kinds: dict[str, FieldKind],
+        outputs: Columns,
+    ) -> None:
+        """Take the values of kept fields, their kinds, and the output columns of a program."""
+        self._kept = kept
+        self._kinds = kinds
+        self._outputs = outputs
+
+    def list_files(self, file_format: str) -> dict[str, Callable[[IO[bytes]], None]]:
+        """Return the functions that write the files of a shard, by suffix.
+
+        `npy` writes the first output as an array, and the other columns as Parquet.
+        """
+        if file_format == "jsonl":
+            return {"jsonl": self.write_jsonl}
+        if file_format == "csv":
+            return {"csv": self.write_csv}
+        files: dict[str, Callable[[IO[bytes]], None]] = {}
+        outputs = dict(self._outputs)
+        if file_format == "npy":
+            array = np.asarray(outputs.pop(next(iter(outputs))))
+            files["npy"] = lambda file: np.save(file, array)
+        if outputs or self._kept:
+            table = build_table(outputs, self._kept, self._kinds)
+            files["parquet"] = lambda file: write_parquet(table, file)
+        return files
+
+    def write_jsonl(self, file: IO[bytes]) -> None:
+        """Write one JSON object per record; nested values stay nested.
+
+        An infinite number is written as a text, because JSON has no such number.
+        """
+        columns = {name: self._list_kept(name) for name in self._kept}
+        columns |= {name: _list_cells(values) for name, values in self._outputs.items()}
+        for row in zip(*columns.values(), strict=True):
+            document = dict(zip(columns, map(_replace_non_finite, row), strict=True))
+            text = json.dumps(document, ensure_ascii=False, allow_nan=False)
+            file.write(f"{text}\n".encode())
+
+    def write_csv(self, file: IO[bytes]) -> None:
+        """Write a header and one line per record; a nested value is a cell with JSON.
+
+        Texts are quoted, so that an empty text differs from a missing value.
+        """
+        from pyarrow.csv import write_csv
+
+        outputs: Columns = {}
+        for name, values in self._outputs.items():
+            is_nested = (
+                values.ndim > 1
+                if isinstance(values, np.ndarray)
+                else pa.types.is_nested(values.type)
+            )
+            cells = [json.dumps(_replace_non_finite(cell)) for cell in _list_cells(values)]
+            outputs[name] = pa.array(cells, pa.string()) if is_nested else values
+        write_csv(build_table(outputs, self._kept, self._kinds), file)
+
+    def _list_kept(self, name: str) -> list[Any]:
+        """Return the values of a kept field as JSON values."""
+        values, kind = self._kept[name], self._kinds[name]
+        if kind in JSON_KINDS:
+            return list(values)
+        return [to_cell(value, kind) for value in values]
+
+
+def _list_cells(values: np.ndarray | pa.Array) -> list[Any]:
+    """Return an output column as Python values; a float is the shortest one of its dtype."""
+    if isinstance(values, pa.Array):
+        return list(values.to_pylist())
+    if np.issubdtype(values.dtype, np.floating):
+        values = values.astype(str).astype(np.float64)
+    return list(values.tolist())
+
+
+def _replace_non_finite(value: Any) -> Any:
+    """Return a JSON value: null for NaN, and "Infinity" or "-Infinity" for infinite numbers."""
+    if isinstance(value, list):
+        return [_replace_non_finite(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _replace_non_finite(item) for key, item in value.items()}
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return None if math.isnan(value) else str(value).replace("inf", "Infinity")

@@ -1,0 +1,223 @@
+"""Container images: the Dockerfile of a variant, its build and its push."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regauge import __version__
+from regauge.jobs.clusters.facts import FOLDER
+from regauge.jobs.lints_job import is_pinned
+from regauge.jobs.lints_tokens import find_token
+from regauge.system.choices import did_you_mean
+from regauge.system.errors import ChildError, PreflightError, SettingsError
+from regauge.system.files import check_absent, read_csv_rows, sha256, write_atomic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from regauge.jobs.clusters.settings import Image, ImageSettings
+
+DOCKERFILE = "Dockerfile"
+TEMPLATE = "Dockerfile.jinja"
+TOOLS = ("docker", "podman", "buildah")
+EFA = {
+    "version": "1.49.0",
+    "sha256": "cf2e9281a2328a243c76f911a490faed43ca0fecfe4733c25e34b2e92a32c309",
+}
+"""Installer of EFA. Source: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html;
+the checksum is that of ai-dynamo/dynamo, recipes/nemotron-3.5-lightning/vllm."""
+PACKAGES = ("ca-certificates", "g++")
+"""Packages of the distribution; torch.compile needs a compiler."""
+UBUNTU_PACKAGES = ("curl", "python3-dev", "python3-venv")
+CHECK_SECONDS = 20.0
+"""Maximum duration of the check whether a program works."""
+_IMAGE_NAME = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?")
+
+
+@dataclass(frozen=True)
+class ImageVariant:
+    """The base image and packages for a kind of accelerator."""
+
+    name: str
+    base: str
+    has_torch: bool
+    """Whether the base image contains torch for the accelerator, which pip must not replace."""
+    extras: tuple[str, ...]
+    """Extras of the package `regauge` that the image installs."""
+    has_efa: bool
+    """Whether the Dockerfile installs EFA (Elastic Fabric Adapter)."""
+    source: str
+
+
+@cache
+def load_variants() -> Mapping[str, ImageVariant]:
+    """Return the variants of images by name, from `images.csv`."""
+    return {
+        row["variant"]: ImageVariant(
+            row["variant"],
+            row["base"],
+            row["has_torch"] == "yes",
+            tuple(row["extras"].split()),
+            row["efa"] == "yes",
+            row["source"],
+        )
+        for row in read_csv_rows(FOLDER / "images.csv")
+    }
+
+
+def find_variant(name: str) -> ImageVariant:
+    """Return a variant; raises SettingsError for an unknown name."""
+    variants = load_variants()
+    if name not in variants:
+        remedy = did_you_mean(name, tuple(variants))
+        raise SettingsError(f"no variant of images named '{name}'", remedy)
+    return variants[name]
+
+
+def resolve_name(settings: ImageSettings) -> str:
+    """Return the name of the image with its tag; raises SettingsError if it is not fixed."""
+    name = settings.image.name or settings.launch.image
+    if name is None:
+        problem = "the image has no name"
+        raise SettingsError(problem, "set image.name or launch.image, such as team/regauge:1")
+    check_pinned(name, "image.name" if settings.image.name else "launch.image")
+    return name
+
+
+def check_pinned(name: str, key: str) -> None:
+    """Raise SettingsError for the name of an image without a fixed tag or digest."""
+    if not _IMAGE_NAME.fullmatch(name):
+        remedy = "write registry/repository:tag, such as team/regauge:1.0"
+        raise SettingsError(f"{key} = '{name}' is not the name of an image", remedy)
+    if not is_pinned(name):
+        problem = f"{key} = '{name}' has no fixed version"
+        raise SettingsError(problem, "name a tag other than latest, or a digest")
+
+
+def render_image(settings: ImageSettings, run_file: Path) -> str:
+    """Return the text of the Dockerfile; raises SettingsError for invalid settings."""
+    import jinja2
+
+    image, variant = settings.image, find_variant(settings.image.variant)
+    base = image.base or variant.base
+    check_pinned(base, "image.base")
+    is_debian = base.startswith("python:")
+    packages = sorted({*PACKAGES, *(() if is_debian else UBUNTU_PACKAGES)})
+    extras = tuple(dict.fromkeys((*variant.extras, *image.extras)))
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701 - a Dockerfile is not HTML
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    template = environment.from_string((FOLDER / TEMPLATE).read_text(encoding="utf-8"))
+    return template.render(
+        version=__version__,
+        variant=variant.name,
+        base=base,
+        has_torch=variant.has_torch,
+        packages=packages,
+        efa=EFA if variant.has_efa else None,
+        extras=f"[{','.join(extras)}]" if extras else "",
+        has_server="serve" in extras,
+        wheel=None if image.wheel is None else Path(image.wheel).name,
+        run_file=run_file.name,
+        run_file_sha256=sha256(run_file),
+        files=[Path(name).name for name in image.files],
+    )
+
+
+def write_context(settings: ImageSettings, run_file: Path, *, overwrite: bool) -> list[Path]:
+    """Write the Dockerfile and the files that it copies; return their paths.
+
+    Raises SettingsError if a file is missing, holds a token, or exists in the folder already.
+    """
+    image, folder = settings.image, Path(settings.image.folder)
+    text = render_image(settings, run_file)
+    copies = [run_file, *map(Path, image.files), *([Path(image.wheel)] if image.wheel else [])]
+    for path in copies:
+        _check_copy(path)
+    targets = [folder / DOCKERFILE, folder / ".dockerignore", *(folder / p.name for p in copies)]
+    check_absent(targets, overwrite=overwrite)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / DOCKERFILE, text, durable=False)
+    lines = ["*", *(f"!{path.name}" for path in copies)]
+    write_atomic(folder / ".dockerignore", "\n".join(lines) + "\n", durable=False)
+    for path in copies:
+        if path.resolve() != (folder / path.name).resolve():
+            shutil.copyfile(path, folder / path.name)
+    return targets
+
+
+def _check_copy(path: Path) -> None:
+    """Raise SettingsError for a file that is missing, or that contains an access token."""
+    if not path.is_file():
+        raise SettingsError(f"no file {path}", "correct image.files or image.wheel")
+    if " " in path.name:
+        raise SettingsError(f"'{path.name}' has a space in its name", "rename it")
+    text = path.read_bytes().decode(errors="ignore") if path.suffix != ".whl" else ""
+    if kind := find_token(text):
+        problem = f"{path} contains {kind}, and everyone with the image can read it"
+        raise SettingsError(problem, "remove it, and set launch.secrets to a reference")
+
+
+def find_tool(image: Image) -> str:
+    """Return the program that builds images here.
+
+    Raises PreflightError if none of them works, for example without a daemon.
+    """
+    names = TOOLS if image.tool == "auto" else (image.tool,)
+    for name in names:
+        if shutil.which(name) is not None and _is_usable(name):
+            return name
+    problem = f"no program that builds images works here (tried {', '.join(names)})"
+    raise PreflightError(problem, "install buildah, or start the daemon of docker")
+
+
+def _is_usable(name: str) -> bool:
+    """Return whether the command `info` of a program succeeds; docker needs a daemon for it."""
+    try:
+        process = subprocess.run(
+            [name, "info"], capture_output=True, check=False, timeout=CHECK_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return process.returncode == 0
+
+
+def list_commands(tool: str, action: str, name: str, folder: Path) -> list[list[str]]:
+    """Return the command lines of the action `build` or `push`."""
+    if action == "build":
+        # The OCI format has no SHELL, which makes a failing pipe end the build.
+        options = ["--format", "docker"] if tool != "docker" else []
+        file = ["--file", str(folder / DOCKERFILE)]
+        return [[tool, "build", *options, "--tag", name, *file, str(folder)]]
+    return [[tool, "push", name]]
+
+
+def run_commands(commands: list[list[str]]) -> None:
+    """Run command lines; raises ChildError with the exit code of the first that fails."""
+    for command in commands:
+        code = subprocess.run(command, check=False).returncode
+        if code:
+            problem = f"'{command[0]} {command[1]}' ended with exit code {code}"
+            raise ChildError(code, f"{problem}; read its output above, then run it again")
+
+
+def describe_image(settings: ImageSettings, run_file: Path) -> dict[str, Any]:
+    """Return the image with its base and the source of the base as JSON-ready values."""
+    variant = find_variant(settings.image.variant)
+    return {
+        "image": resolve_name(settings),
+        "variant": variant.name,
+        "base": settings.image.base or variant.base,
+        "source": variant.source if settings.image.base is None else "image.base",
+        "run_file": run_file.name,
+    }

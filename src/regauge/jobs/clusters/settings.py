@@ -1,0 +1,199 @@
+"""The [cluster] and [image] tables of a run file. This module imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from regauge.config import Settings
+from regauge.jobs.settings import Launch, is_job_name
+
+CLUSTER_TAG = "regauge/cluster"
+"""Tag with the name of the cluster, which everything that is created for it has."""
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+_ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-z]")
+
+
+class ClusterNodes(Settings):
+    """A node group: machines of one type."""
+
+    name: str
+    """Name of the group."""
+    instance: str
+    """Machine type, such as `p5.48xlarge`."""
+    count: int = Field(default=1, ge=0)
+    """Number of machines when the cluster is created."""
+    min_count: int | None = Field(default=None, ge=0)
+    """Minimum number of machines; by default `count`."""
+    max_count: int | None = Field(default=None, ge=1)
+    """Maximum number of machines; by default `count`, at least 1."""
+    market: Literal["on-demand", "spot", "capacity-block"] = "on-demand"
+    """How the machines are bought; a capacity block is a reservation for machine learning."""
+    zone: str | None = None
+    """Availability zone of the group; by default all zones of the cluster."""
+    capacity_reservation: str | None = None
+    """Identifier of a capacity reservation (`cr-…`), or the ARN of a group of reservations."""
+    efa: bool | None = None
+    """Whether the machines have EFA interfaces; by default if they have accelerators and EFA."""
+    placement_group: str | None = None
+    """Existing cluster placement group of the machines."""
+    ami: str | None = None
+    """Machine image based on Amazon Linux 2023; by default the image of EKS for the chip."""
+    volume_gib: int = Field(default=200, ge=20)
+    """Size of the root volume of each machine in GiB."""
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        return check_label(value)
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> ClusterNodes:
+        if not self.minimum <= self.count <= self.maximum:
+            limits = f"min_count = {self.minimum} and max_count = {self.maximum}"
+            raise ValueError(f"count = {self.count} is not between {limits}; change one of them")
+        if self.market == "capacity-block" and self.capacity_reservation is None:
+            raise ValueError("a capacity block has an identifier; set capacity_reservation")
+        if self.market == "spot" and self.capacity_reservation is not None:
+            raise ValueError("a reservation has no Spot machines; set market to on-demand")
+        return self
+
+    @property
+    def minimum(self) -> int:
+        """Minimum number of machines."""
+        return self.count if self.min_count is None else self.min_count
+
+    @property
+    def maximum(self) -> int:
+        """Maximum number of machines."""
+        return max(self.count, 1) if self.max_count is None else self.max_count
+
+
+class ClusterFiles(Settings):
+    """A file system that the jobs of a cluster share, mounted as a claim of the same name."""
+
+    name: str
+    """Name of the file system and of its claim."""
+    kind: Literal["fsx", "efs"] = "fsx"
+    """FSx for Lustre, or EFS."""
+    size_gib: int = Field(default=1200, ge=1200, multiple_of=1200)
+    """Size in GiB, a multiple of 1200; EFS grows by itself."""
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        return check_label(value)
+
+
+class ClusterComponents(Settings):
+    """Software that is installed in a cluster."""
+
+    etcd: str | None = None
+    """Version of an etcd server for elastic jobs, such as `3.5.25`; by default there is none."""
+    training_operator: str | None = "1.9.3"
+    """Version of the Kubeflow training operator, for elastic jobs; without one it is absent."""
+    trainer: str | None = "2.2.1"
+    """Version of the Kubeflow trainer, for jobs of a fixed size; without one it is absent."""
+    monitoring: tuple[Literal["exporters", "cloudwatch"], ...] = ()
+    """Metrics of the machines: exporters of the devices with htop and nvtop, or Container Insights
+    of CloudWatch, which AWS charges."""
+
+    @field_validator("etcd", "training_operator", "trainer")
+    @classmethod
+    def _check_version(cls, value: str | None) -> str | None:
+        if value is not None and not _VERSION.fullmatch(value):
+            raise ValueError(f"{value!r} is not a version; write it as 1.9.3")
+        return value
+
+
+class Cluster(ClusterComponents):
+    """A Kubernetes cluster of EKS."""
+
+    name: str
+    """Name of the cluster."""
+    folder: str = "out/cluster"
+    """Folder of its files."""
+    region: str = "us-east-1"
+    """Region of the cluster."""
+    zones: tuple[str, ...]
+    """Availability zones that have subnets, at least two of the region."""
+    kubernetes_version: str = "1.35"
+    """Version of Kubernetes."""
+    tool: Literal["eksctl", "terraform"] = "eksctl"
+    """Tool that creates and deletes the cluster; the files of both tools are written."""
+    node_groups: tuple[ClusterNodes, ...] = Field(min_length=1)
+    """Node groups: machines of one type each."""
+    file_systems: tuple[ClusterFiles, ...] = ()
+    """File systems that jobs mount."""
+    tags: Mapping[str, str] = {}
+    """Tags of everything that is created."""
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        return check_label(value)
+
+    @property
+    def all_tags(self) -> dict[str, str]:
+        """The tags of everything that is created, with the name of the cluster."""
+        return {CLUSTER_TAG: self.name, **self.tags}
+
+    @model_validator(mode="after")
+    def _check_zones(self) -> Cluster:
+        for zone in self.zones:
+            if not _ZONE.fullmatch(zone) or not zone.startswith(self.region):
+                remedy = f"write it as {self.region}a, or set region"
+                raise ValueError(f"{zone!r} is not a zone of region {self.region}; {remedy}")
+        if len(set(self.zones)) < 2:  # noqa: PLR2004 - a rule of EKS
+            raise ValueError("EKS needs subnets in two zones; name at least two zones")
+        names = [group.name for group in self.node_groups]
+        names += [files.name for files in self.file_systems]
+        if repeated := [name for name, count in Counter(names).items() if count > 1]:
+            raise ValueError(f"the name {repeated[0]!r} is used twice; rename one")
+        return self
+
+
+class ClusterSettings(Settings):
+    """The table that `cluster` reads."""
+
+    cluster: Cluster
+
+
+class Image(Settings):
+    """A container image with Regauge and the run file."""
+
+    variant: str = "cpu"
+    """Kind of the base image: `cpu`, `cuda`, `neuron` or `gaudi`."""
+    name: str | None = None
+    """Registry, repository and tag of the image; by default `launch.image`."""
+    base: str | None = None
+    """Base image with a tag or digest; by default that of the variant."""
+    wheel: str | None = None
+    """Wheel of Regauge on this machine; by default pip installs this version from its index."""
+    extras: tuple[str, ...] = ()
+    """Extras of Regauge in addition to the extras of the variant, such as `ray`."""
+    files: tuple[str, ...] = ()
+    """Other files for the working folder, such as custom code that the run file names."""
+    folder: str = "out/image"
+    """Folder of the Dockerfile and of the files that it copies."""
+    tool: Literal["auto", "docker", "podman", "buildah"] = "auto"
+    """Program that builds and pushes; by default the first of these that works here."""
+
+
+class ImageSettings(Settings):
+    """The tables that `image` reads."""
+
+    image: Image = Image()
+    launch: Launch = Launch()
+
+
+def check_label(value: str) -> str:
+    """Return a label of RFC 1035; raises ValueError for another text."""
+    if not is_job_name(value):
+        remedy = "write at most 63 lowercase letters, digits and hyphens, a letter first"
+        raise ValueError(f"{value!r} is not an RFC 1035 label; {remedy}")
+    return value

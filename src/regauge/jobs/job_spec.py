@@ -1,0 +1,168 @@
+"""The job of a run file: its command, its nodes and its machine."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from regauge import config
+from regauge.jobs.settings import MAX_NAME, is_job_name
+from regauge.jobs.targets import JobSpec, Machine, Volume
+from regauge.machines.catalog import (
+    REGION,
+    MachinePrice,
+    find_efa_interfaces,
+    find_instance,
+    find_listed_price,
+    find_vendor,
+)
+from regauge.supervision.settings import parse_node_range
+from regauge.system.errors import SettingsError
+
+if TYPE_CHECKING:
+    from regauge.jobs.settings import Launch
+    from regauge.jobs.targets import Launcher
+
+IMAGE_FOLDER = PurePosixPath("/workspace")
+"""Working folder of an image, which contains the run file."""
+
+
+class StageRequest(NamedTuple):
+    """A stage of a pipeline."""
+
+    name: str
+    verb: str
+    tables: config.Tables
+    """Tables of the stage with all overrides."""
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """A run file with a verb and overrides, from the command line of `launch`."""
+
+    run_file: Path
+    verb: str
+    overrides: tuple[str, ...]
+    """Overrides for the command of the job; overrides of [launch] are applied already."""
+    tables: config.Tables
+    """Tables of the run file with all overrides."""
+    stages: tuple[StageRequest, ...] = ()
+    """The stages, if the verb is `pipeline`."""
+
+
+def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> JobSpec:
+    """Return the job that a launcher runs for a run file.
+
+    Raises SettingsError for settings that contradict each other.
+    """
+    execution = request.tables.get("execution", {})
+    nodes = execution.get("nodes", {}) if request.verb == "train" else {}
+    min_nodes, max_nodes = _read_nodes(nodes)
+    if launch.jobs > 1 and request.verb != "predict":
+        problem = f"launch.jobs = {launch.jobs} is for 'predict', not for '{request.verb}'"
+        raise SettingsError(problem, "remove it, or set execution.nodes.count")
+    return JobSpec(
+        name=resolve_name(launch.name, request.run_file),
+        verb=request.verb,
+        command=build_command(request, launch.jobs, is_container=launcher.is_container),
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        processes=execution.get("processes", 1),
+        accelerator=_read_accelerator(request.tables.get("accelerator")),
+        jobs=launch.jobs,
+        machine=find_machine(launch.instance, execution),
+        spot=launch.spot,
+        image=launch.image,
+        environment=dict(launch.environment),
+        secrets=dict(launch.secrets),
+        volumes=tuple(Volume(**volume.model_dump()) for volume in launch.volumes),
+        shared_memory_gib=launch.shared_memory_gib,
+        max_attempts=launch.max_attempts,
+        hours=launch.hours,
+        output=str(request.tables.get("output", {}).get("folder", "")),
+        run_file_text=_read_text(request.run_file) if launcher.is_container else "",
+        rendezvous=nodes.get("rendezvous") or "c10d",
+        rendezvous_endpoint=nodes.get("endpoint"),
+        labels=dict(launch.labels),
+    )
+
+
+def _read_text(run_file: Path) -> str:
+    """Return the text of a run file; raises SettingsError if it is not UTF-8."""
+    try:
+        return run_file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise SettingsError(f"{run_file} is not UTF-8", "convert it to UTF-8") from None
+
+
+def _read_nodes(nodes: dict[str, Any]) -> tuple[int, int]:
+    """Return the minimum and maximum number of nodes of the table [execution.nodes].
+
+    Raises SettingsError for an endpoint of the c10d rendezvous, which the target sets.
+    """
+    endpoint = nodes.get("endpoint")
+    if endpoint and nodes.get("rendezvous") != "etcd":
+        problem = f"execution.nodes.endpoint = '{endpoint}' is set, and the target sets it itself"
+        raise SettingsError(problem, "remove it, or set execution.nodes.rendezvous to etcd")
+    count = nodes.get("count")
+    return parse_node_range(1 if count is None else count)
+
+
+def _read_accelerator(table: Any) -> str | None:
+    """Return the kind of the table `accelerator`, which may be a text; None if there is none."""
+    kind = table.get("kind") if isinstance(table, dict) else table
+    return str(kind) if kind is not None else None
+
+
+def resolve_name(name: str | None, run_file: Path) -> str:
+    """Return the name of the job; the name of the run file is converted to an RFC 1035 label."""
+    if name is not None:
+        return name
+    label = re.sub(r"[^a-z0-9]+", "-", run_file.stem.lower()).strip("-")[:MAX_NAME].rstrip("-")
+    if not is_job_name(label):
+        raise SettingsError(f"'{run_file.stem}' cannot be the name of a job", "set launch.name")
+    return label
+
+
+def build_command(request: LaunchRequest, jobs: int, *, is_container: bool) -> tuple[str, ...]:
+    """Return the command line of one node.
+
+    In an image the run file is in the working folder. Elsewhere the nodes share this file system.
+    """
+    program: tuple[str, ...] = ("regauge",)
+    if is_container:
+        run_file = str(IMAGE_FOLDER / request.run_file.name)
+    else:
+        program, run_file = (sys.executable, "-m", "regauge"), str(request.run_file.resolve())
+    count = (f"predict.job_count={jobs}",) if jobs > 1 else ()
+    return (*program, request.verb, run_file, *request.overrides, *count)
+
+
+def find_machine(instance: str | None, execution: dict[str, Any]) -> Machine | None:
+    """Return the machine type of the nodes; None if none is set.
+
+    Raises SettingsError for an unknown machine type.
+    """
+    name = instance or execution.get("price", {}).get("instance")
+    if name is None:
+        return None
+    entry = find_instance(name, "launch.instance" if instance else "price.instance")
+    table = execution.get("price", {})
+    price = find_listed_price(entry, table.get("discounts"), table.get("region", REGION))
+    if table.get("usd_per_hour") is not None:
+        price = MachinePrice(table["usd_per_hour"], "run file", table.get("as_of"))
+    return Machine(
+        name=name,
+        chip=entry.chip,
+        vendor=find_vendor(entry),
+        chips=entry.chips or 0,
+        efa_interfaces=find_efa_interfaces(name),
+        vcpus=entry.vcpus,
+        memory_gib=entry.memory_gib,
+        usd_per_hour=price.usd_per_hour if price else None,
+        price_date=str(price.as_of) if price and price.as_of else None,
+        price_source=price.source if price else "",
+    )

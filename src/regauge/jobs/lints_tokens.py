@@ -1,0 +1,73 @@
+"""Checks for secrets in a plan: strings that look like tokens, and variables with such names.
+
+A finding names the location of a secret, never its value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from regauge.jobs.lints import Check, Lint, walk
+from regauge.jobs.targets import LaunchPlan
+
+SOURCE = "https://github.com/skypilot-org/skypilot/issues/10741"
+TOKENS = {
+    "an AWS access key": re.compile(r"\b(AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{16}\b"),
+    "a Hugging Face token": re.compile(r"\bhf_[A-Za-z0-9]{20,}\b"),
+    "a GitHub token": re.compile(r"\b(gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{22,})\b"),
+    "a GitLab token": re.compile(r"\bglpat-[\w-]{20,}"),
+    "an API key": re.compile(r"(?<![\w-])sk-(?=[\w-]*\d)[\w-]{20,}"),
+    "an NVIDIA API key": re.compile(r"\bnvapi-[\w-]{20,}"),
+    "a Google API key": re.compile(r"\bAIza[\w-]{35}"),
+    "a Slack token": re.compile(r"\bxox[abprs]-[\w-]{10,}"),
+    "a JSON web token": re.compile(r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+"),
+    "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
+    "a password in an address": re.compile(r"\b[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s:@]+@"),
+}
+"""Forms of secrets, as their vendors document them."""
+SECRET_NAME = re.compile(
+    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY)$", re.IGNORECASE
+)
+"""Names of variables that hold a secret."""
+
+
+def check_tokens(plan: LaunchPlan) -> Iterator[Lint]:
+    """Report secrets in the variables, references, labels, overrides and documents of a job."""
+    job = plan.job
+    for location, value in _list_values(plan):
+        kind = find_token(value)
+        if kind is None:
+            continue
+        yield _build_lint(f"{location} contains {kind}")
+    for name, value in job.environment.items():
+        if value and SECRET_NAME.search(name) and find_token(value) is None:
+            yield _build_lint(f"launch.environment.{name} has the name of a secret")
+
+
+def find_token(text: str) -> str | None:
+    """Return the kind of secret that a text contains; None if it contains none."""
+    return next((kind for kind, pattern in TOKENS.items() if pattern.search(text)), None)
+
+
+def _build_lint(problem: str) -> Lint:
+    remedy = "remove it, and name a reference to the secret in launch.secrets"
+    return Lint("secret", problem, remedy, SOURCE)
+
+
+def _list_values(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
+    """Yield every text of a plan with its location; documents come last."""
+    job = plan.job
+    tables = {"environment": job.environment, "secrets": job.secrets, "labels": job.labels}
+    for table, values in tables.items():
+        for name, value in values.items():
+            yield f"launch.{table}.{name}", value
+    for word in job.command:
+        yield f"the override of '{word.partition('=')[0]}'", word
+    yield "output.folder", job.output
+    for document in plan.documents:
+        for path, value in walk(document.content):
+            yield f"{document.name} {path}".strip(), str(value)
+
+
+CHECKS: tuple[Check, ...] = (check_tokens,)

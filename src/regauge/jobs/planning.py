@@ -1,0 +1,142 @@
+"""The plan of a job: a run file, a verb and a target, checked before anything is submitted."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+from regauge import config
+from regauge.jobs.job_spec import LaunchRequest, build_job
+from regauge.jobs.lints import Lint, run_lints
+from regauge.jobs.lints_tokens import check_tokens
+from regauge.jobs.pipeline_jobs import build_pipeline
+from regauge.jobs.targets import PIPELINE_FIELDS, JobSpec, LaunchPlan
+from regauge.system import choices
+from regauge.system.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from regauge.jobs.settings import Launch
+    from regauge.jobs.targets import Launcher
+
+FOLDER = "launchers"
+ALWAYS_USED = frozenset(
+    {
+        "name",
+        "verb",
+        "command",
+        "output",
+        "accelerator",
+        "processes",
+        "run_file_text",
+        *PIPELINE_FIELDS,
+    }
+)
+"""Fields that no launcher can ignore, or that the run reads itself."""
+KEYS = {
+    "machine": "launch.instance",
+    "min_nodes": "execution.nodes.count",
+    "max_nodes": "execution.nodes.count",
+    "rendezvous": "execution.nodes.rendezvous",
+    "rendezvous_endpoint": "execution.nodes.endpoint",
+}
+"""Settings that are not in the table [launch], by the field of JobSpec."""
+
+
+def select_launcher(launch: Launch, target: str) -> Launcher:
+    """Return the settings of a target; its defaults if the run file has no table for it.
+
+    Raises SettingsError for an unknown target.
+    """
+    kind = target.replace("_", "-")
+    if kind not in choices.names(FOLDER):
+        remedy = choices.did_you_mean(kind, choices.names(FOLDER))
+        raise SettingsError(f"no target named '{target}'", remedy)
+    tables = (table for table in launch.target if table.kind == kind)
+    launcher: Launcher = next(tables, None) or config.parse_choice(FOLDER, kind)
+    return launcher
+
+
+def plan_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> LaunchPlan:
+    """Return the plan of a job.
+
+    Raises SettingsError if the launcher cannot run the job, or if a setting has no effect or
+    contains a secret.
+    """
+    build = build_pipeline if request.stages else build_job
+    job = build(request, launch, launcher)
+    _raise_errors(check_tokens(LaunchPlan(job)))  # before another message can contain one
+    if job.jobs > 1 and not launcher.supports_arrays:
+        problem = f"target '{launcher.kind}' has no arrays, and launch.jobs is {job.jobs}"
+        raise SettingsError(problem, "remove launch.jobs")
+    if job.stages and not launcher.supports_stages:
+        problem = f"target '{launcher.kind}' has no jobs that wait for each other"
+        remedy = "launch the pipeline with --on aws_batch, kubernetes or slurm"
+        raise SettingsError(problem, remedy)
+    if job.is_elastic and not launcher.supports_elastic:
+        problem = f"target '{launcher.kind}' cannot change the number of nodes of a job"
+        remedy = f"set execution.nodes.count to {job.max_nodes}, or launch with --on kubernetes"
+        raise SettingsError(problem, remedy)
+    plan = launcher.plan(job)
+    for part in plan.stages or (plan,):
+        _check_used(part)
+    return plan
+
+
+def _check_used(plan: LaunchPlan) -> None:
+    """Raise SettingsError for a setting of the job that no document contains."""
+    defaults = JobSpec("", "", (), 1, 1, "auto")
+    for field in fields(JobSpec):
+        value = getattr(plan.job, field.name)
+        is_set = value != getattr(defaults, field.name)
+        if is_set and field.name not in plan.used | ALWAYS_USED:
+            key = KEYS.get(field.name, f"launch.{field.name}")
+            raise SettingsError(f"{key} has no effect on this target", "remove it")
+
+
+def check_lints(plan: LaunchPlan) -> list[Lint]:
+    """Return the warnings about a plan; raises SettingsError for the first error."""
+    lints = [lint for part in plan.stages or (plan,) for lint in run_lints(part)]
+    lints = list(dict.fromkeys(lints))
+    _raise_errors(lints)
+    return lints
+
+
+def _raise_errors(lints: Iterable[Lint]) -> None:
+    """Raise SettingsError for the first error, with the name of the check and its source."""
+    for lint in lints:
+        if lint.is_error:
+            raise SettingsError(f"{lint.problem} ({lint.code}: {lint.source})", lint.remedy)
+
+
+def describe_plan(plan: LaunchPlan) -> dict[str, Any]:
+    """Return a plan as JSON-ready values, with its price.
+
+    The text of the run file is part of the documents that need it. Fields about stages are left out
+    of a job that has none.
+    """
+    job = asdict(plan.job)
+    for spec in (job, *job["stages"]):
+        unset = {name for name in PIPELINE_FIELDS if not spec[name]}
+        for name in {"run_file_text", *unset}:
+            del spec[name]
+    return {
+        "job": job,
+        "documents": [{"name": item.name, "content": item.content} for item in plan.documents],
+        "commands": [list(command) for command in plan.commands],
+        "notes": list(plan.notes),
+        "restart_policy": plan.restart_policy,
+        "price": describe_price(plan.job),
+    }
+
+
+def describe_price(job: JobSpec) -> str:
+    """Return the price of all nodes per hour with its date, as text."""
+    machine = job.machine
+    if machine is None or job.usd_per_hour is None:
+        return "unknown"
+    source = machine.price_source.removeprefix("catalog, ")
+    date = f", {machine.price_date}" if machine.price_date else ""
+    count = job.max_nodes * job.jobs
+    return f"{job.usd_per_hour:.2f} USD per hour ({count} x {machine.name}, {source}{date})"

@@ -1,0 +1,277 @@
+"""Rehearsal: the processes of a plan's documents on this machine, with and without a node loss.
+
+The run file gets small shapes (`small_run`) and a temporary output folder. The launcher plans it as
+it plans the job, and lists the commands and variables of its documents. They run twice: once
+without a fault, and once with the last node killed. Both runs must give the same model.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regauge.jobs.job_progress import METRICS, RESULT, StepMetrics
+from regauge.jobs.job_spec import IMAGE_FOLDER, LaunchRequest
+from regauge.jobs.planning import plan_job
+from regauge.jobs.small_run import CHECKPOINT_STEPS, STEPS, list_changes, shrink_request
+from regauge.jobs.targets._job_runner import POLL_SECONDS, JobRunner, RestartRules, build_log_path
+from regauge.jobs.targets._nodes import clear_scheduler_variables
+from regauge.jobs.weights_difference import compute_max_difference
+from regauge.monitoring.trackers import TRAIN_LOSS
+from regauge.system import choices, jsonl, stop_signals
+from regauge.system.errors import ChildError, DifferenceError, SettingsError
+from regauge.system.json_files import read_json
+from regauge.system.log import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from regauge.jobs.settings import Launch
+    from regauge.jobs.targets import Launcher, LaunchPlan, LeaderAddress, NodeCommand
+
+HOURS = 0.25
+"""Time limit of one of the two runs."""
+MIN_ATTEMPTS = 3
+KILL_STEP = 2 * CHECKPOINT_STEPS + 2
+"""Step after which a node is killed: between two checkpoints."""
+TOLERANCE = 1e-4
+"""Maximum relative difference of losses and metrics if the number of nodes changed."""
+PROGRAM = "regauge"
+
+
+@dataclass(frozen=True)
+class RehearsalReport:
+    """The result of a rehearsal."""
+
+    target: str
+    nodes: int
+    steps: int
+    lost_node: int
+    lost_after_step: int
+    attempts: int
+    """Attempts of the job that lost a node."""
+    weights_equal: bool
+    """Whether the weights of both runs agree bit for bit."""
+    max_weight_difference: float
+    """Maximum difference of a weight, relative to the largest weight of its tensor."""
+    rows_equal: bool
+    """Whether both runs used the same tokens, and had the same loss in every step."""
+    metrics_equal: bool
+    """Whether both runs have the same held-out metrics."""
+    is_elastic: bool
+    """Whether the number of nodes changed, and with it the order of sums. Losses and metrics are
+    then equal within a relative tolerance of 1e-4, and weights may differ."""
+    recovery_seconds: float
+    """Seconds from the loss of the node to the first step after it."""
+    undisturbed_seconds: float
+    disturbed_seconds: float
+    changes: tuple[str, ...]
+    """Keys of the run file that the rehearsal changed."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the job that lost a node has the same result as the undisturbed job."""
+        is_same_model = self.weights_equal or self.is_elastic
+        return is_same_model and self.rows_equal and self.metrics_equal
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the report as JSON-ready values."""
+        return {**asdict(self), "changes": list(self.changes)}
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """The output folder and the times of one run of a rehearsal."""
+
+    output: Path
+    seconds: float
+    attempts: int
+    last_step: int = 0
+    """Last step before the loss of the node."""
+    recovery_seconds: float = 0.0
+
+
+def rehearse_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> RehearsalReport:
+    """Run the job of a request here, with small shapes, twice; return the comparison.
+
+    Nothing outside of a temporary folder is written. Raises SettingsError for a verb without a
+    rehearsal, ChildError if a run fails, and DifferenceError if the two runs differ.
+    """
+    if request.verb != "train":
+        raise SettingsError(f"'{request.verb}' has no rehearsal", "rehearse 'train'")
+    with tempfile.TemporaryDirectory(prefix="regauge-rehearsal-") as name:
+        folder = Path(name)
+        rehearsals = [
+            Rehearsal(request, launch, launcher, folder / name)
+            for name in ("undisturbed", "disturbed")
+        ]
+        undisturbed = rehearsals[0].run()
+        lost_node = rehearsals[0].num_nodes - 1
+        disturbed = rehearsals[1].run(lost_node)
+        report = _compare(rehearsals[1], undisturbed, disturbed, lost_node)
+    if not report.is_equal:
+        problem = "the job that lost a node differs from the undisturbed job"
+        parts = {"rows": report.rows_equal, "metrics": report.metrics_equal}
+        different = "".join(f", {name} differ" for name, is_equal in parts.items() if not is_equal)
+        details = f"weights by {report.max_weight_difference:.2g}{different}"
+        raise DifferenceError(f"{problem}: {details}", "report this as a bug with the run file")
+    return report
+
+
+class Rehearsal:
+    """A job with small shapes, in a separate folder."""
+
+    def __init__(
+        self, request: LaunchRequest, launch: Launch, launcher: Launcher, folder: Path
+    ) -> None:
+        folder.mkdir()
+        self._folder = folder
+        self.output = folder / "output"
+        self.request = shrink_request(request, folder, self.output)
+        self.changes = tuple(list_changes(request.tables, self.request.tables))
+        attempts = max(launch.max_attempts, MIN_ATTEMPTS)
+        launch = launch.model_copy(update={"max_attempts": attempts})
+        self.launcher = launcher
+        self.plan: LaunchPlan = plan_job(self.request, launch, launcher)
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes of the job."""
+        return self.plan.job.max_nodes
+
+    def run(self, lost_node: int | None = None) -> _Outcome:
+        """Run the job to its end, and kill `lost_node` after KILL_STEP.
+
+        Raises ChildError if the job fails, and DifferenceError if no step follows the loss.
+        """
+        job = self.plan.job
+        rules = RestartRules(is_gang=True, min_nodes=job.min_nodes, max_attempts=job.max_attempts)
+        runner = JobRunner(
+            job.name,
+            self._list_commands,
+            replace(rules, hours=HOURS),
+            self._folder / "logs",
+            environment={
+                **clear_scheduler_variables(os.environ),
+                **choices.module_folders_environment(),
+            },
+        )
+        began_at = time.monotonic()
+        fault = _NodeFault(self.output / METRICS, runner, lost_node)
+        try:
+            runner.start()
+            while not runner.is_final:
+                stop_signals.check_stop()
+                runner.poll()
+                fault.update()
+                time.sleep(POLL_SECONDS)
+        finally:
+            runner.close()
+        self._check_success(runner)
+        if lost_node is not None and fault.recovery_seconds is None:
+            problem = f"no step followed the loss of node {lost_node}"
+            raise DifferenceError(problem, "report this as a bug with the run file")
+        seconds = time.monotonic() - began_at
+        recovery = fault.recovery_seconds or 0.0
+        return _Outcome(self.output, seconds, runner.attempt, fault.step, recovery)
+
+    def _list_commands(self, leader: LeaderAddress) -> list[NodeCommand]:
+        """Return the processes of the documents, with the paths of this machine."""
+        nodes = self.launcher.list_node_commands(self.plan, leader)
+        return [replace(node, command=self._localize(node.command)) for node in nodes]
+
+    def _localize(self, command: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the command of a document with this Python and the run file of this machine."""
+        image_path = str(IMAGE_FOLDER / self.request.run_file.name)
+        run_file = str(self.request.run_file)
+        words: list[str] = []
+        for word in command:  # the program follows the words of a shell that starts it again
+            is_program = word == PROGRAM and sys.executable not in words
+            words += (sys.executable, "-m", PROGRAM) if is_program else (word,)
+        return tuple(word.replace(image_path, run_file) for word in words)
+
+    def _check_success(self, runner: JobRunner) -> None:
+        """Raise ChildError with the last line of the leader's log if the job failed."""
+        if runner.state == "succeeded":
+            return
+        log = build_log_path(self._folder / "logs", 1, 0)
+        lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+        line = lines[-1] if lines else "it wrote no log; run it alone"
+        logger.error("the job of the rehearsal failed:\n%s", "\n".join(lines[-10:]))
+        raise ChildError(runner.exit_code or 1, line)
+
+
+class _NodeFault:
+    """Kills a node after KILL_STEP, and measures the time to the next step in seconds."""
+
+    def __init__(self, metrics: Path, runner: JobRunner, node: int | None) -> None:
+        self._metrics, self._runner, self._node = metrics, runner, node
+        self._killed_at: float | None = None
+        self._attempt = 0
+        self.step = 0
+        self.recovery_seconds: float | None = None
+
+    def update(self) -> None:
+        """Read the last step of the run; kill the node, or measure the recovery."""
+        if self._node is None or self.recovery_seconds is not None:
+            return
+        line = jsonl.read_last_line(self._metrics, StepMetrics)
+        if line is None:
+            return
+        if self._killed_at is None:
+            if KILL_STEP <= line["step"] < STEPS:
+                self._runner.kill_node(self._node)
+                self._killed_at = time.monotonic()
+                self._attempt, self.step = line["attempt"], line["step"]
+                logger.info("node %d is killed after step %d", self._node, self.step)
+        elif line["attempt"] > self._attempt and line["step"] > self.step:
+            self.recovery_seconds = round(time.monotonic() - self._killed_at, 1)
+
+
+def _compare(
+    rehearsal: Rehearsal, undisturbed: _Outcome, disturbed: _Outcome, lost_node: int
+) -> RehearsalReport:
+    """Return the report about two runs of the same job."""
+    folders = (undisturbed.output, disturbed.output)
+    difference = compute_max_difference(*(folder / "model" for folder in folders))
+    is_elastic = rehearsal.plan.job.is_elastic
+    tolerance = TOLERANCE if is_elastic else 0.0
+    results = [read_json(folder / RESULT, "rehearse again") for folder in folders]
+    has_equal_tokens = results[0]["tokens"] == results[1]["tokens"]
+    losses = [_read_losses(folder) for folder in folders]
+    return RehearsalReport(
+        target=rehearsal.launcher.kind,
+        nodes=rehearsal.num_nodes,
+        steps=STEPS,
+        lost_node=lost_node,
+        lost_after_step=disturbed.last_step,
+        attempts=disturbed.attempts,
+        weights_equal=difference == 0.0,
+        max_weight_difference=difference,
+        rows_equal=has_equal_tokens and _are_close(losses[0], losses[1], tolerance),
+        metrics_equal=_are_close(results[0]["metrics"], results[1]["metrics"], tolerance),
+        is_elastic=is_elastic,
+        recovery_seconds=disturbed.recovery_seconds,
+        undisturbed_seconds=round(undisturbed.seconds, 1),
+        disturbed_seconds=round(disturbed.seconds, 1),
+        changes=rehearsal.changes,
+    )
+
+
+def _are_close(first: Mapping[Any, float], second: Mapping[Any, float], tolerance: float) -> bool:
+    """Return whether two mappings have equal keys, and values within a relative tolerance."""
+    return first.keys() == second.keys() and all(
+        math.isclose(value, second[key], rel_tol=tolerance) for key, value in first.items()
+    )
+
+
+def _read_losses(folder: Path) -> dict[int, float]:
+    """Return the training loss of each step, from the last attempt that ran it."""
+    lines = jsonl.read_lines(folder / METRICS, StepMetrics)
+    return {line["step"]: line[TRAIN_LOSS] for line in lines if TRAIN_LOSS in line}

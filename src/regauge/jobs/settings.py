@@ -1,0 +1,117 @@
+"""The [launch] table of a run file. This module imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
+
+from regauge.config import Settings, choice_of
+from regauge.jobs.targets import Launcher
+
+MAX_NAME = 63
+"""Maximum length of a label of RFC 1035, in characters."""
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class VolumeSettings(Settings):
+    """A file system that every node mounts."""
+
+    name: str
+    """Name of the volume."""
+    mount: str
+    """Absolute path of the mount on each node."""
+    source: str
+    """Name of a PersistentVolumeClaim, id of an FSx, EFS or EBS volume, or path on the host."""
+    kind: Literal["claim", "fsx", "efs", "ebs", "host"] = "claim"
+    """Kind of the file system."""
+    read_only: bool = False
+    """Whether it is mounted read-only."""
+
+    @field_validator("mount")
+    @classmethod
+    def _check_mount(cls, value: str) -> str:
+        if not value.startswith("/"):
+            raise ValueError(f"{value!r} is not an absolute path; begin it with /")
+        return value
+
+
+class NodeSettings(Settings):
+    """The machine, image, environment variables and volumes of every node."""
+
+    instance: str | None = None
+    """Machine type of every node; by default `execution.price.instance`."""
+    spot: bool = False
+    """Whether to use Spot machines, which cost less and may be interrupted."""
+    image: str | None = None
+    """Container image with a tag or digest, for targets that run containers."""
+    environment: Mapping[str, str] = Field(default_factory=dict)
+    """Environment variables of every node; secrets do not belong here."""
+    secrets: Mapping[str, str] = Field(default_factory=dict)
+    """References to secrets by environment variable; `docs/launch.md` has the form per target."""
+    volumes: tuple[VolumeSettings, ...] = ()
+    """File systems that every node mounts."""
+    shared_memory_gib: float | None = Field(default=None, gt=0)
+    """Size of /dev/shm in GiB; by default a quarter of the memory of the machine."""
+
+    @field_validator("environment", "secrets")
+    @classmethod
+    def _check_variables(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        for name in value:
+            if not _VARIABLE.fullmatch(name):
+                problem = f"{name!r} is not the name of an environment variable"
+                raise ValueError(f"{problem}; write letters, digits and _")
+        return value
+
+    @model_validator(mode="after")
+    def _check_variable_names(self) -> Self:
+        if names := self.environment.keys() & self.secrets.keys():
+            raise ValueError(f"{min(names)} is in environment and in secrets; remove one of them")
+        return self
+
+
+class Launch(NodeSettings):
+    """A launched job: its nodes, its limits, and the settings of each target."""
+
+    name: str | None = None
+    """Name of the job; by default the name of the run file."""
+    jobs: int = Field(default=1, ge=1)
+    """Number of jobs in an array, which share the work of `predict`."""
+    max_attempts: int = Field(default=3, ge=1)
+    """Maximum number of attempts; the exit code decides whether another one begins."""
+    hours: float | None = Field(default=None, gt=0)
+    """Time limit of the job in hours."""
+    labels: Mapping[str, str] = Field(default_factory=dict)
+    """Labels or tags of the job and of everything that is created for it."""
+    target: tuple[Annotated[SerializeAsAny[Launcher], choice_of("launchers")], ...] = ()
+    """Settings of the targets, at most one table per kind; `--on` selects one."""
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str | None) -> str | None:
+        if value is not None and not is_job_name(value):
+            remedy = "write at most 63 lowercase letters, digits and hyphens, a letter first"
+            raise ValueError(f"{value!r} is not an RFC 1035 label; {remedy}")
+        return value
+
+    @model_validator(mode="after")
+    def _check_unique(self) -> Self:
+        kinds = Counter(target.kind for target in self.target)
+        if repeated := [kind for kind, count in kinds.items() if count > 1]:
+            raise ValueError(f"there are several targets of kind '{repeated[0]}'; keep one")
+        return self
+
+
+class LaunchSettings(Settings):
+    """The table that `launch` reads in addition to the tables of the launched verb."""
+
+    launch: Launch = Launch()
+
+
+def is_job_name(text: str) -> bool:
+    """Return whether a text is a label of RFC 1035 in lowercase."""
+    return len(text) <= MAX_NAME and _NAME.fullmatch(text) is not None

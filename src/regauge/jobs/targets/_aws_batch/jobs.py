@@ -1,0 +1,297 @@
+"""Jobs in a region of AWS Batch: submit, describe, cancel, and clean up."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Self
+
+from regauge.jobs.targets import Leftover
+from regauge.jobs.targets._aws_batch.client import AwsClient
+from regauge.jobs.targets._aws_batch.container import DEFAULT_LOG_GROUP
+from regauge.jobs.targets._aws_batch.documents import TAG_PREFIX
+from regauge.jobs.targets._aws_batch.status import (
+    CANCEL_REASON,
+    FINAL_STATUSES,
+    QUEUED_STATUSES,
+    Detail,
+    find_state,
+    is_cancelled,
+)
+from regauge.jobs.targets._job_end import build_active_error, build_ended_error
+from regauge.system.errors import RegaugeError, SettingsError
+from regauge.system.log import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from regauge.jobs.targets import Handle
+
+_ECR_IMAGE = re.compile(
+    r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[-a-z0-9]+)\.amazonaws\.com/"
+    r"(?P<repository>[^:@]+)(?P<separator>[:@])(?P<version>.+)"
+)
+MAX_DESCRIBED = 100
+"""Maximum number of jobs in one request DescribeJobs."""
+
+
+class BatchRegion:
+    """The jobs of AWS Batch in one region."""
+
+    def __init__(self, region: str) -> None:
+        self.region = region
+        self._batch = AwsClient("batch", region)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._batch.__exit__(*exception)
+
+    def submit(self, definition: Detail, request: Detail, previous: str | None = None) -> str:
+        """Register a job definition and submit a job; return the identifier of the job.
+
+        `previous` is the identifier of the job that it waits for. If the job is refused, or the
+        command is interrupted, the definition is deregistered.
+        """
+        if previous is not None:
+            request = request | {"dependsOn": [{"jobId": previous}]}
+        self.check_queue(definition, request)
+        for container in list_containers(definition):
+            check_image(container["image"])
+        response = self._batch.call("register_job_definition", **definition)
+        arn = str(response["jobDefinitionArn"])
+        try:
+            response = self._batch.call("submit_job", **request | {"jobDefinition": arn})
+        except BaseException as error:
+            self._deregister_after(error, arn)
+            raise
+        return str(response["jobId"])
+
+    def withdraw(self, job_id: str) -> None:
+        """Stop a job and deregister its definition; log a warning if Batch refuses it."""
+        try:
+            definition = self.describe(job_id)["jobDefinition"]
+            self._batch.call("terminate_job", jobId=job_id, reason=CANCEL_REASON)
+            self._batch.call("deregister_job_definition", jobDefinition=definition)
+        except RegaugeError as error:
+            command = f"aws batch terminate-job --region {self.region} --job-id {job_id}"
+            logger.warning("%s; stop the job: %s --reason cancelled", error.problem, command)
+
+    def _deregister_after(self, error: BaseException, arn: str) -> None:
+        """Deregister a definition; if that fails, add the command that does it to the error."""
+        try:
+            self._batch.call("deregister_job_definition", jobDefinition=arn)
+        except RegaugeError:
+            command = _build_command(self.region, "deregister-job-definition", arn)
+            if isinstance(error, RegaugeError):
+                text = f"{error.problem}; the job definition {arn} still exists"
+                raise type(error)(text, f"remove it: {' '.join(command)}") from None
+            text = "the job definition %s still exists; remove it: %s"
+            logger.warning(text, arn, " ".join(command))
+
+    def check_queue(self, definition: Detail, request: Detail) -> None:
+        """Raise SettingsError if the queue cannot run a job; log a warning without time limits."""
+        queue = self._find_queue(str(request["jobQueue"]))
+        name = queue["jobQueueName"]
+        if queue.get("state") != "ENABLED":
+            problem = f"the job queue '{name}' is {queue.get('state')}"
+            raise SettingsError(problem, "enable it, or set launch.target.queue to another one")
+        has_policy, has_share = "schedulingPolicyArn" in queue, "shareIdentifier" in request
+        if has_policy and not has_share:
+            problem = f"the job queue '{name}' has a fair-share policy"
+            raise SettingsError(problem, "set share_identifier in [[launch.target]]")
+        if has_share and not has_policy:
+            problem = f"the job queue '{name}' has no fair-share policy"
+            raise SettingsError(problem, "remove share_identifier from [[launch.target]]")
+        if definition["type"] == "multinode":
+            self._check_no_spot(queue)
+        if not queue.get("jobStateTimeLimitActions"):
+            logger.warning("the job queue '%s' has no jobStateTimeLimitActions", name)
+
+    def _find_queue(self, name: str) -> Detail:
+        queues = self._batch.call("describe_job_queues", jobQueues=[name])["jobQueues"]
+        if not queues:
+            problem = f"there is no job queue '{name}' in {self.region}"
+            raise SettingsError(problem, "correct launch.target.queue, or create the stack first")
+        return dict(queues[0])
+
+    def _check_no_spot(self, queue: Detail) -> None:
+        for environment in self._list_environments(queue):
+            resources = environment.get("computeResources", {})
+            if resources.get("type") == "SPOT":
+                name = environment["computeEnvironmentName"]
+                problem = f"the compute environment '{name}' uses Spot machines"
+                raise SettingsError(
+                    f"{problem}, which a multi-node parallel job cannot run on",
+                    "set launch.target.queue to a queue of on-demand machines",
+                )
+
+    def _list_environments(self, queue: Detail) -> list[Detail]:
+        order = queue.get("computeEnvironmentOrder", [])
+        names = [item["computeEnvironment"] for item in order]
+        if not names:
+            return []
+        response = self._batch.call("describe_compute_environments", computeEnvironments=names)
+        return list(response["computeEnvironments"])
+
+    def describe(self, job_id: str) -> Detail:
+        """Return a job as DescribeJobs does; raises SettingsError for an unknown one."""
+        jobs = self._batch.call("describe_jobs", jobs=[job_id])["jobs"]
+        if not jobs:
+            problem = f"AWS Batch in {self.region} has no job {job_id}"
+            raise SettingsError(
+                problem, "correct the handle; Batch forgets a job 7 days after its end"
+            )
+        return dict(jobs[0])
+
+    def describe_chain(self, job_id: str) -> list[Detail]:
+        """Return a job after the stages of its pipeline before it, the first one first."""
+        chain = [self.describe(job_id)]
+        while previous := _find_previous(chain[0]):
+            chain.insert(0, self.describe(previous))
+        return chain
+
+    def describe_children(self, detail: Detail) -> list[Detail]:
+        """Return the nodes of a multi-node parallel job, or the jobs of an array, by index."""
+        names = list_child_names(detail)
+        jobs: dict[str, Detail] = {}
+        for start in range(0, len(names), MAX_DESCRIBED):
+            chunk = names[start : start + MAX_DESCRIBED]
+            response = self._batch.call("describe_jobs", jobs=chunk)
+            jobs |= {str(job["jobId"]): job for job in response["jobs"]}
+        return [jobs.get(name, {"jobId": name, "status": ""}) for name in names]
+
+    def cancel(self, handle: Handle) -> None:
+        """Cancel a queued job or terminate a running one; raises SettingsError if it has ended.
+
+        An array is terminated, because its status is PENDING while its jobs run.
+        """
+        detail = self.describe(handle.job_id)
+        if detail["status"] in FINAL_STATUSES:
+            raise build_ended_error(handle, find_state(detail))
+        if is_cancelled(detail):
+            problem = f"{handle} is being cancelled already"
+            raise SettingsError(problem, f"wait for its end: regauge job wait {handle}")
+        is_queued = detail["status"] in QUEUED_STATUSES and "arrayProperties" not in detail
+        operation = "cancel_job" if is_queued else "terminate_job"
+        self._batch.call(operation, jobId=handle.job_id, reason=CANCEL_REASON)
+
+    def clean_up(self, handle: Handle) -> list[Leftover]:
+        """Deregister the definition of a job; return the queue and the machines that exist.
+
+        Raises SettingsError for a job that has not ended.
+        """
+        detail = self.describe(handle.job_id)
+        if detail["status"] not in FINAL_STATUSES:
+            raise build_active_error(handle, find_state(detail))
+        leftovers: list[Leftover] = []
+        if any(key.startswith(TAG_PREFIX) for key in detail.get("tags", {})):
+            self._batch.call("deregister_job_definition", jobDefinition=detail["jobDefinition"])
+        else:
+            arn = str(detail["jobDefinition"])
+            command = _build_command(self.region, "deregister-job-definition", arn)
+            reason = "the job has no tags of Regauge, which may not have registered it"
+            leftovers.append(Leftover(arn, reason, " ".join(command)))
+        return [*leftovers, *self._audit_queue(str(detail["jobQueue"])), self._audit_logs(detail)]
+
+    def _audit_queue(self, name: str) -> Iterator[Leftover]:
+        """Yield the queue of a job and its compute environments, with the cost of machines."""
+        queues = self._batch.call("describe_job_queues", jobQueues=[name])["jobQueues"]
+        for queue in queues:
+            remedy = f"aws batch delete-job-queue --region {self.region} --job-queue "
+            reason = f"it is {queue.get('state')} and costs nothing; disable it before its deletion"
+            yield Leftover(str(queue["jobQueueArn"]), reason, remedy + queue["jobQueueName"])
+            for environment in self._list_environments(queue):
+                yield self._audit_environment(environment)
+
+    def _audit_logs(self, detail: Detail) -> Leftover:
+        """Return the log group of a job, which stores its log after the end."""
+        options = list_containers(detail)[0].get("logConfiguration", {}).get("options", {})
+        group = options.get("awslogs-group", DEFAULT_LOG_GROUP)
+        command = f"aws logs delete-log-group --region {self.region} --log-group-name {group}"
+        return Leftover(group, "it stores the logs of jobs, and storage costs money", command)
+
+    def _audit_environment(self, environment: Detail) -> Leftover:
+        name = environment["computeEnvironmentName"]
+        return Leftover(
+            str(environment["computeEnvironmentArn"]),
+            describe_machines(environment),
+            f"aws cloudformation delete-stack --region {self.region} --stack-name {name}, "
+            f"or aws batch delete-compute-environment --region {self.region} "
+            f"--compute-environment {name}",
+        )
+
+
+def list_containers(document: Detail) -> list[Detail]:
+    """Return the containers of a job definition or of a job, one per range of nodes."""
+    ranges = document.get("nodeProperties", {}).get("nodeRangeProperties", [])
+    single = document.get("containerProperties") or document.get("container", {})
+    return [node_range["container"] for node_range in ranges] or [single]
+
+
+def check_image(image: str) -> None:
+    """Raise SettingsError if a registry of Amazon ECR does not contain an image.
+
+    Images of other registries are not checked, nor is a registry that cannot be read.
+    """
+    match = _ECR_IMAGE.fullmatch(image)
+    if match is None:
+        return
+    key = "imageDigest" if match["separator"] == "@" else "imageTag"
+    request = {"registryId": match["account"], "repositoryName": match["repository"]}
+    try:
+        with AwsClient("ecr", match["region"]) as ecr:
+            is_stored = ecr.has_object(
+                "describe_images",
+                "NotFoundException",
+                imageIds=[{key: match["version"]}],
+                **request,
+            )
+    except RegaugeError as error:
+        logger.warning("the image was not checked: %s", error.problem)
+        return
+    if not is_stored:
+        problem = f"the image {image} is not in its registry"
+        raise SettingsError(problem, "push it, or correct launch.image")
+
+
+def _find_previous(detail: Detail) -> str | None:
+    """Return the job that a stage of a pipeline waits for; None for the first one."""
+    if f"{TAG_PREFIX}stage" not in detail.get("tags", {}):
+        return None
+    return next((str(item["jobId"]) for item in detail.get("dependsOn", [])), None)
+
+
+def list_child_names(detail: Detail) -> list[str]:
+    """Return the identifiers of the nodes of a job, or of the jobs of an array.
+
+    Source: https://docs.aws.amazon.com/batch/latest/userguide/multi-node-parallel-jobs.html.
+    """
+    num_nodes = detail.get("nodeProperties", {}).get("numNodes", 0)
+    size = detail.get("arrayProperties", {}).get("size", 0)
+    job_id = detail["jobId"]
+    return [f"{job_id}#{index}" for index in range(num_nodes)] or [
+        f"{job_id}:{index}" for index in range(size)
+    ]
+
+
+def describe_machines(environment: Detail) -> str:
+    """Return the vCPUs that a compute environment runs now, with their cost if it is known."""
+    resources, tags = environment.get("computeResources", {}), environment.get("tags", {})
+    desired, minimum = resources.get("desiredvCpus", 0), resources.get("minvCpus", 0)
+    text = f"{desired} vCPUs run now, {minimum} keep running without a job"
+    price, machine_vcpus = (tags.get(f"{TAG_PREFIX}{key}") for key in PRICE_KEYS)
+    if desired and price and machine_vcpus:
+        usd_per_hour = math.ceil(desired / int(machine_vcpus)) * float(price)
+        text += f"; about {usd_per_hour:.2f} USD per hour"
+        text += f" (price of {tags.get(f'{TAG_PREFIX}price-date', 'an unknown date')})"
+    return text
+
+
+PRICE_KEYS = ("usd-per-machine-hour", "machine-vcpus")
+"""Tags of a compute environment that its cost is computed from."""
+
+
+def _build_command(region: str, operation: str, arn: str) -> tuple[str, ...]:
+    return ("aws", "batch", operation, "--region", region, "--job-definition", arn)

@@ -1,0 +1,85 @@
+"""Runs the command-line clients of schedulers, and converts their failures to errors."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+from regauge.system.errors import PreflightError, SettingsError, TransientError, first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CLIENT_SECONDS = 60.0
+"""Maximum duration of a command of a client."""
+UNREACHABLE_PHRASES = (
+    "connection refused",
+    "connection timed out",
+    "could not connect",
+    "i/o timeout",
+    "no such host",
+    "unable to connect",
+    "unable to contact",
+    "was refused",
+)
+"""Parts of the messages of clients if their server does not answer, in lowercase."""
+_LOG_LINE = re.compile(r"[EWIF]\d{4} \d{2}:\d{2}:\d{2}\.|Warning: ")
+"""Start of a line that kubectl logs before its message."""
+
+
+def find_client(name: str, package: str) -> str:
+    """Return the path of a client; raises PreflightError with the package that contains it."""
+    path = shutil.which(name)
+    if path is None:
+        raise PreflightError(f"'{name}' is not installed here", f"install {package}")
+    return path
+
+
+def run_client(
+    command: Sequence[str], *, text: str | None = None, remedy: str, seconds: float = CLIENT_SECONDS
+) -> str:
+    """Run a command of a client with `text` as its input; return its standard output.
+
+    Raises TransientError if the server is unreachable or silent. Raises SettingsError for every
+    other failure, with the first line of the client's message and the remedy.
+    """
+    name = command[0].rpartition("/")[2]
+    try:
+        process = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        problem = f"'{name}' did not answer within {seconds:g} s"
+        raise TransientError(problem, "check that its server runs, then try again") from None
+    if process.returncode == 0:
+        return process.stdout
+    raise build_client_error(name, process.stderr, process.stdout, remedy=remedy)
+
+
+def build_client_error(
+    name: str, errors: str, output: str = "", *, remedy: str
+) -> TransientError | SettingsError:
+    """Return the error of a client that failed, from its standard error and output.
+
+    It is a TransientError if the server is unreachable, else a SettingsError with the remedy.
+    """
+    message = _find_message(errors) or _find_message(output) or "no message"
+    if any(phrase in errors.lower() for phrase in UNREACHABLE_PHRASES):
+        problem = f"'{name}' reaches no server: {message}"
+        return TransientError(problem, "check that its server runs, then try again")
+    return SettingsError(f"'{name}' failed: {message}", remedy)
+
+
+def _find_message(text: str) -> str:
+    """Return the first line of a client's message; lines of its log are used if it has no other."""
+    lines = text.strip().splitlines()
+    messages = [line for line in lines if not _LOG_LINE.match(line)]
+    return first_line("\n".join(messages or lines)) if lines else ""

@@ -1,0 +1,312 @@
+"""A submitted job: its state, events and logs, its cancellation, and the removal of its objects."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from regauge.jobs.targets import FINAL_STATES, Handle, JobEvent, Leftover
+from regauge.jobs.targets._job_end import build_active_error, build_ended_error
+from regauge.jobs.targets._kubernetes import job_set
+from regauge.jobs.targets._kubernetes.job_set_status import describe_job_set
+from regauge.jobs.targets._kubernetes.job_status import JobObjects, Object, describe_job, find_index
+from regauge.jobs.targets._kubernetes.kubectl import KubectlNamespace
+from regauge.jobs.targets._kubernetes.pods import (
+    CANCELLED,
+    JOB_LABEL,
+    JOB_NAME,
+    PROCESSES,
+    QUEUE_LABEL,
+)
+from regauge.jobs.targets._kubernetes.volumes import DELETE_COMMANDS
+from regauge.system.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from regauge.jobs.targets import JobStatus, LogRequest
+
+JOB_SET_NAME = "jobset.sigs.k8s.io/jobset-name"
+POD_LABELS = {
+    "PyTorchJob": "training.kubeflow.org/job-name",
+    "TrainJob": JOB_SET_NAME,
+    "JobSet": JOB_SET_NAME,
+    "Job": JOB_NAME,
+}
+"""Label with the name of the job that its controller sets on pods."""
+RUNTIMES, CLAIMS = "trainingruntimes.trainer.kubeflow.org", "persistentvolumeclaims"
+OWNED_KINDS = (RUNTIMES, "configmaps", CLAIMS)
+"""Kinds that `submit` creates in addition to the job, in the order of their deletion."""
+WORKLOADS = "workloads.kueue.x-k8s.io"
+JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
+"""Label of a workload, https://kueue.sigs.k8s.io/docs/tasks/troubleshooting/troubleshooting_jobs."""
+_NODES_LINE = re.compile(r"attempt \d+ on \d+ nodes: (?P<nodes>.+)")
+_NODE = re.compile(r"(?P<host>\S+) \((?P<size>\d+)\)")
+
+
+@dataclass(frozen=True)
+class JobClient:
+    """A job in a namespace of a cluster."""
+
+    handle: Handle
+    cluster: KubectlNamespace
+    kind: str
+    """Kind of the object, such as `PyTorchJob`."""
+    resource: str
+    """Name of the kind for kubectl, with its group."""
+    name: str
+
+    @classmethod
+    def open(cls, handle: Handle, kinds: Mapping[str, tuple[str, str]]) -> JobClient:
+        """Return the client of a handle; raises SettingsError for another form.
+
+        The context may contain slashes, as the ARN of an EKS cluster does.
+        """
+        parts = f"{handle.context}/{handle.job_id}".rsplit("/", 3)
+        if len(parts) != len(("context", "namespace", "kind", "name")) or parts[2] not in kinds:
+            problem = f"'{handle}' is not a handle of target 'kubernetes'"
+            remedy = "use kubernetes://CONTEXT/NAMESPACE/KIND/NAME, as `launch` printed it"
+            raise SettingsError(problem, remedy)
+        context, namespace, kind, name = parts
+        title, version = kinds[kind]
+        group, slash, number = version.partition("/")
+        return cls(
+            handle,
+            KubectlNamespace(context, namespace),
+            title,
+            f"{kind}s.{number}.{group}" if slash else f"{kind}s",
+            name,
+        )
+
+    def find_status(self) -> JobStatus:
+        """Return the state of the job; raises SettingsError if the cluster does not have it."""
+        job = self._read_job()
+        pods = self._list_pods()
+        events = [] if pods else self._list_events(job)
+        objects = JobObjects(job, pods, events, self._list_workloads(job))
+        if self.kind == job_set.KIND:
+            selector = f"--selector={JOB_SET_NAME}={self.name}"
+            return describe_job_set(
+                self.handle, objects, self.cluster.list_items("jobs.v1.batch", selector)
+            )
+        return describe_job(self.handle, objects)
+
+    def list_events(self) -> list[JobEvent]:
+        """Return the events of the job and of its objects, oldest first."""
+        return [_convert_event(event) for event in self._list_events(self._read_job())]
+
+    def read_log(self, request: LogRequest) -> Iterator[str]:
+        """Yield the log of the pod with a rank; raises SettingsError if there is none.
+
+        Of a pipeline, it is a pod of the last stage that has started.
+        """
+        pods = sorted(self._list_pods(), key=_find_creation_time)
+        if self.kind == job_set.KIND:
+            stages = [pod["metadata"]["labels"].get(JOB_NAME) for pod in pods]
+            pods = [pod for pod, stage in zip(pods, stages, strict=True) if stage == stages[-1]]
+        if not pods:
+            self._read_job()
+            raise SettingsError(f"{self.handle} has no pods", "read its status with --why")
+        index = 0 if request.rank is None else self._find_node(request.rank, pods)
+        starts = [
+            (pod, is_previous)
+            for pod in pods
+            if find_index(pod) == index
+            for is_previous in ((True, False) if _has_restarted(pod) else (False,))
+        ]
+        if not starts:
+            raise SettingsError(f"node {index} has no pod", "choose another --rank")
+        attempt = len(starts) if request.attempt is None else request.attempt
+        if not 1 <= attempt <= len(starts):
+            problem = f"the log of attempt {attempt} is not available"
+            remedy = f"choose an --attempt from 1 to {len(starts)}: the cluster keeps no others"
+            raise SettingsError(problem, remedy)
+        pod, is_previous = starts[attempt - 1]
+        options = ["--follow"] * request.follow + ["--previous"] * is_previous
+        yield from self.cluster.stream("logs", pod["metadata"]["name"], *options)
+
+    def cancel(self) -> None:
+        """Suspend the job; its controllers then delete the pods.
+
+        Raises SettingsError if the job has ended.
+        """
+        job = self._read_job()
+        state = describe_job(self.handle, JobObjects(job, ())).state
+        if state in FINAL_STATES:
+            raise build_ended_error(self.handle, state)
+        spec: dict[str, Any] = {"suspend": True}
+        if self.kind == "PyTorchJob":
+            spec = {"runPolicy": spec}
+        annotations = {"annotations": {CANCELLED: "true"}}
+        self.cluster.patch(self.resource, self.name, {"metadata": annotations, "spec": spec})
+        for workload in self._list_workloads(job):
+            name = workload["metadata"]["name"]
+            self.cluster.patch(WORKLOADS, name, {"spec": {"active": False}})
+
+    def clean_up(self) -> list[Leftover]:
+        """Delete the job and the objects of `submit`; return the file systems that remain.
+
+        The job is deleted first: a TrainJob that failed runs again if its JobSet is deleted before
+        (kubeflow/trainer#3737).
+        """
+        job = self.cluster.find(self.resource, self.name)
+        if job is not None:
+            status = describe_job(self.handle, JobObjects(job, self._list_pods()))
+            if not status.is_final:
+                raise build_active_error(self.handle, status.state)
+        claims = self._list_claims(job) if job else []
+        selector = f"--selector={JOB_LABEL}={self.name}"
+        volumes = [
+            volume
+            for volume in self.cluster.list_items("persistentvolumes", selector)
+            if volume["spec"].get("claimRef", {}).get("namespace", self.cluster.namespace)
+            == self.cluster.namespace
+        ]
+        self.cluster.delete(self.resource, self.name, "--cascade=foreground")
+        for kind in OWNED_KINDS:
+            for item in self.cluster.list_items(kind, selector):
+                self.cluster.delete(kind, item["metadata"]["name"])
+        for volume in volumes:
+            self.cluster.delete("persistentvolumes", volume["metadata"]["name"])
+        return [
+            *self._audit_objects(selector),
+            *map(self._describe_claim, claims),
+            *filter(None, map(_describe_file_system, volumes)),
+        ]
+
+    def _audit_objects(self, selector: str) -> list[Leftover]:
+        """Return the objects of the job that still exist."""
+        kinds = ("pods", *OWNED_KINDS, "persistentvolumes")
+        items = [(kind, item) for kind in kinds for item in self.cluster.list_items(kind, selector)]
+        return [
+            Leftover(
+                f"{kind}/{item['metadata']['name']}",
+                "it was not deleted in time",
+                self.cluster.command("delete", kind, item["metadata"]["name"]),
+            )
+            for kind, item in items
+        ]
+
+    def _describe_claim(self, name: str) -> Leftover:
+        """Return the leftover of a claim that the user created."""
+        reason = "it existed before the job, and its files cost money"
+        return Leftover(
+            f"{CLAIMS}/{name}",
+            reason,
+            self.cluster.command("delete", CLAIMS, name),
+        )
+
+    def _list_claims(self, job: Object) -> list[str]:
+        """Return the claims in a job's pods that `submit` did not create."""
+        selector = f"--selector={JOB_LABEL}={self.name}"
+        documents = [job, *self.cluster.list_items(RUNTIMES, selector)]
+        names = {name for document in documents for name in _find_values(document, "claimName")}
+        created = self.cluster.list_items(CLAIMS, selector)
+        return sorted(names - {item["metadata"]["name"] for item in created})
+
+    def _find_node(self, rank: int, pods: list[Object]) -> int:
+        """Return the index of the pod that runs a rank.
+
+        The rendezvous numbers the nodes; every pod logs their hosts in this order. Without that
+        line, the order is that of the pods.
+        """
+        sizes: list[tuple[int, int]] = []
+        hosts = {pod["spec"].get("hostname", pod["metadata"]["name"]): pod for pod in pods}
+        if len({find_index(pod) for pod in pods}) > 1:
+            text = "\n".join(self.cluster.stream("logs", pods[-1]["metadata"]["name"]))
+            lines = list(_NODES_LINE.finditer(text))
+            members = list(_NODE.finditer(lines[-1]["nodes"])) if lines else []
+            if all(member["host"] in hosts for member in members):
+                sizes = [
+                    (find_index(hosts[member["host"]]), int(member["size"])) for member in members
+                ]
+        if not sizes:
+            sizes = [(index, self._count_processes()) for index in sorted(map(find_index, pods))]
+        for index, size in sizes:
+            if rank < size:
+                return index
+            rank -= size
+        raise SettingsError("no node has this rank", "choose a smaller --rank")
+
+    def _count_processes(self) -> int:
+        """Return the processes per node, as planned; 1 if their number depends on the machine."""
+        value = self._read_job()["metadata"].get("annotations", {}).get(PROCESSES, "auto")
+        return int(value) if value.isdigit() else 1
+
+    def _read_job(self) -> Object:
+        job = self.cluster.find(self.resource, self.name)
+        if job is None:
+            problem = f"the cluster has no {self.kind} '{self.name}' in {self.cluster.namespace}"
+            raise SettingsError(problem, "correct the handle")
+        return job
+
+    def _list_pods(self) -> list[Object]:
+        return self.cluster.list_items("pods", f"--selector={POD_LABELS[self.kind]}={self.name}")
+
+    def _list_events(self, job: Object) -> list[Object]:
+        """Return the events of the job and of objects whose names begin with its name.
+
+        An earlier job of this name may have events, too.
+        """
+        name = re.compile(rf"{re.escape(self.name)}(-.*)?")
+        events = [
+            event
+            for event in self.cluster.list_items("events")
+            if name.fullmatch(event["involvedObject"]["name"])
+            and _find_event_time(event) >= _find_creation_time(job)
+        ]
+        return sorted(events, key=_find_event_time)
+
+    def _list_workloads(self, job: Object) -> list[Object]:
+        """Return the workload of a job in a queue."""
+        if QUEUE_LABEL not in job["metadata"].get("labels", {}):
+            return []
+        uid = job["metadata"].get("uid", "")
+        return self.cluster.list_items(WORKLOADS, f"--selector={JOB_UID_LABEL}={uid}")
+
+
+def _convert_event(event: Object) -> JobEvent:
+    subject = event["involvedObject"]
+    source = f"{subject.get('kind', '').lower()}/{subject['name']}"
+    return JobEvent(
+        _find_event_time(event), source, f"{event.get('reason', '')}: {event['message']}"
+    )
+
+
+def _find_event_time(event: Object) -> str:
+    times = (event.get("lastTimestamp"), event.get("eventTime"), event.get("firstTimestamp"))
+    return str(next(filter(None, times), ""))
+
+
+def _find_creation_time(item: Object) -> str:
+    return str(item["metadata"].get("creationTimestamp", ""))
+
+
+def _has_restarted(pod: Object) -> bool:
+    statuses = pod.get("status", {}).get("containerStatuses", [])
+    return any(status.get("restartCount", 0) for status in statuses)
+
+
+def _find_values(value: Any, key: str) -> Iterator[str]:
+    """Yield the values of a key anywhere in a JSON-ready value."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if name == key:
+                yield str(item)
+            else:
+                yield from _find_values(item, key)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _find_values(item, key)
+
+
+def _describe_file_system(volume: Object) -> Leftover | None:
+    """Return the leftover of the file system behind a static volume; None for other volumes."""
+    source = volume["spec"].get("csi", {})
+    command = DELETE_COMMANDS.get(source.get("driver", ""))
+    if command is None:
+        return None
+    handle = source["volumeHandle"]
+    reason = "it contains the files of the job and costs money"
+    return Leftover(handle, reason, command.format(handle))

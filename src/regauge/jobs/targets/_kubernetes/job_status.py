@@ -1,0 +1,298 @@
+"""The state of a job from the objects of the cluster: its conditions, its pods and its events."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from regauge.jobs.targets import JobFailure, JobStatus, NodeStatus
+from regauge.jobs.targets._kubernetes.pods import CANCELLED, OUTPUT, PRICE, PRICE_DATE, QUEUE_LABEL
+from regauge.system.errors import RESTART_CODES, PreemptedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from regauge.jobs.targets import Handle, JobState
+
+Object = dict[str, Any]
+COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+"""Label and annotation of the pods of an Indexed Job."""
+REPLICA_TYPE = "training.kubeflow.org/replica-type"
+REPLICA_INDEX = "training.kubeflow.org/replica-index"
+"""Labels of the pods of a PyTorchJob; its workers follow the master."""
+SUCCESS_CONDITIONS = ("Succeeded", "Complete", "Completed")
+"""Condition of a PyTorchJob, of a Job and a TrainJob, and of a JobSet that has succeeded."""
+IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+CONFIGURATION_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+MEMORY_REASON = "OOMKilled"
+RESTART_CONDITION = "Restarting"
+_QUOTA = re.compile(r"exceeded quota: ([^,]+).*?requested: (.*?), used: (.*?), limited: (.*)")
+
+
+@dataclass(frozen=True)
+class JobObjects:
+    """The objects of a job in the cluster."""
+
+    job: Object
+    pods: Sequence[Object]
+    events: Sequence[Object] = ()
+    workloads: Sequence[Object] = ()
+    """Workloads of Kueue, if the job is in a queue."""
+
+    @property
+    def current_pods(self) -> dict[int, Object]:
+        """The newest pod of each node."""
+        pods = sorted(self.pods, key=lambda pod: pod["metadata"].get("creationTimestamp", ""))
+        return {find_index(pod): pod for pod in pods}
+
+
+def describe_job(handle: Handle, objects: JobObjects) -> JobStatus:
+    """Return the state of a job."""
+    job = objects.job
+    annotations = job["metadata"].get("annotations", {})
+    status = job.get("status", {})
+    state, reason = _find_state(objects)
+    price = annotations.get(PRICE)
+    failed = _find_failed_pods(objects) if state == "failed" else []
+    exit_code = find_exit_code(failed[0]) if failed else None
+    return JobStatus(
+        handle,
+        state,
+        reason=reason,
+        attempt=_count_attempts(objects),
+        nodes=tuple(
+            _describe_pod(index, pod) for index, pod in sorted(objects.current_pods.items())
+        ),
+        exit_code=0 if state == "succeeded" else exit_code,
+        failure=_describe_failure(failed, reason) if state == "failed" else None,
+        usd_per_hour=None if price is None else float(price),
+        price_date=annotations.get(PRICE_DATE),
+        output=annotations.get(OUTPUT, ""),
+        submitted_at=job["metadata"].get("creationTimestamp"),
+        started_at=status.get("startTime") or _find_first_start(objects.pods),
+        finished_at=status.get("completionTime") or _find_end(job),
+    )
+
+
+def find_index(pod: Object) -> int:
+    """Return the number of the node of a pod."""
+    metadata = pod["metadata"]
+    values = {**metadata.get("annotations", {}), **metadata.get("labels", {})}
+    if REPLICA_INDEX in values:
+        return int(values[REPLICA_INDEX]) + (values.get(REPLICA_TYPE) == "worker")
+    return int(values.get(COMPLETION_INDEX, 0))
+
+
+def find_exit_code(pod: Object) -> int | None:
+    """Return the exit code of the last container of a pod that ended; None if none did."""
+    code = _find_terminated(pod).get("exitCode")
+    return None if code is None else int(code)
+
+
+def is_true(conditions: Iterable[Mapping[str, Any]], kind: str) -> bool:
+    """Return whether a condition is true."""
+    return any(item["type"] == kind and item["status"] == "True" for item in conditions)
+
+
+def _find_state(objects: JobObjects) -> tuple[JobState, str]:
+    """Return the state of a job and its reason."""
+    job, pods = objects.job, objects.pods
+    conditions = job.get("status", {}).get("conditions", [])
+    if any(is_true(conditions, kind) for kind in SUCCESS_CONDITIONS):
+        return "succeeded", ""
+    if is_true(conditions, "Failed"):
+        return "failed", _find_message(conditions, "Failed")
+    if job["metadata"].get("annotations", {}).get(CANCELLED) == "true":
+        return "cancelled", "cancelled by a user"
+    if _is_suspended(job):
+        return "pending", _explain_suspension(objects)
+    if not pods:
+        return "pending", _explain_no_pods(objects)
+    return _find_active_state(objects, conditions)
+
+
+def _find_active_state(
+    objects: JobObjects, conditions: Iterable[Mapping[str, Any]]
+) -> tuple[JobState, str]:
+    """Return the state of a job with pods that has not ended, and its reason."""
+    current = list(objects.current_pods.values())
+    reason = "; ".join(sorted({*map(explain_pending, current)} - {""}))
+    running = [pod for pod in current if _find_phase(pod) == "Running"]
+    disruption = next(filter(None, map(_find_disruption, objects.pods)), "")
+    has_restarts = is_true(conditions, RESTART_CONDITION) or any(map(_has_failed, objects.pods))
+    if running and len(running) + _count_phase(current, "Succeeded") >= _find_min_nodes(
+        objects.job
+    ):
+        return "running", reason
+    if disruption and not running:
+        return "preempted", disruption
+    if has_restarts:
+        return "restarting", reason or disruption or _explain_exit(objects)
+    if reason:
+        return "pending", reason
+    return "starting", "the containers are created"
+
+
+def explain_pending(pod: Object) -> str:
+    """Return why a pod does not run yet, in plain words; empty if it starts or runs."""
+    status = pod.get("status", {})
+    if _find_phase(pod) != "Pending":
+        return ""
+    for condition in status.get("conditions", []):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return f"no node has room: {condition.get('message', condition.get('reason', ''))}"
+    for container in status.get("containerStatuses", []):
+        waiting = container.get("state", {}).get("waiting", {})
+        reason, message = waiting.get("reason", ""), waiting.get("message", "")
+        if reason in IMAGE_REASONS:
+            return f"the image {container.get('image', '')} cannot be pulled: {message or reason}"
+        if reason in CONFIGURATION_REASONS:
+            return f"the container cannot be created: {message or reason}"
+    return ""
+
+
+def _explain_no_pods(objects: JobObjects) -> str:
+    """Return why a job has no pods: a quota, or an operator that does not answer."""
+    for event in reversed(objects.events):
+        message = event.get("message", "")
+        if match := _QUOTA.search(message):
+            name, requested, used, limit = match.groups()
+            return f"quota {name}: {requested} is requested, {used} of {limit} is in use"
+        if event.get("reason", "").startswith("Failed"):
+            return str(message)
+    kind = objects.job["kind"]
+    return f"the cluster has created no pods yet; check that the operator of a {kind} runs"
+
+
+def _explain_suspension(objects: JobObjects) -> str:
+    """Return why a job is suspended: a queue, or a user."""
+    queue = objects.job["metadata"].get("labels", {}).get(QUEUE_LABEL)
+    if queue is None:
+        return "the job is suspended"
+    for workload in objects.workloads:
+        conditions = workload.get("status", {}).get("conditions", [])
+        if message := _find_message(conditions, "QuotaReserved"):
+            return f"queue {queue}: {message}"
+    return f"the job waits in queue {queue}"
+
+
+def _explain_exit(objects: JobObjects) -> str:
+    """Return the exit code of the newest pod that failed, as text."""
+    codes = [find_exit_code(pod) for pod in objects.pods if _has_failed(pod)]
+    return f"exit code {codes[-1]}" if codes and codes[-1] is not None else "a pod was lost"
+
+
+def _describe_pod(index: int, pod: Object) -> NodeStatus:
+    """Return the state of a node."""
+    states: dict[str, JobState] = {"Running": "running", "Succeeded": "succeeded"}
+    phase, code = _find_phase(pod), find_exit_code(pod)
+    state = states.get(phase, "unknown")
+    reason = explain_pending(pod) or _find_disruption(pod)
+    if phase == "Pending":
+        state = "pending" if reason else "starting"
+    elif phase == "Failed":
+        state = "preempted" if code in {None, PreemptedError.exit_code} else "failed"
+        reason = reason or _find_terminated(pod).get("reason", "")
+    host = pod.get("spec", {}).get("nodeName", "")
+    return NodeStatus(index, state, host=host, exit_code=code, reason=reason)
+
+
+def _describe_failure(failed: list[Object], reason: str) -> JobFailure:
+    """Return why a job failed: the node and the last line of its log, if they are known."""
+    if not failed:
+        return JobFailure("unknown", message=reason)
+    terminated = _find_terminated(failed[0])
+    kind = "memory" if terminated.get("reason") == MEMORY_REASON else "unknown"
+    lines = str(terminated.get("message", "")).strip().splitlines()
+    return JobFailure(kind, node=find_index(failed[0]), message=lines[-1] if lines else reason)
+
+
+def _find_failed_pods(objects: JobObjects) -> list[Object]:
+    """Return the pods that failed, first those whose exit code ended the job."""
+    pods = [pod for pod in objects.pods if _has_failed(pod)]
+    return sorted(pods, key=lambda pod: find_exit_code(pod) in {*RESTART_CODES, None})
+
+
+def _has_failed(pod: Object) -> bool:
+    restarts = [item.get("restartCount", 0) for item in _list_containers(pod)]
+    return _find_phase(pod) == "Failed" or any(restarts)
+
+
+def _find_disruption(pod: Object) -> str:
+    """Return why the cluster took a pod away; empty if it did not."""
+    for condition in pod.get("status", {}).get("conditions", []):
+        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+            return f"{condition.get('reason', '')}: {condition.get('message', '')}".strip(": ")
+    return ""
+
+
+def _find_terminated(pod: Object) -> Object:
+    """Return the last termination of a pod's container; empty if it has not ended."""
+    for status in _list_containers(pod):
+        for state in ("state", "lastState"):
+            terminated = status.get(state, {}).get("terminated")
+            if terminated is not None:
+                return dict(terminated)
+    return {}
+
+
+def _find_min_nodes(job: Object) -> int:
+    """Return the minimum number of pods of a running job."""
+    spec = job.get("spec", {})
+    if job["kind"] == "PyTorchJob":
+        return int(spec.get("elasticPolicy", {}).get("minReplicas", 1))
+    return int(spec.get("trainer", {}).get("numNodes", 1))
+
+
+def _is_suspended(job: Object) -> bool:
+    spec = job.get("spec", {})
+    return bool(spec.get("suspend") or spec.get("runPolicy", {}).get("suspend"))
+
+
+def _count_attempts(objects: JobObjects) -> int | None:
+    """Return the number of starts of the node that was started most often.
+
+    None for a PyTorchJob, whose operator deletes a pod before it creates the next one.
+    """
+    if objects.job["kind"] == "PyTorchJob":
+        return None
+    counts: dict[int, int] = {}
+    for pod in objects.pods:
+        starts = 1 + sum(item.get("restartCount", 0) for item in _list_containers(pod))
+        counts[find_index(pod)] = counts.get(find_index(pod), 0) + starts
+    return max(counts.values(), default=None)
+
+
+def _find_message(conditions: Iterable[Mapping[str, Any]], kind: str) -> str:
+    """Return the message of a condition, or its reason."""
+    messages = [
+        item.get("message") or item.get("reason", "") for item in conditions if item["type"] == kind
+    ]
+    return str(messages[-1]) if messages else ""
+
+
+def _find_end(job: Object) -> str | None:
+    """Return the time at which a job succeeded or failed."""
+    for item in job.get("status", {}).get("conditions", []):
+        if item["type"] in {*SUCCESS_CONDITIONS, "Failed"} and item["status"] == "True":
+            return str(item["lastTransitionTime"]) if "lastTransitionTime" in item else None
+    return None
+
+
+def _find_first_start(pods: Sequence[Object]) -> str | None:
+    """Return the time at which the first pod of a job started."""
+    times = [pod["status"]["startTime"] for pod in pods if pod.get("status", {}).get("startTime")]
+    return min(times, default=None)
+
+
+def _find_phase(pod: Object) -> str:
+    return str(pod.get("status", {}).get("phase", "Pending"))
+
+
+def _list_containers(pod: Object) -> list[Object]:
+    return list(pod.get("status", {}).get("containerStatuses", []))
+
+
+def _count_phase(pods: Sequence[Object], phase: str) -> int:
+    return sum(_find_phase(pod) == phase for pod in pods)

@@ -1,0 +1,148 @@
+"""The pods that the operators of Kubeflow and Kubernetes create for the documents of a job.
+
+A rehearsal starts them as local processes. The sources of their variables:
+
+| kind | source |
+| --- | --- |
+| PyTorchJob | kubeflow/training-operator, pkg/controller.v1/pytorch: envvar.go, elastic.go |
+| TrainJob | kubeflow/trainer, pkg/runtime/framework/plugins/torch/torch.go |
+| Job | https://kubernetes.io/docs/tasks/job/indexed-parallel-processing-static |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from regauge.jobs.targets import NodeCommand
+from regauge.jobs.targets._kubernetes import batch_job, pytorch_job, train_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from regauge.jobs.targets import LaunchPlan, LeaderAddress
+
+MASTER_PORT = 23456
+"""Port of MASTER_PORT that the training operator sets by default."""
+TRAINER_PORT = 29500
+"""Port of PET_MASTER_PORT that the trainer sets."""
+
+
+class PodSpec(NamedTuple):
+    """A pod of a job."""
+
+    node: int
+    """Number of the node, or of the job of an array."""
+    host_name: str
+    container: dict[str, Any]
+    """The container that runs the command, with the variables of the operator."""
+    spec: dict[str, Any]
+
+
+def list_pods(documents: Iterable[dict[str, Any]]) -> list[PodSpec]:
+    """Return the pods of a job, whose documents include its TrainingRuntime if it has one."""
+    by_kind = {document["kind"]: document for document in documents}
+    if pytorch_job.KIND in by_kind:
+        return _list_workers(by_kind[pytorch_job.KIND])
+    if train_job.KIND in by_kind:
+        return _list_trainer_pods(by_kind[train_job.KIND], by_kind["TrainingRuntime"])
+    return _list_batch_pods(by_kind[batch_job.KIND])
+
+
+def list_node_commands(plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
+    """Return the commands of the pods of a plan; `leader` replaces the Service of the first pod."""
+    address = f"{leader.host}:{leader.port}"
+    services = {module.find_leader(plan.job): address for module in (pytorch_job, train_job)}
+    commands = []
+    for pod in list_pods(document.content for document in plan.documents):
+        container = pod.container
+        texts = [*container["command"], *container.get("args", [])]
+        environment = {
+            item["name"]: _replace(item["value"], services)
+            for item in container.get("env", [])
+            if "value" in item
+        }
+        if "PET_RDZV_ID" in environment:
+            environment["PET_RDZV_ID"] = leader.run_id
+        command = tuple(_replace(text, services) for text in texts)
+        commands.append(NodeCommand(pod.node, command, environment))
+    return commands
+
+
+def _list_workers(job: dict[str, Any]) -> list[PodSpec]:
+    """Return the nodes of a PyTorchJob: the master, and the workers after it."""
+    spec, policy = job["spec"], job["spec"]["elasticPolicy"]
+    name, replicas = job["metadata"]["name"], spec["pytorchReplicaSpecs"]
+    hosts = [
+        (f"{name}-{role.lower()}-{index}", replicas[role]["template"]["spec"])
+        for role in ("Master", "Worker")
+        for index in range(replicas[role]["replicas"])
+    ]
+    variables = {
+        "PYTHONUNBUFFERED": "1",
+        "PET_RDZV_ENDPOINT": f"{policy['rdzvHost']}:{policy['rdzvPort']}",
+        "PET_RDZV_BACKEND": policy["rdzvBackend"],
+        "PET_NNODES": f"{policy['minReplicas']}:{policy['maxReplicas']}",
+        "PET_MAX_RESTARTS": str(policy["maxRestarts"]),
+        "PET_NPROC_PER_NODE": spec["nprocPerNode"],
+        "PET_RDZV_ID": policy["rdzvId"],
+        "MASTER_ADDR": f"{name}-master-0",
+        "MASTER_PORT": str(MASTER_PORT),
+        "WORLD_SIZE": str(len(hosts)),
+    }
+    return [
+        _build_pod(node, host, template, {**variables, "RANK": str(node)})
+        for node, (host, template) in enumerate(hosts)
+    ]
+
+
+def _list_trainer_pods(job: dict[str, Any], runtime: dict[str, Any]) -> list[PodSpec]:
+    """Return the nodes of a TrainJob."""
+    trainer = job["spec"]["trainer"]
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    template = replicated["template"]["spec"]["template"]["spec"]
+    (container,) = template["containers"]
+    fields = {key: trainer[key] for key in ("image", "command", "args", "env") if key in trainer}
+    merged = {**template, "containers": [{**container, **fields}]}
+    name = job["metadata"]["name"]
+    pods = []
+    for index in range(trainer["numNodes"]):
+        variables = {
+            "PET_NNODES": str(trainer["numNodes"]),
+            "PET_NPROC_PER_NODE": str(trainer.get("numProcPerNode", "auto")),
+            "PET_NODE_RANK": str(index),
+            "PET_MASTER_ADDR": f"{name}-{replicated['name']}-0-0.{name}",
+            "PET_MASTER_PORT": str(TRAINER_PORT),
+            "JOB_COMPLETION_INDEX": str(index),
+        }
+        host = f"{name}-{replicated['name']}-0-{index}"
+        pods.append(_build_pod(index, host, merged, variables))
+    return pods
+
+
+def _list_batch_pods(job: dict[str, Any]) -> list[PodSpec]:
+    """Return the pod of a Job, or the pods of an Indexed Job."""
+    spec, name = job["spec"], job["metadata"]["name"]
+    template = spec["template"]["spec"]
+    if spec.get("completionMode") != "Indexed":
+        return [_build_pod(0, name, template, {})]
+    return [
+        _build_pod(index, f"{name}-{index}", template, {"JOB_COMPLETION_INDEX": str(index)})
+        for index in range(spec["completions"])
+    ]
+
+
+def _build_pod(
+    index: int, host_name: str, template: dict[str, Any], variables: dict[str, str]
+) -> PodSpec:
+    """Return a pod whose container has additional variables."""
+    (container,) = template["containers"]
+    added = [{"name": name, "value": value} for name, value in variables.items()]
+    merged = {**container, "env": [*container.get("env", []), *added]}
+    return PodSpec(index, host_name, merged, template)
+
+
+def _replace(text: str, replacements: dict[str, str]) -> str:
+    """Return a text with other values for some addresses."""
+    for old, new in replacements.items():
+        text = text.replace(old, new)
+    return text

@@ -1,0 +1,36 @@
+"""File systems of FSx for Lustre, which launchers mount by id and mount name."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from regauge.system.errors import SettingsError
+
+if TYPE_CHECKING:
+    from regauge.jobs.targets import Volume
+
+_SOURCE = re.compile(r"(?P<id>fs-[0-9a-f]+)/(?P<mount>\w+)")
+
+
+class LustreSource(NamedTuple):
+    """A file system of FSx for Lustre."""
+
+    file_system_id: str
+    """Identifier, such as `fs-0123456789abcdef0`."""
+    mount_name: str
+
+    @classmethod
+    def parse(cls, volume: Volume) -> LustreSource:
+        """Return the file system of a volume; raises SettingsError for a source of another form."""
+        match = _SOURCE.fullmatch(volume.source)
+        if match is None:
+            source = f"'{volume.source}' of '{volume.name}'"
+            problem = f"launch.volumes: {source} is not the source of FSx for Lustre"
+            remedy = "write id and mount name, such as fs-0123456789abcdef0/abcdefgh"
+            raise SettingsError(problem, remedy)
+        return cls(match["id"], match["mount"])
+
+    def find_host_name(self, region: str) -> str:
+        """Return the DNS name of the file system in a region."""
+        return f"{self.file_system_id}.fsx.{region}.amazonaws.com"

@@ -1,0 +1,326 @@
+"""Runs the nodes of a Ray job: one actor per node, all restarted together after a failure.
+
+This module is the entrypoint of the job, so it survives the command that submitted it. It prints
+one line for each event, and the output of every node with its attempt and its number:
+
+    [event] {"time": "…", "state": "running", "attempt": 1, "hosts": ["10.0.0.4", "10.0.0.5"]}
+    [1/0] step 10  loss 6.91
+
+`regauge.jobs.targets.ray` reads these lines from the log of the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from regauge.jobs.targets import LeaderAddress
+from regauge.jobs.targets._nodes import build_leader_variables
+from regauge.jobs.targets._ray_log import format_event, format_line
+from regauge.jobs.targets._ray_node import NodeActor
+from regauge.jobs.targets._times import format_now
+from regauge.system.errors import (
+    FIRST_SIGNAL_CODE,
+    RESTART_CODES,
+    LimitReachedError,
+    TransientError,
+)
+from regauge.system.units import SECONDS_PER_HOUR
+
+POLL_SECONDS = 0.5
+START_SECONDS = 300.0
+"""Maximum duration of the first call of a node, which starts a process there."""
+CALL_SECONDS = 5.0
+"""Maximum duration of a call of a node; a longer one counts as no answer."""
+LOST_SECONDS = 10.0
+"""Silence after which a node is lost, if Ray does not report its loss earlier."""
+FOLLOW_SECONDS = 10.0
+"""Time for the other nodes to end by themselves after one of them failed."""
+LOST = TransientError.exit_code
+"""Exit code of an attempt that lost a node."""
+BUILT_IN = ("CPU", "GPU")
+"""Resources that Ray has parameters for."""
+
+
+@dataclass(frozen=True)
+class DriverOptions:
+    """The options of the entrypoint."""
+
+    name: str
+    nodes: int
+    """Number of nodes; 0 if the command itself uses the cluster."""
+    resources: Mapping[str, float]
+    """Resources per node, by their names in Ray."""
+    strategy: str
+    max_attempts: int
+    grace_seconds: float
+    hours: float | None
+    secrets: Mapping[str, str]
+    """References to files by environment variable."""
+    command: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str]) -> DriverOptions:
+        """Return the options of a command line."""
+        parser = argparse.ArgumentParser(prog="regauge.jobs.targets._ray_driver")
+        parser.add_argument("--name", required=True)
+        parser.add_argument("--nodes", type=int, default=1)
+        parser.add_argument("--resources", type=json.loads, default={})
+        parser.add_argument("--strategy", default="STRICT_SPREAD")
+        parser.add_argument("--max-attempts", type=int, default=1)
+        parser.add_argument("--grace-seconds", type=float, default=60.0)
+        parser.add_argument("--hours", type=float)
+        parser.add_argument("--secret", action="append", default=[], dest="secrets")
+        parser.add_argument("command", nargs=argparse.REMAINDER)
+        values = vars(parser.parse_args(arguments))
+        values["secrets"] = dict(text.split("=", 1) for text in values["secrets"])
+        command = tuple(values.pop("command"))
+        return cls(command=command[1:] if command[:1] == ("--",) else command, **values)
+
+
+@dataclass
+class _Node:
+    """The state of one node of an attempt in the driver."""
+
+    index: int
+    process: Any
+    """A `NodeActor`, or the handle of an actor of that class."""
+    is_actor: bool
+    code: int | None = None
+    """Exit code; None while the command runs."""
+    is_lost: bool = False
+    answered_at: float = field(default_factory=time.monotonic)
+    """Monotonic time of the last answer, in seconds."""
+    pending: Any = None
+    """Reference to the answer of a poll that timed out."""
+
+    @property
+    def is_running(self) -> bool:
+        return self.code is None and not self.is_lost
+
+    def call(self, method: str, *arguments: Any, seconds: float = CALL_SECONDS) -> Any:
+        """Call a method; raises RayError if the node does not answer."""
+        function = getattr(self.process, method)
+        if not self.is_actor:
+            return function(*arguments)
+        import ray
+
+        return ray.get(function.remote(*arguments), timeout=seconds)
+
+    def poll(self) -> tuple[list[str], int | None]:
+        """Return the new lines and the exit code; raises RayError if the node does not answer."""
+        if not self.is_actor:
+            lines, code = self.process.poll()
+            return lines, code
+        import ray
+
+        request = self.process.poll.remote() if self.pending is None else self.pending
+        self.pending = None
+        try:
+            lines, code = ray.get(request, timeout=CALL_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            self.pending = request  # it holds lines that no other answer has
+            raise
+        return lines, code
+
+
+class Driver:
+    """Runs the attempts of a job until one of them decides its end."""
+
+    def __init__(self, options: DriverOptions) -> None:
+        self._options = options
+        self._attempt = 0
+        self._is_stopped = False
+        seconds = None if options.hours is None else options.hours * SECONDS_PER_HOUR
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+
+    def stop(self, *_: object) -> None:
+        """Stop the nodes, then the job. This is a signal handler."""
+        self._is_stopped = True
+
+    def run(self) -> int:
+        """Run attempts; return the exit code of the job."""
+        while True:
+            self._attempt += 1
+            code = self._run_attempt()
+            if self._is_late() and code:
+                self._record("stopping", f"the time limit of {self._options.hours:g} h is reached")
+                return LimitReachedError.exit_code
+            is_final = code not in RESTART_CODES or self._attempt >= self._options.max_attempts
+            if is_final or self._is_stopped:
+                return code
+            remaining = self._options.max_attempts - self._attempt
+            message = f"exit code {code} allows another attempt; {remaining} left"
+            self._record("restarting", message)
+
+    def _is_late(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def _record(self, state: str, message: str, **values: Any) -> None:
+        document = {"time": format_now(), "state": state, "attempt": self._attempt, **values}
+        _write_line(format_event({**document, "message": message}))
+
+    def _run_attempt(self) -> int:
+        options = self._options
+        with self._open_nodes() as nodes:
+            if nodes is None:
+                return FIRST_SIGNAL_CODE + signal.SIGTERM
+            variables: dict[str, str] = {}
+            hosts = ["driver"]
+            try:
+                if options.nodes:
+                    addresses = [node.call("find_address", seconds=START_SECONDS) for node in nodes]
+                    hosts = [host for host, _ in addresses]
+                    run_id = f"{options.name}-{self._attempt}"
+                    leader = LeaderAddress(addresses[0][0], addresses[0][1], run_id)
+                    variables = build_leader_variables(str(options.nodes), leader)
+                for node in nodes:
+                    node.call("start", options.command, variables, dict(options.secrets))
+            except _list_loss_errors() as error:
+                self._record("running", f"a node was lost before its command started: {error!r}")
+                return LOST
+            self._record("running", f"{len(nodes)} nodes on {', '.join(hosts)}", hosts=hosts)
+            return self._watch(nodes)
+
+    @contextmanager
+    def _open_nodes(self) -> Iterator[list[_Node] | None]:
+        """Yield the nodes of an attempt; None if the job is stopped before they are available."""
+        options = self._options
+        if not options.nodes:
+            yield [_Node(0, NodeActor(), is_actor=False)]
+            return
+        import ray
+        from ray.util import placement_group, remove_placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        demand = f"{options.nodes} x {json.dumps(options.resources)} ({options.strategy})"
+        self._record("starting", f"waiting for {demand}")
+        group = placement_group([dict(options.resources)] * options.nodes, options.strategy)
+        try:
+            ready = group.ready()
+            while not ray.wait([ready], timeout=POLL_SECONDS)[0]:
+                if self._is_stopped or self._is_late():
+                    yield None
+                    return
+            custom = {key: value for key, value in options.resources.items() if key not in BUILT_IN}
+            nodes = []
+            for index in range(options.nodes):
+                strategy = PlacementGroupSchedulingStrategy(group, index)
+                actor = ray.remote(NodeActor).options(
+                    num_cpus=options.resources.get("CPU", 0),
+                    num_gpus=options.resources.get("GPU", 0),
+                    resources=custom,
+                    scheduling_strategy=strategy,
+                    max_restarts=0,
+                )
+                nodes.append(_Node(index, actor.remote(), is_actor=True))
+            yield nodes
+        finally:
+            remove_placement_group(group)
+
+    def _watch(self, nodes: list[_Node]) -> int:
+        """Print the output of the nodes until all have ended; return the code of the attempt."""
+        stop_at = kill_at = None
+        while any(node.is_running for node in nodes):
+            for node in nodes:
+                if node.is_running:
+                    self._poll(node)
+            now = time.monotonic()
+            if kill_at is None:
+                stop_at = min(
+                    filter(None, (stop_at, self._find_stop_time(nodes, now))), default=None
+                )
+                if stop_at is not None and now >= stop_at:
+                    _signal_nodes(nodes, signal.SIGTERM)
+                    kill_at = now + self._options.grace_seconds
+            elif now >= kill_at:
+                _signal_nodes(nodes, signal.SIGKILL)
+            time.sleep(POLL_SECONDS)
+        return find_attempt_code([None if node.is_lost else node.code for node in nodes])
+
+    def _find_stop_time(self, nodes: list[_Node], now: float) -> float | None:
+        """Return when the remaining nodes must stop; None if they may continue."""
+        if self._is_stopped or self._is_late() or any(node.is_lost for node in nodes):
+            return now
+        return now + FOLLOW_SECONDS if any(node.code for node in nodes) else None
+
+    def _poll(self, node: _Node) -> None:
+        """Print the new lines of a node; record its end or its loss."""
+        try:
+            lines, node.code = node.poll()
+            node.answered_at = time.monotonic()
+        except _list_loss_errors() as error:
+            is_silent = time.monotonic() - node.answered_at >= LOST_SECONDS
+            if _is_dead(error) or is_silent:
+                node.is_lost = True
+                self._record("running", f"node {node.index} was lost", node=node.index)
+            return
+        for line in lines:
+            _write_line(format_line(self._attempt, node.index, line))
+        if node.code is not None:
+            message = f"node {node.index} ended with exit code {node.code}"
+            self._record("running", message, node=node.index, exit_code=node.code)
+
+
+def find_attempt_code(codes: Sequence[int | None]) -> int:
+    """Return the exit code of an attempt from the codes of its nodes; None is a lost node.
+
+    A code that allows no restart decides. Otherwise a loss does, because it caused the others.
+    """
+    failures = [code for code in codes if code]
+    final = [code for code in failures if code not in RESTART_CODES]
+    if None in codes:
+        return LOST
+    return next(iter(final or failures), 0)
+
+
+def _signal_nodes(nodes: list[_Node], number: int) -> None:
+    for node in nodes:
+        if node.is_running:
+            try:
+                node.call("stop", number)
+            except _list_loss_errors():
+                continue  # the next poll decides whether it is lost
+
+
+def _list_loss_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of a call to a node that is lost or does not answer."""
+    ray = sys.modules.get("ray")
+    return () if ray is None else (ray.exceptions.RayError, TimeoutError)
+
+
+def _is_dead(error: Exception) -> bool:
+    """Return whether Ray reports that an actor has ended, and not only that it is unreachable."""
+    from ray.exceptions import ActorDiedError
+
+    return isinstance(error, ActorDiedError)
+
+
+def _write_line(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the job of a command line; return its exit code."""
+    options = DriverOptions.parse(sys.argv[1:] if arguments is None else arguments)
+    driver = Driver(options)
+    if options.nodes:
+        import ray
+
+        ray.init(log_to_driver=False, logging_level=logging.WARNING)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, driver.stop)
+    return driver.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""The command of one node of a Ray job, as an actor on that node."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from regauge.jobs.targets._secret_files import read_secret_files
+from regauge.system.errors import ERROR_PREFIX, DataError
+from regauge.system.processes import convert_return_code, die_with_parent, find_free_port
+
+DRAIN_SECONDS = 2.0
+"""Wait for the last lines of a command that has ended; its children may hold its output open."""
+NOT_FOUND = 127
+"""Exit code of a command that cannot start, as in shells."""
+
+
+class NodeActor:
+    """The command of one node, as an actor on that node or in the driver."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._reader: threading.Thread | None = None
+        self._code: int | None = None
+
+    def find_address(self) -> tuple[str, int]:
+        """Return the address of this node in the cluster, and a free port."""
+        from ray.util import get_node_ip_address
+
+        return str(get_node_ip_address()), find_free_port()  # type: ignore[no-untyped-call]
+
+    def start(
+        self, command: Sequence[str], variables: Mapping[str, str], secrets: Mapping[str, str]
+    ) -> None:
+        """Start the command; if it cannot start, `poll` returns the reason and a code."""
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env={**os.environ, **variables, **read_secret_files(secrets)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                # The command must not outlive this actor, which Ray may kill.
+                preexec_fn=die_with_parent,  # noqa: PLW1509
+            )
+        except DataError as error:
+            self._record_failure(f"{error}", DataError.exit_code)
+            return
+        except OSError as error:
+            remedy = "install Regauge there in the same folder, or set working_dir"
+            problem = f"{command[0]} cannot start here: {error.strerror}"
+            self._record_failure(f"{problem}; {remedy}", NOT_FOUND)
+            return
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,))
+        self._reader.daemon = True
+        self._reader.start()
+
+    def _record_failure(self, reason: str, code: int) -> None:
+        """Record why the command did not start, as the last line and the exit code of the node."""
+        self._lines.put(f"{ERROR_PREFIX}{reason}")
+        self._code = code
+
+    def _read(self, output: IO[bytes]) -> None:
+        with output:
+            for line in output:
+                self._lines.put(line.decode(errors="replace").rstrip("\r\n"))
+
+    def poll(self) -> tuple[list[str], int | None]:
+        """Return the new lines of the command, and its exit code if it has ended."""
+        if self._process is not None and self._code is None:
+            self._code = self._process.poll()
+            if self._code is not None and self._reader is not None:
+                self._reader.join(DRAIN_SECONDS)
+        lines = []
+        while not self._lines.empty():
+            lines.append(self._lines.get())
+        code = self._code
+        return lines, None if code is None else convert_return_code(code)
+
+    def stop(self, number: int) -> None:
+        """Send a signal to the command if it still runs."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)

@@ -1,0 +1,48 @@
+"""Secrets in files: `launch.secrets` has the path of a file, and only the node reads the value.
+
+A reference is `file:/path`. Every node of the job must be able to read the path.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regauge.system.errors import DataError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from regauge.jobs.targets import JobSpec
+
+PREFIX = "file:"
+
+
+def check_secret_files(job: JobSpec) -> None:
+    """Raise SettingsError for a reference to anything but a file.
+
+    The message omits the reference, because it may be the secret itself.
+    """
+    for name, reference in job.secrets.items():
+        if not reference.startswith(f"{PREFIX}/"):
+            problem = f"launch.secrets.{name} is not a reference of this target"
+            raise SettingsError(problem, "set it to file:/path of a file on every node")
+
+
+def parse_secret_path(reference: str) -> str:
+    """Return the path of a reference."""
+    return reference.removeprefix(PREFIX)
+
+
+def read_secret_files(secrets: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of references by variable; raises DataError for an unreadable file."""
+    values = {}
+    for name, reference in secrets.items():
+        path = Path(parse_secret_path(reference))
+        try:
+            values[name] = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            problem = f"launch.secrets.{name} cannot be read from {path} on this node: {reason}"
+            raise DataError(problem, "create that file on every node") from None
+    return values

@@ -1,0 +1,60 @@
+"""The settings of the target `slurm`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from regauge.jobs.targets import Launcher
+
+OPTION = re.compile(r"[a-z][a-z0-9-]+")
+
+
+class SlurmTarget(Launcher):
+    """The options of `sbatch`, and the restart policy."""
+
+    partition: str | None = None
+    """Partition of the job; by default the default partition of the cluster."""
+    account: str | None = None
+    """Account that is charged."""
+    qos: str | None = None
+    """Quality of service (QOS)."""
+    constraint: str | None = None
+    """Features that the nodes must have."""
+    reservation: str | None = None
+    """Reservation whose nodes are used."""
+    gres: str | None = None
+    """Generic resources of a node, such as `gpu:8`; by default the accelerators of the machine,
+    and none for an empty text."""
+    cpus: int | None = Field(default=None, ge=1)
+    """CPU cores of a node; by default the job has whole nodes (`--exclusive`)."""
+    grace_seconds: int = Field(default=120, ge=0, le=65535)
+    """Seconds from SIGTERM to the time limit, in which the run saves; 0 sends no signal."""
+    requeue: Literal["auto", "never"] = "auto"
+    """`auto` restarts a job after a preemption or exit code 75, 76 or 143; `never` does not."""
+    setup: tuple[str, ...] = ()
+    """Shell lines that run before the command in every attempt, such as `module load`."""
+    options: Mapping[str, str | int | bool] = Field(default_factory=dict)
+    """More options of `sbatch` by their long names; true for an option without a value."""
+    logs: str | None = None
+    """Folder of the logs on the shared file system; by default `<output folder>.slurm`."""
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        for name, text in value.items():
+            if not OPTION.fullmatch(name):
+                raise ValueError(f"{name!r} is not the long name of an option, such as mail-user")
+            if text is False or "\n" in str(text):
+                raise ValueError(f"{name} has no value; remove it, or write true")
+        return value
+
+    @field_validator("partition", "account", "qos", "constraint", "reservation", "gres", "logs")
+    @classmethod
+    def _check_line(cls, value: str | None) -> str | None:
+        if value is not None and not value.isprintable():
+            raise ValueError(f"{value!r} has control characters; remove them")
+        return value

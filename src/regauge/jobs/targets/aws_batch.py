@@ -1,0 +1,306 @@
+"""AWS Batch: containers, arrays and multi-node parallel jobs on managed machines of EC2.
+
+`plan` builds the requests of the API. `submit` sends RegisterJobDefinition and SubmitJob. The
+machines and the queue are a CloudFormation stack, which `plan` prints.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field, field_validator
+
+from regauge.jobs.targets import (
+    COMMON_FIELDS,
+    Document,
+    Handle,
+    JobEvent,
+    JobSpec,
+    JobStatus,
+    Launcher,
+    LaunchPlan,
+    LeaderAddress,
+    Leftover,
+    LogRequest,
+    NodeCommand,
+)
+from regauge.jobs.targets._aws_batch.container import (
+    DEFAULT_LOG_GROUP,
+    ContainerOptions,
+    require_machine,
+)
+from regauge.jobs.targets._aws_batch.documents import (
+    DEFINITION_FILE,
+    SUBMIT_FILE,
+    TAG_PREFIX,
+    build_job_definition,
+    build_submit_request,
+)
+from regauge.jobs.targets._aws_batch.settings import BatchStack
+from regauge.jobs.targets._aws_batch.stack import StackPlan
+from regauge.jobs.targets._aws_batch.status import find_started, is_final
+from regauge.jobs.targets._stage_jobs import join_plans, join_statuses, submit_stages
+from regauge.system.errors import RESTART_CODES, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from regauge.jobs.targets._aws_batch.jobs import BatchRegion
+
+_ROLE = re.compile(r"arn:aws[-a-z]*:iam::(?P<account>\d{12}):role/[-\w+=,.@/]+")
+_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
+_SHARE = re.compile(r"[A-Za-z0-9]{1,255}")
+USED = COMMON_FIELDS | {"jobs", "image", "volumes", "shared_memory_gib"}
+"""Fields of a job that the requests contain, or that the run file in the image sets."""
+
+
+class AwsBatch(Launcher):
+    """AWS Batch on EC2: one container per node."""
+
+    is_container: ClassVar[bool] = True
+    supports_elastic: ClassVar[bool] = False
+    supports_arrays: ClassVar[bool] = True
+    supports_stages: ClassVar[bool] = True
+    peer_names: ClassVar[tuple[str, ...]] = ("batch",)
+
+    region: str = "us-east-1"
+    """Region of AWS."""
+    queue: str | None = None
+    """Name or ARN of the job queue; by default the queue of `stack`."""
+    job_role: str | None = None
+    """ARN of the role of the containers, such as one that may read the data."""
+    execution_role: str | None = None
+    """ARN of the role that starts containers: it reads the image and the secrets."""
+    log_group: str = DEFAULT_LOG_GROUP
+    """Log group in CloudWatch Logs."""
+    share_identifier: str | None = None
+    """Share of the jobs in a queue with a fair-share policy."""
+    scheduling_priority: int | None = Field(default=None, ge=0, le=9999)
+    """Priority among the jobs of a share; higher values are scheduled first."""
+    vcpus: int | None = Field(default=None, ge=1)
+    """vCPUs of a container; by default all of the machine."""
+    memory_gib: float | None = Field(default=None, gt=0)
+    """Memory of a container in GiB; by default 90 % of the machine."""
+    stack: BatchStack | None = None
+    """Machines and queue, if they are created by a stack of this run file."""
+
+    @field_validator("region")
+    @classmethod
+    def _check_region(cls, value: str) -> str:
+        if not _REGION.fullmatch(value):
+            raise ValueError(f"{value!r} is not a region of AWS; write one such as us-east-1")
+        return value
+
+    @field_validator("job_role", "execution_role")
+    @classmethod
+    def _check_role(cls, value: str | None) -> str | None:
+        if value is not None and not _ROLE.fullmatch(value):
+            example = "arn:aws:iam::123456789012:role/name"
+            raise ValueError(f"{value!r} is not an ARN of a role; write one such as {example}")
+        return value
+
+    @field_validator("share_identifier")
+    @classmethod
+    def _check_share(cls, value: str | None) -> str | None:
+        if value is not None and not _SHARE.fullmatch(value):
+            raise ValueError(f"{value!r} is not a share identifier; write letters and digits")
+        return value
+
+    def plan(self, job: JobSpec) -> LaunchPlan:
+        """Return the requests of a job, and of its stack if the settings contain one."""
+        queue = self.queue or (self.stack.name if self.stack else None)
+        if queue is None:
+            remedy = "set it, or describe a stack, in [[launch.target]] of kind aws-batch"
+            raise SettingsError("the target aws-batch has no queue", remedy)
+        if job.stages:
+            return self._plan_stages(job)
+        require_machine(job)
+        definition = build_job_definition(job, self._container_options, self.scheduling_priority)
+        request = build_submit_request(job, queue, self.share_identifier)
+        documents = [Document(DEFINITION_FILE, definition), Document(SUBMIT_FILE, request)]
+        notes = [_describe_type(job)]
+        if self.stack is not None:
+            documents += self._plan_stack(self.stack, job)
+            notes += self._describe_stack(self.stack, job)
+        return LaunchPlan(
+            job,
+            documents=tuple(documents),
+            commands=(
+                self._build_command("register-job-definition", DEFINITION_FILE),
+                self._build_command("submit-job", SUBMIT_FILE),
+            ),
+            notes=tuple(notes),
+            restart_policy=_describe_restarts(job),
+            used=USED | ({"spot"} if self.stack is not None else set()),
+        )
+
+    def _plan_stages(self, job: JobSpec) -> LaunchPlan:
+        """Return the plan of a pipeline: a job definition and a job for each stage."""
+        machines = sorted({stage.machine.name for stage in job.stages if stage.machine})
+        if self.stack is not None and len(machines) > 1:
+            problem = f"the stack has one machine type, and the stages use {', '.join(machines)}"
+            raise SettingsError(problem, "set launch.instance, or name a queue instead of a stack")
+        plans = tuple(self.plan(stage) for stage in job.stages)
+        per_stage = {DEFINITION_FILE, SUBMIT_FILE}
+        shared = {item.name for plan in plans for item in plan.documents} - per_stage
+        return join_plans(job, plans, shared)
+
+    @property
+    def _container_options(self) -> ContainerOptions:
+        return ContainerOptions(
+            self.region,
+            self.job_role,
+            self.execution_role,
+            self.log_group,
+            self.vcpus,
+            self.memory_gib,
+        )
+
+    def _build_command(self, operation: str, file: str) -> tuple[str, ...]:
+        region = ("--region", self.region)
+        return ("aws", "batch", operation, *region, "--cli-input-json", f"file://{file}")
+
+    def _plan_stack(self, stack: BatchStack, job: JobSpec) -> list[Document]:
+        """Return the requests that create the stack, and the same as a CloudFormation template."""
+        from regauge.jobs.targets._aws_batch import stack as requests
+        from regauge.jobs.targets._aws_batch.template import TEMPLATE_FILE, build_template
+
+        roles = [_ROLE.fullmatch(role) for role in (self.execution_role, self.job_role) if role]
+        account = roles[0]["account"] if roles and roles[0] else None
+        plan = StackPlan(stack, job, self.region, account)
+        template = {
+            "LaunchTemplateName": stack.name,
+            "LaunchTemplateData": requests.build_launch_template(plan),
+        }
+        policy = requests.build_scheduling_policy(plan)
+        contents = {
+            requests.LAUNCH_TEMPLATE_FILE: template,
+            requests.ENVIRONMENT_FILE: requests.build_compute_environment(plan),
+            requests.POLICY_FILE: policy,
+            requests.QUEUE_FILE: requests.build_job_queue(plan),
+            TEMPLATE_FILE: build_template(plan, self.log_group),
+        }
+        return [Document(name, content) for name, content in contents.items() if content]
+
+    def _describe_stack(self, stack: BatchStack, job: JobSpec) -> list[str]:
+        command = (
+            f"aws cloudformation deploy --region {self.region} --stack-name {stack.name} "
+            "--template-file batch-stack.json --capabilities CAPABILITY_NAMED_IAM"
+        )
+        notes = [f"Create the queue once, before the first job: {command}."]
+        limit = f"{stack.pending_minutes} minutes"
+        notes.append(f"Batch cancels a job that finds no capacity within {limit}.")
+        if job.spot:
+            notes.append("The price is that of on-demand machines; Spot machines cost less.")
+        return notes
+
+    def list_node_commands(self, plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
+        """Return the processes of the requests, with the variables that Batch sets."""
+        from regauge.jobs.targets._aws_batch.rehearsal import build_node_commands
+
+        contents = {document.name: document.content for document in plan.documents}
+        return build_node_commands(contents[DEFINITION_FILE], contents[SUBMIT_FILE], leader)
+
+    def submit(self, plan: LaunchPlan) -> Handle:
+        """Register the job definition and submit the job; a refused job leaves nothing."""
+        with self._connect(self.region) as region:
+
+            def submit_job(plan: LaunchPlan, earlier: list[Handle]) -> Handle:
+                contents = {document.name: document.content for document in plan.documents}
+                previous = earlier[-1].job_id if earlier else None
+                requests = contents[DEFINITION_FILE], contents[SUBMIT_FILE]
+                return Handle(self.kind, self.region, region.submit(*requests, previous))
+
+            if plan.stages:
+                return submit_stages(plan, submit_job, lambda item: region.withdraw(item.job_id))
+            return submit_job(plan, [])
+
+    def find_status(self, handle: Handle) -> JobStatus:
+        """Return the state that DescribeJobs reports."""
+        from regauge.jobs.targets._aws_batch.status import build_status
+
+        with self._connect(handle.context) as region:
+            stages = [
+                (
+                    detail.get("tags", {}).get(f"{TAG_PREFIX}stage", ""),
+                    build_status(_select(handle, detail), detail, region.describe_children(detail)),
+                )
+                for detail in region.describe_chain(handle.job_id)
+            ]
+        return join_statuses(handle, stages) if len(stages) > 1 else stages[0][1]
+
+    def list_events(self, handle: Handle) -> list[JobEvent]:
+        """Return the times of the job and of its attempts."""
+        from regauge.jobs.targets._aws_batch.status import list_job_events
+
+        with self._connect(handle.context) as region:
+            chain = region.describe_chain(handle.job_id)
+        return sorted(event for detail in chain for event in list_job_events(detail))
+
+    def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
+        """Yield the log of the main node, of the node of a rank, or of one job of an array.
+
+        Of a pipeline, it is the log of the last stage that has started.
+        """
+        from regauge.jobs.targets._aws_batch.client import AwsClient
+        from regauge.jobs.targets._aws_batch.logs import find_log_stream, read_stream, select_child
+
+        with self._connect(handle.context) as region, AwsClient("logs", handle.context) as logs:
+            chain = region.describe_chain(handle.job_id)
+            job_id = select_child(find_started(chain), request.rank)
+            group, stream = find_log_stream(region.describe(job_id), request.attempt)
+            describe = partial(region.describe, job_id) if request.follow else None
+            yield from read_stream(logs, group, stream, describe=describe)
+
+    def cancel(self, handle: Handle) -> None:
+        """Cancel a queued job or terminate a running one, with the earlier stages of a pipeline."""
+        with self._connect(handle.context) as region:
+            active = [item for item in region.describe_chain(handle.job_id) if not is_final(item)]
+            for detail in reversed(active):
+                region.cancel(_select(handle, detail))
+            if not active:
+                region.cancel(handle)  # raises the error of a job that has ended
+
+    def clean_up(self, handle: Handle) -> list[Leftover]:
+        """Deregister the job definition, and list the queue and the machines that exist."""
+        with self._connect(handle.context) as region:
+            chain = region.describe_chain(handle.job_id)
+            jobs = [_select(handle, detail) for detail in reversed(chain)]
+            return list(dict.fromkeys(item for job in jobs for item in region.clean_up(job)))
+
+    @staticmethod
+    def _connect(region: str) -> BatchRegion:
+        from regauge.jobs.targets._aws_batch.jobs import BatchRegion
+
+        return BatchRegion(region)
+
+
+def _select(handle: Handle, detail: dict[str, Any]) -> Handle:
+    """Return the handle of the job of one stage of a pipeline."""
+    return handle._replace(job_id=str(detail["jobId"]))
+
+
+def _describe_type(job: JobSpec) -> str:
+    if job.max_nodes > 1:
+        return (
+            f"The job is a multi-node parallel job with {job.max_nodes} nodes of one machine type; "
+            "it has no Spot machines."
+        )
+    if job.jobs > 1:
+        return f"The job is an array of {job.jobs} jobs; each has an index and one node."
+    return "The job is one container on one machine."
+
+
+def _describe_restarts(job: JobSpec) -> str:
+    codes = ", ".join(str(code) for code in RESTART_CODES)
+    rule = (
+        f"after the loss of its machine or exit code {codes}, at most {job.max_attempts} attempts"
+    )
+    if job.max_nodes > 1:
+        return (
+            f"Batch restarts all nodes if the main node ends: {rule}. "
+            "The loss of another node ends the main node with exit code 75."
+        )
+    return f"Batch restarts the job {rule}; every other exit code ends it."

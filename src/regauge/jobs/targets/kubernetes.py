@@ -1,0 +1,229 @@
+"""Kubernetes: a PyTorchJob with elastic nodes, a TrainJob with a fixed number, or a Job.
+
+The documents are created with kubectl, and the state of a job is read from the cluster. A handle is
+`kubernetes://<context>/<namespace>/<kind>/<name>`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from regauge.jobs.targets import COMMON_FIELDS, Document, Handle, Launcher, LaunchPlan
+from regauge.jobs.targets._kubernetes import batch_job, job_set, pytorch_job, train_job
+from regauge.jobs.targets._kubernetes.pods import build_metadata
+from regauge.jobs.targets._kubernetes.settings import PodSettings
+from regauge.jobs.targets._kubernetes.volumes import build_claims, build_config_map
+from regauge.jobs.targets._stage_jobs import RULE
+from regauge.system.errors import RegaugeError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from regauge.jobs.targets import (
+        JobEvent,
+        JobSpec,
+        JobStatus,
+        LeaderAddress,
+        Leftover,
+        LogRequest,
+        NodeCommand,
+    )
+    from regauge.jobs.targets._kubernetes.job_client import JobClient
+
+USED = COMMON_FIELDS | {"jobs", "spot", "image", "volumes", "shared_memory_gib"}
+"""Fields of a job that every kind of document contains."""
+KINDS = {
+    "pytorchjob": (pytorch_job.KIND, pytorch_job.API_VERSION),
+    "trainjob": (train_job.KIND, train_job.API_VERSION),
+    "job": (batch_job.KIND, batch_job.API_VERSION),
+    "jobset": (job_set.KIND, job_set.API_VERSION),
+}
+"""Kind and version of the job of each API."""
+
+
+BUILDERS = {
+    "pytorchjob": pytorch_job.build_pytorch_job,
+    "job": batch_job.build_batch_job,
+    "jobset": job_set.build_job_set,
+}
+"""Functions that build the job of an API as one document."""
+
+
+class Kubernetes(Launcher):
+    """Jobs on a Kubernetes cluster, such as EKS, with the operators of Kubeflow."""
+
+    is_container: ClassVar[bool] = True
+    supports_elastic: ClassVar[bool] = True
+    supports_arrays: ClassVar[bool] = True
+    supports_stages: ClassVar[bool] = True
+
+    namespace: str = "default"
+    """Namespace of the job."""
+    context: str | None = None
+    """Context of kubectl; by default the current one."""
+    api: Literal["auto", "pytorchjob", "trainjob"] = "auto"
+    """Kind of a training job; `auto` is a PyTorchJob for elastic nodes, otherwise a TrainJob."""
+    trainjob_version: train_job.TrainerVersion = "2.2"
+    """Version of the Kubeflow trainer."""
+    runtime: str | None = None
+    """Existing ClusterTrainingRuntime of a TrainJob; by default the documents include a runtime."""
+    region: str | None = None
+    """Region of AWS, for the host names of volumes of kind `fsx`."""
+    queue: str | None = None
+    """LocalQueue of Kueue, in which the job waits."""
+    ttl_seconds: int | None = Field(default=None, ge=0)
+    """Seconds after which a finished PyTorchJob or Job is deleted."""
+    pod: PodSettings = PodSettings()
+    """Scheduling, identity and grace period of the pods."""
+
+    def plan(self, job: JobSpec) -> LaunchPlan:
+        """Return the documents of a job; raises SettingsError if Kubernetes cannot run it."""
+        api, reason = self._choose_api(job)
+        notes = [reason]
+        if job.uses_efa and job.machine is not None:
+            notes.append(f"Each node requests {job.machine.efa_interfaces} EFA interfaces.")
+        metadata = build_metadata(job, self.namespace, self.queue)
+        documents = self._build_documents(job, api, metadata)
+        return LaunchPlan(
+            job,
+            documents=tuple(Document(_name_file(item), item) for item in documents),
+            commands=tuple(self._build_command(item) for item in documents),
+            notes=tuple(notes),
+            restart_policy=self._describe_restarts(job, api),
+            used=USED - self._find_unused(api),
+        )
+
+    def list_node_commands(self, plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
+        """Return the containers that the operators start for the documents of a plan."""
+        from regauge.jobs.targets._kubernetes.operators import list_node_commands
+
+        return list_node_commands(plan, leader)
+
+    def submit(self, plan: LaunchPlan) -> Handle:
+        """Create the documents; if one is refused, those before it are deleted again."""
+        from regauge.jobs.targets._kubernetes.kubectl import KubectlNamespace, find_context
+
+        cluster = KubectlNamespace(find_context(self.context), self.namespace)
+        created: list[str] = []
+        for document in plan.documents:
+            try:
+                created.append(cluster.create(document.text))
+            except RegaugeError as error:
+                remaining = _delete_objects(cluster.delete, created)
+                if remaining:
+                    command = cluster.command("delete", *remaining)
+                    problem = f"{error.problem}; {', '.join(remaining)} still exists"
+                    error = type(error)(problem, f"run: {command}")
+                raise error from None
+        kind = plan.documents[-1].content["kind"].lower()
+        return Handle(self.kind, cluster.context, f"{self.namespace}/{kind}/{plan.job.name}")
+
+    def find_status(self, handle: Handle) -> JobStatus:
+        """Return the state of a job from its conditions and its pods."""
+        return _open(handle).find_status()
+
+    def list_events(self, handle: Handle) -> list[JobEvent]:
+        """Return the events of a job and of its pods, oldest first."""
+        return _open(handle).list_events()
+
+    def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
+        """Yield the lines of the log of a pod, by default that of the leader."""
+        return _open(handle).read_log(request)
+
+    def cancel(self, handle: Handle) -> None:
+        """Suspend a job, which stops its pods; raises SettingsError if it has ended already."""
+        _open(handle).cancel()
+
+    def clean_up(self, handle: Handle) -> list[Leftover]:
+        """Delete the job first, then its other objects; return the file systems that remain."""
+        return _open(handle).clean_up()
+
+    def _choose_api(self, job: JobSpec) -> tuple[str, str]:
+        """Return the API of a job and the reason, as one sentence."""
+        if job.stages:
+            return "jobset", "The job is a JobSet with a Job per stage; dependsOn orders the Jobs."
+        if job.verb != "train":
+            kind = "an Indexed Job" if job.jobs > 1 else "a Job"
+            return "job", f"The job is {kind} (batch/v1), because '{job.verb}' has no rendezvous."
+        if self.api != "auto":
+            return self.api, f"The job is a {KINDS[self.api][0]}, as launch.target.api requires."
+        if job.is_elastic:
+            reason = f"the number of nodes is {job.node_range}, and a TrainJob is not elastic"
+            return "pytorchjob", f"The job is a PyTorchJob, because {reason}."
+        reason = f"the number of nodes is fixed ({job.node_range})"
+        return "trainjob", f"The job is a TrainJob, because {reason}."
+
+    def _build_documents(
+        self, job: JobSpec, api: str, metadata: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Return the documents in the order of their creation; the job is the last one."""
+        documents = [build_config_map(job, metadata)] if job.run_file_text else []
+        documents += build_claims(job, metadata, self.region)
+        if build := BUILDERS.get(api):
+            return [*documents, build(job, self.pod, metadata, self.ttl_seconds)]
+        version = self.trainjob_version
+        document = train_job.build_train_job(job, self.pod, metadata, version, self.runtime)
+        if self.runtime is None:
+            runtime = train_job.build_runtime(job, self.pod, metadata, version, self.ttl_seconds)
+            documents.append(runtime)
+        elif self.ttl_seconds is not None:
+            problem = "launch.target.ttl_seconds has no effect on a TrainJob"
+            raise SettingsError(problem, "remove it")
+        return [*documents, document]
+
+    def _build_command(self, document: dict[str, Any]) -> tuple[str, ...]:
+        """Return the command line that creates a document."""
+        context = () if self.context is None else (f"--context={self.context}",)
+        options = (*context, f"--namespace={self.namespace}")
+        return ("kubectl", *options, "create", "-f", _name_file(document))
+
+    def _describe_restarts(self, job: JobSpec, api: str) -> str:
+        """Return the restart policy of the documents, as one sentence."""
+        codes = "exit codes 75 and 76"
+        if api == "pytorchjob":
+            return (
+                f"The operator replaces a lost pod while at least {job.min_nodes} continue; after "
+                f"{codes} a pod starts its command again, {job.max_attempts} times in all; other "
+                "exit codes end the job."
+            )
+        if api == "trainjob" and self.runtime is not None:
+            return f"The runtime {self.runtime} decides."
+        scope = "job of the array" if job.jobs > 1 else "job"
+        if job.stages:
+            scope = f"pipeline. {RULE.removesuffix('.')}"
+        return (
+            f"A lost pod is replaced without limit; exit codes 75, 76 and 143 restart a pod, up to "
+            f"{job.max_attempts} attempts; other exit codes end the {scope}."
+        )
+
+    def _find_unused(self, api: str) -> frozenset[str]:
+        """Return the fields of a job that an existing runtime decides instead of the documents."""
+        if api != "trainjob" or self.runtime is None:
+            return frozenset()
+        has_deadline = self.trainjob_version == "2.2"
+        return frozenset({"max_attempts"} | (set() if has_deadline else {"hours"}))
+
+
+def _name_file(document: dict[str, Any]) -> str:
+    """Return the file name of a document: its kind and its name."""
+    return f"{document['kind'].lower()}-{document['metadata']['name']}.yaml"
+
+
+def _delete_objects(delete: Callable[[str], object], names: list[str]) -> list[str]:
+    """Delete objects, the newest first; return the names of those that still exist."""
+    remaining = []
+    for name in reversed(names):
+        try:
+            delete(name)
+        except RegaugeError:
+            remaining.append(name)
+    return remaining
+
+
+def _open(handle: Handle) -> JobClient:
+    """Return the client of a job; raises SettingsError for a handle of another form."""
+    from regauge.jobs.targets._kubernetes.job_client import JobClient
+
+    return JobClient.open(handle, KINDS)

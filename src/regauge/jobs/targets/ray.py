@@ -1,0 +1,368 @@
+"""Ray: a job of a Ray cluster, with one actor per node, or Ray Data for `predict`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from pydantic import Field
+
+from regauge.config import Tables
+from regauge.jobs.targets import (
+    COMMON_FIELDS,
+    Document,
+    Handle,
+    JobEvent,
+    JobFailure,
+    JobState,
+    JobStatus,
+    Launcher,
+    LaunchPlan,
+    LeaderAddress,
+    Leftover,
+    LogRequest,
+    NodeCommand,
+    NodeStatus,
+)
+from regauge.jobs.targets._job_end import build_active_error, build_ended_error, wait_for_end
+from regauge.jobs.targets._nodes import build_leader_variables
+from regauge.jobs.targets._ray_driver import DriverOptions
+from regauge.jobs.targets._ray_log import read_events, read_lines
+from regauge.jobs.targets._secret_files import check_secret_files
+from regauge.jobs.targets._times import format_epoch
+from regauge.system.errors import PreflightError, SettingsError, TransientError, first_line
+
+if TYPE_CHECKING:
+    from regauge.jobs.targets import JobSpec
+
+T = TypeVar("T")
+DRIVER = "regauge.jobs.targets._ray_driver"
+DOCUMENT = "job.json"
+CANCEL_SECONDS = 90.0
+POLL_SECONDS = 0.5
+AUTHENTICATION_REMEDY = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the token of the cluster"
+INSTALL_COMMAND = "pip install 'regauge[ray]'"
+EXECUTOR_KEY = "execution.executor"
+FINAL_STATUSES = ("STOPPED", "SUCCEEDED", "FAILED")
+"""Statuses of Ray that a job does not leave."""
+STATES: dict[str, JobState] = {
+    "PENDING": "pending",
+    "RUNNING": "running",
+    "STOPPED": "cancelled",
+    "SUCCEEDED": "succeeded",
+    "FAILED": "failed",
+}
+"""State of a job by its status in Ray."""
+ACTIVE_STATES: dict[str, JobState] = {"starting": "starting", "restarting": "restarting"}
+"""State of a job that Ray runs, by the state in its last event; others are `running`."""
+
+
+class RayCluster(Launcher):
+    """Jobs of a Ray cluster, through the server of its dashboard."""
+
+    address: str = "127.0.0.1:8265"
+    """Host and port of the dashboard of the cluster, which accepts jobs."""
+    working_dir: str | None = None
+    """Folder that is copied to the nodes; by default they share the folders of this machine."""
+    packages: tuple[str, ...] = ()
+    """Python packages that Ray installs on each node, such as `regauge[ray]==0.1.0`."""
+    cpus: float | None = Field(default=None, ge=0)
+    """CPUs per node; by default one for each process."""
+    gpus: float = Field(default=0, ge=0)
+    """Accelerators per node that Ray counts as GPUs."""
+    resources: dict[str, float] = {}
+    """Other resources per node, by their names in the cluster, such as `{neuron_cores = 32}`."""
+    placement_strategy: Literal["STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK"] = "STRICT_SPREAD"
+    """Placement of the nodes of a job on the machines of the cluster."""
+    grace_seconds: float = Field(default=60, gt=0)
+    """Time to save a checkpoint after a stop signal; then the command is killed."""
+
+    def plan(self, job: JobSpec) -> LaunchPlan:
+        check_secret_files(job)
+        runtime_env: dict[str, Any] = {"env_vars": self._build_environment(job)}
+        if self.working_dir is not None:
+            runtime_env["working_dir"] = self.working_dir
+        if self.packages:
+            runtime_env["pip"] = list(self.packages)
+        entrypoint = shlex.join(self._build_entrypoint(job))
+        metadata = _build_metadata(job)
+        content = {
+            "submission_id": job.name,
+            "entrypoint": entrypoint,
+            "runtime_env": runtime_env,
+            "metadata": metadata,
+        }
+        command = ["ray", "job", "submit", "--no-wait", "--address", f"http://{self.address}"]
+        command += ["--submission-id", job.name, "--runtime-env-json", json.dumps(runtime_env)]
+        command += ["--metadata-json", json.dumps(metadata), "--"]
+        restarts = f"the exit codes 75, 76 and 143, at most {job.max_attempts} attempts"
+        return LaunchPlan(
+            job,
+            documents=(Document(DOCUMENT, content),),
+            commands=((*command, *shlex.split(entrypoint)),),
+            notes=tuple(self._list_notes(job)),
+            restart_policy=f"All nodes start again after the loss of a node and after {restarts}.",
+            used=COMMON_FIELDS,
+        )
+
+    def _build_environment(self, job: JobSpec) -> dict[str, str]:
+        # Ray kills the entrypoint after this time, which is 3 s by default.
+        wait = {"RAY_JOB_STOP_WAIT_TIME_S": str(round(self.grace_seconds + 15))}
+        return {**job.environment, **wait}
+
+    def _build_entrypoint(self, job: JobSpec) -> list[str]:
+        """Return the command line of the driver; `exec` lets stop signals reach it."""
+        command = self._relocate(job.command)
+        options = ["--name", job.name, "--nodes", str(_count_nodes(job))]
+        if job.verb == "predict":
+            command = [*command, *self._select_executor(job)]
+        else:
+            demand = self._list_resources(job)
+            options += ["--resources", json.dumps(demand, separators=(",", ":"))]
+            options += ["--strategy", self.placement_strategy]
+        options += ["--max-attempts", str(job.max_attempts)]
+        options += ["--grace-seconds", f"{self.grace_seconds:g}"]
+        options += [] if job.hours is None else ["--hours", f"{job.hours:g}"]
+        for name, reference in sorted(job.secrets.items()):
+            options += ["--secret", f"{name}={reference}"]
+        return ["exec", command[0], "-m", DRIVER, *options, "--", *command]
+
+    def _relocate(self, command: tuple[str, ...]) -> list[str]:
+        """Return the command of a node, with the run file relative to a copied folder."""
+        if self.working_dir is None:
+            return list(command)
+        folder, run_file = Path(self.working_dir).resolve(), PurePath(command[4])
+        if not run_file.is_relative_to(folder):
+            problem = f"the run file is not in working_dir = '{self.working_dir}'"
+            raise SettingsError(problem, "set working_dir to its folder, or remove working_dir")
+        return ["python", *command[1:4], str(run_file.relative_to(folder)), *command[5:]]
+
+    def _select_executor(self, job: JobSpec) -> list[str]:
+        """Return the override that gives each node a worker; none if the command has one."""
+        if any(word.startswith(EXECUTOR_KEY) for word in job.command):
+            return []
+        resources = "".join(f", {name} = {count:g}" for name, count in self.resources.items())
+        table = f'kind = "ray", workers = {job.max_nodes}, cpus = {self._count_cpus(job):g}'
+        table += f", gpus = {self.gpus:g}" if self.gpus else ""
+        table += f", resources = {{{resources[2:]}}}" if resources else ""
+        return [f"{EXECUTOR_KEY}={{{table}}}"]
+
+    def _count_cpus(self, job: JobSpec) -> float:
+        default = job.processes if isinstance(job.processes, int) else 1
+        return default if self.cpus is None else self.cpus
+
+    def _list_resources(self, job: JobSpec) -> dict[str, float]:
+        built_in = {"CPU": self._count_cpus(job), "GPU": self.gpus}
+        return {name: count for name, count in (built_in | self.resources).items() if count}
+
+    def _list_notes(self, job: JobSpec) -> Iterator[str]:
+        if job.verb == "predict":
+            yield "Ray Data runs the workers, because 'predict' has independent shards."
+        else:
+            yield f"One actor per node, placed with {self.placement_strategy}."
+        if self.working_dir is None:
+            yield "The nodes share the folders of this machine, because working_dir is not set."
+        yield "The job ends with the head node of the cluster, which runs its driver."
+
+    def list_node_commands(self, plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
+        entrypoint = shlex.split(plan.documents[0].content["entrypoint"])
+        options = DriverOptions.parse(entrypoint[entrypoint.index(DRIVER) + 1 :])
+        environment: dict[str, str] = dict(plan.documents[0].content["runtime_env"]["env_vars"])
+        if options.nodes:
+            environment |= build_leader_variables(str(options.nodes), leader)
+        count = max(options.nodes, 1)
+        return [NodeCommand(index, options.command, environment) for index in range(count)]
+
+    def submit(self, plan: LaunchPlan) -> Handle:
+        document = plan.documents[0].content
+        handle = Handle("ray", self.address, document["submission_id"])
+        client = _connect(self.address)
+        try:
+            remedy = "correct [[launch.target]] of kind ray"
+            _call(self.address, remedy, lambda: client.submit_job(**document))
+        except SettingsError as error:
+            if "already exists" not in error.problem:
+                raise
+            problem = f"the cluster at {self.address} has a job '{handle.job_id}' already"
+            remedy = f"remove it with: regauge job cleanup {handle}, or set launch.name"
+            raise SettingsError(problem, remedy) from None
+        return handle
+
+    def find_status(self, handle: Handle) -> JobStatus:
+        info, log = _find_job(handle), _read_log(handle)
+        return build_status(handle, info, log)
+
+    def list_events(self, handle: Handle) -> list[JobEvent]:
+        info = _find_job(handle)
+        events = [
+            JobEvent(event.get("time", ""), "driver", event.get("message", ""))
+            for event in read_events(_read_log(handle))
+        ]
+        if submitted_at := format_epoch(info.start_time):
+            events.insert(0, JobEvent(submitted_at, "ray", "submitted"))
+        if finished_at := format_epoch(info.end_time):
+            events.append(JobEvent(finished_at, "ray", str(info.message)))
+        return events
+
+    def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
+        node, count = request.rank or 0, 0
+        while True:
+            has_ended = _find_job(handle).status in FINAL_STATUSES
+            log = _read_log(handle)
+            lines = [line for line in read_lines(log.splitlines()) if line.node == node]
+            attempt = request.attempt or max((line.attempt for line in lines), default=1)
+            if request.follow and request.attempt is None:
+                selection = lines
+            else:
+                selection = [line for line in lines if line.attempt == attempt]
+            yield from (line.text for line in selection[count:])
+            count = len(selection)
+            if not request.follow or has_ended:
+                break
+            time.sleep(POLL_SECONDS)
+        if not count and (has_ended or not request.follow):
+            problem = f"{handle} has no output of node {node}"
+            raise SettingsError(problem, f"read its events with: regauge job events {handle}")
+
+    def cancel(self, handle: Handle) -> None:
+        status = _find_job(handle).status
+        if status in FINAL_STATUSES:
+            raise build_ended_error(handle, STATES[status])
+        client = _connect(handle.context)
+        _call(handle.context, "try again", lambda: client.stop_job(handle.job_id))
+        wait_for_end(
+            handle,
+            lambda: _find_job(handle).status in FINAL_STATUSES,
+            CANCEL_SECONDS,
+            POLL_SECONDS,
+        )
+
+    def clean_up(self, handle: Handle) -> list[Leftover]:
+        status = _find_job(handle).status
+        if status not in FINAL_STATUSES:
+            raise build_active_error(handle, STATES[status])
+        client = _connect(handle.context)
+        _call(handle.context, "try again", lambda: client.delete_job(handle.job_id))
+        return []
+
+
+def build_status(handle: Handle, info: Any, log: str) -> JobStatus:
+    """Return the status of a job from Ray's record `info` and from the log of its driver."""
+    events = read_events(log)
+    state = STATES[info.status]
+    last = events[-1] if events else {}
+    if state == "running":
+        state = ACTIVE_STATES.get(last.get("state", "starting"), "running")
+    reason = last.get("message", "") if info.status == "RUNNING" else str(info.message or "")
+    metadata = info.metadata or {}
+    price = metadata.get("usd_per_hour")
+    code = 0 if state == "succeeded" else info.driver_exit_code
+    has_failed = state == "failed"
+    return JobStatus(
+        handle,
+        state,
+        reason=reason,
+        attempt=last.get("attempt"),
+        nodes=tuple(_list_nodes(events, state)),
+        exit_code=code if info.status in FINAL_STATUSES else None,
+        failure=JobFailure("unknown", message=first_line(info.message)) if has_failed else None,
+        usd_per_hour=float(price) if price else None,
+        price_date=metadata.get("price_date"),
+        output=metadata.get("output", ""),
+        submitted_at=format_epoch(info.start_time),
+        started_at=next((event["time"] for event in events if event.get("hosts")), None),
+        finished_at=format_epoch(info.end_time),
+    )
+
+
+def _list_nodes(events: list[Tables], state: JobState) -> Iterator[NodeStatus]:
+    """Yield the nodes of the last attempt that has started."""
+    attempt = max((event["attempt"] for event in events if event.get("hosts")), default=0)
+    events = [event for event in events if event.get("attempt") == attempt]
+    hosts: list[str] = next((event["hosts"] for event in events if event.get("hosts")), [])
+    for index, host in enumerate(hosts):
+        end = next((event for event in events if event.get("node") == index), None)
+        code = end.get("exit_code") if end else None
+        if end is None:
+            yield NodeStatus(index, state, host)
+        elif code == 0:
+            yield NodeStatus(index, "succeeded", host, code)
+        else:
+            yield NodeStatus(index, "failed", host, code, end["message"])
+
+
+def _build_metadata(job: JobSpec) -> dict[str, str]:
+    """Return the metadata of a job: its labels, its output folder, and its price in USD."""
+    metadata = {**job.labels, "output": job.output, "verb": job.verb}
+    if job.machine is not None and job.usd_per_hour is not None:
+        metadata["instance"] = job.machine.name
+        metadata["usd_per_hour"] = f"{job.usd_per_hour:.6g}"
+        metadata["price_date"] = job.machine.price_date or ""
+    return metadata
+
+
+def _count_nodes(job: JobSpec) -> int:
+    """Return the number of actors; 0 for `predict`, whose executor uses the cluster itself."""
+    return 0 if job.verb == "predict" else job.max_nodes
+
+
+def _connect(address: str) -> Any:
+    """Return a client of the job server at an address.
+
+    Raises PreflightError without Ray, TransientError if the server is unreachable.
+    """
+    try:
+        from ray.job_submission import JobSubmissionClient
+    except ImportError:
+        problem = "target 'ray' needs Ray with its dashboard"
+        raise PreflightError(problem, INSTALL_COMMAND) from None
+    remedy = "set address to the host and port of the dashboard"
+    return _call(address, remedy, lambda: JobSubmissionClient(f"http://{address}"))
+
+
+def _call(address: str, remedy: str, request: Callable[[], T]) -> T:
+    """Return the answer to a request.
+
+    Raises TransientError if the server is unreachable, and SettingsError with a remedy if it
+    refuses the request or the token.
+    """
+    from ray.exceptions import RayError
+
+    try:
+        return request()
+    except RayError as error:  # the client raises it for a missing or wrong token alone
+        problem = f"the Ray cluster at {address} needs a token: {first_line(error)}"
+        raise SettingsError(problem, AUTHENTICATION_REMEDY) from None
+    except (ConnectionError, OSError) as error:
+        problem = f"no job server of Ray answers at {address}: {first_line(error)}"
+        raise TransientError(problem, "check the address, and that the dashboard runs") from None
+    except (RuntimeError, ValueError) as error:
+        raise SettingsError(f"Ray refuses the request: {_find_reason(error)}", remedy) from None
+
+
+def _find_reason(error: Exception) -> str:
+    """Return the last line of the remote traceback in an error of the job server."""
+    lines = [line.strip("\"'{}., ") for line in str(error).replace("\\n", "\n").splitlines()]
+    return next((line for line in reversed(lines) if line), type(error).__name__)
+
+
+def _find_job(handle: Handle) -> Any:
+    """Return Ray's record of a job; raises SettingsError if the cluster does not know it."""
+    client = _connect(handle.context)
+    try:
+        return _call(handle.context, "try again", lambda: client.get_job_info(handle.job_id))
+    except SettingsError as error:
+        if "404" not in error.problem:
+            raise
+        problem = f"the cluster at {handle.context} has no job '{handle.job_id}'"
+        remedy = "correct the handle; Ray forgets its jobs when the head node ends"
+        raise SettingsError(problem, remedy) from None
+
+
+def _read_log(handle: Handle) -> str:
+    client = _connect(handle.context)
+    return str(_call(handle.context, "try again", lambda: client.get_job_logs(handle.job_id)) or "")

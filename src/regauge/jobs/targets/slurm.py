@@ -1,0 +1,358 @@
+"""Slurm: a job script for `sbatch`, with one task per node, requeue and resubmission.
+
+The state of a job comes from the controller, or from accounting if the job is old. The facts that
+Slurm does not store, such as the price, are in the comment of the job.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from regauge.jobs.targets import (
+    COMMON_FIELDS,
+    Document,
+    Handle,
+    JobEvent,
+    JobSpec,
+    JobStatus,
+    LaunchPlan,
+    Leftover,
+    LogRequest,
+    NodeCommand,
+    _slurm_client,
+)
+from regauge.jobs.targets._job_end import (
+    build_active_error,
+    build_ended_error,
+    list_output_leftovers,
+    wait_for_end,
+)
+from regauge.jobs.targets._nodes import build_rendezvous_variables
+from regauge.jobs.targets._secret_files import check_secret_files
+from regauge.jobs.targets._slurm_logs import LogFolder, read_lines
+from regauge.jobs.targets._slurm_script import (
+    find_log_folder,
+    list_options,
+    list_stage_options,
+    list_submit_options,
+    read_command,
+    read_environment,
+    render_comment,
+    render_script,
+)
+from regauge.jobs.targets._slurm_status import build_status, select_latest
+from regauge.jobs.targets._slurm_target import SlurmTarget
+from regauge.jobs.targets._stage_jobs import (
+    is_active,
+    join_plans,
+    join_statuses,
+    submit_stages,
+)
+from regauge.jobs.targets._times import format_time
+from regauge.system.errors import SettingsError
+from regauge.system.log import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from regauge.jobs.targets import LeaderAddress
+    from regauge.jobs.targets._slurm_jobs import SlurmRecord
+
+USED = COMMON_FIELDS | {"jobs"}
+SUBMIT = ("sbatch", "--parsable")
+JOB_ID = re.compile(r"\d+(_\d+)?")
+RESERVED = frozenset(
+    {
+        "array",
+        "dependency",
+        "kill-on-invalid-dep",
+        "no-requeue",
+        "nodes",
+        "ntasks",
+        "parsable",
+        "wrap",
+    }
+)
+"""Options that Regauge sets or that would change the meaning of the script."""
+EVENT_TIMES = {"SubmitTime": "submitted", "StartTime": "started", "EndTime": "ended"}
+POLL_SECONDS, CANCEL_SECONDS = 0.5, 90.0
+"""Interval and maximum of the wait for a cancelled job; Slurm's KillWait is 30 s by default."""
+
+
+class Slurm(SlurmTarget):
+    """A cluster with Slurm whose nodes share the file system of the launching machine."""
+
+    supports_elastic: ClassVar[bool] = True
+    supports_arrays: ClassVar[bool] = True
+    supports_stages: ClassVar[bool] = True
+
+    def plan(self, job: JobSpec) -> LaunchPlan:
+        """Return the job script; `sbatch` reads it from its standard input."""
+        if job.stages:
+            return join_plans(job, tuple(self.plan(stage) for stage in job.stages))
+        self._check(job)
+        submit = (*SUBMIT, *list_stage_options(job.after)) if job.after else SUBMIT
+        name = f"{job.name}.sh"
+        return LaunchPlan(
+            job,
+            documents=(Document(name, render_script(job, self)),),
+            commands=(("mkdir", "-p", find_log_folder(job, self)), submit),
+            notes=(f"sbatch reads {name} from its standard input", *self._list_notes(job)),
+            restart_policy=self._describe_restarts(job),
+            used=USED,
+        )
+
+    def _check(self, job: JobSpec) -> None:
+        """Raise SettingsError for a job that Slurm cannot run."""
+        check_secret_files(job)
+        if job.jobs > 1 and job.max_nodes > 1:
+            problem = f"launch.jobs is {job.jobs}, and execution.nodes.count is {job.max_nodes}"
+            raise SettingsError(problem, "remove one of them: a job of an array has one node")
+        names = {name for name, _ in list_options(job, self)} | RESERVED
+        if clashes := sorted(names & self.options.keys()):
+            problem = f"launch.target.options has '{clashes[0]}', which Regauge sets"
+            raise SettingsError(problem, "remove it, and use the other settings of the target")
+
+    def _list_notes(self, job: JobSpec) -> Iterator[str]:
+        """Yield the decisions of a plan with their reasons."""
+        if job.jobs > 1:
+            yield f"an array of {job.jobs} jobs shares the records; each job restarts by itself"
+        if job.is_elastic:
+            yield (
+                f"Slurm chooses {job.min_nodes} to {job.max_nodes} nodes at the start of each "
+                "attempt; it adds no node to a running job"
+            )
+        if self.cpus is None:
+            yield "the job has whole nodes, because no number of cores is set (cpus)"
+        if job.after:
+            yield "Slurm cancels a stage if the one before it fails (--kill-on-invalid-dep)"
+        if self.requeue == "auto" and job.stage:
+            yield (
+                "if PreemptMode is REQUEUE, Slurm requeues a preempted stage; if it is CANCEL, a "
+                "preempted stage ends the pipeline"
+            )
+        elif self.requeue == "auto":
+            yield (
+                "if PreemptMode is REQUEUE, Slurm requeues a preempted job; if it is CANCEL, "
+                "--requeue has no effect, and the job submits its successor with --dependency"
+            )
+
+    def _describe_restarts(self, job: JobSpec) -> str:
+        """Return the reaction to the loss of a node."""
+        if self.requeue == "never" or job.max_attempts == 1:
+            return "the job ends after the loss of a node; submit it again to resume"
+        restart = f"a new attempt resumes from the last checkpoint, {job.max_attempts} at most"
+        if job.is_elastic:
+            return (
+                f"the other nodes continue without a lost one, {job.min_nodes} at least; "
+                f"otherwise {restart}"
+            )
+        return f"Slurm requeues the job, and {restart}"
+
+    def list_node_commands(self, plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
+        """Return the command of the script per node, with torchrun's variables for the leader."""
+        script = plan.documents[0].text
+        variables = {**read_environment(script), **build_rendezvous_variables(plan.job, leader)}
+        return [
+            NodeCommand(node, read_command(script), variables) for node in range(plan.job.max_nodes)
+        ]
+
+    def submit(self, plan: LaunchPlan) -> Handle:
+        """Create the folder of the logs and submit the script."""
+        _slurm_client.find_program("sbatch")
+        cluster = _slurm_client.read_cluster(self.partition)
+        logger.info("%s", self._describe_preemption(cluster, plan))
+
+        def submit_script(plan: LaunchPlan, earlier: list[Handle]) -> Handle:
+            jobs = {
+                item.job.stage: handle.job_id
+                for item, handle in zip(stages[: len(earlier)], earlier, strict=True)
+            }
+            options = list_submit_options(render_comment(plan.job, self), jobs) if jobs else ()
+            remedy = "correct [[launch.target]] of kind slurm"
+            script = plan.documents[0].text
+            answer = _slurm_client.run_program(*SUBMIT, *options, text=script, remedy=remedy)
+            return Handle(self.kind, cluster.name, answer.strip().partition(";")[0])
+
+        stages = plan.stages
+        new_folders = _create_folders(Path(find_log_folder(plan.job, self)))
+        try:
+            if stages:
+                return submit_stages(plan, submit_script, lambda item: _stop_job(item.job_id))
+            return submit_script(plan, [])
+        except BaseException:
+            for folder in reversed(new_folders):
+                with suppress(OSError):
+                    folder.rmdir()
+            raise
+
+    def _describe_preemption(self, cluster: _slurm_client.ClusterFacts, plan: LaunchPlan) -> str:
+        """Return the effect of a preemption on a job, from the settings of the cluster."""
+        mode = f"PreemptMode of partition {cluster.partition} is {cluster.preempt_mode}"
+        if cluster.preempt_type == "preempt/none" or "OFF" in cluster.preempt_mode:
+            return f"{mode}: jobs are not preempted"
+        if self.requeue == "never":
+            return f"{mode}: a preempted job ends, because requeue is 'never'"
+        if "REQUEUE" in cluster.preempt_mode:
+            return f"{mode}: Slurm requeues a preempted job"
+        if "CANCEL" in cluster.preempt_mode and plan.stages:
+            return f"{mode}: a preempted stage ends the pipeline; launch it again to resume"
+        if "CANCEL" in cluster.preempt_mode:
+            return f"{mode}: a preempted job submits its successor with a dependency"
+        return f"{mode}: a preempted job is suspended, and continues later"
+
+    def find_status(self, handle: Handle) -> JobStatus:
+        """Return the state of a job, or of the last of the jobs that continue it.
+
+        A stage of a pipeline has the states of the stages before it, too.
+        """
+        records = self._find_records(handle)
+        record = records[0]
+        if not record.earlier_stages:
+            return _build_status(handle, records)
+        names = [*record.earlier_stages, record.facts.get("stage", "")]
+        jobs = [*record.earlier_stages.values(), handle.job_id]
+        stages = [
+            (name, self._find_stage(handle._replace(job_id=job), record, later))
+            for name, job, later in zip(names, jobs, [*jobs[1:], ""], strict=True)
+        ]
+        return join_statuses(handle, stages)
+
+    def _find_stage(self, handle: Handle, last: SlurmRecord, later: str) -> JobStatus:
+        """Return the state of a stage, before the stage with the job `later`.
+
+        Slurm forgets jobs. A forgotten stage has succeeded if a later one has run.
+        """
+        records = _slurm_client.read_records(handle.job_id)
+        if records:
+            return _build_status(handle, records)
+        has_run = later and LogFolder(LogFolder.find(last).folder, later).count_attempts()
+        reason = "Slurm has forgotten the job (MinJobAge)"
+        return JobStatus(handle, "succeeded" if has_run else "unknown", reason)
+
+    def _find_records(self, handle: Handle) -> list[SlurmRecord]:
+        """Return the records of a job and of its successors, the oldest first."""
+        self._check_handle(handle)
+        records = _slurm_client.read_records(handle.job_id)
+        if not records or any(record.state == "PREEMPTED" for record in records):
+            records += _slurm_client.find_successors(handle.job_id)
+        if not records:
+            problem = f"Slurm does not know job {handle.job_id}: it forgets old jobs (MinJobAge)"
+            raise SettingsError(problem, "correct the handle, or enable accounting")
+        return records
+
+    def _check_handle(self, handle: Handle) -> None:
+        """Raise SettingsError for the handle of another target or cluster."""
+        if handle.target != self.kind or not JOB_ID.fullmatch(handle.job_id):
+            problem = f"{handle} is not the handle of a job of Slurm"
+            raise SettingsError(problem, "use the handle that `launch` printed: slurm://cluster/id")
+        if (name := _slurm_client.read_cluster_name()) != handle.context:
+            problem = f"{handle} is a job of another cluster; this machine reaches '{name}'"
+            raise SettingsError(problem, f"run the command on a login node of '{handle.context}'")
+
+    def list_events(self, handle: Handle) -> list[JobEvent]:
+        """Return the times that Slurm recorded, and the lines of the job script."""
+        records, now = self._list_chain_records(handle), format_time(dt.datetime.now(dt.UTC))
+        events = [
+            JobEvent(moment, "slurm", f"job {record.job_id} {text}")
+            for record in records
+            for name, text in EVENT_TIMES.items()
+            if (moment := record.read_time(name)) and moment <= now
+        ]
+        for record in records:
+            if "logs" in record.facts and "first" not in record.facts:
+                events += LogFolder.find(record).read_events()
+        return sorted(events)
+
+    def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
+        """Yield a log of a node; in an array, the rank is the index of a job.
+
+        Of a pipeline, it is the log of the last stage that has started.
+        """
+        records = self._find_records(handle)
+        if records[0].earlier_stages:
+            chain = self._list_chain_records(handle)
+            started = [item for item in chain if LogFolder.find(item).count_attempts()]
+            records = started[-1:] or chain[:1]
+        record, node = records[0], None
+        if "ArrayTaskId" in record.fields:
+            indices = {record.index: record for record in records}
+            if (request.rank or 0) not in indices:
+                problem = f"{handle} has no job {request.rank}"
+                raise SettingsError(problem, f"set --rank to at most {max(indices)}")
+            record = indices[request.rank or 0]
+        elif request.rank is not None:
+            node = _find_node(record, request.rank)
+
+        def is_final() -> bool:
+            return self.find_status(handle).is_final
+
+        yield from read_lines(LogFolder.find(record), request, node, is_final)
+
+    def _list_chain_records(self, handle: Handle) -> list[SlurmRecord]:
+        """Return the records of a job after those of the stages of its pipeline before it."""
+        records = self._find_records(handle)
+        jobs = records[0].earlier_stages.values()
+        return [*(item for job in jobs for item in _slurm_client.read_records(job)), *records]
+
+    def cancel(self, handle: Handle) -> None:
+        """Stop a job, its successors and earlier stages; wait until their processes have ended."""
+        status = self.find_status(handle)
+        if status.is_final:
+            raise build_ended_error(handle, status.state)
+        records = self._find_records(handle)
+        successors = {record.fields["JobId"] for record in records if "first" in record.facts}
+        active = [Handle.parse(item.handle).job_id for item in status.stages if is_active(item)]
+        for job_id in (
+            *reversed(active),
+            *([] if active else [handle.job_id]),
+            *sorted(successors),
+        ):
+            _stop_job(job_id)
+        wait_for_end(
+            handle, lambda: self.find_status(handle).is_final, CANCEL_SECONDS, POLL_SECONDS
+        )
+
+    def clean_up(self, handle: Handle) -> list[Leftover]:
+        """Remove the logs of a job and of earlier stages; the output folder remains."""
+        status, records = self.find_status(handle), self._find_records(handle)
+        jobs = (*records[0].earlier_stages.values(), handle.job_id)
+        if not status.is_final:
+            raise build_active_error(handle, status.state)
+        folder = LogFolder.find(records[0]).folder
+        for job in jobs:
+            for path in LogFolder(folder, job).list_files():
+                path.unlink()
+        with suppress(OSError):  # it has logs of other jobs
+            folder.rmdir()
+        return list_output_leftovers(status.output)
+
+
+def _build_status(handle: Handle, records: list[SlurmRecord]) -> JobStatus:
+    """Return the state of a job, or of the last of the jobs that continue it."""
+    hosts = _slurm_client.list_hosts([record.node_list for record in select_latest(records)])
+    return build_status(handle, records, hosts)
+
+
+def _stop_job(job_id: str) -> None:
+    _slurm_client.run_program("scancel", job_id, remedy="check the owner of the job")
+
+
+def _create_folders(folder: Path) -> list[Path]:
+    """Create a folder with its parents; return those that did not exist, the outermost first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing[::-1]
+
+
+def _find_node(record: SlurmRecord, rank: int) -> int:
+    """Return the node of a rank; raises SettingsError if the processes per node are unknown."""
+    processes = record.facts.get("processes", "")
+    if rank and not processes.isdigit():
+        problem = f"the node of rank {rank} is unknown, because execution.processes is 'auto'"
+        raise SettingsError(problem, "set execution.processes to a number before `launch`")
+    return rank // int(processes) if rank else 0

@@ -1,0 +1,1 @@
+"""The catalog: chips, machine types and dated prices, and how they are updated."""

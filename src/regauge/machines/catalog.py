@@ -1,0 +1,361 @@
+"""Catalog of chips, machine types and their dated prices, each row with its source.
+
+The data is in `chips.csv`, `instances.csv`, `price_history.csv` and `efa.csv` in this folder. Files
+with the first three names in the folder of `find_user_folder` add rows and replace rows of the same
+name. An empty cell means unknown; it is never guessed from another row.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+import os
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from regauge.system.choices import did_you_mean
+from regauge.system.errors import SettingsError
+from regauge.system.files import read_csv_rows
+from regauge.system.units import SECONDS_PER_HOUR
+from regauge.system.wording import join_first
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from regauge.machines.settings import Price
+
+T = TypeVar("T")
+REGION = "us-east-1"
+"""Region of the prices of the package; a user may add those of others."""
+NO_VENDOR = "CPU"
+"""Vendor of a machine type without accelerators."""
+EVERY_INSTANCE = "*"
+"""Key of a discount for all machine types that have no other one."""
+STALE_DAYS = 90
+"""Age from which a price is reported as old: p5.48xlarge fell from 98.32 to 55.04 in a year."""
+
+
+MAX_SUGGESTIONS = 6
+"""Machine types that a message names."""
+CHIPS, INSTANCES, PRICES = "chips.csv", "instances.csv", "price_history.csv"
+"""Files of the catalog, in this folder and in the folder of a user."""
+
+
+@dataclass(frozen=True)
+class CatalogChip:
+    """One accelerator or CPU model of the catalog."""
+
+    name: str
+    vendor: str
+    tdp_watts: float | None
+    """Thermal design power: the largest sustained power."""
+    source: str
+    bf16_teraflops: float | None = None
+    """Peak of dense bf16 matrix products in TFLOP/s, without structured sparsity."""
+    fp16_teraflops: float | None = None
+    fp32_teraflops: float | None = None
+    tf32_teraflops: float | None = None
+    memory_gb: float | None = None
+    """Device memory in GB (10^9 bytes) as the vendor names it."""
+    bandwidth_gb_per_s: float | None = None
+    """Bandwidth of the device memory in GB/s."""
+    link_gb_per_s: float | None = None
+    """Bandwidth of the links to the other chips of a machine in GB/s, in one direction."""
+    measured_bf16_teraflops: float | None = None
+    """Largest measured rate of bf16 matrix products in TFLOP/s."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A machine type of a cloud."""
+
+    name: str
+    chip: str
+    chips: int | None
+    """Number of accelerators; None for a CPU machine."""
+    usd_per_hour: float | None
+    """On-demand price in `REGION`; None if unknown."""
+    as_of: dt.date | None
+    """Date of the price."""
+    source: str
+    vcpus: int | None = None
+    memory_gib: int | None = None
+    """Main memory in GiB."""
+    network_gbit_per_s: float | None = None
+    """Bandwidth of the network between machines in Gbit/s, in one direction."""
+    region: str = REGION
+    """Region of the price."""
+
+
+@dataclass(frozen=True)
+class CatalogPrice:
+    """The on-demand price of a machine type on one date."""
+
+    instance: str
+    as_of: dt.date
+    usd_per_hour: float
+    source: str
+    region: str = REGION
+
+
+@dataclass(frozen=True)
+class MachinePrice:
+    """Price of one machine, with its source and date."""
+
+    usd_per_hour: float
+    source: str
+    as_of: dt.date | None = None
+
+    @property
+    def usd_per_second(self) -> float:
+        """Price per second."""
+        return self.usd_per_hour / SECONDS_PER_HOUR
+
+    @property
+    def description(self) -> str:
+        """Price, source and date in words."""
+        date = f", {self.as_of}" if self.as_of else ""
+        return f"{self.usd_per_hour:g} USD per hour ({self.source}{date})"
+
+    def staleness_warning(self, today: dt.date) -> str | None:
+        """Return a warning about an old price; None if it is recent."""
+        days = (today - self.as_of).days if self.as_of else 0
+        if days <= STALE_DAYS:
+            return None
+        price = f"the price of {self.usd_per_hour:g} USD per hour"
+        remedy = "set execution.price.usd_per_hour, or run: regauge catalog refresh"
+        return f"{price} is {days} days old; {remedy}"
+
+
+def find_user_folder() -> Path:
+    """Return the folder of a user's catalog files, by the XDG Base Directory Specification.
+
+    The variable REGAUGE_CATALOG names another folder.
+    """
+    if folder := os.environ.get("REGAUGE_CATALOG"):
+        return Path(folder).expanduser()
+    data = os.environ.get("XDG_DATA_HOME", "")
+    base = Path(data) if data.startswith("/") else Path.home() / ".local" / "share"
+    return base / "regauge" / "catalog"
+
+
+def load_chips() -> Mapping[str, CatalogChip]:
+    """Return all chips of the catalog by name."""
+    return _load_chips(find_user_folder())
+
+
+def load_instances() -> Mapping[str, Instance]:
+    """Return all machine types of the catalog by name, with their newest prices."""
+    return _load_instances(find_user_folder())
+
+
+def load_prices() -> Mapping[str, tuple[CatalogPrice, ...]]:
+    """Return the prices of each machine type, the oldest first."""
+    return _load_prices(find_user_folder())
+
+
+def forget_catalog() -> None:
+    """Discard the rows in memory, so that changed files are read again."""
+    for load in (_load_chips, _load_instances, _load_prices):
+        load.cache_clear()
+
+
+@cache
+def _load_chips(folder: Path) -> Mapping[str, CatalogChip]:
+    return {chip.name: chip for chip in _parse_rows(CHIPS, folder, _parse_chip)}
+
+
+def _parse_chip(row: Mapping[str, str]) -> CatalogChip:
+    return CatalogChip(
+        name=row["name"],
+        vendor=row["vendor"],
+        tdp_watts=_parse_number(row.get("tdp_watts")),
+        source=row["source"],
+        bf16_teraflops=_parse_number(row.get("bf16_teraflops")),
+        fp16_teraflops=_parse_number(row.get("fp16_teraflops")),
+        fp32_teraflops=_parse_number(row.get("fp32_teraflops")),
+        tf32_teraflops=_parse_number(row.get("tf32_teraflops")),
+        memory_gb=_parse_number(row.get("memory_gb")),
+        bandwidth_gb_per_s=_parse_number(row.get("bandwidth_gb_per_s")),
+        link_gb_per_s=_parse_number(row.get("link_gb_per_s")),
+        measured_bf16_teraflops=_parse_number(row.get("measured_bf16_teraflops")),
+    )
+
+
+@cache
+def _load_instances(folder: Path) -> Mapping[str, Instance]:
+    instances = {item.name: item for item in _parse_rows(INSTANCES, folder, _parse_instance)}
+    for name, listed in _load_prices(folder).items():
+        prices = [price for price in listed if price.region == REGION]
+        if (
+            name in instances
+            and prices
+            and prices[-1].as_of >= (instances[name].as_of or dt.date.min)
+        ):
+            newest = prices[-1]
+            instances[name] = replace(
+                instances[name],
+                usd_per_hour=newest.usd_per_hour,
+                as_of=newest.as_of,
+                source=newest.source,
+                region=newest.region,
+            )
+    return instances
+
+
+def _parse_instance(row: Mapping[str, str]) -> Instance:
+    return Instance(
+        name=row["name"],
+        chip=row["chip"],
+        chips=_parse_count(row.get("chips")),
+        usd_per_hour=_parse_number(row.get("usd_per_hour")),
+        as_of=dt.date.fromisoformat(row["as_of"]) if row.get("as_of") else None,
+        source=row["source"],
+        vcpus=_parse_count(row.get("vcpus")),
+        memory_gib=_parse_count(row.get("memory_gib")),
+        network_gbit_per_s=_parse_number(row.get("network_gbit_per_s")),
+    )
+
+
+@cache
+def _load_prices(folder: Path) -> Mapping[str, tuple[CatalogPrice, ...]]:
+    prices: dict[str, dict[tuple[dt.date, str], CatalogPrice]] = {}
+    listed = [
+        CatalogPrice(item.name, item.as_of, item.usd_per_hour, item.source)
+        for item in _parse_rows(INSTANCES, folder, _parse_instance)
+        if item.usd_per_hour is not None and item.as_of is not None
+    ]
+    for price in (*listed, *_parse_rows(PRICES, folder, _parse_price)):
+        prices.setdefault(price.instance, {})[price.as_of, price.region] = price
+    return {
+        name: tuple(by_date[key] for key in sorted(by_date)) for name, by_date in prices.items()
+    }
+
+
+def _parse_price(row: Mapping[str, str]) -> CatalogPrice:
+    return CatalogPrice(
+        instance=row["instance"],
+        as_of=dt.date.fromisoformat(row["as_of"]),
+        usd_per_hour=float(row["usd_per_hour"]),
+        source=row["source"],
+        region=row.get("region") or REGION,
+    )
+
+
+def find_instance(name: str, key: str = "price.instance") -> Instance:
+    """Return a machine type; raises SettingsError with the closest name if it is unknown.
+
+    `key` is the setting that names it.
+    """
+    if name not in load_instances() and key.startswith("--"):
+        raise SettingsError(f"{key}: '{name}' is not in the catalog", _suggest_instance(name))
+    if name not in load_instances():
+        suggestion = did_you_mean(name, list(load_instances()))
+        alternative = "set usd_per_hour instead" if key == "price.instance" else f"correct {key}"
+        remedy = suggestion if suggestion.startswith("did") else alternative
+        raise SettingsError(f"{key} = '{name}' is not in the catalog", remedy)
+    return load_instances()[name]
+
+
+def _suggest_instance(name: str) -> str:
+    """Return the closest machine type, or those with the chip that a name contains."""
+    instances = load_instances()
+    with_chip = [item.name for item in instances.values() if name.lower() in item.chip.lower()]
+    if with_chip:
+        return f"write a machine type with that chip: {join_first(with_chip, MAX_SUGGESTIONS)}"
+    (nearest,) = difflib.get_close_matches(name, list(instances), n=1, cutoff=0.0)
+    return f"did you mean '{nearest}'? All names: regauge catalog list"
+
+
+@cache
+def _load_efa_interfaces() -> Mapping[str, int]:
+    return {row["instance"]: int(row["interfaces"]) for row in _read_rows("efa.csv")}
+
+
+def find_efa_interfaces(instance: str) -> int:
+    """Return the number of EFA network interfaces of a machine type; 0 if it has none."""
+    return _load_efa_interfaces().get(instance, 0)
+
+
+@cache
+def load_inference_chips() -> frozenset[str]:
+    """Return the names of the chips that cannot train."""
+    return frozenset(row["chip"] for row in _read_rows("inference_chips.csv"))
+
+
+def find_vendor(instance: Instance) -> str:
+    """Return the vendor of a machine type's accelerators; `NO_VENDOR` without accelerators."""
+    chip = load_chips().get(instance.chip)
+    return chip.vendor if chip is not None and instance.chips else NO_VENDOR
+
+
+def find_chip(price: Price) -> CatalogChip | None:
+    """Return the chip of a price's machine type; None if no type is set or its chip is unknown."""
+    if price.instance is None:
+        return None
+    return load_chips().get(find_instance(price.instance).chip)
+
+
+def find_price(price: Price) -> MachinePrice | None:
+    """Return the price of one machine; None if unknown.
+
+    `usd_per_hour` of the settings takes precedence over the catalog, whose price is reduced by the
+    discount of the settings. Raises SettingsError for an unknown machine type.
+    """
+    machine = find_instance(price.instance) if price.instance is not None else None
+    if price.usd_per_hour is not None:
+        return MachinePrice(price.usd_per_hour, f"run file, {price.market}", price.as_of)
+    return None if machine is None else find_listed_price(machine, price.discounts, price.region)
+
+
+def find_listed_price(
+    machine: Instance, discounts: Mapping[str, float] | None = None, region: str = REGION
+) -> MachinePrice | None:
+    """Return the newest price of the catalog in a region, less a discount; None if unknown.
+
+    `discounts` has fractions by machine type, by family (`p5`), or by `*` for all others.
+    """
+    usd_per_hour, as_of = machine.usd_per_hour, machine.as_of
+    if region != machine.region:
+        listed = [item for item in load_prices().get(machine.name, ()) if item.region == region]
+        usd_per_hour, as_of = (
+            (listed[-1].usd_per_hour, listed[-1].as_of) if listed else (None, None)
+        )
+    if usd_per_hour is None:
+        return None
+    source = f"catalog, on-demand in {region}"
+    names = (machine.name, machine.name.partition(".")[0], EVERY_INSTANCE)
+    discount = next((discounts[name] for name in names if name in discounts), 0) if discounts else 0
+    if discount:
+        source += f", less {100 * discount:g} %"
+    return MachinePrice(usd_per_hour * (1 - discount), source, as_of)
+
+
+def _parse_rows(name: str, user_folder: Path, parse: Callable[[dict[str, str]], T]) -> list[T]:
+    """Return the rows of a file of the catalog, then the rows of the user's file of that name.
+
+    Raises SettingsError if the user's file is damaged.
+    """
+    rows = [parse(row) for row in _read_rows(name)]
+    path = user_folder / name
+    if not path.is_file():
+        return rows
+    try:
+        return rows + [parse(row) for row in read_csv_rows(path)]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        problem = f"{path} is damaged: {error!r}"
+        raise SettingsError(problem, "remove it, then import its rows again") from None
+
+
+def _read_rows(name: str) -> list[dict[str, str]]:
+    return read_csv_rows(Path(__file__).with_name(name))
+
+
+def _parse_number(text: str | None) -> float | None:
+    return float(text) if text else None
+
+
+def _parse_count(text: str | None) -> int | None:
+    return int(text) if text else None

@@ -1,0 +1,99 @@
+"""Machines of the catalog, with the rates that the formulas need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regauge.machines.catalog import find_instance, load_chips
+from regauge.system.errors import SettingsError
+from regauge.system.files import read_csv_rows
+from regauge.system.units import GIGA, TERA
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+GIB = 2**30
+USABLE_SHARE = 0.985
+"""Share of a chip's nominal memory that a program can reserve: the driver keeps the rest."""
+ECC_SHARE = 0.94
+"""The same for chips that store error correction in their memory: A10G has 22.5 of 24 GiB."""
+ECC_CHIPS = ("T4", "A10", "A10G", "L4", "L40S")
+BITS = 8
+HOST_LINK = 16.0
+"""GB/s between the chips of a machine whose link is unknown."""
+
+
+@dataclass(frozen=True)
+class MachineRates:
+    """A machine type with what the formulas need. Rates are per second and per device."""
+
+    name: str
+    chip: str
+    devices: int
+    peak_flops: float | None
+    """Dense bf16 (or fp16) FLOP/s of one chip; None if unpublished."""
+    memory_bytes: float
+    memory_bandwidth: float
+    """Bytes per second of one chip's memory."""
+    link_bandwidth: float
+    """Bytes per second of one chip inside the machine, one direction."""
+    network_bandwidth: float
+    """Bytes per second of the whole machine to others."""
+    usd_per_hour: float | None = None
+    is_shared: bool = False
+    """The devices are processes that share the cores, the memory and the peak of a processor."""
+
+
+@cache
+def load_cores() -> Mapping[str, int]:
+    """Return the cores of each chip whose cores programs address as devices."""
+    rows = read_csv_rows(Path(__file__).with_name("cores.csv"))
+    return {row["chip"]: int(row["cores"]) for row in rows}
+
+
+def find_machine(name: str, key: str = "--on") -> MachineRates:
+    """Return a machine type of the catalog.
+
+    Raises SettingsError with the closest name if it is unknown, or if it has no accelerators.
+    """
+    instance = find_instance(name, key)
+    if not instance.chips or instance.chip not in load_chips():
+        raise SettingsError(
+            f"{key}: '{name}' has no accelerator in the catalog",
+            "choose a type that `regauge catalog list` shows with chips",
+        )
+    network = (instance.network_gbit_per_s or 0) * GIGA / BITS
+    return build_machine(name, instance.chip, instance.chips, network, instance.usd_per_hour)
+
+
+def build_machine(
+    name: str, chip: str, chips: int, network_bandwidth: float, usd_per_hour: float | None = None
+) -> MachineRates:
+    """Return a machine with chips of the catalog; `network_bandwidth` in bytes per second.
+
+    Its devices are the cores that programs address; each has its share of a chip.
+
+    Raises SettingsError if the memory of the chip is unknown.
+    """
+    entry = load_chips()[chip]
+    if not entry.memory_gb or not entry.bandwidth_gb_per_s:
+        raise SettingsError(
+            f"the catalog does not know the memory of '{chip}'", "choose another machine type"
+        )
+    peak = entry.bf16_teraflops or entry.fp16_teraflops
+    cores = load_cores().get(chip, 1)
+    share = ECC_SHARE if chip in ECC_CHIPS else USABLE_SHARE
+    return MachineRates(
+        name=name,
+        chip=chip,
+        devices=chips * cores,
+        peak_flops=peak * TERA / cores if peak else None,
+        memory_bytes=entry.memory_gb * GIB * share / cores,
+        memory_bandwidth=entry.bandwidth_gb_per_s * GIGA / cores,
+        link_bandwidth=(entry.link_gb_per_s or HOST_LINK) * GIGA / cores,
+        network_bandwidth=network_bandwidth,
+        usd_per_hour=usd_per_hour,
+    )

@@ -1,0 +1,133 @@
+"""Reads current on-demand prices from AWS's price list, with the credentials of the user.
+
+The price list is the service `pricing` of boto3, which answers in us-east-1 for all regions.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any
+
+from regauge.machines.catalog import CatalogPrice, find_instance
+from regauge.system.errors import (
+    DataError,
+    PreflightError,
+    SettingsError,
+    TransientError,
+    first_line,
+)
+from regauge.system.json_files import parse_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+PRICE_LIST_REGION = "us-east-1"
+"""Region of the price list's endpoint; it has the prices of all regions."""
+SERVICE = "AmazonEC2"
+FILTERS = {
+    "operatingSystem": "Linux",
+    "tenancy": "Shared",
+    "preInstalledSw": "NA",
+    "capacitystatus": "Used",
+}
+"""Attributes of a plain Linux machine that is paid by the hour."""
+HOUR = "Hrs"
+CREDENTIAL_CODES = ("AccessDenied", "ExpiredToken", "UnrecognizedClient", "InvalidClientTokenId")
+INSTALL_COMMAND = "pip install 'regauge[aws]'"
+
+
+def fetch_prices(
+    instances: Iterable[str], region: str, today: dt.date, client: Any = None
+) -> list[CatalogPrice]:
+    """Return the on-demand prices of machine types in a region; types without one are left out.
+
+    `client` is a boto3 client of the price list. Raises PreflightError without boto3 or
+    credentials, TransientError if the service is unreachable, and SettingsError for an unknown
+    machine type.
+    """
+    names = [find_instance(name, "catalog refresh").name for name in instances]
+    client = client or _build_client()
+    prices = [_fetch_price(client, name, region) for name in names]
+    source = f"AWS price list, {SERVICE}, {region}"
+    return [
+        CatalogPrice(name, today, price, source, region)
+        for name, price in zip(names, prices, strict=True)
+        if price is not None
+    ]
+
+
+def _build_client() -> Any:
+    try:
+        import boto3
+        from botocore.exceptions import BotoCoreError
+    except ImportError:
+        problem = "boto3 is not installed, and the price list needs it"
+        raise PreflightError(problem, INSTALL_COMMAND) from None
+    try:
+        return boto3.client("pricing", region_name=PRICE_LIST_REGION)
+    except BotoCoreError as error:
+        problem = f"the price list of AWS cannot be read: {first_line(error)}"
+        raise PreflightError(problem, "set AWS_PROFILE or the keys of AWS") from None
+
+
+def _fetch_price(client: Any, instance: str, region: str) -> float | None:
+    """Return the price of a machine type in USD per hour; None if the region does not have it."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    attributes = {**FILTERS, "instanceType": instance, "regionCode": region}
+    filters = [
+        {"Type": "TERM_MATCH", "Field": field, "Value": value}
+        for field, value in attributes.items()
+    ]
+    try:
+        answer = client.get_products(ServiceCode=SERVICE, Filters=filters, MaxResults=100)
+    except ClientError as error:
+        raise _convert_answer(error) from None
+    except BotoCoreError as error:
+        message = f"the price list of AWS cannot be read: {first_line(error)}"
+        if "credential" in str(error).lower():
+            raise PreflightError(message, "set AWS_PROFILE or the keys of AWS") from None
+        raise TransientError(message, "check the network, then try again") from None
+    return read_price(answer, instance)
+
+
+def _convert_answer(error: Any) -> Exception:
+    """Return the error of Regauge for an answer of AWS that reports a failure."""
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    message = f"the price list of AWS: {first_line(error)}"
+    if code.startswith(CREDENTIAL_CODES):
+        return PreflightError(message, "renew the credentials, and allow pricing:GetProducts")
+    if code.startswith(("Throttl", "InternalError", "ServiceUnavailable")):
+        return TransientError(message, "try again later")
+    return SettingsError(message, "correct the region or the machine type")
+
+
+def read_price(answer: Mapping[str, Any], instance: str) -> float | None:
+    """Return the USD per hour in an answer of GetProducts; None if it lists no product.
+
+    Raises DataError for an answer of another shape, another unit, or two different prices.
+    """
+    try:
+        prices = {price for text in answer["PriceList"] for price in _list_prices(text)}
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"the price list has another shape for {instance}: {error!r}"
+        raise DataError(problem, "update regauge, or import prices from a file") from None
+    if len(prices) > 1:
+        listed = ", ".join(f"{price:g}" for price in sorted(prices))
+        problem = f"the price list has several prices for {instance}: {listed}"
+        raise DataError(problem, "import the right one with: regauge catalog import FILE")
+    return next(iter(prices), None)
+
+
+def _list_prices(text: str) -> list[float]:
+    """Return the hourly prices above zero of one product of the price list."""
+    product = parse_object(text.encode())
+    dimensions = [
+        dimension
+        for term in product["terms"].get("OnDemand", {}).values()
+        for dimension in term["priceDimensions"].values()
+    ]
+    if units := {dimension["unit"] for dimension in dimensions} - {HOUR}:
+        raise ValueError(f"the unit is {min(units)}, not {HOUR}")
+    prices = [float(dimension["pricePerUnit"]["USD"]) for dimension in dimensions]
+    return [price for price in prices if price > 0]

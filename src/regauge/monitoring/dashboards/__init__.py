@@ -1,4 +1,0 @@
-"""Dashboards for Grafana, as code.
-
-`dashboards.yaml` has the panels with their queries. `build` makes the JSON documents of Grafana.
-"""

@@ -1,0 +1,136 @@
+"""Sends the events of one command to every sink of its settings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regauge.monitoring.notify.delivery import Journal, SinkQueue
+from regauge.monitoring.notify.events import Event, EventName, EventSource
+from regauge.monitoring.notify.rate_limit import RateLimit
+from regauge.monitoring.notify.sinks import build_sinks
+from regauge.system.errors import LimitReachedError, describe_error
+from regauge.system.stop_signals import EXIT_CODES, defer_stop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from regauge.monitoring.notify.settings import Notifications
+
+
+class Notifier:
+    """Sends events; without a sink it does nothing. `clock` must never jump.
+
+    The journal of the deliveries is written to a folder, by default that of the source.
+    Raises SettingsError if a secret of a sink cannot be read.
+    """
+
+    def __init__(
+        self,
+        settings: Notifications,
+        source: EventSource,
+        journal_folder: Path | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings, self._source, self._clock = settings, source, clock
+        journal = Journal(journal_folder or Path(source.folder))
+        self._queues = [SinkQueue(sink, settings, journal) for sink in build_sinks(settings)]
+        self._rate_limit = RateLimit(settings.repeat_seconds)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there is a sink."""
+        return bool(self._queues)
+
+    def send(self, name: EventName, **fields: Any) -> None:
+        """Queue an event with fields of `Event`; never waits.
+
+        An event that the settings leave out is not sent.
+        """
+        if self._queues and name in self._settings.events:
+            event = Event(name, self._source, time.time(), **fields)
+            self._put(self._rate_limit.admit(event, self._clock()))
+
+    def poll(self) -> None:
+        """Queue the event whose wait for a repetition is over."""
+        self._put(self._rate_limit.take_due(self._clock()))
+
+    def close(self) -> None:
+        """Wait up to `exit_seconds` for unsent events; the others are logged."""
+        self._put(self._rate_limit.take_due(float("inf")))
+        deadline = time.monotonic() + self._settings.exit_seconds
+        with defer_stop(has_limit=False):  # a repeated signal has a limit
+            for queue in self._queues:
+                queue.begin_close()
+            for queue in self._queues:
+                queue.close(deadline)
+
+    def _put(self, event: Event | None) -> None:
+        if event is not None:
+            for queue in self._queues:
+                queue.put(event)
+
+
+@dataclass
+class EndReport:
+    """Fields of the last event of a command, which the command sets when it knows them."""
+
+    read_usd: Callable[[], float | None] = lambda: None
+    """Returns the dollars so far."""
+    next_action: str = ""
+
+
+@contextmanager
+def open_notifier(
+    settings: Notifications, source: EventSource, journal_folder: Path | None = None
+) -> Iterator[Notifier]:
+    """Yield a notifier, and wait for its unsent events at the end of the block."""
+    notifier = Notifier(settings, source, journal_folder)
+    try:
+        yield notifier
+    finally:
+        notifier.close()
+
+
+@contextmanager
+def notify_end(
+    settings: Notifications, source: EventSource, journal_folder: Path | None = None
+) -> Iterator[EndReport]:
+    """Send an event at the end of the block: finished, or how it failed.
+
+    Raises SettingsError if a secret of a sink cannot be read.
+    """
+    report = EndReport()
+    with open_notifier(settings, source, journal_folder) as notifier:
+        try:
+            yield report
+        except BaseException as error:
+            send_error(notifier, error, usd=report.read_usd())
+            raise
+        action = report.next_action
+        notifier.send("finished", usd=report.read_usd(), next_action=action, is_final=True)
+
+
+def send_error(notifier: Notifier, error: BaseException, **fields: Any) -> None:
+    """Send the event of an error that ends a command."""
+    line, code = describe_error(error)
+    problem, _, remedy = line.rpartition("; ")
+    notifier.send(
+        name_exit(code),
+        problem=problem or remedy,
+        next_action=remedy if problem else "",
+        is_final=True,
+        **fields,
+    )
+
+
+def name_exit(code: int) -> EventName:
+    """Return the event of a command that ends with an exit code."""
+    if code == LimitReachedError.exit_code:
+        return "over_budget"
+    return "preempted" if code in EXIT_CODES else "failed"

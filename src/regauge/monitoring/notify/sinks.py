@@ -1,0 +1,187 @@
+"""The request of an event for each sink: an HTTP request, or an e-mail.
+
+Secrets are read once, when a command starts, and never written.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from dataclasses import dataclass
+from email.message import EmailMessage
+from email.utils import format_datetime, make_msgid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from regauge.monitoring.notify.events import clean_text
+from regauge.monitoring.notify.settings import check_url
+from regauge.system.errors import SettingsError
+from regauge.system.files import read_content
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from regauge.monitoring.notify.events import Event
+    from regauge.monitoring.notify.settings import Email, Notifications, Slack, Webhook
+
+MAX_PROBLEM_LENGTH = 200
+ICONS = {
+    "finished": ":white_check_mark:",
+    "recovered": ":large_green_circle:",
+    "failed": ":x:",
+    "stuck": ":hourglass:",
+}
+"""Emoji of a message in a chat; other events have `:warning:`."""
+TABLE = "monitoring.notifications"
+
+
+@dataclass(frozen=True)
+class Sink:
+    """A destination of events."""
+
+    name: str
+    """Name and host in warnings, without the path of an address."""
+    build_request: Callable[[Event], dict[str, Any]]
+    """Returns the request for `send_request`."""
+    secrets: tuple[str, ...] = ()
+
+    def redact(self, text: str) -> str:
+        """Return an answer or error of the sink as one short line without secrets."""
+        for secret in sorted(filter(None, self.secrets), key=len, reverse=True):
+            text = text.replace(secret, "***")
+        return clean_text(text)[:MAX_PROBLEM_LENGTH]
+
+
+def build_sinks(settings: Notifications) -> list[Sink]:
+    """Return the sinks of the settings; raises SettingsError if a secret cannot be read."""
+    sinks = []
+    if settings.webhook is not None:
+        sinks.append(_build_webhook(settings.webhook))
+    if settings.slack is not None:
+        sinks.append(_build_slack(settings.slack))
+    if settings.email is not None:
+        sinks.append(_build_email(settings.email))
+    return sinks
+
+
+def _build_webhook(settings: Webhook) -> Sink:
+    url = settings.url or _read_url(settings, "webhook")
+    token = _read_secret(settings.token_variable, settings.token_file, "webhook.token")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def build_request(event: Event) -> dict[str, Any]:
+        return _build_post(url, event.document, headers, settings.ca_file)
+
+    return Sink(f"webhook at {urlsplit(url).hostname}", build_request, (token, *_hide_url(url)))
+
+
+def _build_slack(settings: Slack) -> Sink:
+    url = _read_url(settings, "slack")
+
+    def build_request(event: Event) -> dict[str, Any]:
+        return _build_post(url, build_slack_message(event), {}, settings.ca_file)
+
+    return Sink(f"slack at {urlsplit(url).hostname}", build_request, _hide_url(url))
+
+
+def _build_email(settings: Email) -> Sink:
+    password = _read_secret(settings.password_variable, settings.password_file, "email.password")
+    login = f"\0{settings.username}\0{password}"
+    encoded = [base64.b64encode(text.encode()).decode() for text in (password, login) if password]
+
+    def build_request(event: Event) -> dict[str, Any]:
+        return {
+            "kind": "smtp",
+            "host": settings.host,
+            "port": settings.resolved_port,
+            "security": settings.security,
+            "username": settings.username,
+            "password": password,
+            "ca_file": settings.ca_file,
+            "sender": settings.sender,
+            "to": list(settings.to),
+            "message": build_mail(event, settings).as_bytes().decode("ascii"),
+        }
+
+    return Sink(f"email by {settings.host}", build_request, (password, *encoded))
+
+
+def build_slack_message(event: Event) -> dict[str, Any]:
+    """Return the message of an incoming webhook of Slack: a text, and the same as blocks."""
+    icon = ICONS.get(event.name, ":warning:")
+    lines = [f"*{label}:* {_escape_markup(text)}" for label, text in event.facts.items()]
+    headline = f"{icon} *{_escape_markup(event.subject)}*"
+    return {
+        "text": _escape_markup(event.text),
+        "blocks": [
+            {"type": "section", "text": {"type": "mrkdwn", "text": headline}},
+            {"type": "section", "text": {"type": "mrkdwn", "text": "\n".join(lines)}},
+        ],
+    }
+
+
+def build_mail(event: Event, settings: Email) -> EmailMessage:
+    """Return the e-mail of an event: its facts as text, and its JSON document as attachment."""
+    message = EmailMessage()
+    message["Subject"] = f"[regauge] {event.subject}"
+    message["From"] = settings.sender
+    message["To"] = ", ".join(settings.to)
+    message["Date"] = format_datetime(event.utc_time)
+    message["Message-ID"] = make_msgid(domain=settings.sender.rpartition("@")[2])
+    message["Auto-Submitted"] = "auto-generated"
+    lines = [f"{label}: {text}" for label, text in event.facts.items()]
+    message.set_content("\n".join([f"{event.subject}.", "", *lines, ""]))
+    document = json.dumps(event.document, indent=1).encode()
+    message.add_attachment(document, "application", "json", filename="event.json")
+    return message
+
+
+def _build_post(
+    url: str, document: dict[str, Any], headers: dict[str, str], ca_file: str | None
+) -> dict[str, Any]:
+    headers = {**headers, "Content-Type": "application/json", "User-Agent": "regauge"}
+    body = json.dumps(document)
+    return {"kind": "http", "url": url, "headers": headers, "body": body, "ca_file": ca_file}
+
+
+def _escape_markup(text: str) -> str:
+    """Return a text without links and mentions of Slack."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _hide_url(url: str) -> tuple[str, ...]:
+    """Return the parts of an address that may be secret."""
+    parts = urlsplit(url)
+    return (url, parts.path if len(parts.path) > 1 else "", parts.query, parts.password or "")
+
+
+def _read_url(settings: Webhook | Slack, name: str) -> str:
+    url = _read_secret(settings.url_variable, settings.url_file, f"{name}.url")
+    source = settings.url_file or f"the variable {settings.url_variable}"
+    try:
+        check_url(url)
+    except ValueError:
+        problem = f"{source} has no valid address for {TABLE}.{name}"
+        raise SettingsError(problem, "write https://host/path into it") from None
+    return url
+
+
+def _read_secret(variable: str | None, file: str | None, key: str) -> str:
+    """Return the content of a variable or of a file, without white space around it."""
+    if variable is not None:
+        secret = os.environ.get(variable, "").strip()
+        if not secret:
+            problem = f"{TABLE}.{key}_variable: the variable {variable} is not set"
+            raise SettingsError(problem, f"set {variable}")
+        return secret
+    if file is None:
+        return ""
+    remedy = f"correct {TABLE}.{key}_file"
+    content = read_content(Path(file).expanduser(), remedy)
+    secret = (content or b"").decode(errors="replace").strip()
+    if not secret:
+        problem = "is empty" if content is not None else "does not exist"
+        raise SettingsError(f"{file} {problem}", remedy)
+    return secret

@@ -1,0 +1,244 @@
+"""Peak memory of one device in training, by part, in bytes.
+
+Sources: Rajbhandari et al., 2020 (ZeRO) for the states; Korthikanti et al., 2022, for the
+activations: 34 h + 5 a S bytes a token and layer in bf16, of which the 5 a S are not stored by a
+fused attention.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal
+
+from regauge.planner import intervals
+from regauge.planner.calibration import MemoryConstants
+from regauge.planner.flops import MASKED_FRACTION
+
+if TYPE_CHECKING:
+    from regauge.planner.training_job import Estimate, TrainingJob
+
+Verdict = Literal["fits", "uncertain", "does not fit"]
+STATE_BYTES = {
+    "fp32": (4.0, 4.0, 0.0),
+    "tf32": (4.0, 4.0, 0.0),
+    "autocast": (4.0, 4.0, 0.0),
+    "bf16-master": (2.0, 2.0, 4.0),
+    "pure": (2.0, 2.0, 0.0),
+    "fp8": (4.0, 4.0, 0.0),
+    "nf4": (0.55, 2.0, 0.0),
+}
+"""Bytes of a weight, of its gradient, and of its master copy."""
+UPDATE_BYTES = {
+    "fp32": 4.0,
+    "tf32": 4.0,
+    "autocast": 4.0,
+    "bf16-master": 8.0,
+    "pure": 2.0,
+    "fp8": 4.0,
+    "nf4": 2.0,
+}
+"""Bytes of a parameter during its update: a copy, and the gradient in fp32 for a master copy."""
+MOMENT_BYTES = {"adamw": 8.0, "sgd": 4.0, "8bit": 2.0}
+"""Bytes of the moments of a parameter. bf16 weights without a master copy halve all but 8 bits."""
+LOGIT_BYTES = {"eager": 10.0, "fused": 4.0, "chunked": 1.0}
+"""Bytes of a logit: bf16 logits, fp32 copy and fp32 gradient; fused; in chunks."""
+SELECTIVE_SHARE = 0.37
+"""Share of the activations that selective recomputation stores."""
+CERTAIN = 2.0
+"""Standard deviations beyond which a verdict is certain: 1 of 40 is wrong."""
+WHOLE_BYTES = 2.0
+"""Bytes of a gathered or an unquantized weight."""
+EAGER_NORM = 16
+"""Bytes of h that the two RMS norms of a layer store in fp32, if nothing fuses them."""
+GATHERED_LAYERS = 2
+"""Layers of which FSDP holds the whole weights at once: the current one and the next."""
+
+
+@dataclass(frozen=True)
+class MemoryParts:
+    """Bytes of one device by part; their sum is the peak."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    working_set: float
+    """Gathered layers of FSDP, or the casts of the weights."""
+    context: float
+    """Libraries, kernels and communication buffers."""
+    fragmentation: float
+    """Memory that the allocator reserves and cannot use."""
+
+    @property
+    def total(self) -> float:
+        """Peak in bytes."""
+        return math.fsum(getattr(self, part.name) for part in fields(self))
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The memory of one device: parts, interval and verdict."""
+
+    parts: MemoryParts
+    total: Estimate
+    capacity: float
+    verdict: Verdict
+
+
+def shard_devices(job: TrainingJob, devices: int, devices_per_machine: int) -> int:
+    """Return the number of devices over which the strategy divides its states."""
+    copies = max(devices // (job.parallelism.tensor * job.parallelism.pipeline), 1)
+    if job.strategy in ("single", "ddp"):
+        return 1
+    return min(copies, devices_per_machine) if job.strategy == "hsdp" else copies
+
+
+def plan_parts(
+    job: TrainingJob, devices: int, devices_per_machine: int, constants: MemoryConstants
+) -> MemoryParts:
+    """Return the bytes of one device by part."""
+    shards = shard_devices(job, devices, devices_per_machine)
+    weights, gradients, optimizer = _state_bytes(job, shards)
+    activations, logits = _activation_and_logit_bytes(job, constants.activation_scale)
+    working_set = _working_set(job, shards)
+    updated = _local_parameters(job) * job.trained_fraction / shards
+    update = UPDATE_BYTES[job.precision] * updated  # it follows the activations
+    working_set = max(working_set, update - activations - logits)
+    used = weights + gradients + optimizer + activations + logits + working_set
+    return MemoryParts(
+        weights,
+        gradients,
+        optimizer,
+        activations,
+        logits,
+        working_set,
+        constants.context_bytes,
+        used * (constants.fragmentation - 1),
+    )
+
+
+def judge(total: Estimate, capacity: float) -> Verdict:
+    """Return whether the memory fits; certain only beyond `CERTAIN` standard deviations.
+
+    A wrong "fits" ends a run, and a wrong "does not fit" buys a larger machine.
+    """
+    width = (total.p90 / total.p50) ** (CERTAIN / intervals.NORMAL_P90)
+    if total.p50 * width <= capacity:
+        return "fits"
+    return "does not fit" if total.p50 / width > capacity else "uncertain"
+
+
+def _local_parameters(job: TrainingJob) -> float:
+    """Return the parameters of one device before sharding.
+
+    The first or the last pipeline stage has the most: its layers, and one embedding matrix.
+    """
+    shape, parallel = job.shape, job.parallelism
+    total = shape.parameters(job.head)
+    if parallel.pipeline == 1:
+        return total / parallel.tensor
+    layers = -(-shape.layers // parallel.pipeline) * shape.layer_parameters
+    return (layers + shape.embedding_parameters) / parallel.tensor
+
+
+def _state_bytes(job: TrainingJob, shards: int) -> tuple[float, float, float]:
+    """Return the bytes of weights, gradients and optimizer.
+
+    ZeRO-1 shards the optimizer, ZeRO-2 the gradients too, FSDP all.
+    """
+    parameters = _local_parameters(job)
+    weight, gradient, master = STATE_BYTES[job.precision]
+    gradient = 4.0 if job.has_fp32_gradients else gradient
+    is_half = job.precision in ("pure", "nf4") and job.optimizer != "8bit"
+    moments = MOMENT_BYTES[job.optimizer] * (0.5 if is_half else 1.0)
+    trained = parameters * job.trained_fraction
+    is_full = job.strategy in ("fsdp", "hsdp")
+    gradient_shards = shards if is_full or job.strategy == "zero2" else 1
+    weight_bytes = weight * parameters
+    if job.precision == "nf4":  # embeddings stay in bf16
+        weight_bytes += (
+            (WHOLE_BYTES - weight) * job.shape.embedding_parameters / job.parallelism.tensor
+        )
+    return (
+        weight_bytes / (shards if is_full else 1),
+        gradient * trained / gradient_shards,
+        (moments + master) * trained / shards,
+    )
+
+
+def layer_activation_bytes(job: TrainingJob) -> float:
+    """Return the bytes that one layer stores for a micro-batch without recomputation."""
+    shape, attention = job.shape, job.shape.attention
+    tokens = job.tokens_per_pass / job.parallelism.context
+    width, kv_width = attention.width, 2 * attention.kv_width
+    if shape.is_gated:
+        per_token = 4 * shape.hidden + 2 * (width + kv_width) + 6 * shape.hidden + 8 * shape.ffn
+        per_token += 0 if job.has_fused_norms else EAGER_NORM * shape.hidden
+    else:
+        per_token = 16 * shape.hidden + 4 * shape.ffn + (2 * shape.hidden if job.dropout else 0)
+    scores = 4.0 * attention.heads
+    if not job.has_fused_attention:
+        scores = (5 if job.dropout else 4) * attention.heads * shape.attention_span(job.length)
+    scale = 2.0 if job.precision in ("fp32", "tf32") else 1.0
+    return (per_token + scores) * tokens * scale / job.parallelism.tensor
+
+
+def _activation_and_logit_bytes(job: TrainingJob, scale: float) -> tuple[float, float]:
+    """Return the bytes of the activations and of the logits, on the stage that has the most.
+
+    The first stage of a pipeline of p holds up to p micro-batches, and the last one the logits.
+    """
+    in_flight = min(job.parallelism.pipeline, max(job.accumulation, 1))
+    first_stage = _activation_bytes(job, in_flight) * scale
+    last_stage, logits = _activation_bytes(job, 1) * scale, logit_bytes(job)
+    if job.parallelism.pipeline > 1 and first_stage > last_stage + logits:
+        return first_stage, 0.0
+    return last_stage, logits
+
+
+def _activation_bytes(job: TrainingJob, in_flight: int) -> float:
+    """Return the bytes that the layers of a device store for some micro-batches."""
+    shape, parallel = job.shape, job.parallelism
+    layer = layer_activation_bytes(job)
+    scale = 2.0 if job.precision in ("fp32", "tf32") else 1.0
+    tokens = job.tokens_per_pass / parallel.context
+    inputs = 2 * shape.hidden * tokens * scale
+    inputs /= parallel.tensor if parallel.has_sequence_parallelism else 1
+    layers = -(-shape.layers // parallel.pipeline)
+    if job.recomputation == "full":
+        return inputs * layers * in_flight + layer
+    share = SELECTIVE_SHARE if job.recomputation == "selective" else 1.0
+    return layer * layers * in_flight * share + inputs
+
+
+def logit_bytes(job: TrainingJob) -> float:
+    """Return the bytes of the logits and of their gradients."""
+    if job.head == "none":
+        return 0.0
+    positions = MASKED_FRACTION if job.head == "masked-lm" else 1.0
+    tokens = job.tokens_per_pass / job.parallelism.context * positions
+    return job.shape.vocab * tokens * LOGIT_BYTES[job.logits] / job.parallelism.tensor
+
+
+def _working_set(job: TrainingJob, shards: int) -> float:
+    """Return the bytes of what is held for a moment alone.
+
+    FSDP gathers two layers and holds the gradients of two, or the whole embedding. Under a pipeline
+    it holds the weights of a stage and their fp32 gradients. Autocast keeps a bf16 copy of the
+    weights.
+    """
+    shape = job.shape
+    unit = max(shape.layer_parameters, shape.embedding_parameters / GATHERED_LAYERS)
+    if job.strategy in ("fsdp", "hsdp") and shards > 1:
+        if job.parallelism.pipeline > 1:  # gathered once for all microbatches of a step
+            return (WHOLE_BYTES + 4.0 * job.trained_fraction) * _local_parameters(job)
+        gradient = STATE_BYTES[job.precision][1] if job.trained_fraction == 1 else 0.0
+        weights = GATHERED_LAYERS * WHOLE_BYTES
+        if job.precision == "nf4":  # gathered in 4 bits, and one layer at a time restored
+            weights = GATHERED_LAYERS * STATE_BYTES["nf4"][0] + WHOLE_BYTES
+        return unit * (weights + GATHERED_LAYERS * gradient) / job.parallelism.tensor
+    if job.precision in ("autocast", "fp8"):
+        return 2.0 * _local_parameters(job)
+    return 0.0

@@ -1,0 +1,425 @@
+"""Search over machine types, counts, strategies, recomputation and micro-batches.
+
+The largest micro-batch that fits is the fastest one, so a search computes the memory of several
+micro-batches and the time of one. Options whose intervals overlap are ties, the simpler one first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from regauge.machines.catalog import (
+    find_instance,
+    find_listed_price,
+    load_inference_chips,
+    load_instances,
+)
+from regauge.machines.machine_rates import find_machine
+from regauge.planner import intervals, memory_plan
+from regauge.planner.calibration import find_family, load_calibration
+from regauge.planner.expected_goodput import plan_goodput
+from regauge.planner.run_plans.task_plans import compute_step_seconds, judge_memory, plan_tasks
+from regauge.system.errors import SettingsError
+from regauge.system.units import GIGA, SECONDS_PER_HOUR
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from regauge.machines.machine_rates import MachineRates
+    from regauge.machines.settings import Price
+    from regauge.planner.anchors import Anchor
+    from regauge.planner.expected_goodput import ExpectedGoodput
+    from regauge.planner.run_plans.run_request import TrainingRequest
+    from regauge.planner.training_job import (
+        Estimate,
+        Recomputation,
+        Strategy,
+        TrainingJob,
+    )
+    from regauge.planner.training_plan import TrainingPlan
+
+STRATEGIES: tuple[Strategy, ...] = ("single", "ddp", "zero1", "fsdp", "hsdp")
+"""Strategies of Regauge, the simplest first; `zero2` is fsdp with `shard-grad-op`."""
+RECOMPUTATIONS: tuple[Recomputation, ...] = ("none", "selective", "full")
+MAX_COUNT = 64
+"""Most machines of a search."""
+MAX_MICRO_BATCH = 4096
+CHECKPOINT_BYTES = 12
+"""Bytes of a parameter in a checkpoint: weights and two moments in fp32."""
+CHECKPOINT_GB_PER_SECOND = 1.0
+"""Assumed rate at which one machine writes a checkpoint."""
+RESTART_SECONDS = 300.0
+"""Assumed time from a failure to the next step."""
+MAX_LISTED = 10
+"""Options of a ranking that are planned in full."""
+MAX_PER_TYPE = 2
+"""Options of a ranking with the same machine type."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A job on some machines, with its time and cost."""
+
+    plan: TrainingPlan
+    goodput: ExpectedGoodput
+    hours: Estimate | None
+    """Hours of the run, failures included; None if its steps are unknown."""
+    usd: Estimate | None
+    """Dollars of the run; None if its steps or the price are unknown."""
+    rank: int = 0
+    """1 for the best; options of equal rank are ties."""
+
+    @property
+    def name(self) -> str:
+        """Count and machine type."""
+        return f"{self.plan.count} x {self.plan.machine.name}"
+
+    @property
+    def simplicity(self) -> tuple[int, ...]:
+        """Order of ties: fewer machines, a simpler strategy, less recomputation."""
+        job = self.plan.job
+        ranks = STRATEGIES.index("fsdp" if job.strategy == "zero2" else job.strategy)
+        return (self.plan.count, ranks, RECOMPUTATIONS.index(job.recomputation))
+
+
+class SearchResult(NamedTuple):
+    """The listed options of a search, and the number of the others."""
+
+    options: list[Option]
+    num_more: int
+
+
+@dataclass(frozen=True)
+class JobCandidate:
+    """A job on some machines with the seconds of a step, before it is planned in full."""
+
+    job: TrainingJob
+    machine: MachineRates
+    count: int
+    seconds: float
+    verdict: memory_plan.Verdict
+
+
+def list_machines(price: Price) -> list[MachineRates]:
+    """Return the machine types with accelerators that can train and have a price."""
+    machines = []
+    for name, instance in load_instances().items():
+        if (
+            not instance.chips
+            or instance.chip in load_inference_chips()
+            or instance.usd_per_hour is None
+        ):
+            continue
+        try:
+            machine = apply_price(find_machine(name), price)
+        except SettingsError:  # the memory of its chip is unknown
+            continue
+        if has_known_speed(machine) and machine.usd_per_hour is not None:
+            machines.append(machine)
+    return machines
+
+
+def has_known_speed(machine: MachineRates) -> bool:
+    """Return whether the speed of a machine follows from measured rows or from a data sheet."""
+    names = {machine.chip, find_family(machine.chip)}
+    is_measured = any(chip in names for chip, *_ in load_calibration().stacks)
+    return machine.peak_flops is not None or is_measured
+
+
+def apply_price(machine: MachineRates, price: Price) -> MachineRates:
+    """Return a machine with the price that the user pays in the region of the settings."""
+    listed = find_listed_price(find_instance(machine.name), price.discounts, price.region)
+    return replace(machine, usd_per_hour=listed.usd_per_hour if listed else None)
+
+
+def plan_option(
+    request: TrainingRequest,
+    job: TrainingJob,
+    machine: MachineRates,
+    count: int,
+    runs: Iterable[Anchor] = (),
+) -> Option:
+    """Return a job on `count` machines with its hours and dollars, failures included."""
+    plan = plan_tasks(request, job, machine, count, runs)
+    parameters = job.shape.parameters(job.head)
+    checkpoint = CHECKPOINT_BYTES * parameters / (CHECKPOINT_GB_PER_SECOND * GIGA * count)
+    goodput = plan_goodput(count, checkpoint, RESTART_SECONDS)
+    if request.steps is None or not goodput.share:
+        return Option(plan, goodput, None, None)
+    hours = plan.hours(request.steps, goodput.share)
+    return Option(plan, goodput, hours, plan.usd(request.steps, goodput.share))
+
+
+def choose_settings(
+    request: TrainingRequest, machine: MachineRates, count: int, *, is_free: bool = True
+) -> JobCandidate | None:
+    """Return the fastest settings that fit on `count` machines; None if nothing fits.
+
+    Without `is_free`, strategy and recomputation are those of the run file.
+    """
+    candidates = list(_list_candidates(request, machine, count, is_free=is_free))
+    for verdict in ("fits", "uncertain"):
+        if fitting := [item for item in candidates if item.verdict == verdict]:
+            return min(fitting, key=lambda item: item.seconds)
+    return None
+
+
+def _list_candidates(
+    request: TrainingRequest, machine: MachineRates, count: int, *, is_free: bool
+) -> Iterator[JobCandidate]:
+    """Yield for each strategy and recomputation the largest micro-batch that fits."""
+    devices = machine.devices * count
+    job = request.job
+    strategies = STRATEGIES if is_free else (job.strategy,)
+    recomputations = RECOMPUTATIONS if is_free else (job.recomputation,)
+    for strategy in strategies:
+        if (strategy == "single") != (devices == 1) and is_free:
+            continue
+        if strategy == "hsdp" and count == 1 and is_free:
+            continue
+        for recomputation in recomputations:
+            variant = replace(request.job, strategy=strategy, recomputation=recomputation)
+            placed = _find_largest(request, variant, machine, count)
+            if placed is not None:
+                seconds = compute_step_seconds(request, placed[0], machine, count)
+                yield JobCandidate(placed[0], machine, count, seconds, placed[1])
+
+
+def _find_largest(
+    request: TrainingRequest, variant: TrainingJob, machine: MachineRates, count: int
+) -> tuple[TrainingJob, memory_plan.Verdict] | None:
+    """Return the job with the largest micro-batch that fits, or that may fit; None if none may."""
+    best: tuple[TrainingJob, memory_plan.Verdict] | None = None
+    previous = 0
+    for size in _list_micro_batches(request):
+        job = replace(request, job=variant).place(machine.devices * count, size)
+        if job is None or job.micro_batch == previous:
+            break
+        previous = job.micro_batch
+        verdict = judge_memory(request, job, machine, count)
+        if verdict == "does not fit" or (best is not None and verdict != best[1]):
+            break
+        best = job, verdict
+    return best
+
+
+def _list_micro_batches(request: TrainingRequest) -> tuple[int, ...]:
+    if request.micro_batch is not None:
+        return (request.micro_batch,)
+    sizes = range(MAX_MICRO_BATCH.bit_length())
+    return tuple(request.sequences_per_row * 2**power for power in sizes)
+
+
+def shrink_to_fit(
+    request: TrainingRequest, candidate: JobCandidate, runs: Sequence[Anchor] = ()
+) -> JobCandidate:
+    """Return a candidate with a micro-batch that fits after the correction by measured rows.
+
+    The formulas alone decide in a search, as it compares thousands of candidates. If no smaller
+    micro-batch fits, the candidate is returned as it is.
+    """
+    machine, count = candidate.machine, candidate.count
+    variant = replace(request, job=candidate.job)
+    size = candidate.job.micro_batch
+    while size and (job := variant.place(machine.devices * count, size)) is not None:
+        verdict = plan_tasks(request, job, machine, count, runs).memory.verdict
+        if verdict == "fits":
+            seconds = compute_step_seconds(request, job, machine, count)
+            return replace(candidate, job=job, seconds=seconds, verdict=verdict)
+        size //= 2
+    return candidate
+
+
+def place_job(request: TrainingRequest, machine: MachineRates, count: int) -> TrainingJob:
+    """Return the job of a run file on machines; an open micro-batch is the largest that fits.
+
+    Raises SettingsError if the machines cannot train, if their speed is unknown, or if they have
+    more devices than the batch has rows.
+    """
+    check_machine(machine)
+    devices = machine.devices * count
+    if request.place(devices) is None:
+        rows = request.smallest_task.run.batch.rows
+        problem = f"batch.rows = {rows} is less than the {devices} devices"
+        raise SettingsError(problem, f"set batch.rows to {devices} or more, or use fewer machines")
+    if request.micro_batch is None:
+        candidate = choose_settings(request, machine, count, is_free=False)
+        if candidate is not None:
+            return shrink_to_fit(request, candidate).job
+    job = request.place(devices, request.micro_batch or request.sequences_per_row)
+    return job or request.job
+
+
+def check_machine(machine: MachineRates) -> None:
+    """Raise SettingsError if a machine cannot train, or if its speed is unknown."""
+    if machine.chip in load_inference_chips():
+        problem = f"{machine.name} has {machine.chip}, which cannot train"
+        raise SettingsError(problem, "name a machine type for training, such as trn1.32xlarge")
+    if not has_known_speed(machine):
+        problem = f"the speed of {machine.chip} is neither in the catalog nor measured"
+        raise SettingsError(problem, "add it with: regauge catalog import FILE")
+
+
+def find_smallest_change(
+    request: TrainingRequest, machine: MachineRates, count: int, max_count: int = MAX_COUNT
+) -> JobCandidate | None:
+    """Return the settings that fit and differ least from the run file; None if nothing fits.
+
+    Fewer changed settings are better, then the shorter step. More machines are the last resort.
+    """
+    while count <= max_count:
+        original = request.place(machine.devices * count)
+        if original is not None:
+            changes = list(_list_changes(request, machine, count))
+            for item in sorted(changes, key=partial(_count_changes, original=original)):
+                candidate = shrink_to_fit(request, item)
+                plan = plan_tasks(request, candidate.job, machine, count)
+                if plan.memory.verdict == "fits":
+                    return candidate
+        count *= 2
+    return None
+
+
+def _count_changes(candidate: JobCandidate, original: TrainingJob) -> tuple[int, float]:
+    names = ("strategy", "recomputation", "micro_batch")
+    changes = sum(getattr(candidate.job, name) != getattr(original, name) for name in names)
+    return changes, candidate.seconds
+
+
+def _list_changes(
+    request: TrainingRequest, machine: MachineRates, count: int
+) -> Iterator[JobCandidate]:
+    """Yield the jobs with other strategies, recomputation, and halved micro-batches."""
+    original = request.place(machine.devices * count)
+    size = original.micro_batch if original else 0
+    sizes = [size >> power for power in range(size.bit_length())]
+    for strategy in STRATEGIES:
+        for recomputation in RECOMPUTATIONS:
+            variant = replace(request.job, strategy=strategy, recomputation=recomputation)
+            for micro_batch in sizes:
+                placed = replace(request, job=variant).place(machine.devices * count, micro_batch)
+                if placed is None:
+                    continue
+                verdict = judge_memory(request, placed, machine, count)
+                if verdict == "fits":
+                    seconds = compute_step_seconds(request, placed, machine, count)
+                    yield JobCandidate(placed, machine, count, seconds, verdict)
+                    break
+
+
+def search_options(
+    request: TrainingRequest,
+    machines: Sequence[MachineRates],
+    deadline_hours: float | None,
+    runs: Sequence[Anchor] = (),
+    max_count: int = MAX_COUNT,
+    *,
+    show_all: bool = False,
+) -> SearchResult:
+    """Return the cheapest options that meet a deadline, ranked; the best are planned in full.
+
+    An option meets the deadline if its p90 does. Raises SettingsError if the steps of the run are
+    unknown, if the model fits on no machines, and if no option meets the deadline.
+    """
+    if request.steps is None:
+        problem = "the hours of the run are unknown: its data is not prepared, and it has no steps"
+        raise SettingsError(problem, "run 'regauge prepare', or set stop.steps")
+    candidates = [
+        candidate
+        for machine in machines
+        for count in _list_counts(max_count)
+        if (candidate := choose_settings(request, machine, count)) is not None
+    ]
+    if not candidates:
+        raise SettingsError(
+            f"the model fits on no machines of the catalog, up to {max_count} of a type",
+            "reduce model.config or batch, or raise --max-nodes",
+        )
+    usable = _select_usable(request, candidates, deadline_hours)
+    options = _plan_best(request, usable, deadline_hours, runs, show_all=show_all)
+    if not options and not deadline_hours:
+        raise SettingsError(
+            "the model surely fits on no machines of the catalog",
+            "plan single options with --compare, or reduce batch and model.config",
+        )
+    if not options:
+        fastest = min(candidates, key=lambda item: item.seconds)
+        option = plan_option(request, fastest.job, fastest.machine, fastest.count, runs)
+        hours = option.hours.p90 if option.hours else float("inf")
+        problem = f"no machines finish within {deadline_hours:g} h"
+        remedy = f"allow {hours:.3g} h, the p90 of the fastest option, {option.name}"
+        raise SettingsError(problem, remedy)
+    return SearchResult(rank_options(options), 0 if show_all else len(usable) - len(options))
+
+
+def _list_counts(max_count: int) -> list[int]:
+    counts = [2**power for power in range(max_count.bit_length())]
+    return sorted({*counts, max_count})
+
+
+def _plan_best(
+    request: TrainingRequest,
+    candidates: Sequence[JobCandidate],
+    deadline_hours: float | None,
+    runs: Sequence[Anchor],
+    *,
+    show_all: bool,
+) -> list[Option]:
+    """Return full plans of the cheapest usable candidates that meet the deadline at p90."""
+    is_sure = any(item.verdict == "fits" for item in candidates)
+    options: list[Option] = []
+    counts: Counter[str] = Counter()
+    for item in candidates:
+        if counts[item.machine.name] == MAX_PER_TYPE and not show_all:
+            continue
+        fitting = shrink_to_fit(request, item, runs)
+        option = plan_option(request, fitting.job, item.machine, item.count, runs)
+        if is_sure and option.plan.memory.verdict != "fits":
+            continue
+        is_late = option.hours is None or (deadline_hours and option.hours.p90 > deadline_hours)
+        if not is_late:
+            options.append(option)
+            counts[item.machine.name] += 1
+        if len(options) == MAX_LISTED and not show_all:
+            break
+    return options
+
+
+def _select_usable(
+    request: TrainingRequest, candidates: Sequence[JobCandidate], deadline_hours: float | None
+) -> list[JobCandidate]:
+    """Return the candidates that surely fit and meet the deadline at p50, the cheapest first."""
+    is_sure = any(item.verdict == "fits" for item in candidates)
+    limit = (deadline_hours or math.inf) * SECONDS_PER_HOUR / (request.steps or 1)
+    usable = [item for item in candidates if item.verdict == "fits" or not is_sure]
+    return sorted((item for item in usable if item.seconds <= limit), key=_cost_per_step)
+
+
+def _cost_per_step(item: JobCandidate) -> float:
+    return item.seconds * item.count * (item.machine.usd_per_hour or float("inf"))
+
+
+def rank_options(options: Sequence[Option]) -> list[Option]:
+    """Return options by dollars, or by hours if a price is unknown, with equal ranks for ties.
+
+    Options that tie with the first one of their group are ordered by simplicity.
+    """
+    has_prices = all(option.usd is not None for option in options)
+
+    def value(option: Option) -> Estimate:
+        return (option.usd if has_prices else option.hours) or option.plan.step_seconds
+
+    left = sorted(options, key=lambda option: value(option).p50)
+    ranked: list[Option] = []
+    while left:
+        group = [item for item in left if intervals.overlaps(value(left[0]), value(item))]
+        rank = len(ranked) + 1
+        ranked += [
+            replace(item, rank=rank) for item in sorted(group, key=lambda item: item.simplicity)
+        ]
+        left = [item for item in left if item not in group]
+    return ranked

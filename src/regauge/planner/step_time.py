@@ -1,0 +1,234 @@
+"""Seconds of one training step, by part.
+
+step = compute (1 + s)^log2(replicas) + exposed communication + optimizer + fixed; replicas counts
+the machines that exchange gradients.
+compute = g T (6 N + head) / (peak e0) (1 + h0 / h) (1 + t0 / T) + attention / (peak ea) + traffic x
+bytes of the activations / bandwidth, with the recomputed share.
+exposed = max(0, communication - overlap compute) + communication / L; here L counts the embeddings,
+too, in units of a layer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from regauge.planner import flops
+from regauge.planner.memory_plan import (
+    MOMENT_BYTES,
+    STATE_BYTES,
+    layer_activation_bytes,
+    logit_bytes,
+    shard_devices,
+)
+from regauge.planner.network import Topology, link_between, link_inside
+
+if TYPE_CHECKING:
+    from regauge.machines.machine_rates import MachineRates
+    from regauge.planner.calibration import PlannerConstants, StackConstants
+    from regauge.planner.network import Link
+    from regauge.planner.training_job import TrainingJob
+
+INSIDE, BETWEEN = "any inside", "any between"
+"""Names of the links that stand in for those without measurements."""
+CAUSAL_SHARE = 0.5
+"""Share of the attention scores that a causal mask leaves."""
+BACKWARD_SHARE = 2 / 3
+"""Share of the computation that is the backward pass."""
+GRADIENT_BYTES = 2.0
+"""Bytes of a gradient or a weight on the wire; 4 without mixed precision."""
+BUCKET_BYTES, ZERO_BUCKET_BYTES = 25e6, 500e6
+"""Bytes of a message: the bucket of DDP, and the one of DeepSpeed's ZeRO; FSDP sends a layer."""
+OPTIMIZER_BANDWIDTH = 0.7
+"""Share of the memory bandwidth that the update achieves: it reads and writes every state once."""
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Seconds of one step by part; their sum is the step."""
+
+    matmul: float
+    attention: float
+    traffic: float
+    """Seconds that operations without matrix products read and write activations."""
+    bubble: float
+    """Idle seconds of a pipeline."""
+    growth: float
+    """Seconds lost to stragglers, by the number of machines."""
+    exposed: float
+    """Seconds of communication that the computation does not hide."""
+    optimizer: float
+    fixed: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return math.fsum(getattr(self, part.name) for part in fields(self))
+
+
+@dataclass(frozen=True)
+class Communication:
+    """Seconds of communication in one step, before overlap."""
+
+    gradients: float
+    """All-reduce, or reduce-scatter and all-gather, of the strategy."""
+    tensor: float
+    """All-reduces of tensor parallelism, which nothing hides."""
+
+    @property
+    def total(self) -> float:
+        """All seconds."""
+        return self.gradients + self.tensor
+
+
+def plan_step(
+    job: TrainingJob, machine: MachineRates, count: int, calibration: PlannerConstants
+) -> StepParts:
+    """Return the seconds of one step on `count` machines, by part."""
+    fused = job.has_fused_attention
+    constants = calibration.find_stack(machine.chip, job.stack, is_fused=fused)
+    matmul, attention = compute_seconds(job, machine, constants)
+    traffic = traffic_seconds(job, machine, constants)
+    compute = matmul + attention + traffic
+    bubble = compute * (job.parallelism.pipeline - 1) / max(job.accumulation, 1)
+    bubble /= job.parallelism.interleaved
+    replicas = count_machines(job, machine, count)
+    growth = compute * ((1 + constants.growth) ** math.log2(replicas) - 1)
+    communication = plan_communication(job, machine, count, calibration)
+    hidden = constants.overlap * compute
+    if job.strategy == "ddp":  # gradients are summed after the last pass, during its backward half
+        hidden *= BACKWARD_SHARE / max(job.accumulation, 1)
+    exposed = max(0.0, communication.gradients - hidden)
+    exposed += communication.gradients / _layers_of_weights(job) + communication.tensor
+    return StepParts(
+        matmul,
+        attention,
+        traffic,
+        bubble,
+        growth,
+        exposed,
+        optimizer_seconds(job, machine, count),
+        constants.fixed_seconds,
+    )
+
+
+def count_machines(job: TrainingJob, machine: MachineRates, count: int) -> int:
+    """Return the number of machines that exchange gradients: those of one model count once."""
+    parallel = job.parallelism
+    return max(count // max(parallel.pipeline * parallel.tensor // machine.devices, 1), 1)
+
+
+def _layers_of_weights(job: TrainingJob) -> float:
+    """Return the weights in units of one layer: L, and the embeddings.
+
+    Nothing hides the communication of the last layer, because no computation follows.
+    """
+    return max(job.shape.parameters(job.head) / job.shape.layer_parameters, 1.0)
+
+
+def compute_seconds(
+    job: TrainingJob, machine: MachineRates, constants: StackConstants
+) -> tuple[float, float]:
+    """Return the seconds of matrix products and of the attention in one step of one device."""
+    shape = job.shape
+    tokens = job.tokens_per_pass * job.accumulation
+    split = job.parallelism.devices
+    again = 1 + flops.recomputed_share(job.recomputation) * flops.FORWARD_SHARE
+    backward = 1.0 if job.trained_fraction == 1 else 2 / 3  # frozen weights need no gradient
+    peak = machine.peak_flops or constants.reference_flops
+    speed = peak * constants.efficiency
+    slower = (1 + constants.hidden_half / shape.hidden) * (
+        1 + constants.token_half / job.tokens_per_pass
+    )
+    products = flops.matmul_flops(shape) * again + flops.head_flops(shape, job.head)
+    scores = flops.attention_flops(shape, job.length) * again
+    scores *= CAUSAL_SHARE if shape.attention.is_causal else 1.0
+    attention_speed = peak * constants.attention_efficiency
+    return (
+        products * backward * tokens * slower / speed / split,
+        scores * tokens / attention_speed / split,
+    )
+
+
+def traffic_seconds(job: TrainingJob, machine: MachineRates, constants: StackConstants) -> float:
+    """Return the seconds in which activations and logits are read and written, besides products.
+
+    Norms, activation functions, dropout, residual sums and stored scores are limited by the memory.
+    """
+    layers = job.shape.layers / job.parallelism.pipeline
+    again = 1 + flops.recomputed_share(job.recomputation) * flops.FORWARD_SHARE
+    moved = (layer_activation_bytes(job) * layers * again + logit_bytes(job)) * constants.traffic
+    moved += _weight_traffic(job) / OPTIMIZER_BANDWIDTH
+    return moved * max(job.accumulation, 1) / machine.memory_bandwidth
+
+
+def _weight_traffic(job: TrainingJob) -> float:
+    """Return the bytes that one pass moves for weights and gradients, besides products.
+
+    Autocast reads fp32 weights, writes bf16 ones, and casts their gradients back. Accumulation
+    reads two gradients and writes one. FSDP does both on its shards.
+    """
+    if job.strategy in ("fsdp", "hsdp"):
+        return 0.0
+    weight, gradient, _ = STATE_BYTES[job.precision]
+    cast = 2 * (weight + GRADIENT_BYTES) if job.precision in ("autocast", "fp8") else 0.0
+    gradient = 4.0 if job.has_fp32_gradients else gradient
+    summed = 3 * gradient if job.accumulation > 1 else 0.0
+    parallel = job.parallelism
+    parameters = job.shape.parameters(job.head) * job.trained_fraction
+    return parameters * (cast + summed) / (parallel.tensor * parallel.pipeline)
+
+
+def plan_communication(
+    job: TrainingJob, machine: MachineRates, count: int, calibration: PlannerConstants
+) -> Communication:
+    """Return the seconds of communication of one step.
+
+    In units of an all-gather of the weights: DDP 2; ZeRO-1 and 2 one for each microbatch and one
+    more; FSDP 3 for each microbatch. HSDP does those inside its machine, and an all-reduce of the
+    shards between machines.
+    """
+    inside = link_inside(machine, calibration.find_link(machine.name, INSIDE))
+    between = link_between(machine, calibration.find_link(f"{machine.name} network", BETWEEN))
+    parallel = job.parallelism
+    devices = max(machine.devices // parallel.tensor, 1)
+    machines = count_machines(job, machine, count)
+    topology = Topology(inside, between, devices, machines)
+    local = Topology(inside, between, devices, 1)
+    wire = GRADIENT_BYTES * (2 if job.precision in ("fp32", "tf32") else 1)
+    size = wire * job.shape.parameters(job.head) / (parallel.tensor * parallel.pipeline)
+    trained, passes = size * job.trained_fraction, max(job.accumulation, 1)
+    seconds, layers = 0.0, max(job.shape.layers / parallel.pipeline, 1)
+    if job.strategy == "ddp":
+        seconds = topology.seconds("all_reduce", trained, trained / BUCKET_BYTES)
+    elif job.strategy in ("zero1", "zero2"):
+        messages = trained / ZERO_BUCKET_BYTES
+        seconds = (passes + 1) * topology.seconds("all_gather", trained, messages)
+    elif job.strategy in ("fsdp", "hsdp"):
+        group = topology if job.strategy == "fsdp" else local
+        seconds = passes * 2 * group.seconds("all_gather", size, layers)
+        seconds += passes * group.seconds("reduce_scatter", trained, layers)
+    if job.strategy == "hsdp":  # the shards of a machine, which its network carries at once
+        seconds += between.seconds("all_reduce", trained, machines)
+    return Communication(seconds, _tensor_seconds(job, inside, wire))
+
+
+def _tensor_seconds(job: TrainingJob, inside: Link, wire: float) -> float:
+    """Return the seconds of the all-reduces of tensor parallelism: 4 for each layer."""
+    if job.parallelism.tensor == 1:
+        return 0.0
+    size = wire * job.shape.hidden * job.tokens_per_pass
+    layers = job.shape.layers / job.parallelism.pipeline
+    one = inside.seconds("all_reduce", size, job.parallelism.tensor)
+    return 4 * layers * one * max(job.accumulation, 1)
+
+
+def optimizer_seconds(job: TrainingJob, machine: MachineRates, count: int) -> float:
+    """Return the seconds of the update: every state is read and written once."""
+    shards = shard_devices(job, machine.devices * count, machine.devices)
+    weight, gradient, master = STATE_BYTES[job.precision]
+    state = 2 * (weight + MOMENT_BYTES[job.optimizer] + master) + gradient
+    parameters = job.shape.parameters(job.head) * job.trained_fraction
+    parameters /= job.parallelism.tensor * job.parallelism.pipeline * shards
+    return parameters * state / (machine.memory_bandwidth * OPTIMIZER_BANDWIDTH)

@@ -1,0 +1,186 @@
+"""Lineage: the data, code, settings and checkpoint that a model was made from."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from regauge import config
+from regauge.registry.model_files import PARITY_FILE, ModelFiles, find_manifest
+from regauge.system import files
+from regauge.system.json_files import DocumentShape, find_json
+
+Document = dict[str, Any]
+ENVIRONMENT, RUN_RESULT = "environment.json", "result.json"
+REPEAT_RUN = "repeat the run, or name another one"
+GIT_SECONDS = 10.0
+
+
+class TrainedRunShape(DocumentShape):
+    """The settings of a run, as far as its lineage has them."""
+
+    run: dict[str, Any]
+    data: dict[str, Any] = {}
+    task: dict[str, Any] | list[dict[str, Any]] = {}
+    model: dict[str, Any] = {}
+
+
+class RunResultShape(DocumentShape):
+    """The result of a run."""
+
+    metrics: dict[str, Any] = {}
+    model_step: int | None = None
+    usd: float | None = None
+
+
+class DatasetManifestShape(DocumentShape):
+    """The manifest of a dataset, as far as its lineage has it."""
+
+    splits: dict[str, dict[str, Any]] = {}
+    settings: dict[str, Any] = {}
+    tokenizer: dict[str, Any] = {}
+
+
+def find_run(model: ModelFiles, run: Path | None = None) -> Path | None:
+    """Return the output folder of the run that trained a model; None if it is unknown.
+
+    By default it is the origin of the artifact, or the folder that contains the model.
+    """
+    candidates = [run] if run is not None else []
+    if run is None and model.origin is not None:
+        candidates.append(Path(model.origin.path).expanduser())
+    candidates += [model.folder.parent] if run is None else []
+    for folder in candidates:
+        if (folder / config.SAVED_RUN).is_file():
+            return folder
+    return None
+
+
+def collect_lineage(model: ModelFiles, run: Path | None = None) -> Document:
+    """Return the lineage of a model with the tables data, code, settings and checkpoint.
+
+    A table is empty if its facts are unknown. Raises DataError if a document of the run is damaged.
+    """
+    folder = find_run(model, run)
+    origin = model.origin
+    checkpoint: Document = {
+        "path": origin.path if origin else str(model.folder),
+        "step": origin.step if origin else "final",
+        "weights_sha256": origin.sha256 if origin else _find_weights_hash(model),
+    }
+    if folder is None:
+        return {
+            "data": [],
+            "code": {"registered_with": describe_code()},
+            "settings": {},
+            "checkpoint": checkpoint,
+        }
+    settings = config.find_saved_run(folder, REPEAT_RUN) or {}
+    TrainedRunShape.model_validate(settings)
+    identity = settings.pop(config.RUN_IDENTITY, {})
+    environment = config.find_document(folder / ENVIRONMENT, REPEAT_RUN) or {}
+    result = config.find_document(folder / RUN_RESULT, REPEAT_RUN, RunResultShape) or {}
+    checkpoint |= {
+        "run": str(folder.resolve()),
+        "run_id": identity.get("run_id"),
+        "initial_weights": identity.get("weights_checksum"),
+        "model_step": result.get("model_step"),
+        "start": settings.get("model", {}).get("init_from") or settings["model"].get("path"),
+    }
+    names = ("code", "packages", "python", "platform", "variables")
+    code = {name: environment[name] for name in names if name in environment}
+    return {
+        "data": _describe_datasets(settings, str(identity.get("data_fingerprint"))),
+        "code": {**code, "registered_with": describe_code()},
+        "settings": settings,
+        "checkpoint": checkpoint,
+    }
+
+
+def collect_folder_lineage(folder: Path) -> Document:
+    """Return the lineage of an artifact, or of a model's folder, without hashing its files.
+
+    Raises DataError if a document of the artifact or of its run is damaged.
+    """
+    manifest = find_manifest(folder)
+    kind: Literal["artifact", "model"] = "model" if manifest is None else "artifact"
+    origin = None if manifest is None else manifest.origin
+    return collect_lineage(ModelFiles(folder, kind, "", {}, origin))
+
+
+def find_figures(model: ModelFiles, run: Path | None = None) -> Document:
+    """Return the parity figures, the metrics and the cost of a model; None for unknown ones."""
+    folder = find_run(model, run)
+    parity = find_json(model.folder / PARITY_FILE, "export the model again")
+    result = {}
+    if folder is not None:
+        result = config.find_document(folder / RUN_RESULT, REPEAT_RUN, RunResultShape) or {}
+    metrics = result.get("metrics")
+    return {
+        "parity": parity,
+        "evaluation": {"metrics": metrics} if metrics else None,
+        "usd": result.get("usd"),
+    }
+
+
+def describe_code() -> Document:
+    """Return the version of Regauge, and the commit of the working folder if it is in git.
+
+    `has_changes` is whether tracked files differ from that commit.
+    """
+    code: Document = {"regauge": version("regauge")}
+    commit = _run_git("rev-parse", "HEAD")
+    if commit:
+        changes = _run_git("status", "--porcelain", "--untracked-files=no")
+        code |= {"commit": commit, "has_changes": bool(changes)}
+    return code
+
+
+def _run_git(*arguments: str) -> str | None:
+    """Return the output of git in the working folder; None if it fails or is missing."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    try:
+        done = subprocess.run(
+            [git, *arguments], capture_output=True, timeout=GIT_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace").strip()
+
+
+def _describe_datasets(settings: Document, fingerprint: str) -> list[Document]:
+    """Return the datasets of a run: paths, hashes and numbers of rows."""
+    tasks = settings.get("task", {})
+    tables = [settings.get("data", {})]
+    if not isinstance(tasks, dict):
+        tables = [task.get("data") or settings.get("data", {}) for task in tasks]
+    return [_describe_dataset(Path(table["path"]), fingerprint) for table in tables]
+
+
+def _describe_dataset(folder: Path, fingerprint: str) -> Document:
+    """Return a dataset; without its folder only the path, and the fingerprint in the run."""
+    path = folder / config.MANIFEST
+    document = {"path": str(folder), "fingerprint": fingerprint}
+    manifest = config.find_document(path, REPEAT_RUN, DatasetManifestShape)
+    if manifest is None:
+        return document
+    splits = manifest["splits"]
+    rows = {name: split.get("rows") for name, split in splits.items()}
+    return {
+        **document,
+        "manifest_sha256": files.sha256(path),
+        "rows": rows,
+        "source": manifest.get("settings", {}).get("source"),
+        "tokenizer_sha256": manifest.get("tokenizer", {}).get("sha256"),
+    }
+
+
+def _find_weights_hash(model: ModelFiles) -> str | None:
+    """Return the hash of the only file of weights; None if there are several."""
+    hashes = [item.sha256 for name, item in model.hashes.items() if name.endswith(".safetensors")]
+    return hashes[0] if len(hashes) == 1 else None

@@ -1,0 +1,175 @@
+"""The record of the rounds of a pipeline, `rounds.json`, in its folder.
+
+A round has fixed increments: the files that its stages read. The next round reads the files that no
+finished round has read. So the files of a refused model are read again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from regauge import config
+from regauge.registry.pipelines.elapsed_time import Moment
+from regauge.system.json_files import DocumentShape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from regauge.registry.pipelines.data_hashes import FileHashes
+
+ROUNDS = "rounds.json"
+RoundState = Literal["running", "refused", "finished"]
+PROJECTED_ROUNDS = 5
+"""Number of the last rounds whose durations are projected."""
+
+
+class RoundStage(DocumentShape):
+    """A finished stage of a round."""
+
+    name: str
+    folder: str
+    sha256: str
+    seconds: float = Field(ge=0)
+    is_reused: bool
+
+
+class RoundMoment(DocumentShape):
+    """The moment at which a round began."""
+
+    date: float
+    uptime: float
+    boot: str
+
+
+class RoundShape(DocumentShape):
+    """One round as it is stored."""
+
+    number: int = Field(ge=1)
+    state: RoundState
+    began: RoundMoment
+    files: dict[str, dict[str, str]]
+    base: str | None
+    serving: str | None
+    refused_sha256: str | None = None
+    stages: list[RoundStage]
+
+
+class RoundsShape(DocumentShape):
+    """The content of `rounds.json`."""
+
+    rounds: list[RoundShape]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One pass through the stages of a pipeline."""
+
+    number: int
+    began: Moment
+    state: RoundState = "running"
+    files: dict[str, FileHashes] = field(default_factory=dict)
+    """The files of each increment, by stage."""
+    base: str | None = None
+    """The version that training starts from; None if there was none."""
+    serving: str | None = None
+    """The version that the new model is compared with; None if there was none."""
+    refused_sha256: str | None = None
+    """The input hash of the gate that refused the new model."""
+    stages: tuple[dict[str, Any], ...] = ()
+    """The finished stages, as `RoundStage`."""
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the stored form."""
+        return asdict(self)
+
+    def find_stage(self, name: str, sha256: str) -> dict[str, Any] | None:
+        """Return a finished stage with an input hash; None if it is not finished."""
+        same = (item for item in self.stages if (item["name"], item["sha256"]) == (name, sha256))
+        return next(same, None)
+
+    def with_stage(self, stage: dict[str, Any]) -> Round:
+        """Return the round with a finished stage, which replaces an earlier one of its name."""
+        others = (item for item in self.stages if item["name"] != stage["name"])
+        return replace(self, stages=(*others, stage))
+
+
+def read_rounds(folder: Path) -> list[Round]:
+    """Return the rounds of a pipeline; raises DataError if the record is damaged."""
+    path = folder / ROUNDS
+    remedy = f"remove {path}; the next run begins with round 1 and keeps unchanged stages"
+    document = config.find_document(path, remedy, RoundsShape)
+    rounds = [] if document is None else RoundsShape.model_validate(document).rounds
+    return [
+        Round(
+            number=entry.number,
+            began=Moment(**entry.began.model_dump()),
+            state=entry.state,
+            files=entry.files,
+            base=entry.base,
+            serving=entry.serving,
+            refused_sha256=entry.refused_sha256,
+            stages=tuple(stage.model_dump() for stage in entry.stages),
+        )
+        for entry in rounds
+    ]
+
+
+def save_round(folder: Path, rounds: Sequence[Round], current: Round) -> list[Round]:
+    """Store a round beside the other ones, atomically; return all rounds."""
+    others = [item for item in rounds if item.number != current.number]
+    merged = sorted((*others, current), key=lambda item: item.number)
+    folder.mkdir(parents=True, exist_ok=True)
+    config.save(folder / ROUNDS, {"rounds": [item.to_document() for item in merged]})
+    return merged
+
+
+def select_new_files(
+    rounds: Sequence[Round], present: dict[str, FileHashes]
+) -> dict[str, FileHashes] | None:
+    """Return the files of the next round by stage; None if no file has arrived since the last one.
+
+    `present` has all files by stage. A file is new if no finished round has read this content. A
+    stage without a new file reads the files of its last round again, so it is unchanged.
+    """
+    selected: dict[str, FileHashes] = {}
+    has_arrivals = False
+    for stage, hashes in present.items():
+        read = _list_contents(rounds, stage, "finished")
+        seen = read | _list_contents(rounds[-1:], stage)
+        new_files = {name: value for name, value in hashes.items() if (name, value) not in read}
+        has_arrivals |= any(item not in seen for item in new_files.items())
+        selected[stage] = new_files or _find_last_files(rounds, stage, hashes)
+    return selected if has_arrivals else None
+
+
+def _list_contents(
+    rounds: Sequence[Round], stage: str, state: RoundState | None = None
+) -> set[tuple[str, str]]:
+    """Return the names and hashes that the rounds, or those in one state, have read."""
+    return {
+        item
+        for entry in rounds
+        if state is None or entry.state == state
+        for item in entry.files.get(stage, {}).items()
+    }
+
+
+def _find_last_files(rounds: Sequence[Round], stage: str, present: FileHashes) -> FileHashes:
+    """Return the files of the last round that read any; by default all files."""
+    files = (entry.files[stage] for entry in reversed(rounds) if entry.files.get(stage))
+    return next(files, present)
+
+
+def list_durations(rounds: Sequence[Round], stage: str) -> list[float]:
+    """Return the seconds of a stage in the last rounds in which it ran."""
+    seconds = [
+        item["seconds"]
+        for entry in rounds
+        for item in entry.stages
+        if item["name"] == stage and not item["is_reused"]
+    ]
+    return seconds[-PROJECTED_ROUNDS:]

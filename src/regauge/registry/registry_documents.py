@@ -1,0 +1,185 @@
+"""The documents of a registry: their keys, their shapes, and how they are read and written."""
+
+from __future__ import annotations
+
+import datetime as dt
+import getpass
+import json
+import os
+import platform
+import re
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from regauge import config
+from regauge.system.choices import did_you_mean
+from regauge.system.errors import DataError, SettingsError
+from regauge.system.json_files import DocumentShape, check_shape, parse_object, seal
+
+if TYPE_CHECKING:
+    from regauge.registry.registry_storage import RegistryStorage
+
+REGISTRY_FILE, VERSION_FILE, CLAIM_FILE = "registry.json", "version.json", "claim.json"
+MODELS, VERSIONS, FILES, STAGES, LOG = "models", "versions", "files", "stages", "log"
+REGISTRY_KIND: Final = "regauge model registry"
+DEFAULT_STAGE = "production"
+KNOWN_STAGES = ("staging", "canary", DEFAULT_STAGE)
+"""Stages that a model may have without `create_stage`."""
+RESTORE = "restore it from a copy of the registry"
+_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
+_STAGE = re.compile(r"[a-z][\w-]*")
+
+Action = Literal["promote", "rollback"]
+
+
+class RegistryShape(DocumentShape):
+    """The file that marks a registry."""
+
+    format: int
+    kind: Literal["regauge model registry"]
+    created_at: str
+
+
+class HashShape(DocumentShape):
+    """The size and hash of a file."""
+
+    bytes: int
+    sha256: str
+
+
+class VersionShape(DocumentShape):
+    """A version of a model."""
+
+    format: int
+    model: str
+    version: int
+    created_at: str
+    created_by: str
+    kind: Literal["artifact", "model"]
+    content_sha256: str
+    location: str | None = None
+    files: dict[str, HashShape]
+    parent: int | None = None
+    lineage: dict[str, Any]
+    parity: dict[str, Any] | None = None
+    evaluation: dict[str, Any] | None = None
+    usd: float | None = None
+
+
+class StageEntryShape(DocumentShape):
+    """A pointer, which is also an entry of the log."""
+
+    format: int
+    model: str
+    stage: str
+    number: int
+    action: Action
+    version: int
+    previous_version: int | None
+    content_sha256: str
+    at: str
+    by: str
+    why: str
+    previous_sha256: str | None
+    """SHA-256 of the file of the entry before; None for the first entry."""
+
+
+def check_name(name: str) -> str:
+    """Return the name of a model; raises SettingsError if it is no valid one."""
+    if not _NAME.fullmatch(name):
+        remedy = "use letters, digits and . + - _"
+        raise SettingsError(f"invalid model name '{name}'", remedy)
+    return name
+
+
+def check_stage(stage: str) -> str:
+    """Return the name of a stage; raises SettingsError if it is no valid one."""
+    if not _STAGE.fullmatch(stage):
+        remedy = "use lowercase letters, digits and - _, such as production"
+        raise SettingsError(f"invalid stage '{stage}'", remedy)
+    return stage
+
+
+def build_unknown_stage_error(stage: str, name: str, known: list[str]) -> SettingsError:
+    """Return the error for a stage that a model does not have."""
+    problem = f"no version of '{name}' is in stage '{stage}'"
+    if not known:
+        remedy = f"run: regauge models promote {name} VERSION --stage {stage} --why TEXT"
+        return SettingsError(problem, remedy)
+    return SettingsError(problem, did_you_mean(stage, known))
+
+
+def join_key(*parts: str | int) -> str:
+    """Return the key of a file from the names of its folders."""
+    return "/".join(map(str, parts))
+
+
+def version_key(name: str, number: int, *parts: str) -> str:
+    """Return the key of a file of a version."""
+    return join_key(MODELS, name, VERSIONS, number, *parts)
+
+
+def stage_key(name: str, stage: str) -> str:
+    """Return the key of the pointer of a stage."""
+    return join_key(MODELS, name, STAGES, f"{stage}.json")
+
+
+def entry_key(name: str, stage: str, number: int) -> str:
+    """Return the key of an entry of the log."""
+    return join_key(MODELS, name, LOG, stage, f"{number:08d}.json")
+
+
+def format_document(document: dict[str, Any]) -> bytes:
+    """Return the content of a document with its format and its checksum."""
+    sealed = seal({"format": config.FORMAT, **document})
+    return (json.dumps(sealed, indent=1, sort_keys=True) + "\n").encode()
+
+
+def parse_document(
+    content: bytes, location: str, shape: type[DocumentShape], remedy: str = RESTORE
+) -> dict[str, Any]:
+    """Return a document of a registry.
+
+    Raises DataError, with the remedy, if it is damaged, changed, of another format or shape.
+    """
+    try:
+        document = parse_object(content)
+    except ValueError as error:
+        raise DataError(f"{location} cannot be read: {error}", remedy) from None
+    config.check_format(document, location, remedy)
+    check_shape(document, location, remedy, shape)
+    return document
+
+
+def read_document(
+    storage: RegistryStorage, key: str, shape: type[DocumentShape], remedy: str = RESTORE
+) -> dict[str, Any] | None:
+    """Return a document of a registry; None if it is missing; raises as `parse_document`."""
+    content = storage.read(key)
+    if content is None:
+        return None
+    return parse_document(content, storage.locate(key), shape, remedy)
+
+
+def format_time(seconds: float) -> str:
+    """Return a time in seconds since 1970 as text in UTC."""
+    time = dt.datetime.fromtimestamp(seconds, dt.UTC)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_time(text: str) -> dt.datetime:
+    """Return a time; without an offset it is in UTC. Raises SettingsError for another text."""
+    try:
+        time = dt.datetime.fromisoformat(text)
+    except ValueError:
+        remedy = "write it as 2026-11-20T12:00, which is in UTC"
+        raise SettingsError(f"'{text}' is not a time", remedy) from None
+    return time if time.tzinfo is not None else time.replace(tzinfo=dt.UTC)
+
+
+def find_user() -> str:
+    """Return the user and the machine of this process, such as `ana@host`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a user database
+        user = str(os.getuid())
+    return f"{user}@{platform.node()}"

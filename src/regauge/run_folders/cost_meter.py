@@ -1,0 +1,207 @@
+"""The cost of a run so far: the time for which it held machines, times their price.
+
+A run pays from the moment its command locks the output folder until its last process has ended,
+including starts and lost work. The cost is written at the start and the end of each attempt
+(`attempts.jsonl`), and continues from there on any number of machines. No torch here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from regauge.system import jsonl
+from regauge.system.errors import DataError
+from regauge.system.files import open_in_place, read_content
+from regauge.system.json_files import DocumentShape
+from regauge.system.units import SECONDS_PER_HOUR
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ATTEMPTS = "attempts.jsonl"
+LAST_SEEN = ".seen"
+"""File with the time at which a run was last alive, in seconds since the epoch.
+
+It bounds the cost of an attempt that was killed before its end was written. The supervisor writes
+it once a second. The first process writes it with each checkpoint, so that no checkpoint contains
+a cost that the next command does not know.
+"""
+
+
+class CostLine(DocumentShape):
+    """A line with the cost of a run up to a moment."""
+
+    machine_seconds: float = Field(default=0.0, ge=0)
+    device_seconds: float = Field(default=0.0, ge=0)
+    usd: float | None = None
+
+
+class PaidLine(CostLine):
+    """A line of `attempts.jsonl`: the start or the end of an attempt or of a command."""
+
+    started_at: float | None = None
+    ended_at: float | None = None
+    nodes: int = Field(default=1, ge=1)
+    processes: int = Field(default=1, ge=1)
+    usd_per_hour: float | None = None
+    outcome: str | None = None
+
+
+class AttemptLine(PaidLine):
+    """A line of a training run's `attempts.jsonl`."""
+
+    attempt: jsonl.Count
+    planned_steps: jsonl.Count | None = None
+    accelerator: str | None = None
+
+
+class StragglerShape(DocumentShape):
+    """The straggler of a ledger line."""
+
+    rank: int
+    delay_seconds: float
+
+
+class LedgerLine(jsonl.StepLine, CostLine):
+    """A line of a training run's `ledger.jsonl`."""
+
+    seconds: dict[str, float] = {}
+    tokens: jsonl.Count | None = None
+    compiled_graphs: jsonl.Count | None = None
+    mfu: float | None = None
+    padding_fraction: float | None = None
+    straggler: StragglerShape | None = None
+    memory_bytes: dict[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a run up to a moment."""
+
+    machine_seconds: float = 0.0
+    device_seconds: float = 0.0
+    usd: float | None = None
+    """None if the price of any part is unknown."""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The cost as JSON fields."""
+        usd = None if self.usd is None else round(self.usd, 6)
+        return {
+            "machine_seconds": round(self.machine_seconds, 3),
+            "device_seconds": round(self.device_seconds, 3),
+            "usd": usd,
+        }
+
+
+def parse_cost(document: dict[str, Any]) -> Cost:
+    """Return the cost in a JSON document; fields that it lacks are 0 or unknown."""
+    known = ("machine_seconds", "device_seconds", "usd")
+    return Cost(**{name: document[name] for name in known if name in document})
+
+
+@dataclass(frozen=True)
+class CostMeter:
+    """The cost of a run that holds a fixed number of machines since a moment."""
+
+    paid_before: Cost
+    """Cost up to that moment."""
+    start_clock: float
+    """That moment by this machine's monotonic clock, in seconds."""
+    machines: int
+    devices: int
+    """Processes on all machines: one per device."""
+    usd_per_hour: float | None
+    """Price of one machine; None if it is unknown."""
+
+    def read(self) -> Cost:
+        """Return the cost up to now."""
+        return self.cost_after(time.monotonic() - self.start_clock)
+
+    def cost_after(self, seconds: float) -> Cost:
+        """Return the cost after this many seconds."""
+        before, seconds = self.paid_before, max(0.0, seconds)
+        machine_seconds = before.machine_seconds + seconds * self.machines
+        if self.usd_per_hour is None:
+            usd = None
+        elif before.usd is None:
+            usd = machine_seconds / SECONDS_PER_HOUR * self.usd_per_hour
+        else:
+            usd = before.usd + seconds * self.machines / SECONDS_PER_HOUR * self.usd_per_hour
+        devices = before.device_seconds + seconds * self.devices
+        return Cost(machine_seconds, devices, usd)
+
+    def resume_from(self, other: Cost) -> CostMeter:
+        """Return a meter that continues from another cost, if that one is higher."""
+        if other.machine_seconds <= self.paid_before.machine_seconds:
+            return self
+        return replace(self, paid_before=other)
+
+    @property
+    def start_fields(self) -> dict[str, Any]:
+        """JSON fields of an attempt's start; they price an attempt whose end is never written."""
+        counts = {"processes": self.devices, "nodes": self.machines}
+        return {**counts, "usd_per_hour": self.usd_per_hour, **self.paid_before.document}
+
+
+def parse_meter(document: dict[str, Any]) -> CostMeter:
+    """Return the meter of a JSON document that `asdict` made."""
+    return CostMeter(**{**document, "paid_before": Cost(**document["paid_before"])})
+
+
+def read_last_seen(folder: Path) -> float | None:
+    """Return the time at which a run was last alive, in seconds since the epoch, or None."""
+    try:
+        seconds = float(read_content(folder / LAST_SEEN, "remove it") or b"")
+    except (DataError, ValueError):
+        return None
+    return seconds if math.isfinite(seconds) else None
+
+
+def write_last_seen(folder: Path) -> None:
+    """Write that a run is alive now; does nothing before its first attempt is recorded."""
+    if not (folder / ATTEMPTS).exists():
+        return
+    file = open_in_place(folder / LAST_SEEN, os.O_WRONLY | os.O_CREAT)
+    try:
+        os.write(file, f"{time.time():.3f}".encode())  # always of one length: no part is left over
+    finally:
+        os.close(file)
+
+
+def read_paid(folder: Path, started_at: float, last_seen_at: float | None) -> tuple[Cost, float]:
+    """Return the cost at the end of a run's last attempt, and the time since when it pays again.
+
+    `started_at` is the start of this command, `last_seen_at` the time at which the one before was
+    last alive. All times are in seconds since the epoch. An attempt whose end was not written ended
+    when it was last alive.
+    """
+    last = jsonl.read_last_line(folder / ATTEMPTS, PaidLine)
+    if last is None or last.get("started_at") is None:
+        return Cost(), started_at
+    began = last["started_at"]
+    if last.get("ended_at") is not None:
+        return parse_cost(last), max(started_at, float(last["ended_at"]))
+    until = last_seen_at if last_seen_at is not None and began < started_at else began
+    return extend_cost(last, until), max(started_at, float(began))
+
+
+def extend_cost(line: dict[str, Any], until: float) -> Cost:
+    """Return the cost up to a time, given the line of an attempt whose end was not written.
+
+    `until` is in seconds since the epoch.
+    """
+    meter = CostMeter(
+        parse_cost(line),
+        0.0,
+        int(line.get("nodes", 1)),
+        int(line.get("processes", 1)),
+        line.get("usd_per_hour"),
+    )
+    return meter.cost_after(until - line["started_at"])

@@ -1,0 +1,94 @@
+"""One writer per output folder.
+
+The lock is held while a run is supervised. The token separates the current attempt from an earlier
+one that outlived its supervisor.
+
+    .lock     locked by the supervisor; contains the process that holds it
+    .token    token of the attempt that may publish checkpoints
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Self
+
+from regauge.system.errors import DataError, PreemptedError, SettingsError
+from regauge.system.files import LOCK, hold_lock, read_content, write_atomic
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_OWNER_BYTES = 200
+ATTEMPT_TOKEN = ".token"  # noqa: S105 - the name of a file
+
+
+class FolderLock:
+    """The exclusive right to write an output folder, for the duration of a block.
+
+    Raises SettingsError if another process holds it for longer than `wait_seconds`. A folder that
+    the run wrote nothing to is removed at the end.
+    """
+
+    def __init__(self, folder: Path, wait_seconds: float = 0.0) -> None:
+        self._folder = folder
+        self._wait_seconds = wait_seconds
+        self._lock = ExitStack()
+
+    def __enter__(self) -> Self:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = f"{self._folder} cannot be created: {error.strerror}"
+            raise SettingsError(problem, "set another output.folder") from None
+        file = self._folder / LOCK
+        try:
+            handle = self._lock.enter_context(hold_lock(file, self._wait_seconds))
+        except BlockingIOError:
+            owner = _read_owner(file) or "another process"
+            raise SettingsError(
+                f"{self._folder} is being written by {owner}",
+                "wait until it ends, stop it, or set another output.folder",
+            ) from None
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} of {socket.gethostname()}\n".encode())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        (self._folder / ATTEMPT_TOKEN).unlink(missing_ok=True)
+        if [path.name for path in self._folder.iterdir()] == [LOCK]:
+            (self._folder / LOCK).unlink()
+            self._folder.rmdir()
+        self._lock.close()
+
+    def issue_token(self) -> str:
+        """Give a new attempt the right to publish, and withdraw all earlier tokens; return it."""
+        token = uuid.uuid4().hex
+        write_atomic(self._folder / ATTEMPT_TOKEN, f"{token}\n")
+        return token
+
+
+def _read_owner(lock: Path) -> str:
+    """Return the process that a lock file names; empty if it names none."""
+    content = read_content(lock, "remove it") or b""
+    return content[:MAX_OWNER_BYTES].decode(errors="replace").strip()
+
+
+def is_current(folder: Path, token: str) -> bool:
+    """Return whether a token still gives the right to publish."""
+    try:
+        content = read_content(folder / ATTEMPT_TOKEN, "remove it")
+    except DataError:
+        return False
+    return content is not None and content.strip() == token.encode()
+
+
+def check_token(folder: Path, token: str) -> None:
+    """Raise PreemptedError if a newer attempt has the right to publish."""
+    if not is_current(folder, token):
+        raise PreemptedError(
+            f"another attempt writes {folder} now; this one published nothing",
+            "wait until that attempt ends",
+        )

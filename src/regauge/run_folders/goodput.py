@@ -1,0 +1,70 @@
+"""Goodput: the productive share of a run's time, from its first start to its last end.
+
+Time outside of steps and evaluations is lost, such as starts, waits and repeated steps. No torch
+here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from regauge.run_folders.cost_meter import ATTEMPTS, AttemptLine, LedgerLine
+from regauge.system import jsonl
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+PRODUCTIVE = ("step", "evaluate")
+"""The productive accounts of the ledger."""
+IDLE = "idle"
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """The time of a run by account, over all attempts."""
+
+    seconds: Mapping[str, float]
+    """Seconds by account of the ledger; `idle` is the time that no process booked."""
+    outcomes: Mapping[int, str]
+    """How each attempt ended, by its number: `finished`, or a kind of failure."""
+
+    @property
+    def total_seconds(self) -> float:
+        """Seconds from the first start to the last end."""
+        return sum(self.seconds.values())
+
+    @property
+    def fraction(self) -> float:
+        """Productive seconds over all seconds."""
+        productive = sum(self.seconds.get(name, 0.0) for name in PRODUCTIVE)
+        return productive / self.total_seconds if self.total_seconds else 0.0
+
+
+def read_goodput(folder: Path) -> Goodput | None:
+    """Return the goodput of the run in an output folder; None if no supervisor wrote it."""
+    lines = jsonl.read_lines(folder / ATTEMPTS, AttemptLine)
+    ledger = jsonl.read_last_line(folder / "ledger.jsonl", LedgerLine)
+    return None if ledger is None else compute_goodput(lines, ledger)
+
+
+def compute_goodput(
+    lines: list[dict[str, Any]], ledger: Mapping[str, Any], until: float | None = None
+) -> Goodput | None:
+    """Return the goodput from the lines of `attempts.jsonl` and the last line of the ledger.
+
+    `until` is the time up to which a run without a recorded end is counted, in seconds since the
+    epoch. Returns None if a start or an end is unknown.
+    """
+    end_times = [line["ended_at"] for line in lines if line.get("ended_at") is not None]
+    start_times = [line["started_at"] for line in lines if line.get("started_at") is not None]
+    if until is not None:
+        end_times.append(until)
+    if not (start_times and end_times):
+        return None
+    began = min(start_times)
+    booked: dict[str, Any] = ledger.get("seconds", {})
+    idle = max(0.0, max(end_times) - began - sum(booked.values()))
+    outcomes = {line["attempt"]: str(line["outcome"]) for line in lines if line.get("outcome")}
+    return Goodput({**booked, IDLE: idle}, outcomes)

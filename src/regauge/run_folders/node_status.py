@@ -1,0 +1,178 @@
+"""The state of the processes of a run, in its output folder, for `regauge top`.
+
+    ranks/status-4.json    the processes of the node whose first rank is 4, in its newest attempt
+
+The heartbeats of a run are in the memory of each node. The supervisor of the node copies them once
+a second to this file, so that other machines read them through a shared file system. No torch here.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from regauge.system.errors import DataError
+from regauge.system.files import write_atomic
+from regauge.system.json_files import DocumentShape, find_json, find_mismatch, format_compact
+from regauge.system.jsonl import Count
+from regauge.system.processes import NO_PROCESS, inspect_process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from regauge.system.processes import Child
+
+RANKS = "ranks"
+"""Subfolder of an output folder with the logs and the states of its processes."""
+STATUS_FILES = "status-*.json"
+ProcessState = Literal["running", "stopped", "waiting", "ended"]
+"""State of a process: stopped by a signal, or in an uninterruptible wait such as for a disk."""
+STATES: dict[str, ProcessState] = {"T": "stopped", "t": "stopped", "D": "waiting", "Z": "ended"}
+"""States by the letter of the kernel; every other letter is a process that runs or sleeps."""
+
+
+class ProcessShape(DocumentShape):
+    """The state of one process."""
+
+    rank: Count
+    pid: int
+    phase: str
+    step: Count
+    beat_at: float
+    state: ProcessState
+    exit_code: int | None = None
+    resident_bytes: Count | None = None
+
+
+class NodeShape(DocumentShape):
+    """The content of a node's file."""
+
+    attempt: Count
+    first_rank: Count
+    host: str
+    written_at: float
+    is_final: bool
+    processes: list[ProcessShape]
+
+
+@dataclass(frozen=True)
+class NodeProcesses:
+    """The processes of one node of a run, as its supervisor wrote them."""
+
+    attempt: int
+    first_rank: int
+    host: str
+    written_at: float
+    """Seconds since the epoch, by the clock of that node."""
+    is_final: bool
+    """Whether the attempt has ended on this node."""
+    processes: tuple[ProcessStatus, ...]
+
+
+@dataclass(frozen=True)
+class ProcessStatus:
+    """The state of one process of a run."""
+
+    rank: int
+    pid: int
+    phase: str
+    """Phase of the last heartbeat."""
+    step: int
+    """Number of steps that are done."""
+    beat_at: float
+    """Time of the last heartbeat in seconds since the epoch."""
+    state: ProcessState
+    exit_code: int | None = None
+    """Exit code, or the negative number of the signal that ended it; None while it exists."""
+    resident_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The last heartbeat of a process."""
+
+    count: int
+    """Number of beats so far."""
+    step: int
+    """Number of steps that are done."""
+    phase: str
+    """The account of the ledger that the time is booked to, such as `step`."""
+    at: float
+    """Time of the beat, in seconds of the machine's monotonic clock."""
+    max_gaps: tuple[float, ...]
+    """Maximum seconds from a beat in each phase to the next beat; 0 for a phase never entered."""
+    step_at: float
+    """Time of the last change of the step, in seconds of the monotonic clock; 0 before it."""
+    device_memory_bytes: int
+    """Peak of the device memory that the process uses; 0 if it is unknown."""
+
+
+def write_node_status(
+    folder: Path,
+    first_rank: int,
+    children: Sequence[Child],
+    beats: Sequence[Beat],
+    *,
+    attempt: int,
+    is_final: bool = False,
+) -> None:
+    """Write the state of the processes that this node started for an attempt.
+
+    A folder that cannot be written is ignored, because the run needs no such file.
+    """
+    pairs = enumerate(zip(children, beats, strict=True), first_rank)
+    document = {
+        "attempt": attempt,
+        "first_rank": first_rank,
+        "host": socket.gethostname(),
+        "written_at": round(time.time(), 3),
+        "is_final": is_final,
+        "processes": [_describe_process(rank, child, beat) for rank, (child, beat) in pairs],
+    }
+    with suppress(OSError):
+        path = folder / RANKS / f"status-{first_rank}.json"
+        write_atomic(path, format_compact(document), durable=False)
+
+
+def _describe_process(rank: int, child: Child, beat: Beat) -> dict[str, Any]:
+    code = child.poll()
+    facts = inspect_process(child.pid) if code is None else NO_PROCESS
+    return {
+        "rank": rank,
+        "pid": child.pid,
+        "phase": beat.phase,
+        "step": beat.step,
+        "beat_at": round(time.time() - (time.monotonic() - beat.at), 3),
+        "state": STATES.get(facts.state, "running") if facts.state else "ended",
+        "exit_code": code,
+        "resident_bytes": facts.resident_bytes if facts.state else None,
+    }
+
+
+def read_node_statuses(folder: Path) -> tuple[NodeProcesses, ...]:
+    """Return the nodes of the newest attempt of a run, by their first rank.
+
+    Files that are missing or damaged are left out.
+    """
+    paths: Iterable[Path] = sorted((folder / RANKS).glob(STATUS_FILES))
+    nodes = [node for path in paths if (node := _read_node(path)) is not None]
+    newest = max((node.attempt for node in nodes), default=0)
+    newest_nodes = [node for node in nodes if node.attempt == newest]
+    return tuple(sorted(newest_nodes, key=lambda node: node.first_rank))
+
+
+def _read_node(path: Path) -> NodeProcesses | None:
+    try:
+        document = find_json(path, "remove it")
+    except (DataError, OSError):
+        return None
+    if document is None or find_mismatch(document, NodeShape):
+        return None
+    node = NodeShape.model_validate(document)
+    processes = tuple(ProcessStatus(**process.model_dump()) for process in node.processes)
+    values = {name: getattr(node, name) for name in NodeShape.model_fields}
+    return NodeProcesses(**{**values, "processes": processes})

@@ -1,0 +1,307 @@
+"""Reader of output folders: finished, still running or killed.
+
+A missing file leaves its field empty; a damaged file is named in `warnings`.
+This module knows nothing of how a report looks.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from regauge.config import RUN_IDENTITY, SavedTask, check_format
+from regauge.run_folders.cost_meter import ATTEMPTS, AttemptLine, LedgerLine
+from regauge.run_folders.goodput import Goodput, read_goodput
+from regauge.run_folders.series import AttemptSummary, Series, merge_attempts, summarize_attempts
+from regauge.system import jsonl
+from regauge.system.errors import DataError, SettingsError
+from regauge.system.json_files import DocumentShape, find_json, find_mismatch
+from regauge.tasks import CLASS_REPORTS, ClassReport
+
+MARKER_FILES = (
+    "run.json",
+    "metrics.jsonl",
+    "ledger.jsonl",
+    "evaluation.json",
+    "benchmark.json",
+    "inputs.json",
+)
+"""Files that mark a folder as an output folder; a report needs one of them."""
+
+_STAGE = re.compile(r"(\d+)-(.+)")
+
+Document = dict[str, Any]
+COST_KEYS = ("machine_seconds", "device_seconds", "usd")
+"""Keys of a ledger line that are cumulative costs."""
+
+
+class MetricsShape(jsonl.StepLine):
+    """A line of `metrics.jsonl`; the other values are numbers, or `NaN` and infinities as text."""
+
+    seconds: float | None = None
+    summary: dict[str, Any] | None = None
+
+
+class SettingsShape(DocumentShape):
+    """The settings of a verb that reports show."""
+
+    task: dict[str, Any] | list[SavedTask] | None = None
+    execution: dict[str, Any] = {}
+    stop: dict[str, Any] = {}
+    accelerator: dict[str, Any] = {}
+
+
+class RunShape(SettingsShape):
+    """The content of `run.json` that reports show."""
+
+    run: dict[str, Any] = {}
+
+
+class ReportedStage(DocumentShape):
+    """The record of a finished stage of a pipeline."""
+
+    verb: str | None = None
+    seconds: float | None = None
+    settings: SettingsShape = SettingsShape()
+
+
+class ClassMetricsShape(DocumentShape):
+    """The metrics of one class."""
+
+    name: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+class ClassReportShape(DocumentShape):
+    """The quality of a model by class."""
+
+    classes: list[ClassMetricsShape]
+    confusion_matrix: list[list[int]] | None = None
+
+
+class ClassesShape(DocumentShape):
+    """The class reports of a run."""
+
+    classes: dict[str, ClassReportShape] = {}
+
+
+class EvaluationShape(ClassesShape):
+    """The table of an evaluation."""
+
+    title: str = ""
+    rows: list[dict[str, Any]] = []
+    notes: list[Any] = []
+    settings: SettingsShape = SettingsShape()
+    identity: dict[str, Any] = {}
+
+
+class EnvironmentShape(DocumentShape):
+    """The software and the machine of a run."""
+
+    packages: dict[str, str] | None = None
+
+
+class SplitShape(DocumentShape):
+    """One split of a dataset."""
+
+    rows: int = 0
+
+
+class DatasetShape(DocumentShape):
+    """The manifest of a dataset, or of an artifact."""
+
+    splits: dict[str, SplitShape] = {}
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The content of one output folder, of any verb."""
+
+    folder: Path
+    name: str
+    verb: str | None = None
+    settings: Document = field(default_factory=dict)
+    identity: Document = field(default_factory=dict)
+    """Identity of the run: verb, id, and hashes of its data and its initial weights."""
+    environment: Document = field(default_factory=dict)
+    series: dict[str, Series] = field(default_factory=dict)
+    """One series per metric, without the steps that a later attempt repeated."""
+    attempts: tuple[AttemptSummary, ...] = ()
+    ledger: Document = field(default_factory=dict)
+    """Last line of the ledger; empty if there is none."""
+    cost_series: dict[str, Series] = field(default_factory=dict)
+    """Cumulative machine seconds, device seconds and dollars by step, repeated work included."""
+    evaluation: Document = field(default_factory=dict)
+    class_reports: dict[str, ClassReport] = field(default_factory=dict)
+    """The metrics of each class by model or held-out set; empty for tasks without classes."""
+    dataset: Document = field(default_factory=dict)
+    """Manifest of the dataset that the run prepared; empty for other verbs."""
+    failures: tuple[Document, ...] = ()
+    """Failure documents of the attempts, oldest first."""
+    goodput: Goodput | None = None
+    """Time of all attempts by account; None if no supervisor recorded it."""
+    benchmark: Document = field(default_factory=dict)
+    """Result of a benchmark of training or of inference."""
+    profile: Document = field(default_factory=dict)
+    """Profile of a training step; empty if the run was not profiled."""
+    straggler: Document = field(default_factory=dict)
+    """The last straggler: its rank and its delay in seconds per step; empty if there was none."""
+    seconds: float | None = None
+    """Wall-clock seconds of the stage; None outside a pipeline."""
+    num_devices: int | None = None
+    """Number of processes of the last attempt over all nodes, one per device."""
+    world_sizes: frozenset[int] = frozenset()
+    """Number of processes over all nodes, of every attempt."""
+    outcome: str | None = None
+    """How the run ended, such as `finished`; None if it is running or was killed."""
+    warnings: tuple[str, ...] = ()
+    """Files that could not be read completely, one sentence each."""
+
+    @property
+    def step(self) -> int | None:
+        """The last step that counts."""
+        return self.attempts[-1].last_step if self.attempts else self.ledger.get("step")
+
+
+def find_run_folders(folder: Path) -> tuple[Path, ...]:
+    """Return the stage folders of a pipeline in order, or the folder itself if it is a run.
+
+    Raises SettingsError if the folder does not exist or contains no run.
+    """
+    if not folder.is_dir():
+        raise SettingsError(f"no folder {folder}", "name the output folder of a run")
+    folders = (folder,) if is_run_folder(folder) else find_stage_folders(folder)
+    if not folders:
+        markers = ", ".join(MARKER_FILES)
+        remedy = f"name a folder that contains one of {markers}"
+        raise SettingsError(f"{folder} contains no run", remedy)
+    return folders
+
+
+def find_stage_folders(folder: Path) -> tuple[Path, ...]:
+    """Return the numbered stage folders of a pipeline, in order."""
+    matches = [(path, _STAGE.fullmatch(path.name)) for path in folder.iterdir()]
+    numbered = sorted((int(match[1]), path) for path, match in matches if match)
+    return tuple(path for _, path in numbered if is_run_folder(path))
+
+
+def read_run_folder(folder: Path) -> RunFolder:
+    """Read one output folder.
+
+    Raises SettingsError if the folder contains no run, DataError if a newer Regauge wrote it.
+    """
+    if not is_run_folder(folder):
+        raise SettingsError(f"{folder} contains no run", "name the output folder of a run")
+    warnings: list[str] = []
+    done = _read_document(folder / "done.json", warnings, ReportedStage)
+    metrics = jsonl.read_lines(folder / "metrics.jsonl", MetricsShape, warnings)
+    ledger = jsonl.read_lines(folder / "ledger.jsonl", LedgerLine, warnings)
+    result = _read_document(folder / "result.json", warnings)
+    run = _read_document(folder / "run.json", warnings, RunShape)
+    dataset = _read_document(folder / "manifest.json", warnings, DatasetShape)
+    evaluation = _read_document(folder / "evaluation.json", warnings, EvaluationShape)
+    values = [line for line in metrics if "summary" not in line]
+    goodput = read_goodput(folder)
+    attempts = summarize_attempts(values, goodput.outcomes if goodput else {})
+    failures = sorted((folder / "failures").glob("*.json"))
+    launches = jsonl.read_lines(folder / ATTEMPTS, AttemptLine)
+    return RunFolder(
+        folder=folder,
+        name=_find_name(folder),
+        verb=done.get("verb") or run.get(RUN_IDENTITY, {}).get("verb"),
+        settings=_name_tasks(
+            _drop_keys(
+                run or done.get("settings") or evaluation.get("settings", {}),
+                "format",
+                RUN_IDENTITY,
+            )
+        ),
+        identity=run.get(RUN_IDENTITY) or evaluation.get("identity", {}),
+        environment=_drop_keys(
+            _read_document(folder / "environment.json", warnings, EnvironmentShape), "format"
+        ),
+        series=merge_attempts(values, attempts),
+        attempts=attempts,
+        ledger=ledger[-1] if ledger else {},
+        cost_series=_build_cost_series(ledger),
+        evaluation=evaluation,
+        class_reports=evaluation.get("classes")
+        or _read_document(folder / CLASS_REPORTS, warnings, ClassesShape).get("classes", {}),
+        dataset=dataset,
+        failures=tuple({"file": path.name, **_read_document(path, warnings)} for path in failures),
+        goodput=goodput,
+        benchmark=_read_document(folder / "benchmark.json", warnings),
+        profile=_read_document(folder / "profile.json", warnings),
+        straggler=next(
+            (line["straggler"] for line in reversed(ledger) if line.get("straggler")), {}
+        ),
+        seconds=done.get("seconds"),
+        num_devices=launches[-1].get("processes") if launches else None,
+        world_sizes=frozenset(line["processes"] for line in launches if "processes" in line),
+        outcome=_find_outcome(metrics) if metrics else ("finished" if done or result else None),
+        warnings=tuple(warnings),
+    )
+
+
+def _name_tasks(settings: Document) -> Document:
+    """Return settings in which a list of tasks is a table by task name."""
+    tasks = settings.get("task")
+    if not isinstance(tasks, list):
+        return settings
+    by_name = {task["name"]: _drop_keys(task, "name") for task in tasks}
+    return {**settings, "task": by_name}
+
+
+def _build_cost_series(ledger: list[Document]) -> dict[str, Series]:
+    keys = ("attempt", "step", *COST_KEYS)
+    lines = [{key: line[key] for key in keys if key in line} for line in ledger]
+    return merge_attempts(lines, summarize_attempts(lines, {})) if lines else {}
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Return whether a folder is an output folder that can be reported on."""
+    return any((folder / name).is_file() for name in MARKER_FILES)
+
+
+def _find_outcome(metrics: list[Document]) -> str | None:
+    """Return the recorded outcome of the last attempt, or None."""
+    number = max(line["attempt"] for line in metrics)
+    summaries = [
+        line["summary"] for line in metrics if "summary" in line and line["attempt"] == number
+    ]
+    return str(summaries[-1].get("stop_reason", "finished")) if summaries else None
+
+
+def _drop_keys(document: Document, *names: str) -> Document:
+    return {key: value for key, value in document.items() if key not in names}
+
+
+def _find_name(folder: Path) -> str:
+    """Return the folder's name without the stage number of a pipeline."""
+    name = folder.resolve().name
+    match = _STAGE.fullmatch(name)
+    return match[2] if match else name
+
+
+def _read_document(
+    path: Path, warnings: list[str], shape: type[DocumentShape] = DocumentShape
+) -> Document:
+    """Return a JSON object; an empty one, with a warning, if the file is damaged."""
+    try:
+        document = find_json(path, "restore it")
+    except DataError as error:
+        warnings.append(f"{error.problem}; it was ignored")
+        return {}
+    if document is None:
+        return {}
+    if "format" in document:
+        check_format(document, path, "repeat the run with this version")
+    if problem := find_mismatch(document, shape):
+        warnings.append(f"{path.name} is damaged and was ignored: {problem}")
+        return {}
+    return document

@@ -1,0 +1,152 @@
+"""Removes a run, unless it is running or other work depends on it.
+
+    .<name>.<8 hex digits>.removed    a run that is being removed, next to its former folder
+
+The folder is renamed first, so that a run is either whole or gone. A killed removal leaves the
+renamed folder behind; the next removal in the same folder deletes it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regauge.config import flatten
+from regauge.run_folders.run_list import find_runs
+from regauge.run_folders.run_tail import (
+    DONE,
+    JOBS,
+    RunTail,
+    find_file_id,
+    is_any_run,
+    list_held_locks,
+    read_run_tail,
+)
+from regauge.system.errors import DataError, SettingsError
+from regauge.system.files import LOCK, hold_lock
+from regauge.system.json_files import find_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REMOVED = ".removed"
+PIPELINE, REGISTRY = "pipeline.json", "registry.json"
+VERSION = "version.json"
+"""The document of a version in a model registry."""
+STOP_FIRST = "stop it first"
+
+
+def check_removable(folder: Path, root: Path) -> None:
+    """Raise SettingsError if a run is running, or if other work below `root` depends on it.
+
+    Also raised for a folder that is no output folder of a run.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        raise SettingsError(f"{folder} is no folder", "name the output folder of a run")
+    if (folder / PIPELINE).is_file():
+        remedy = "name one of its stages, or delete the folder"
+        raise SettingsError(f"{folder} is the folder of a pipeline", remedy)
+    if not is_any_run(folder):
+        raise SettingsError(f"{folder} contains no run", "name the output folder of a run")
+    tail = read_run_tail(folder)
+    if tail.is_locked or _is_alive_elsewhere(tail):
+        raise SettingsError(f"{folder} is running", STOP_FIRST)
+    user = next(_list_users(folder, root, tail.identity.get("run_id")), None)
+    if user is not None:
+        raise SettingsError(f"{user} depends on {folder}", f"remove {user} first")
+
+
+def _is_alive_elsewhere(tail: RunTail) -> bool:
+    """Return whether a run has recently given a sign of life, and has not recorded its end."""
+    return tail.find_state(time.time()) == "running"
+
+
+def _list_users(folder: Path, root: Path, run_id: str | None) -> Iterator[Path]:
+    """Yield the stages, runs and registered versions that depend on a run."""
+    yield from _list_dependent_stages(folder)
+    path = folder.resolve()
+    for other in find_runs(root) if root.is_dir() else ():
+        if other.resolve() == path:
+            continue
+        tail = read_run_tail(other)
+        if any(_is_inside(value, path) for _, value in flatten(tail.settings) if value):
+            yield other
+    for registry in root.rglob(REGISTRY) if root.is_dir() else ():
+        for version in registry.parent.rglob(VERSION):
+            values = [value for _, value in _flatten_all(_read(version))]
+            if any(value == run_id for value in values if run_id) or any(
+                _is_inside(value, path) for value in values
+            ):
+                yield version.parent
+
+
+def _list_dependent_stages(folder: Path) -> Iterator[Path]:
+    """Yield the finished stages of the same pipeline that used this stage as an input."""
+    name = folder.name.partition("-")[2]
+    if not name or not (folder.parent / PIPELINE).is_file():
+        return
+    for done in sorted(folder.parent.glob(f"*/{DONE}")):
+        inputs = _read(done).get("inputs")
+        if isinstance(inputs, dict) and name in inputs:
+            yield done.parent
+
+
+def _flatten_all(document: Any) -> list[tuple[str, Any]]:
+    """Return all values of a document, also those in lists."""
+    if isinstance(document, list):
+        document = {str(index): item for index, item in enumerate(document)}
+    if not isinstance(document, dict):
+        return [("", document)]
+    return [leaf for value in document.values() for leaf in _flatten_all(value)]
+
+
+def _is_inside(value: Any, folder: Path) -> bool:
+    """Return whether a value is the path of a folder, or of something in it."""
+    if isinstance(value, list | tuple):
+        return any(_is_inside(item, folder) for item in value)
+    if not isinstance(value, str) or "/" not in value or "\0" in value:
+        return False
+    try:
+        path = Path(value).expanduser().resolve()
+    except (OSError, RuntimeError):  # too long, or a loop of links
+        return False
+    return path == folder or folder in path.parents
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return find_json(path, "restore it") or {}
+    except (DataError, OSError):
+        return {}
+
+
+def remove_run(folder: Path, root: Path) -> None:
+    """Remove the output folder of a run; no reader sees a part of it.
+
+    Raises SettingsError as `check_removable` does, also if the run has started meanwhile.
+    """
+    check_removable(folder, root)
+    folder = folder.resolve()
+    _remove_leftovers(folder.parent)
+    removed = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}{REMOVED}")
+    homes = [folder, *(path for path in (folder / JOBS).glob("*") if path.is_dir())]
+    with ExitStack() as stack:
+        for home in homes:
+            try:
+                stack.enter_context(hold_lock(home / LOCK))
+            except BlockingIOError:
+                raise SettingsError(f"{folder} is running", STOP_FIRST) from None
+        folder.rename(removed)
+        shutil.rmtree(removed)
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Delete the folders of killed removals, unless another process still deletes them."""
+    locks = list_held_locks()
+    for path in parent.glob(f".*{REMOVED}"):
+        if find_file_id(path / LOCK) not in locks:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,181 @@
+"""Requests of a client: repetitions within a timeout, and a limited number in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import json
+import random
+import time
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from regauge.serving.client.http_errors import RETRIED, build_status_error, parse_retry_after
+from regauge.serving.client.in_flight import AnyInFlight, compute_wait
+from regauge.system.errors import DataError, RegaugeError, SettingsError, TransientError
+
+try:
+    import aiohttp
+except ImportError as error:
+    raise SettingsError(str(error), "pip install 'regauge[client]'") from None
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+T = TypeVar("T")
+Part = TypeVar("Part")
+MIN_TIMEOUT_SECONDS = 0.001
+
+
+class _Answer(NamedTuple):
+    """An answer with the status 200, or the failure of one attempt."""
+
+    content: bytes = b""
+    failure: RegaugeError | None = None
+    retry_after: float | None = None
+    """Seconds of the header Retry-After."""
+    seconds: float = 0.0
+    """Latency of the attempt."""
+
+
+class HttpSession:
+    """Connections to one server, with headers for all requests and a timeout for each of them."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], timeout_seconds: float) -> None:
+        self.in_flight: AnyInFlight | None = None
+        """The number in flight, which learns from each answer; None if it is not known yet."""
+        self._url = url
+        self._headers = headers
+        self._timeout_seconds = timeout_seconds
+        self._session: aiohttp.ClientSession | None = None
+        self._has_answered = False
+        self._num_open = 0
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def request(
+        self, method: str, path: str, body: dict[str, Any] | None = None, num_texts: int = 0
+    ) -> Any:
+        """Return the JSON of an answer; repeat the request within the timeout.
+
+        Raises the error of `build_status_error`, TransientError without an answer, and DataError if
+        the answer is no JSON.
+        """
+        self._num_open += 1
+        try:
+            answer = await self._repeat(method, path, body)
+            if self.in_flight is not None and self._num_open >= self.in_flight.limit and num_texts:
+                self.in_flight.record_answer(num_texts, answer.seconds)
+        finally:
+            self._num_open -= 1
+        return self._parse(path, answer.content)
+
+    async def _repeat(self, method: str, path: str, body: dict[str, Any] | None) -> _Answer:
+        """Return the answer; repeat the request within the timeout."""
+        deadline = time.monotonic() + self._timeout_seconds
+        attempt = 0
+        while True:
+            answer = await self._attempt(method, path, body, deadline)
+            if answer.failure is None:
+                return answer
+            wait = compute_wait(attempt, answer.retry_after, random.random)
+            if time.monotonic() + wait >= deadline:
+                raise answer.failure
+            await asyncio.sleep(wait)
+            attempt += 1
+
+    async def _attempt(
+        self, method: str, path: str, body: dict[str, Any] | None, deadline: float
+    ) -> _Answer:
+        """Return the answer or a failure that may be repeated; raises any other failure."""
+        started_at = time.monotonic()
+        try:
+            status, content, retry_after = await self._send(method, path, body, deadline)
+        except TimeoutError:
+            problem = f"{self._url}{path} has no answer within {self._timeout_seconds:g} s"
+            raise TransientError(problem, "raise timeout_seconds, or see its log") from None
+        except aiohttp.ClientError as error:
+            failure = self._describe_connection(error)
+            is_connected = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.InvalidURL)
+            if is_connected or self._has_answered:
+                return _Answer(failure=failure)
+            raise failure from None
+        self._has_answered = True
+        if status == HTTPStatus.OK:
+            return _Answer(content, seconds=time.monotonic() - started_at)
+        failure = build_status_error(f"{self._url}{path}", status, content)
+        if status not in RETRIED:
+            raise failure
+        if self.in_flight is not None:
+            self.in_flight.record_refusal(started_at, time.monotonic())
+        return _Answer(failure=failure, retry_after=retry_after)
+
+    async def _send(
+        self, method: str, path: str, body: dict[str, Any] | None, deadline: float
+    ) -> tuple[int, bytes, float | None]:
+        """Return the status, the body and the Retry-After seconds of one answer."""
+        session = self._open()
+        seconds = max(deadline - time.monotonic(), MIN_TIMEOUT_SECONDS)
+        headers = {"Regauge-Timeout-Ms": str(max(1, round(1e3 * seconds)))}
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        async with session.request(
+            method, self._url + path, json=body, headers=headers, timeout=timeout
+        ) as answer:
+            content = await answer.read()
+            header = answer.headers.get("Retry-After")
+            return answer.status, content, parse_retry_after(header, dt.datetime.now(dt.UTC))
+
+    def _open(self) -> aiohttp.ClientSession:
+        """Return the session; without a limit of connections, which the number in flight has."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers=self._headers, connector=aiohttp.TCPConnector(limit=0), trust_env=True
+            )
+        return self._session
+
+    def _describe_connection(self, error: aiohttp.ClientError) -> RegaugeError:
+        if isinstance(error, aiohttp.InvalidURL):
+            return SettingsError(f"invalid url '{self._url}'", "write it as http://host:port")
+        reason = str(error) or type(error).__name__
+        problem = f"{self._url} is unreachable: {reason}"
+        return TransientError(problem, "start the server, or correct the url")
+
+    def _parse(self, path: str, content: bytes) -> Any:
+        try:
+            return json.loads(content)
+        except ValueError:
+            problem = f"{self._url}{path} answers no JSON: {content[:40]!r}"
+            raise DataError(problem, "correct the url") from None
+
+
+async def send_all(
+    send: Callable[[Part], Awaitable[T]], parts: Sequence[Part], in_flight: AnyInFlight
+) -> list[T]:
+    """Return the results of all parts in their order; after an error, cancel the others."""
+    results: dict[int, T] = {}
+    running: dict[asyncio.Future[T], int] = {}
+    try:
+        for index, part in enumerate(parts):
+            while len(running) >= in_flight.limit:
+                await _collect(running, results)
+            running[asyncio.ensure_future(send(part))] = index
+        while running:
+            await _collect(running, results)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    return [results[index] for index in range(len(parts))]
+
+
+async def _collect(running: dict[asyncio.Future[T], int], results: dict[int, T]) -> None:
+    """Wait for requests and move their results; raises the error of a failed one."""
+    done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        results[running[task]] = task.result()
+    for task in done:
+        del running[task]

@@ -1,0 +1,331 @@
+"""Atomic replacement, hashing and locking of files.
+
+    .<name>.<8 hex digits>.tmp    a file that is being written, next to the file that it replaces
+
+A killed process may leave such a file behind; no reader uses it. Unless `durable` is False, the
+content is on the disk before the rename. So the file survives a crash of the machine, too.
+
+A file that is written in place is opened by `open_in_place`, which follows no link.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import stat
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regauge.system import stop_signals, timing
+from regauge.system.errors import DataError, SettingsError, TransientError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+TEMPORARY = ".tmp"
+"""Suffix of a file that is being written; its name begins with a dot."""
+LOCK = ".lock"
+"""Lock file of a folder in which only one process at a time may write."""
+LOCK_POLL_SECONDS = 0.1
+STAGING = ".part"
+"""Suffix of a folder that is being filled; its name begins with a dot."""
+MIN_FREE_BYTES = 2**20
+"""A disk with less free space is full."""
+FILE_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+"""Names of the kinds of paths that are no regular files."""
+
+
+def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+    """Replace the content of a file; a reader sees either the old or the new content.
+
+    Several processes may write the same file at once; the last one wins.
+    """
+    with replace_atomically(path, durable=durable) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def find_cache_folder() -> Path:
+    """Return the user's cache folder of Regauge: `$XDG_CACHE_HOME/regauge`, by default ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "regauge"
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write a JSON document with sorted keys, atomically."""
+    write_atomic(path, json.dumps(document, indent=1, sort_keys=True))
+
+
+def read_content(path: Path, remedy: str, last_bytes: int | None = None) -> bytes | None:
+    """Return the content of a file, or only its last bytes; None if there is no such file.
+
+    Raises DataError, with the remedy, if it cannot be read, and PermissionError.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer blocks
+        with os.fdopen(handle, "rb") as file:
+            kind = _describe_kind(os.fstat(handle).st_mode)
+            if kind is None:
+                if last_bytes is not None:
+                    file.seek(max(0, file.seek(0, os.SEEK_END) - last_bytes))
+                return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError:
+        raise
+    except IsADirectoryError:
+        kind = FILE_KINDS[stat.S_IFDIR]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", remedy) from None
+    raise DataError(f"{path} cannot be read: it is {kind}, not a file", remedy)
+
+
+def check_file(path: Path, remedy: str) -> None:
+    """Raise DataError if a path is missing or is no regular file; reading a pipe would block."""
+    if not path.exists():
+        raise DataError(f"{path} is missing", remedy)
+    if not path.is_file():
+        raise DataError(f"{path} is {_describe_kind(path.stat().st_mode)}, not a file", remedy)
+
+
+def check_files(folder: Path, remedy: str) -> None:
+    """Raise DataError if a folder has a link to nothing, a pipe or a device at any depth."""
+    for path in folder.rglob("*"):
+        if not path.is_dir():
+            check_file(path, remedy)
+
+
+def check_own_folder(folder: Path) -> None:
+    """Raise SettingsError if a folder that Regauge overwrites is a link, or has one at any depth.
+
+    Pipes and devices are refused as well. A missing folder is accepted.
+    """
+    for path in (folder, *folder.rglob("*")):
+        if path.is_symlink() or not path.is_dir():
+            with suppress(FileNotFoundError):
+                _check_regular(path, path.lstat().st_mode)
+
+
+def open_in_place(path: str | Path, flags: int) -> int:
+    """Open a file that Regauge appends to or truncates; an `opener` of the function `open`.
+
+    A link is not followed, because it may lead to a file of another user. Raises SettingsError for
+    anything but a regular file.
+    """
+    try:
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+        _check_regular(path, os.lstat(path).st_mode)
+        raise
+    try:
+        _check_regular(path, os.fstat(handle).st_mode)
+    except SettingsError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _check_regular(path: str | Path, mode: int) -> None:
+    """Raise SettingsError if a path is no regular file."""
+    if kind := _describe_kind(mode):
+        remedy = "remove it, or choose another output folder"
+        raise SettingsError(f"{path} is {kind}, not a file", remedy)
+
+
+def _describe_kind(mode: int) -> str | None:
+    """Return the kind of a path by its mode; None for a regular file."""
+    return FILE_KINDS.get(stat.S_IFMT(mode))
+
+
+@contextmanager
+def replace_atomically(
+    path: Path, folder: Path | None = None, *, durable: bool = True
+) -> Iterator[Path]:
+    """Yield the path of a temporary file, which replaces `path` if the block succeeds.
+
+    The temporary file is in the folder of `path`, or in `folder`, which must be on the same file
+    system.
+    """
+    name = f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}"
+    temporary = (folder or path.parent) / name
+    try:
+        yield temporary
+        if durable:
+            fsync_paths([temporary])
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def is_temporary(path: Path) -> bool:
+    """Return whether a path is the temporary file of an unfinished or interrupted write."""
+    return path.name.startswith(".") and path.name.endswith(TEMPORARY)
+
+
+def fsync_paths(paths: Iterable[Path]) -> None:
+    """Flush files to the disk: the content of a file, the entries of a folder."""
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def read_csv_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file with a header, as texts by column."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits; raises DataError if it is no file."""
+    if path.exists():
+        check_file(path, "replace it")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_folder(path: Path, key: str) -> None:
+    """Raise SettingsError if a folder of the settings, or one of its parents, is a file."""
+    for folder in (path, *path.parents):
+        if folder.exists() and not folder.is_dir():
+            raise SettingsError(f"{folder} is a file", f"set {key} to a folder")
+
+
+def check_free(target: Path) -> None:
+    """Raise SettingsError if an output path is taken: it exists and is not an empty folder."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise SettingsError(f"{target} exists", "choose another target with --to")
+    if target.is_mount():
+        raise SettingsError(f"{target} is a mount point", "choose a folder inside of it with --to")
+
+
+def check_absent(paths: Iterable[Path], *, overwrite: bool) -> None:
+    """Raise SettingsError if one of some paths exists, unless it may be overwritten."""
+    existing = next((path for path in paths if path.exists()), None)
+    if existing is not None and not overwrite:
+        raise SettingsError(f"{existing} exists", "name another folder, or add --overwrite")
+
+
+@contextmanager
+def stage_output(target: Path) -> Iterator[Path]:
+    """Yield a path to write, a file or a folder; it is renamed to `target` if the block succeeds.
+
+    One process at a time may write a target. A killed process leaves its staging folder behind,
+    which the next one uses. A link is followed. Raises SettingsError if the target exists and is
+    not an empty folder, or if another process writes it, and TransientError if the disk is full.
+    """
+    target = target.resolve()
+    check_free(target)
+    staging = target.with_name(f".{target.name}{STAGING}")
+    staging.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        staging.mkdir()
+    with (
+        _own_folder(staging, target),
+        stop_signals.call_at_limit(partial(shutil.rmtree, staging, ignore_errors=True)),
+    ):
+        output = staging / target.name
+        try:
+            check_free(target)  # another process may have finished since
+            _empty_folder(staging)
+            yield output
+            if target.is_dir():
+                target.rmdir()
+            output.rename(target)
+        except Exception as error:
+            if shutil.disk_usage(staging).free < MIN_FREE_BYTES:
+                remedy = "free some space, or choose another target with --to"
+                raise TransientError(f"the disk of {target} is full", remedy) from error
+            raise
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+@contextmanager
+def _own_folder(staging: Path, target: Path) -> Iterator[None]:
+    """Hold the lock of a staging folder; raises SettingsError if another process holds it."""
+    with try_lock_folder(staging) as is_owner:
+        if not is_owner:
+            remedy = "wait until it ends, or choose another target with --to"
+            raise SettingsError(f"another process writes {target}", remedy)
+        yield
+
+
+@contextmanager
+def try_lock_folder(folder: Path) -> Iterator[bool]:
+    """Lock a folder for the duration of a block; yield False if it is gone or locked."""
+    handle = None
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        is_owner = _try_lock(handle) and os.path.samestat(os.fstat(handle), folder.stat())
+    except FileNotFoundError:  # another process has just removed it
+        is_owner = False
+    try:
+        yield is_owner
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _empty_folder(folder: Path) -> None:
+    """Remove everything in a folder."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+@contextmanager
+def hold_lock(path: Path, wait_seconds: float | None = 0.0) -> Iterator[int]:
+    """Hold the exclusive lock of a folder, or of a file, which is created if it is missing.
+
+    The lock ends with the block or with this process. Yields the handle. Raises BlockingIOError if
+    another process holds it for longer than `wait_seconds`; None waits without a limit. Raises
+    SettingsError if LOCK is no regular file.
+    """
+    is_folder = path.name != LOCK and path.is_dir()
+    flags = os.O_RDWR | os.O_CREAT
+    handle = os.open(path, os.O_RDONLY) if is_folder else open_in_place(path, flags)
+    try:
+        _lock(handle, path, wait_seconds)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, path: Path, wait_seconds: float | None) -> None:
+    if wait_seconds is None:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    elif not timing.wait_for(
+        lambda: _try_lock(handle), wait_seconds, poll_seconds=LOCK_POLL_SECONDS
+    ):
+        raise BlockingIOError(f"{path} is locked by another process")
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

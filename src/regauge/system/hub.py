@@ -1,0 +1,160 @@
+"""Finds the folder of a model by a run folder, a model folder or a Hugging Face Hub name."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+
+from regauge.system.errors import SettingsError, first_line
+from regauge.system.files import sha256, write_json
+from regauge.system.json_files import read_json
+
+CONFIG = "config.json"
+STEP_KEY = "training_step"
+"""Key of the step of the weights, in the configuration of a trained model."""
+GENERATION_CONFIG = "generation_config.json"
+"""End tokens and decoding options of a model that generates text."""
+MODEL_FILE_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+"""Files of a model that are downloaded from the hub."""
+TOKENIZER_FILE_PATTERNS = (
+    CONFIG,
+    *(f"{name}*" for name in ("tokenizer", "special", "added", "vocab", "merges", "chat")),
+    "additional_chat_templates/*",
+)
+"""Files of a tokenizer that are downloaded; some tokenizers are converted by `config.json`."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "tokenizer.model")
+"""A folder with one of these files has a tokenizer."""
+LOGIN_REMEDY = "run: hf auth login (or set HF_TOKEN), or name a local folder"
+_LOCAL_ONLY = ContextVar("local_only", default=False)
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+def final_model_dir(path: str) -> Path:
+    """Return the final model of a run folder, or the path itself if it is no run folder."""
+    model = Path(path) / "model"
+    return model if (model / CONFIG).is_file() else Path(path)
+
+
+def loadable_name(path: str) -> str:
+    """Return the name by which transformers loads a model: an absolute folder, or a hub name."""
+    folder = final_model_dir(path)
+    return str(folder.absolute()) if folder.exists() else path
+
+
+def is_custom_module(folder: Path) -> bool:
+    """Return whether a model folder has the weights of a custom module, which its task builds."""
+    return not read_json(folder / CONFIG, "copy the folder again").get("model_type")
+
+
+def record_step(folder: Path, step: int) -> None:
+    """Record the step of the weights of a model folder in its configuration."""
+    document = read_json(folder / CONFIG, "copy the folder again")
+    write_json(folder / CONFIG, {**document, STEP_KEY: step})
+
+
+def read_step(folder: Path) -> int | None:
+    """Return the recorded step of the weights of a model folder; None if there is none."""
+    step = read_json(folder / CONFIG, "copy the folder again").get(STEP_KEY)
+    return step if isinstance(step, int) else None
+
+
+@contextmanager
+def local_only() -> Iterator[None]:
+    """Disable downloads in this context; hub names resolve to local copies only."""
+    token = _LOCAL_ONLY.set(True)
+    try:
+        yield
+    finally:
+        _LOCAL_ONLY.reset(token)
+
+
+def resolve_model(path: str, *, fetch: bool = True) -> Path:
+    """Return the model folder of a path: a run's final model, the folder, or a hub download.
+
+    A hub model is downloaded once per process, but not if `fetch` is false or in `local_only`.
+    Raises SettingsError if there is no model, or if access to it is denied.
+    """
+    folder = final_model_dir(path)
+    if not folder.exists() and _HUB_NAME.fullmatch(path):
+        folder = _download(path, fetch=fetch and not _LOCAL_ONLY.get())
+    if not (folder / CONFIG).is_file():
+        raise SettingsError(
+            f"no model at '{path}': {'it has no' if folder.exists() else 'there is no'} {CONFIG}",
+            f"name a folder with {CONFIG} and model.safetensors",
+        )
+    return folder
+
+
+def list_model_files(folder: Path) -> list[Path]:
+    """Return the files that a model is loaded from, sorted."""
+    return sorted({path for pattern in MODEL_FILE_PATTERNS for path in folder.rglob(pattern)})
+
+
+def hash_model(folder: Path) -> str:
+    """Return the hash of the names and hashes of the files that a model is loaded from."""
+    return combine_hashes(
+        {str(path.relative_to(folder)): sha256(path) for path in list_model_files(folder)}
+    )
+
+
+def combine_hashes(hashes: Mapping[str, str]) -> str:
+    """Return the hash of a model, given the SHA-256 of its files by their path in the folder."""
+    lines = (f"{name} {hashes[name]}\n" for name in sorted(hashes, key=Path))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def resolve_tokenizer(path: str, *, fetch: bool = True) -> Path:
+    """Return the folder of a tokenizer: of a model, a run, a dataset, or a hub download.
+
+    Raises SettingsError if a hub name cannot be resolved. A folder may lack a tokenizer.
+    """
+    folder = Path(path)
+    if not folder.exists() and _HUB_NAME.fullmatch(path):
+        fetch = fetch and not _LOCAL_ONLY.get()
+        return _download(path, TOKENIZER_FILE_PATTERNS, "a tokenizer", fetch=fetch)
+    candidates = (folder, folder / "model", folder / "tokenizer")
+    return next(filter(_has_tokenizer, candidates), folder)
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+@cache
+def _download(
+    name: str,
+    patterns: tuple[str, ...] = MODEL_FILE_PATTERNS,
+    content: str = "weights",
+    *,
+    fetch: bool,
+) -> Path:
+    """Return the local copy of a hub model; cached, so that a process uses one revision.
+
+    `content` is what the files with these patterns have, for messages.
+    """
+    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        folder = snapshot_download(name, allow_patterns=list(patterns), local_files_only=not fetch)
+    except errors.GatedRepoError:
+        problem = f"hub model '{name}' is gated"
+        raise SettingsError(problem, f"accept its terms on the hub, then {LOGIN_REMEDY}") from None
+    except errors.RepositoryNotFoundError:
+        problem = f"the hub has no public model '{name}'"
+        raise SettingsError(problem, f"correct it; if it is private, {LOGIN_REMEDY}") from None
+    except (errors.HfHubHTTPError, OSError, ValueError) as error:
+        is_offline = isinstance(error, errors.LocalEntryNotFoundError)
+        failure = "cannot be reached" if is_offline else f"failed: {first_line(error)}"
+        reason = f"the hub {failure}" if fetch else "no copy from the hub"
+        problem = f"there is no folder '{name}', and {reason}"
+        raise SettingsError(problem, f"name a folder with {content}") from None
+    return Path(folder)

@@ -1,0 +1,61 @@
+"""Memory of replicated and of sharded models, and what cannot be sharded; no torch here.
+
+The memory is that of the process that holds most.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from regauge.training.strategies import MemoryEstimate
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Mapping
+
+    from regauge.training.strategies import ParamSpec
+
+GRADIENT_BYTES = MASTER_BYTES = 4
+
+
+def estimate_replica(
+    weights: Mapping[str, ParamSpec], itemsize: int, owned: Container[str] | None = None
+) -> MemoryEstimate:
+    """Return the memory of a process that updates the weights of the given names, or all."""
+    trained = {name: spec for name, spec in weights.items() if spec.requires_grad}
+    updated_shapes = [
+        spec.shape for name, spec in trained.items() if owned is None or name in owned
+    ]
+    master_bytes = 0 if itemsize == MASTER_BYTES else MASTER_BYTES
+    return MemoryEstimate(
+        weights=itemsize * sum(math.prod(spec.shape) for spec in weights.values()),
+        master_weights=master_bytes * sum(map(math.prod, updated_shapes)),
+        gradients=GRADIENT_BYTES * sum(math.prod(spec.shape) for spec in trained.values()),
+        updated_shapes=tuple(updated_shapes),
+    )
+
+
+def estimate_shards(weights: Mapping[str, ParamSpec], shards: int, itemsize: int) -> MemoryEstimate:
+    """Return the memory of a process that holds the largest shard of each weight."""
+    local_shapes = {name: _largest_shard(spec.shape, shards) for name, spec in weights.items()}
+    updated = [local_shapes[name] for name, spec in weights.items() if spec.requires_grad]
+    frozen = [local_shapes[name] for name, spec in weights.items() if not spec.requires_grad]
+    return MemoryEstimate(
+        weights=MASTER_BYTES * sum(map(math.prod, updated))
+        + itemsize * sum(map(math.prod, frozen)),
+        master_weights=0,
+        gradients=MASTER_BYTES * sum(map(math.prod, updated)),
+        updated_shapes=tuple(updated),
+    )
+
+
+def find_sharding_obstacle(optimizer: str, *, lazy: bool) -> str | None:
+    """Return why the optimizer or the device cannot use sharded weights, or None."""
+    if lazy:
+        return "torch's fully_shard does not record its gathers on a lazy device"
+    return "torch's Adafactor refuses sharded tensors" if optimizer == "adafactor" else None
+
+
+def _largest_shard(shape: tuple[int, ...], shards: int) -> tuple[int, ...]:
+    """Return the shape of the largest shard of a weight; a scalar is on every process."""
+    return (-(-shape[0] // shards), *shape[1:]) if shape else shape

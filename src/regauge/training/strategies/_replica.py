@@ -1,0 +1,255 @@
+"""The whole model on every process: fp32 master weights, and gradients summed in fp32 buckets.
+
+Implements `single`, `ddp` and `zero1`.
+
+The layout of the buckets depends only on the order of the parameters. It is fixed before the first
+step, so that a resumed run sums in the same order. torch's DDP rebuilds its buckets after the first
+backward pass, which changes the last bits with three or more processes.
+
+The reduction of a bucket starts when its last gradient is computed and overlaps with the rest of
+the backward pass. Buckets are always reduced in the same order. On a lazy device gradients stay in
+separate tensors, and their sums are part of the graph of the step.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from regauge.models.init_weights import materialize
+from regauge.models.tensors import move_module
+from regauge.system.units import MIB
+from regauge.training.strategies._buckets import FlatBucket, GradientBucket, PerParameterBucket
+from regauge.training.strategies._limits import GRADIENT_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from regauge.training.strategies import Placement
+
+    OwnerOf = Callable[[str], int]
+
+NORM_CHUNK_SIZE = 1 << 20
+"""Values whose squares are summed at a time; torch's norm of 34 million values is 0.6 % off."""
+
+
+class ReplicatedModel:
+    """A model that every process holds completely.
+
+    `owner_of` returns the rank that owns a parameter (ZeRO-1). Without it every process updates
+    every parameter.
+    """
+
+    needs_recompute = False
+    has_forward_collectives = False
+
+    def __init__(
+        self,
+        module: nn.Module,
+        placement: Placement,
+        *,
+        bucket_mib: int,
+        owner_of: OwnerOf | None = None,
+    ) -> None:
+        if placement.weights is not None:
+            materialize(module, placement.weights)
+        move_module(module, placement.device)
+        self.module = module
+        self._world = placement.world
+        self._overlaps = not placement.lazy
+        self._owner_of = owner_of
+        parameters = dict(module.named_parameters())
+        self._parameters = parameters
+        self._masters = self._split_masters(parameters, placement.compute_dtype)
+        max_elements = bucket_mib * MIB // GRADIENT_BYTES
+        self._buckets = self._build_buckets(parameters, max_elements, placement)
+        self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.names}
+        self._is_last_backward = True
+        self._next_bucket = 0
+        self._pending: list[dist.Work] = []
+        self._register_hooks(parameters)
+
+    def masters(self) -> dict[str, nn.Parameter]:
+        return dict(self._masters)
+
+    @contextmanager
+    def backward_pass(self, *, is_last: bool) -> Iterator[None]:
+        self._is_last_backward = is_last
+        self._next_bucket = 0
+        for bucket in self._buckets:
+            bucket.num_missing = len(bucket.names)
+        yield
+        if is_last:
+            for bucket in self._buckets:
+                bucket.close()
+            self._reduce_ready(force=True)
+            for work in self._pending:
+                work.wait()
+            self._pending.clear()
+
+    def gradient_norm(self) -> Tensor:
+        buckets = [bucket for bucket in self._buckets if self._owns_bucket(bucket)]
+        buffers = [buffer for bucket in buckets for buffer in bucket.buffers]
+        chunks = [chunk for buffer in buffers for chunk in buffer.flatten().split(NORM_CHUNK_SIZE)]
+        squares = [chunk.square().sum(dtype=torch.float32) for chunk in chunks]
+        total = torch.stack(squares).sum() if squares else torch.zeros((), device=self._device())
+        if self._owner_of is not None and self._world.size > 1:
+            dist.all_reduce(total)
+        return total.sqrt()
+
+    def scale_gradients(self, factor: Tensor) -> None:
+        for bucket in self._buckets:
+            if self._owns_bucket(bucket):
+                for buffer in bucket.buffers:
+                    buffer.mul_(factor)
+
+    def replicated_tensors(self) -> list[Tensor]:
+        if self._owner_of is not None:
+            return list(self._parameters.values())
+        return [self._masters.get(name, value) for name, value in self._parameters.items()]
+
+    @torch.no_grad()
+    def sync_weights(self) -> None:
+        masters = self._separate_masters()
+        if masters:
+            torch._foreach_copy_(
+                [self._parameters[name].data for name in masters], list(masters.values())
+            )
+        if self._owner_of is not None and self._world.size > 1:
+            for bucket in self._buckets:
+                self._broadcast(bucket)
+
+    def clear_gradients(self) -> None:
+        for bucket in self._buckets:
+            bucket.clear()
+
+    def memory(self) -> dict[str, int]:
+        return {
+            "weights": sum(value.nbytes for value in self._parameters.values()),
+            "master_weights": sum(value.nbytes for value in self._separate_masters().values()),
+            "gradients": GRADIENT_BYTES
+            * sum(self._parameters[name].numel() for name in self._bucket_of),
+        }
+
+    def full_tensor(self, name: str) -> Tensor:
+        weight = self._parameters[name]
+        if not weight.requires_grad:
+            return weight.detach().float().cpu()
+        if self._owner_of is None or self._world.size == 1:
+            return self._masters[name].detach().cpu()
+        owner = self._owner_of(name)
+        master = self._masters.get(name)
+        if master is None:
+            buffer = torch.empty(weight.shape, device=weight.device)
+        else:
+            buffer = master.detach()
+        dist.broadcast(buffer, src=owner)
+        return buffer.cpu()
+
+    def _separate_masters(self) -> dict[str, nn.Parameter]:
+        """Return the master weights that are not the parameters of the module themselves."""
+        return {
+            name: master
+            for name, master in self._masters.items()
+            if master is not self._parameters[name]
+        }
+
+    def _split_masters(
+        self, parameters: dict[str, nn.Parameter], dtype: torch.dtype
+    ) -> dict[str, nn.Parameter]:
+        """Return fp32 copies of the parameters that this process owns; cast all to `dtype`."""
+        trained = [name for name, value in parameters.items() if value.requires_grad]
+        owned = [name for name in trained if self._owns_parameter(name)]
+        if dtype == torch.float32:
+            return {name: parameters[name] for name in owned}
+        masters = {name: nn.Parameter(parameters[name].detach().clone()) for name in owned}
+        for parameter in parameters.values():
+            parameter.data = parameter.data.to(dtype)
+        return masters
+
+    def _build_buckets(
+        self, parameters: dict[str, nn.Parameter], max_elements: int, placement: Placement
+    ) -> list[GradientBucket]:
+        """Fill buckets in reverse order of the parameters, roughly the order of the backward pass.
+
+        A bucket holds at most `max_elements` elements, or one parameter.
+        """
+        groups: dict[int | None, list[list[str]]] = {}
+        for name in reversed(list(parameters)):
+            if not parameters[name].requires_grad:
+                continue
+            owner = self._owner_of(name) if self._owner_of else None
+            group = groups.setdefault(owner, [[]])
+            num_elements = sum(parameters[member].numel() for member in group[-1])
+            if group[-1] and num_elements + parameters[name].numel() > max_elements:
+                group.append([])
+            group[-1].append(name)
+        layout = [
+            ({name: parameters[name].shape for name in names}, owner)
+            for owner, group in groups.items()
+            for names in group
+        ]
+        if placement.lazy:
+            return [PerParameterBucket(shapes, owner) for shapes, owner in layout]
+        return [FlatBucket(shapes, owner, placement.device) for shapes, owner in layout]
+
+    def _register_hooks(self, parameters: dict[str, nn.Parameter]) -> None:
+        for name, bucket in self._bucket_of.items():
+            parameter = parameters[name]
+            bucket.attach(name, parameter, self._masters.get(name))
+            parameter.register_post_accumulate_grad_hook(self._build_gradient_hook(bucket, name))
+
+    def _build_gradient_hook(self, bucket: GradientBucket, name: str) -> Callable[[Tensor], None]:
+        def on_gradient(parameter: Tensor) -> None:
+            bucket.add(name, parameter)
+            bucket.num_missing -= 1
+            if self._is_last_backward and self._overlaps and bucket.num_missing == 0:
+                self._reduce_ready(force=False)
+
+        return on_gradient
+
+    def _reduce_ready(self, *, force: bool) -> None:
+        """Start the reduction of complete buckets, in the same order on every process.
+
+        `force` also reduces buckets with missing gradients.
+        """
+        while self._next_bucket < len(self._buckets):
+            bucket = self._buckets[self._next_bucket]
+            if bucket.num_missing > 0 and not force:
+                return
+            self._next_bucket += 1
+            if self._world.size > 1:
+                self._pending += [
+                    self._start_reduction(buffer, bucket.owner) for buffer in bucket.buffers
+                ]
+
+    @staticmethod
+    def _start_reduction(buffer: Tensor, owner: int | None) -> dist.Work:
+        if owner is None:
+            work: dist.Work = dist.all_reduce(buffer, async_op=True)
+        else:
+            work = dist.reduce(buffer, dst=owner, async_op=True)
+        return work
+
+    def _broadcast(self, bucket: GradientBucket) -> None:
+        """Broadcast the updated weights of a bucket from its owner."""
+        weights = [self._parameters[name] for name in bucket.names]
+        flat = torch.cat([weight.detach().reshape(-1) for weight in weights])
+        dist.broadcast(flat, src=bucket.owner)
+        if bucket.owner != self._world.rank:
+            sizes = [weight.numel() for weight in weights]
+            for weight, values in zip(weights, flat.split(sizes), strict=True):
+                weight.data.copy_(values.view_as(weight))
+
+    def _owns_parameter(self, name: str) -> bool:
+        return self._owner_of is None or self._owner_of(name) == self._world.rank
+
+    def _owns_bucket(self, bucket: GradientBucket) -> bool:
+        return bucket.owner is None or bucket.owner == self._world.rank
+
+    def _device(self) -> torch.device:
+        return next(iter(self._parameters.values())).device

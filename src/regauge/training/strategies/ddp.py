@@ -1,0 +1,35 @@
+"""Distributed data parallel: every process holds the weights, the gradients and the moments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from regauge.training.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
+from regauge.training.strategies._limits import estimate_replica
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+
+class Ddp(Strategy):
+    """Every process holds the whole model; gradients are summed over processes in buckets."""
+
+    peer_names: ClassVar[tuple[str, ...]] = ("data_parallel", "distributed_data_parallel")
+
+    bucket_mib: int = Field(default=25, ge=1)
+    """Size of the gradients that one all-reduce sums."""
+
+    def estimate_memory(
+        self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
+    ) -> MemoryEstimate:
+        del processes
+        return estimate_replica(weights, itemsize)
+
+    def prepare(self, module: nn.Module, placement: Placement) -> ShardedModel:
+        from regauge.training.strategies._replica import ReplicatedModel
+
+        return ReplicatedModel(module, placement, bucket_mib=self.bucket_mib)

@@ -1,0 +1,48 @@
+"""Hybrid sharding: weights are sharded within a group of processes and replicated over groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from regauge.training.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
+from regauge.training.strategies._limits import estimate_shards, find_sharding_obstacle
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from regauge.system.processes import World
+
+
+class Hsdp(Strategy):
+    """FSDP2 on a two-dimensional mesh: replicas x shards."""
+
+    peer_names: ClassVar[tuple[str, ...]] = ("hybrid_shard",)
+
+    needs_recompute: ClassVar[bool] = True
+
+    shards: int = Field(default=2, ge=2)
+    """Processes that share one copy of the model, usually all processes of one machine."""
+
+    def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
+        if reason := find_sharding_obstacle(optimizer, lazy=lazy):
+            return reason
+        if world.size % self.shards or world.size < 2 * self.shards:
+            return f"{world.size} processes do not form two or more groups of {self.shards}"
+        return None
+
+    def estimate_memory(
+        self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
+    ) -> MemoryEstimate:
+        del processes
+        return estimate_shards(weights, self.shards, itemsize)
+
+    def prepare(self, module: nn.Module, placement: Placement) -> ShardedModel:
+        from regauge.training.strategies._sharded import SHARD_DIM, FsdpModel, build_mesh
+
+        shape = (placement.world.size // self.shards, self.shards)
+        mesh = build_mesh(placement, shape, ("replicate", SHARD_DIM))
+        return FsdpModel(module, placement, mesh, reshard_after_forward=True)

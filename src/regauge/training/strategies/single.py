@@ -1,0 +1,39 @@
+"""One process that holds the whole model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from regauge.training.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
+from regauge.training.strategies._limits import estimate_replica
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from regauge.system.processes import World
+
+ONE_BUCKET_MIB = 1 << 20
+"""A bucket size that no model exceeds: without a reduction, buckets are of no use."""
+
+
+class Single(Strategy):
+    """One process holds the whole model."""
+
+    peer_names: ClassVar[tuple[str, ...]] = ("none", "single_device")
+
+    def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
+        del optimizer, lazy
+        return None if world.size == 1 else f"it needs 1 process, this run has {world.size}"
+
+    def estimate_memory(
+        self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
+    ) -> MemoryEstimate:
+        del processes
+        return estimate_replica(weights, itemsize)
+
+    def prepare(self, module: nn.Module, placement: Placement) -> ShardedModel:
+        from regauge.training.strategies._replica import ReplicatedModel
+
+        return ReplicatedModel(module, placement, bucket_mib=ONE_BUCKET_MIB)

@@ -1,0 +1,65 @@
+"""ZeRO stage 1 (Rajbhandari et al., 2020): master weights and moments are sharded.
+
+Each process owns whole parameters, balanced by size, so that every optimizer runs on them
+unchanged. The parameters of the module and the gradients are on every process.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from regauge.training.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
+from regauge.training.strategies._limits import estimate_replica
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+
+class Zero1(Strategy):
+    """Each process updates the parameters that it owns and broadcasts them."""
+
+    peer_names: ClassVar[tuple[str, ...]] = ("zero", "deepspeed", "deepspeed_stage_1")
+
+    bucket_mib: int = Field(default=25, ge=1)
+    """Size of the gradients that one reduction sums."""
+
+    def estimate_memory(
+        self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
+    ) -> MemoryEstimate:
+        sizes = {
+            name: math.prod(spec.shape) for name, spec in weights.items() if spec.requires_grad
+        }
+        owners = assign_owners(sizes, processes)
+        loads = [0] * processes
+        for name, owner in owners.items():
+            loads[owner] += sizes[name]
+        fullest = loads.index(max(loads))
+        owned = {name for name, owner in owners.items() if owner == fullest}
+        return estimate_replica(weights, itemsize, owned)
+
+    def prepare(self, module: nn.Module, placement: Placement) -> ShardedModel:
+        from regauge.training.strategies._replica import ReplicatedModel
+
+        parameters = module.named_parameters()
+        sizes = {name: value.numel() for name, value in parameters if value.requires_grad}
+        owner_of = assign_owners(sizes, placement.world.size).__getitem__
+        return ReplicatedModel(module, placement, bucket_mib=self.bucket_mib, owner_of=owner_of)
+
+
+def assign_owners(sizes: dict[str, int], processes: int) -> dict[str, int]:
+    """Return the rank that owns each parameter, from the numbers of elements by name.
+
+    Parameters are assigned in order of falling size, each to the least loaded process.
+    """
+    loads = [0] * processes
+    owners = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        owner = loads.index(min(loads))
+        owners[name] = owner
+        loads[owner] += sizes[name]
+    return owners

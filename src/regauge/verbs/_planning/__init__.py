@@ -1,1 +1,0 @@
-"""The plans of the verb `plan`; nothing here imports another verb."""

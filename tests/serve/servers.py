@@ -105,7 +105,7 @@ def install_chaos(folder: Path) -> dict[str, str]:
     metadata = folder / "chaos-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: chaos\nVersion: 1.0\n")
-    points = "[regauge.inference.backends]\nchaos = chaos_backend:ChaosBackend\n"
+    points = "[regauge.backends]\nchaos = chaos_backend:ChaosBackend\n"
     (metadata / "entry_points.txt").write_text(points)
     return {"PYTHONPATH": os.pathsep.join([str(folder), str(SOURCE)])}
 

@@ -1,7 +1,7 @@
 """Finds choices by file name: a folder is the registry of its choices.
 
 `tasks/mlm.py` is the choice `mlm` of the folder `tasks`. A new file adds a choice. Another package
-adds one with an entry point of the group `regauge.<folder>`. A file or folder whose name starts
+adds one with an entry point of the group `regauge.<choices>`. A file or folder whose name starts
 with an underscore is shared by the choices.
 
 A name with a colon, `module:Class` or `file.py:Class`, is custom code. It is imported only if the

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import ValidationError
+
 from regauge.system.errors import DataError
 from regauge.system.files import write_atomic
-from regauge.system.json_files import DocumentShape, find_json, find_mismatch, format_compact
+from regauge.system.json_files import DocumentShape, find_json, format_compact
 from regauge.system.jsonl import Count
 from regauge.system.processes import NO_PROCESS, inspect_process
 
@@ -35,60 +37,34 @@ STATES: dict[str, ProcessState] = {"T": "stopped", "t": "stopped", "D": "waiting
 """States by the letter of the kernel; every other letter is a process that runs or sleeps."""
 
 
-class ProcessShape(DocumentShape):
-    """The state of one process."""
+class ProcessStatus(DocumentShape):
+    """The state of one process of a run."""
 
     rank: Count
     pid: int
     phase: str
-    step: Count
-    beat_at: float
-    state: ProcessState
-    exit_code: int | None = None
-    resident_bytes: Count | None = None
-
-
-class NodeShape(DocumentShape):
-    """The content of a node's file."""
-
-    attempt: Count
-    first_rank: Count
-    host: str
-    written_at: float
-    is_final: bool
-    processes: list[ProcessShape]
-
-
-@dataclass(frozen=True)
-class NodeProcesses:
-    """The processes of one node of a run, as its supervisor wrote them."""
-
-    attempt: int
-    first_rank: int
-    host: str
-    written_at: float
-    """Seconds since the epoch, by the clock of that node."""
-    is_final: bool
-    """Whether the attempt has ended on this node."""
-    processes: tuple[ProcessStatus, ...]
-
-
-@dataclass(frozen=True)
-class ProcessStatus:
-    """The state of one process of a run."""
-
-    rank: int
-    pid: int
-    phase: str
     """Phase of the last heartbeat."""
-    step: int
+    step: Count
     """Number of steps that are done."""
     beat_at: float
     """Time of the last heartbeat in seconds since the epoch."""
     state: ProcessState
     exit_code: int | None = None
     """Exit code, or the negative number of the signal that ended it; None while it exists."""
-    resident_bytes: int | None = None
+    resident_bytes: Count | None = None
+
+
+class NodeProcesses(DocumentShape):
+    """The processes of one node of a run, as its supervisor wrote them."""
+
+    attempt: Count
+    first_rank: Count
+    host: str
+    written_at: float
+    """Seconds since the epoch, by the clock of that node."""
+    is_final: bool
+    """Whether the attempt has ended on this node."""
+    processes: list[ProcessStatus]
 
 
 @dataclass(frozen=True)
@@ -168,11 +144,6 @@ def read_node_statuses(folder: Path) -> tuple[NodeProcesses, ...]:
 def _read_node(path: Path) -> NodeProcesses | None:
     try:
         document = find_json(path, "remove it")
-    except (DataError, OSError):
+        return None if document is None else NodeProcesses.model_validate(document)
+    except (DataError, OSError, ValidationError):
         return None
-    if document is None or find_mismatch(document, NodeShape):
-        return None
-    node = NodeShape.model_validate(document)
-    processes = tuple(ProcessStatus(**process.model_dump()) for process in node.processes)
-    values = {name: getattr(node, name) for name in NodeShape.model_fields}
-    return NodeProcesses(**{**values, "processes": processes})

@@ -27,7 +27,8 @@ pytestmark = pytest.mark.skipif(
 
 PROBE = """
 import json, sys
-from regauge import accelerators, cli, choices
+from regauge import accelerators, cli
+from regauge.system import choices
 sys.argv = ["regauge", *sys.argv[1:]]
 try:
     cli.main()

@@ -19,7 +19,8 @@ from regauge.system.processes import find_free_port
 SCRIPT = """
 import json, sys, time
 from pathlib import Path
-from regauge import config, log
+from regauge import config
+from regauge.system import log
 from regauge.monitoring.trackers import RunInfo, start_trackers
 
 log.configure()

@@ -25,7 +25,7 @@ from recording import RESULTS, write_result
 
 from regauge import commands, config
 from regauge.accelerators.cpu import Cpu
-from regauge.commands._localize import localize_divergence
+from regauge.commands._parts.localize import localize_divergence
 from regauge.config import merge
 from regauge.evaluation.compare.first_divergence import describe_divergence
 from regauge.evaluation.compare.sentences import describe_parity

@@ -92,9 +92,9 @@ def pack_texts(lengths: Sequence[int], padded_length: int) -> PackedTexts | None
     if not texts:
         return None
     longest = len(texts[0])
-    packed = _fill_rows(texts, max(longest, MIN_TEXT_ROW))
-    if sum(lengths) < MAX_PACKED_SHARE * packed.num_tokens:
-        long_row = max(longest, MIN_TEXT_ROW, min(LONG_ROW * longest, MAX_LONG_ROW))
+    row, long_row = max(longest, MIN_TEXT_ROW), min(LONG_ROW * longest, MAX_LONG_ROW)
+    packed = _fill_rows(texts, row)
+    if row < long_row and sum(lengths) < MAX_PACKED_SHARE * packed.num_tokens:
         packed = min(packed, _fill_rows(texts, long_row), key=lambda rows: rows.num_tokens)
     is_smaller = packed.num_tokens <= MAX_PACKED_SHARE * padded_length * len(lengths)
     return packed if is_smaller else None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 from architecture.tree import ROOT
-from regauge import cli
+from regauge import cli, commands
 from regauge.system import choices
 
 
@@ -33,15 +34,15 @@ def read_commands(readme: str) -> dict[str, tuple[str, ...]]:
 
 
 def test_the_first_two_commands_are_targets() -> None:
-    commands = read_first_commands((ROOT / "README.md").read_text())
-    assert commands == ["make demo", "make test"]
+    first_commands = read_first_commands((ROOT / "README.md").read_text())
+    assert first_commands == ["make demo", "make test"]
     assert {"demo", "test"} <= list_targets((ROOT / "Makefile").read_text())
 
 
 def test_the_readme_and_the_help_have_every_command_in_the_same_groups() -> None:
     assert read_commands((ROOT / "README.md").read_text()) == cli.GROUPS
-    commands = [command for group in cli.GROUPS.values() for command in group]
-    assert sorted(commands) == list(choices.names("verbs"))
+    listed = [command for group in cli.GROUPS.values() for command in group]
+    assert sorted(listed) == list(choices.names("verbs"))
 
 
 def test_the_page_of_the_command_line_lists_every_command() -> None:
@@ -49,6 +50,15 @@ def test_the_page_of_the_command_line_lists_every_command() -> None:
     table = page.partition("\n## Verbs\n")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)
     assert sorted(listed) == list(choices.names("verbs"))
+
+
+def test_the_page_of_the_command_line_knows_which_commands_have_a_dry_run() -> None:
+    page = (ROOT / "docs" / "command-line.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| `--dry-run` |"))
+    excluded = re.findall(r"`(\w+)`", row.split("|")[2])
+    names = choices.names("verbs")
+    mains = {name: inspect.signature(commands.import_verb(name).main) for name in names}
+    assert sorted(excluded) == [name for name in names if "dry_run" not in mains[name].parameters]
 
 
 def test_other_commands_are_found() -> None:

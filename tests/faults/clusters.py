@@ -85,7 +85,6 @@ class Cluster:
             "rendezvous": self.backend,
             "endpoint": self.endpoint,
             "join_seconds": 40.0,
-            "last_call_seconds": 4.0,
         }
         merged = merge({"execution": {"nodes": nodes}}, changes)
         self.job = self.jobs.create(*faults, size=1, **merged)

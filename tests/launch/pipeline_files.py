@@ -12,7 +12,7 @@ REFUSED = 2.0
 """Minimum accuracy of the gate, which no model reaches."""
 PASS = "stage.gate.gate.metrics.accuracy.min_value=0.0"  # noqa: S105 - an override, no password
 """The override with which the gate passes."""
-NODES = {"count": 2, "join_seconds": 60.0, "last_call_seconds": 2.0}
+NODES = {"count": 2, "join_seconds": 60.0}
 WORDS = ("goal team match", "bank loan stock", "hotel train visa")
 MODEL: dict[str, Any] = {
     "architecture": "bert",

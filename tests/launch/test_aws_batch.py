@@ -44,7 +44,7 @@ TRAINING: dict[str, Any] = {
     "output": {"checkpoint": {"every_steps": 10, "keep_last": 3}},
     "execution": {
         "processes": 1,
-        "nodes": {"count": 2, "join_seconds": 60.0, "last_call_seconds": 4.0},
+        "nodes": {"count": 2, "join_seconds": 60.0},
         "supervision": {"preflight": "brief"},
         "timeout_seconds": 60,
     },

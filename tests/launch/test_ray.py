@@ -35,7 +35,7 @@ RUN: dict[str, Any] = {
         "supervision": {"hang_timeout_seconds": 5.0, "preflight": "brief"},
     },
 }
-NODES = {"count": "2", "join_seconds": 60.0, "last_call_seconds": 4.0}
+NODES = {"count": "2", "join_seconds": 60.0}
 
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None or find_spec("opencensus") is None,

@@ -26,7 +26,7 @@ BASE: dict[str, Any] = {
     "execution": {
         "processes": 1,
         "timeout_seconds": 60,
-        "nodes": {"join_seconds": 60.0, "last_call_seconds": 2.0},
+        "nodes": {"join_seconds": 60.0},
         "supervision": {"preflight": "brief"},
     },
 }

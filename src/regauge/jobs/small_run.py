@@ -50,7 +50,7 @@ SMALL_SIZES = {
 """Sizes of a model by the names of the configurations of transformers."""
 HEADS = {"hidden_size": "num_attention_heads", "n_embd": "n_head"}
 """Number of attention heads, which must divide the width of the model."""
-NODE_SECONDS = {"join_seconds": 120.0, "last_call_seconds": 2.0}
+JOIN_SECONDS = 120.0
 EXECUTION: dict[str, Any] = {
     "processes": 1,
     "threads": 1,
@@ -76,7 +76,7 @@ def shrink_tables(tables: config.Tables, output: Path) -> config.Tables:
     """Return the tables of a training run with small shapes, which writes to `output`."""
     small = {key: value for key, value in tables.items() if key not in {"launch", "profile"}}
     execution = tables.get("execution", {})
-    nodes = {**_shrink_nodes(execution.get("nodes", {})), **NODE_SECONDS}
+    nodes = {**_shrink_nodes(execution.get("nodes", {})), "join_seconds": JOIN_SECONDS}
     small["execution"] = {**execution, **EXECUTION, "nodes": nodes}
     small["stop"] = {"steps": STEPS}
     small["batch"] = {"rows": ROWS, "microbatch_rows": MICROBATCH_ROWS}

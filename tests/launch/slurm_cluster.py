@@ -23,6 +23,8 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "sc
 NODES = ("127.0.0.1", "127.0.0.2")
 """Names of the nodes: addresses, so that the name of the first one resolves on this machine."""
 CPUS = 2
+REQUEUE_SECONDS = 10
+"""Delay of a requeued job, which is the lifetime of credentials (slurm.conf manual, AuthInfo)."""
 START_SECONDS, WAIT_SECONDS = 60.0, 300.0
 CONFIGURATION = """
 ClusterName={name}
@@ -31,7 +33,7 @@ SlurmctldPort={controller_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={root}/munge/socket
+AuthInfo=socket={root}/munge/socket,cred_expire={requeue_seconds}
 StateSaveLocation={root}/state
 SlurmctldPidFile={root}/slurmctld.pid
 SlurmctldLogFile={root}/slurmctld.log
@@ -116,6 +118,7 @@ class SlurmCluster:
             name=self.name,
             host=socket.gethostname(),
             root=self.root,
+            requeue_seconds=REQUEUE_SECONDS,
             controller_port=ports["controller"],
             preempt_mode=self.preempt_mode,
             nodes=nodes,

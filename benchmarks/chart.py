@@ -1,4 +1,4 @@
-"""Write the benchmark results as a chart and as a table of docs/performance.md.
+"""Write the benchmark results as a chart and as a table of docs/explanation/performance.md.
 
     python benchmarks/chart.py [--results FOLDER] [--chart FILE] [--page FILE]
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from recording import RESULTS
 
-CHART, PAGE = Path("docs/benchmarks.svg"), Path("docs/performance.md")
+CHART, PAGE = Path("docs/explanation/benchmarks.svg"), Path("docs/explanation/performance.md")
 MARKERS = "<!-- benchmarks: by benchmarks/chart.py -->", "<!-- end of benchmarks -->"
 LANGUAGE_MODELS = {"train_mlm": "BERT pre-training", "train_clm": "Llama pre-training"}
 WORKLOADS = {

@@ -87,7 +87,7 @@ class Kit(NamedTuple):
     def build_options(self) -> Namespace:
         """Return the options of a comparison; `repeats` include the warm-up."""
         if self.is_small:
-            text = ROOT / "docs" / "settings.md"
+            text = ROOT / "docs" / "reference" / "settings.md"
             return Namespace(text=text, repeats=2, steps=2, peers=PEERS)
         return Namespace(text=None, repeats=6, steps=20, peers=PEERS)
 

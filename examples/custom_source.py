@@ -18,7 +18,8 @@ class Sections(Source):
         return ("title", "text")
 
     def list_pieces(self):
-        files = [(str(path), path.read_bytes()) for path in sorted(Path(self.folder).glob("*.md"))]
+        paths = sorted(Path(self.folder).rglob("*.md"))
+        files = [(str(path), path.read_bytes()) for path in paths]
         if not files:
             raise DataError(f"{self.folder} has no .md file", "correct source.folder")
         return tuple(

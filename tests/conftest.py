@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--support",
         action="store_true",
-        help="write the combinations that ran to docs/accelerators.md",
+        help="write the combinations that ran to docs/reference/accelerators.md",
     )
 
 

@@ -1,4 +1,4 @@
-"""The support table of docs/accelerators.md: the combinations that the tests ran, with dates."""
+"""The support table of the accelerators page: combinations that the tests ran, with dates."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from regauge.system import choices
 
 ROOT = Path(__file__).parent.parent
-FILE = ROOT / "docs" / "support.json"
-PAGE = ROOT / "docs" / "accelerators.md"
+FILE = ROOT / "docs" / "reference" / "support.json"
+PAGE = ROOT / "docs" / "reference" / "accelerators.md"
 BEGIN, END = "<!-- support -->", "<!-- /support -->"
 STRATEGIES = ("single", "ddp", "zero1", "fsdp", "hsdp")
 SIMULATED = {"sim": "a simulated device"}

@@ -60,14 +60,15 @@ def test_choices_and_verbs_have_a_summary() -> None:
 
 
 def test_the_index_reaches_every_page() -> None:
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    assert pages - set(re.findall(r"\]\(([\w-]+\.md)\)", index)) == set()
+    folder = ROOT / "docs"
+    pages = {str(path.relative_to(folder)) for path in folder.rglob("*.md")} - {"index.md"}
+    index = (folder / "index.md").read_text(encoding="utf-8")
+    assert pages - set(re.findall(r"\]\(([\w/-]+\.md)\)", index)) == set()
 
 
 def test_the_installation_page_lists_every_extra() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    page = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "installation.md").read_text(encoding="utf-8")
     table = page.partition("\n| Extra |")[2].partition("\n\n")[0]
     cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
     listed = {extra for cell in cells for extra in re.findall(r"`([\w-]+)`", cell)}

@@ -24,8 +24,8 @@ PRIVATE = re.compile(
 """Phrases for which the field has a word: log, report, continue, resume, equal, alternating, ..."""
 MESSAGE_CALLS = {"info", "warning", "error", "debug", "print"}
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
-PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md")
-REFERENCE = "docs/settings.md"
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md")
+REFERENCE = "docs/reference/settings.md"
 """Generated from docstrings, which are measured themselves."""
 
 

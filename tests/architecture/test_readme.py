@@ -46,14 +46,14 @@ def test_the_readme_and_the_help_have_every_command_in_the_same_groups() -> None
 
 
 def test_the_page_of_the_command_line_lists_every_command() -> None:
-    page = (ROOT / "docs" / "command-line.md").read_text()
+    page = (ROOT / "docs" / "reference" / "command-line.md").read_text()
     table = page.partition("\n## Verbs\n")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)
     assert sorted(listed) == list(choices.names("verbs"))
 
 
 def test_the_page_of_the_command_line_knows_which_commands_have_a_dry_run() -> None:
-    page = (ROOT / "docs" / "command-line.md").read_text()
+    page = (ROOT / "docs" / "reference" / "command-line.md").read_text()
     row = next(line for line in page.splitlines() if line.startswith("| `--dry-run` |"))
     excluded = re.findall(r"`(\w+)`", row.split("|")[2])
     names = choices.names("verbs")

@@ -1,12 +1,12 @@
-"""`docs/settings.md` is what `regauge explain --markdown` prints."""
+"""`docs/reference/settings.md` is what `regauge explain --markdown` prints."""
 
 from __future__ import annotations
 
 from architecture.tree import ROOT
 from regauge.commands._reference import markdown
 
-PAGE = ROOT / "docs" / "settings.md"
-REMEDY = "it is out of date: run 'regauge explain --markdown > docs/settings.md'"
+PAGE = ROOT / "docs" / "reference" / "settings.md"
+REMEDY = "it is out of date: run 'regauge explain --markdown > docs/reference/settings.md'"
 
 
 def test_the_reference_page_is_up_to_date() -> None:

@@ -1,4 +1,4 @@
-"""docs/accelerators.md lists only combinations that the tests ran; `pytest --support` writes it."""
+"""The accelerators page lists only tested combinations; `pytest --support` writes it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from architecture.tree import ROOT
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)(?: (?P<options>[^\n]*))?\n(?P<text>.*?)^(?P=indent)```$",
     re.DOTALL | re.MULTILINE,

@@ -1,4 +1,4 @@
-"""The tables of docs/coming-from.md agree with the names that messages and `explain` know."""
+"""The tables of the page for users of other libraries agree with messages and `explain`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from architecture.tree import ROOT
 from regauge.config.peer_names import find_settings
 
-PAGE = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guides" / "coming-from.md").read_text(encoding="utf-8")
 CODE = re.compile(r"`([^`]+)`")
 
 

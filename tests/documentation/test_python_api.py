@@ -1,4 +1,4 @@
-"""docs/python-api.md has the signature of every function, and every exception."""
+"""docs/reference/python-api.md has the signature of every function, and every exception."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from architecture.tree import ROOT
 from regauge.commands._python.results import RESULTS, DryRunPlan, Result
 from regauge.system import errors
 
-PAGE = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "python-api.md").read_text(encoding="utf-8")
 PUBLIC = {name: getattr(regauge, name) for name in regauge.__all__ if name != "__version__"}
 FUNCTIONS = sorted(name for name, value in PUBLIC.items() if not inspect.isclass(value))
 CLASSES = [

@@ -125,7 +125,7 @@ def test_the_example_reads_every_page_of_the_documentation(monkeypatch: pytest.M
         commands.import_verb("prepare").ROOT, EXAMPLES / "custom.toml", ()
     )
     assert prepare.source.kind == "custom_source:Sections"
-    assert len(prepare.source.list_pieces()) == len(list((ROOT / "docs").glob("*.md")))
+    assert len(prepare.source.list_pieces()) == len(list((ROOT / "docs").rglob("*.md")))
 
 
 TRACKER = """

@@ -20,7 +20,7 @@ from regauge.machines.catalog import load_chips
 from regauge.system import choices
 
 JOB = JobSpec("job", "train", ("regauge", "train", "run.toml"), 1, 1, 1, hours=1.0)
-PAGE = ROOT / "docs" / "launch.md"
+PAGE = ROOT / "docs" / "guides" / "launch.md"
 SHARED_MEMORY = {"volumes": [{"mountPath": "/dev/shm"}]}  # noqa: S108 - text of a document
 FAKE = "x7" * 20
 """Part of a secret that is none, so that scanners of repositories ignore it."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from regauge.monitoring import vocabulary
 
-PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "monitoring.md"
 UNBOUNDED_LABELS = {"step", "text", "request", "path", "url"}
 
 

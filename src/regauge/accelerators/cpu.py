@@ -138,8 +138,8 @@ class Cpu(Accelerator):
 
         The backward pass recomputes the cheap ones at the same speed: two fifths of the stored
         bytes are attention probabilities and other results of one pass over memory
-        (docs/performance.md). Unfinished libraries of another run are removed from torch's cache
-        first.
+        (docs/explanation/performance.md). Unfinished libraries of another run are removed from
+        torch's cache first.
         """
         from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -162,7 +162,7 @@ class Cpu(Accelerator):
         """Keep glibc from returning freed memory to the operating system.
 
         Otherwise the kernel maps and zeroes the pages of every large tensor again, which takes a
-        third of the time of a step (docs/performance.md).
+        third of the time of a step (docs/explanation/performance.md).
         """
         with suppress(OSError, AttributeError):  # another C library
             mallopt = ctypes.CDLL(None).mallopt

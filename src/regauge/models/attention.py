@@ -1,8 +1,8 @@
 """Chunked attention: matrix products over few rows at a time, so that scores stay in the cache.
 
 For devices on which fused attention is slow: on a CPU, torch's takes two to four times as long as
-the plain matrix products (docs/performance.md). In causal attention, scores of later keys are
-skipped in blocks of queries.
+the plain matrix products (docs/explanation/performance.md). In causal attention, scores of later
+keys are skipped in blocks of queries.
 
 Longer rows use the fused attention, because the scores that are kept for the backward pass grow
 with the square of the length.

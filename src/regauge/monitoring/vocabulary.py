@@ -152,7 +152,7 @@ METRICS: tuple[Metric, ...] = tuple(
 
 
 def build_table() -> str:
-    """Return the table of all metrics in Markdown, which docs/monitoring.md shows."""
+    """Return the table of all metrics in Markdown, which docs/guides/monitoring.md shows."""
     lines = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
     for metric in METRICS:
         labels = ", ".join(f"`{label}`" for label in metric.labels)

@@ -1,4 +1,4 @@
-"""The reference page of all settings in Markdown, which is `docs/settings.md`."""
+"""The reference page of all settings in Markdown, which is `docs/reference/settings.md`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from regauge.system import choices
 _HEAD = """\
 # Settings
 
-Written by `regauge explain --markdown > docs/settings.md`. Values are TOML. A *choice* is a table
-with a `kind`, or the name of the kind alone."""
+Written by `regauge explain --markdown > docs/reference/settings.md`. Values are TOML. A *choice* is
+a table with a `kind`, or the name of the kind alone."""
 
 
 def build_page() -> str:

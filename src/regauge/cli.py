@@ -75,8 +75,14 @@ def build_app() -> App:
     }
     for verb in choices.names("verbs"):
         target = f"{choices.module_name('verbs', verb)}:main"
-        help_line = choices.summary("verbs", verb)
-        application.command(target, name=verb, help=help_line, group=groups.get(verb))
+        summary, _, example = choices.docstring("verbs", verb).partition("\n\n")
+        application.command(
+            target,
+            name=verb,
+            help=summary,
+            help_epilogue=f"{example}\n\n{_EPILOGUE}",
+            group=groups.get(verb),
+        )
     return application
 
 

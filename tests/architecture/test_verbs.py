@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 import tomllib
 from types import ModuleType, SimpleNamespace
 from typing import Any, get_args
@@ -11,6 +12,7 @@ import pytest
 
 from architecture.tree import ROOT, SOURCE
 from regauge import commands
+from regauge.cli import build_app
 from regauge.config import Settings
 from regauge.system import choices
 
@@ -50,6 +52,13 @@ def _has_output(root: type[Settings], path: str | None) -> bool:
 @pytest.mark.parametrize("verb", choices.names("verbs"))
 def test_a_verb_has_what_the_command_line_and_a_pipeline_call(verb: str) -> None:
     assert find_faults(commands.import_verb(verb)) == []
+
+
+@pytest.mark.parametrize("verb", choices.names("verbs"))
+def test_the_help_of_a_verb_ends_with_an_example_that_it_accepts(verb: str) -> None:
+    command = choices.docstring("verbs", verb).partition("\n\nFor example:\n\n    $ regauge ")[2]
+    assert shlex.split(command)[0] == verb
+    build_app().parse_args(command, exit_on_error=False, print_error=False)
 
 
 def test_no_folder_hides_the_function_of_a_command() -> None:

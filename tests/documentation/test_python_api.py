@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import textwrap
@@ -62,6 +63,24 @@ def is_hidden(hint: Any) -> bool:
 def test_a_function_has_a_section_with_its_signature(name: str) -> None:
     signature = format_signature(name, getattr(regauge, name))
     assert f"## regauge.{name}\n\n```text\n{signature}\n```\n" in PAGE
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_has_an_example(name: str) -> None:
+    tree = ast.parse("\n".join(find_example(PUBLIC[name])))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call | ast.Attribute)]
+    assert calls, "the example does nothing"
+    for node in calls:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == f"regauge.{name}":
+            keywords = {keyword.arg: None for keyword in node.keywords if keyword.arg}
+            inspect.signature(PUBLIC[name]).bind(*node.args, **keywords)
+
+
+def find_example(value: Any) -> list[str]:
+    """Return the Python lines of the example in a docstring."""
+    lines = (inspect.getdoc(value) or "").partition("\nFor example:\n")[2].splitlines()
+    prompts = (">>> ", "... ")
+    return [line.strip()[4:] for line in lines if line.strip().startswith(prompts)]
 
 
 @pytest.mark.parametrize("public_class", CLASSES)

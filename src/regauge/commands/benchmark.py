@@ -1,4 +1,9 @@
-"""Benchmark the inference of artifacts, a server, or training on more and more processes."""
+"""Benchmark the inference of artifacts, a server, or training on more and more processes.
+
+For example:
+
+    $ regauge benchmark out/artifact
+"""
 
 from __future__ import annotations
 
@@ -46,6 +51,10 @@ def main(
 
     With `--training`, measure the throughput of training and its scaling efficiency. With
     `--serve`, measure the latency, throughput and cost of a server over HTTP.
+
+    For example:
+
+        >>> regauge.benchmark("out/artifact")
     """
     settings: AnySettings
     if training and serve:

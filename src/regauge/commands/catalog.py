@@ -1,4 +1,9 @@
-"""List chips, machine types and prices with their sources; import and refresh them."""
+"""List chips, machine types and prices with their sources; import and refresh them.
+
+For example:
+
+    $ regauge catalog show p5.48xlarge
+"""
 
 from __future__ import annotations
 
@@ -34,6 +39,10 @@ def main(
     """List chips, machine types and dated prices; import rows from a file; refresh prices.
 
     `refresh` reads on-demand prices from AWS's price list with your credentials.
+
+    For example:
+
+        >>> regauge.catalog("show", "p5.48xlarge")
     """
     if region != catalog.REGION and action != "refresh":
         raise SettingsError(f"--region has no effect on {action}", "remove it")

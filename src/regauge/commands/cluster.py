@@ -1,4 +1,9 @@
-"""Write the files of a Kubernetes cluster on EKS, or remove the cluster and list leftovers."""
+"""Write the files of a Kubernetes cluster on EKS, or remove the cluster and list leftovers.
+
+For example:
+
+    $ regauge cluster render run.toml --to cluster
+"""
 
 from __future__ import annotations
 
@@ -33,6 +38,10 @@ def main(
 
     `render` sends nothing. `delete` runs the printed commands. Then it lists the resources that
     remain, with the commands that remove them. With --dry-run it only prints the commands.
+
+    For example:
+
+        >>> regauge.cluster("render", "run.toml", to="cluster")
     """
     folder = () if to is None else (f"{OUTPUT}={to}",)
     settings = commands.load_settings(ROOT, run_file, (*overrides, *folder))

@@ -1,4 +1,9 @@
-"""Compare runs: quality within a tolerance, first divergence, and cost."""
+"""Compare runs: quality within a tolerance, first divergence, and cost.
+
+For example:
+
+    $ regauge compare out/baseline out/candidate
+"""
 
 from __future__ import annotations
 
@@ -58,7 +63,12 @@ def main(
     dry_run: commands.DryRun = False,
     json: commands.AsJson = False,
 ) -> dict[str, Any]:
-    """Compare candidate runs with a baseline; run files are trained first."""
+    """Compare candidate runs with a baseline; run files are trained first.
+
+    For example:
+
+        >>> regauge.compare("out/baseline", "out/candidate")
+    """
     settings, files = load((str(run_file), *overrides))
     if dry_run:
         to_train = [str(file) for file in files]

@@ -1,4 +1,9 @@
-"""Compile the graphs of a run before it starts; list, push or pull the compile cache."""
+"""Compile the graphs of a run before it starts; list, push or pull the compile cache.
+
+For example:
+
+    $ regauge compile run.toml --jobs 4
+"""
 
 from __future__ import annotations
 
@@ -44,7 +49,12 @@ def main(
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> dict[str, Any]:
-    """Compile all declared shapes of a run ahead of time, so that the run finds its graphs."""
+    """Compile all declared shapes of a run ahead of time, so that the run finds its graphs.
+
+    For example:
+
+        >>> regauge.compile("run.toml", jobs=4)
+    """
     if run_file is None:
         if not (listing or push or pull):
             raise SettingsError("no run to compile", "name a run file, or add --list")

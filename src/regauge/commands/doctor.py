@@ -1,4 +1,9 @@
-"""Check whether a run can start here: devices, collectives, storage and packages."""
+"""Check whether a run can start here: devices, collectives, storage and packages.
+
+For example:
+
+    $ regauge doctor run.toml --processes 8
+"""
 
 from __future__ import annotations
 
@@ -43,6 +48,10 @@ def main(
     """Measure the resources that a run needs; the exit code is 76 if the run cannot start.
 
     Child processes use the devices; they are killed if they hang.
+
+    For example:
+
+        >>> regauge.doctor("run.toml", processes=8)
     """
     machine = _survey()
     if survey:

@@ -1,4 +1,9 @@
-"""Evaluate trained models on held-out rows or on files, side by side."""
+"""Evaluate trained models on held-out rows or on files, side by side.
+
+For example:
+
+    $ regauge evaluate out/run --source test.csv
+"""
 
 from __future__ import annotations
 
@@ -47,6 +52,10 @@ def main(
 
     A folder is evaluated with the task and the dataset of its run. A finished evaluation is not
     changed.
+
+    For example:
+
+        >>> regauge.evaluate("out/run", source="test.csv")
     """
     settings = _load_settings(run_file, overrides, source, to)
     evaluate = plan if dry_run else run

@@ -1,4 +1,9 @@
-"""Document a table, key, choice, verb or exit code; without a name, list all tables."""
+"""Document a table, key, choice, verb or exit code; without a name, list all tables.
+
+For example:
+
+    $ regauge explain optimizer.learning_rate
+"""
 
 from __future__ import annotations
 
@@ -47,7 +52,12 @@ def main(
     ] = False,
     json: commands.AsJson = False,
 ) -> Document:
-    """Document a name, from the settings classes themselves."""
+    """Document a name, from the settings classes themselves.
+
+    For example:
+
+        >>> regauge.explain("optimizer.learning_rate")
+    """
     if markdown:
         text = build_page()
         log.print_text(text)

@@ -1,4 +1,9 @@
-"""Compile a trained model into a verified artifact, or convert it to another format."""
+"""Compile a trained model into a verified artifact, or convert it to another format.
+
+For example:
+
+    $ regauge export out/run --to out/artifact
+"""
 
 from __future__ import annotations
 
@@ -47,6 +52,10 @@ def main(  # noqa: PLR0913 - the flags of the command line
 
     An artifact is compiled for this machine: several backends and precisions are timed, and the
     best one that preserves quality is written with its evidence.
+
+    For example:
+
+        >>> regauge.export("out/run", to="out/artifact")
     """
     flags = [
         ("export.model", model),

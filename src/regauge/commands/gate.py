@@ -1,4 +1,9 @@
-"""Compare a new model with the serving model, and refuse a regression."""
+"""Compare a new model with the serving model, and refuse a regression.
+
+For example:
+
+    $ regauge gate pipeline.toml
+"""
 
 from __future__ import annotations
 
@@ -41,6 +46,10 @@ def main(
     """Compare the metrics of a new model with those of the serving model.
 
     A regression beyond the band of a metric ends with exit code 68. Nothing is promoted.
+
+    For example:
+
+        >>> regauge.gate("pipeline.toml")
     """
     settings = commands.load_settings(ROOT, run_file, overrides)
     answer = plan(settings) if dry_run else run(settings)

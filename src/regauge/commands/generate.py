@@ -1,4 +1,9 @@
-"""Generate text in the terminal: answer one prompt, or chat with a model."""
+"""Generate text in the terminal: answer one prompt, or chat with a model.
+
+For example:
+
+    $ regauge generate out/answers --prompt "What is a rank?"
+"""
 
 from __future__ import annotations
 
@@ -30,6 +35,10 @@ def main(
     """Answer a prompt, or chat if neither a prompt nor piped input is there.
 
     In a chat Ctrl-C ends an answer, Ctrl-D ends the chat and /reset starts a new conversation.
+
+    For example:
+
+        >>> regauge.generate("out/answers", prompt="What is a rank?")
     """
     flags = [("temperature", temperature), ("max_new_tokens", max_new_tokens)]
     assignments = tuple(f"{TABLE}.{key}={value}" for key, value in flags if value is not None)

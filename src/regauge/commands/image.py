@@ -1,4 +1,9 @@
-"""Write the Dockerfile of a container image with Regauge and a run file, build it or push it."""
+"""Write the Dockerfile of a container image with Regauge and a run file, build it or push it.
+
+For example:
+
+    $ regauge image build run.toml
+"""
 
 from __future__ import annotations
 
@@ -31,6 +36,10 @@ def main(
     """Write the Dockerfile of the image of a run file, build the image, or push it.
 
     `build` and `push` use docker, podman or buildah: the first one that works on this machine.
+
+    For example:
+
+        >>> regauge.image("build", "run.toml")
     """
     folder = () if to is None else (f"{OUTPUT}={to}",)
     settings = commands.load_settings(ROOT, run_file, (*overrides, *folder))

@@ -1,4 +1,9 @@
-"""Import weights from transformers, DeepSpeed, DCP or a state dict."""
+"""Import weights from transformers, DeepSpeed, DCP or a state dict.
+
+For example:
+
+    $ regauge import bert-base --to out/start
+"""
 
 from __future__ import annotations
 
@@ -50,7 +55,12 @@ def main(
     dry_run: commands.DryRun = False,
     json: commands.AsJson = False,
 ) -> dict[str, Any]:
-    """Check the weights and write them as a folder from which a run can start."""
+    """Check the weights and write them as a folder from which a run can start.
+
+    For example:
+
+        >>> regauge.import_("bert-base", to="out/start")
+    """
     assignments = () if to is None else (f"weights.to={to}",)
     overrides = (*overrides, *assignments)
     if run_file.suffix in commands.RUN_FILE_SUFFIXES:

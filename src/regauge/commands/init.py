@@ -1,4 +1,9 @@
-"""Write the run file of a recipe or an example; without a name, list them."""
+"""Write the run file of a recipe or an example; without a name, list them.
+
+For example:
+
+    $ regauge init classify --data reviews.csv
+"""
 
 from __future__ import annotations
 
@@ -47,7 +52,12 @@ def main(
     ] = None,
     json: commands.AsJson = False,
 ) -> dict[str, Any]:
-    """Write the run file of a recipe for your data, or an example; never overwrites a file."""
+    """Write the run file of a recipe for your data, or an example; never overwrites a file.
+
+    For example:
+
+        >>> regauge.init("classify", data="reviews.csv")
+    """
     examples = _list_examples()
     if name is None:
         answer = {

@@ -1,4 +1,9 @@
-"""Follow, cancel or clean up a job that `launch` submitted."""
+"""Follow, cancel or clean up a job that `launch` submitted.
+
+For example:
+
+    $ regauge job wait slurm://cluster/42 --timeout 3600
+"""
 
 from __future__ import annotations
 
@@ -51,6 +56,10 @@ def main(
     """Read the state of a job from its scheduler, wait for it, cancel it, or clean up after it.
 
     The exit code of `wait` is that of the job.
+
+    For example:
+
+        >>> regauge.job("wait", "slurm://cluster/42", timeout=3600)
     """
     address = Handle.parse(handle)
     launcher = select_launcher(Launch(), address.target)

@@ -1,4 +1,9 @@
-"""Run a verb on a scheduler: Slurm, AWS Batch, Kubernetes, Ray, or simulated nodes here."""
+"""Run a verb on a scheduler: Slurm, AWS Batch, Kubernetes, Ray, or simulated nodes here.
+
+For example:
+
+    $ regauge launch run.toml train --on slurm
+"""
 
 from __future__ import annotations
 
@@ -44,6 +49,10 @@ def main(
     """Submit a verb of a run file as a job, and print its handle for `regauge job`.
 
     With --dry-run, print the exact documents and commands instead, without network or credentials.
+
+    For example:
+
+        >>> regauge.launch("run.toml", "train", on="slurm")
     """
     if dry_run and rehearse:
         problem = "--dry-run runs nothing, and --rehearse runs the job"

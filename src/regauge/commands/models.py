@@ -1,4 +1,9 @@
-"""Register models with their lineage, promote them to stages, and trace what made a file."""
+"""Register models with their lineage, promote them to stages, and trace what made a file.
+
+For example:
+
+    $ regauge models list --registry out/registry
+"""
 
 from __future__ import annotations
 

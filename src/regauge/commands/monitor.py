@@ -1,4 +1,9 @@
-"""Watch runs with a local Prometheus, or write its rules, dashboards and manifests."""
+"""Watch runs with a local Prometheus, or write its rules, dashboards and manifests.
+
+For example:
+
+    $ regauge monitor up out
+"""
 
 from __future__ import annotations
 
@@ -45,6 +50,10 @@ def main(
 
     `write` writes rules, dashboards of Grafana, and manifests for Kubernetes. `check` runs promtool
     and amtool on written files.
+
+    For example:
+
+        >>> regauge.monitor("up", "out")
     """
     settings = load(overrides, run_file)
     if action == "check":

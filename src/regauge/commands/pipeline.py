@@ -1,4 +1,9 @@
-"""Run several verbs in order, each on the outputs of earlier ones."""
+"""Run several verbs in order, each on the outputs of earlier ones.
+
+For example:
+
+    $ regauge pipeline pipeline.toml --why
+"""
 
 from __future__ import annotations
 
@@ -97,6 +102,10 @@ def main(
 
     An override `stage.<name>.key.path=value` applies to one stage. Any other override applies to
     all stages that have the key.
+
+    For example:
+
+        >>> regauge.pipeline("pipeline.toml", why=True)
     """
     path = Path(run_file)
     if why:

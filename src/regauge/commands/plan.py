@@ -1,4 +1,9 @@
-"""Plan a run before it starts: whether it fits, how long it takes, what it costs, and where."""
+"""Plan a run before it starts: whether it fits, how long it takes, what it costs, and where.
+
+For example:
+
+    $ regauge plan run.toml --on p5.48xlarge:16
+"""
 
 from __future__ import annotations
 
@@ -64,6 +69,10 @@ def main(  # noqa: PLR0913 - the flags of the command line
     """Plan memory, time and dollars of a run without an accelerator, and rank machine types.
 
     Every prediction has p10 to p90. No network is used, and only --probe computes.
+
+    For example:
+
+        >>> regauge.plan("run.toml", on="p5.48xlarge:16")
     """
     machines = Machines(on, compare, cheapest, deadline, max_nodes, probe, show_all)
     purpose = Purpose(to_target, serve, predict, slo_ms, lengths)

@@ -1,4 +1,9 @@
-"""Run batch inference over files and write embeddings, classes or scores."""
+"""Run batch inference over files and write embeddings, classes or scores.
+
+For example:
+
+    $ regauge predict out/artifact --source 'items/*.jsonl' --to out/vectors
+"""
 
 from __future__ import annotations
 
@@ -39,7 +44,12 @@ def main(
     dry_run: commands.DryRun = False,
     json: commands.AsJson = False,
 ) -> dict[str, Any]:
-    """Run a model on every record of a source; the same command resumes a stopped job."""
+    """Run a model on every record of a source; the same command resumes a stopped job.
+
+    For example:
+
+        >>> regauge.predict("out/artifact", source="items/*.jsonl", to="out/vectors")
+    """
     flags = [
         ("output.folder", to),
         ("predict.max_usd", max_usd),

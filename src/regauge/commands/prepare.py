@@ -1,4 +1,9 @@
-"""Prepare a dataset from text: tokenizer, rows, held-out split and manifest."""
+"""Prepare a dataset from text: tokenizer, rows, held-out split and manifest.
+
+For example:
+
+    $ regauge prepare run.toml
+"""
 
 from __future__ import annotations
 
@@ -90,6 +95,10 @@ def main(
     """Prepare the dataset of a run file; a finished dataset is not changed.
 
     The same command resumes a stopped job; the result has the same bytes.
+
+    For example:
+
+        >>> regauge.prepare("run.toml")
     """
     settings = commands.load_settings(ROOT, run_file, overrides)
     if dry_run:

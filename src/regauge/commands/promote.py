@@ -1,4 +1,9 @@
-"""Register an artifact, and let it serve."""
+"""Register an artifact, and let it serve.
+
+For example:
+
+    $ regauge promote pipeline.toml
+"""
 
 from __future__ import annotations
 
@@ -38,6 +43,10 @@ def main(
 
     With `promote.gate`, the artifact must have passed that gate, and the serving model must be the
     one that the gate compared it with.
+
+    For example:
+
+        >>> regauge.promote("pipeline.toml")
     """
     settings = commands.load_settings(ROOT, run_file, overrides)
     answer = plan(settings) if dry_run else run(settings)

@@ -1,4 +1,9 @@
-"""Compute steps of a run again, and record the values of every module."""
+"""Compute steps of a run again, and record the values of every module.
+
+For example:
+
+    $ regauge replay out/run replay.until=100
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,12 @@ def main(
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> dict[str, Any]:
-    """Compute steps of a run again in another folder, and record the values of every module."""
+    """Compute steps of a run again in another folder, and record the values of every module.
+
+    For example:
+
+        >>> regauge.replay("out/run", replay__until=100)
+    """
     settings = _load_settings(run_file, overrides)
     if dry_run:
         return commands.show(plan(settings), as_json=json)

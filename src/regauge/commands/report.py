@@ -1,4 +1,9 @@
-"""Write a self-contained report about runs, with the results first."""
+"""Write a self-contained report about runs, with the results first.
+
+For example:
+
+    $ regauge report run.toml --format html
+"""
 
 from __future__ import annotations
 
@@ -41,7 +46,12 @@ def main(
     dry_run: commands.DryRun = False,
     json: commands.AsJson = False,
 ) -> dict[str, Any]:
-    """Write a report about the runs of a run file, or about the runs in a folder."""
+    """Write a report about the runs of a run file, or about the runs in a folder.
+
+    For example:
+
+        >>> regauge.report("run.toml", form="html")
+    """
     assignments = () if form is None else (f"report.format={form}",)
     settings = load(Path(run_file), (*overrides, *assignments))
     if dry_run:

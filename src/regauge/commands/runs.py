@@ -1,4 +1,9 @@
-"""List the runs below a folder; show, compare or remove one."""
+"""List the runs below a folder; show, compare or remove one.
+
+For example:
+
+    $ regauge runs diff out/first out/second
+"""
 
 from __future__ import annotations
 
@@ -52,6 +57,10 @@ def main(
 
     `show` prints one run. `diff` prints the differences of two runs: settings, data, weights, code
     and environment. `rm` removes a run that is not running and that no other work depends on.
+
+    For example:
+
+        >>> regauge.runs("diff", "out/first", "out/second")
     """
     _check_count(action, folders)
     if action == "show":

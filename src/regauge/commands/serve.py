@@ -1,4 +1,9 @@
-"""Serve artifacts over HTTP."""
+"""Serve artifacts over HTTP.
+
+For example:
+
+    $ regauge serve out/artifact --port 8080
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,12 @@ def main(
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> Answer:
-    """Serve models over HTTP until a stop signal; accepted requests are then completed."""
+    """Serve models over HTTP until a stop signal; accepted requests are then completed.
+
+    For example:
+
+        >>> regauge.serve("out/artifact", port=8080)
+    """
     flags = [("serve.port", port), ("serve.host", host)]
     assignments = tuple(f"{key}={value}" for key, value in flags if value is not None)
     settings = load((str(run_file), *overrides, *assignments))

@@ -1,4 +1,9 @@
-"""Show a run, a job or a server on the terminal, live."""
+"""Show a run, a job or a server on the terminal, live.
+
+For example:
+
+    $ regauge top out/run
+"""
 
 from __future__ import annotations
 
@@ -22,6 +27,10 @@ def main(
     """Show processes, rates, memory, cost and events twice a second; `q` quits.
 
     It reads files and writes nothing. Without a terminal it prints one snapshot.
+
+    For example:
+
+        >>> regauge.top("out/run")
     """
     from regauge.commands._top.targets import open_reader
 

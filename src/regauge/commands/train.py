@@ -1,4 +1,9 @@
-"""Train a model, or resume a run that was stopped."""
+"""Train a model, or resume a run that was stopped.
+
+For example:
+
+    $ regauge train run.toml stop.steps=1000
+"""
 
 from __future__ import annotations
 
@@ -39,7 +44,12 @@ def main(
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> dict[str, Any]:
-    """Train the model of a run file; the same command resumes a run that was stopped."""
+    """Train the model of a run file; the same command resumes a run that was stopped.
+
+    For example:
+
+        >>> regauge.train("run.toml", stop__steps=1000)
+    """
     limit = () if max_usd is None else (f"stop.usd={max_usd}",)
     settings = commands.load_settings(TrainSettings, run_file, (*overrides, *limit))
     if dry_run:

@@ -38,6 +38,12 @@ class Registry:
     there is none. Raises SettingsError if there is no registry, if the address has other files, or
     if the store has no conditional writes. Raises DataError if the registry is damaged or of
     another format.
+
+    For example:
+
+        >>> registry = regauge.Registry("registry")
+        >>> registry.resolve("search", "production").number
+        3
     """
 
     def __init__(self, address: str | os.PathLike[str], *, create: bool = False) -> None:

@@ -152,12 +152,17 @@ def _suggest_choice(folder: str, name: str) -> str:
 
 def summary(folder: str, name: str) -> str:
     """Return the first docstring line of a choice without importing its file."""
+    return docstring(folder, name).partition("\n")[0]
+
+
+def docstring(folder: str, name: str) -> str:
+    """Return the docstring of a choice without importing its file."""
     if is_import_path(name):
-        return (load(folder, name).__doc__ or "").strip().partition("\n")[0]
+        return inspect.cleandoc(load(folder, name).__doc__ or "")
     path = PACKAGE.parent / (module_name(folder, name).replace(".", "/") + ".py")
     if not path.exists():
         return "Defined in another package."
-    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 
 
 def allow_imports(value: Any, folder: Path | None = None) -> None:

@@ -24,7 +24,13 @@ REMEDY = "inherit from regauge.Callback"
 
 @dataclass(frozen=True)
 class TrainingEvent:
-    """The state of a run when a callback is called."""
+    """The state of a run when a callback is called.
+
+    For example:
+
+        >>> event.step, event.metrics["heldout/loss"]
+        (100, 2.5)
+    """
 
     step: int
     """Number of finished optimizer updates."""
@@ -46,6 +52,12 @@ class Callback:
     """Custom code that a training run calls; override the methods that you need.
 
     Every process of the run calls them, in the training thread. An exception ends the run.
+
+    For example:
+
+        >>> class Progress(regauge.Callback):
+        ...     def on_step(self, event):
+        ...         print(event.step, "of", event.total_steps)
     """
 
     def on_step(self, event: TrainingEvent) -> None:

@@ -45,6 +45,7 @@ def build_function(verb: str) -> Callable[..., Result]:
     def call(*arguments: Any, **keywords: Any) -> Result:
         return _Call(verb, main, arguments, keywords).run()
 
+    call.__module__, call.__name__, call.__qualname__ = "regauge", verb, verb
     vars(call)["__signature__"] = _extend_signature(verb, inspect.signature(main))
     return call
 

@@ -215,6 +215,12 @@ def load(
 
     Raises SettingsError if there is no model or a setting is wrong, DataError if a file is damaged
     or changed, and PreflightError if this machine cannot run the artifact.
+
+    For example:
+
+        >>> model = regauge.load("out/artifact")
+        >>> model.encode(["Open a file."]).shape
+        (1, 384)
     """
     if not isinstance(path, str | os.PathLike):
         raise SettingsError(f"path is of type {type(path).__name__}", "pass the path of a model")

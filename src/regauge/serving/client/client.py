@@ -44,6 +44,11 @@ class AsyncClient:
 
     Every method raises SettingsError for a wrong address, key or model, DataError for texts that
     the server refuses, and TransientError if it has no answer within the timeout.
+
+    For example:
+
+        >>> async with regauge.AsyncClient("http://127.0.0.1:8080") as client:
+        ...     vectors = await client.encode(["Open a file."])
     """
 
     def __init__(
@@ -192,6 +197,11 @@ class Client:
 
     The arguments and the errors are those of `AsyncClient`. Requests run in a thread of the client.
     `close` ends it, or a `with` statement.
+
+    For example:
+
+        >>> with regauge.Client("http://127.0.0.1:8080") as client:
+        ...     vectors = client.encode(["Open a file."])
     """
 
     def __init__(

@@ -199,7 +199,8 @@ def test_a_cancelled_job_submits_its_successor(
 
 def test_a_job_at_its_time_limit_is_requeued(workplace: SlurmWorkplace) -> None:
     """The signal reaches the script, which passes it to the nodes and asks for a requeue."""
-    target = {"kind": "slurm", "grace_seconds": 85, "cpus": 1}  # the signal comes after 35 s
+    # Slurm signals at most a minute early, so the job has at least 30 s.
+    target = {"kind": "slurm", "grace_seconds": 30, "cpus": 1}
     launch = {"hours": 2 / 60, "target": [target], "max_attempts": 9}
     run_file = write_launched(workplace, launch, stop={"steps": 1_000_000})
     handle = workplace.launch(run_file, "train", "execution.compile=off", *ON_SLURM)
@@ -208,7 +209,7 @@ def test_a_job_at_its_time_limit_is_requeued(workplace: SlurmWorkplace) -> None:
     assert workplace.read_state(handle) in ("running", "restarting")
     steps = count_steps(workplace.root / "out-run")
     wait_until(lambda: count_steps(workplace.root / "out-run") > steps, "a step of attempt 2")
-    assert workplace.read_status(handle)["attempt"] == 2
+    assert workplace.read_status(handle)["attempt"] >= 2
     assert steps > 0
 
 

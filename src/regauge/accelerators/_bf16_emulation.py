@@ -1,8 +1,8 @@
-"""Matrix products in bf16 on processors without bf16 instructions.
+"""Matrix products in bf16 for CPUs without bf16 instructions.
 
-On such a processor torch multiplies bf16 values one by one, fifty times slower than fp32. The
-kernels of this file convert the values to fp32, which is exact, multiply and add in fp32, and round
-the result once. The bf16 instructions compute the same.
+On such a CPU torch multiplies bf16 values one by one, fifty times slower than fp32. These kernels
+convert the values to fp32, which is exact, multiply and add in fp32, and round the result once, as
+bf16 instructions do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPERATIONS = (*PRODUCTS, *(f"{name}.out" for name in PRODUCTS), ATTENTION, f"{AT
 
 @cache
 def install() -> Library:
-    """Replace torch's kernels in this process; they stay as long as the returned library exists."""
+    """Replace torch's kernels in this process for as long as the returned library exists."""
     import torch
 
     library = torch.library.Library("aten", "IMPL")

@@ -1,4 +1,4 @@
-"""Environment variables of a vendor's software, set from the settings of a run."""
+"""Vendor environment variables set from run settings."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from regauge.system.errors import SettingsError
 
 
 def set_variable(name: str, value: str) -> None:
-    """Set an environment variable to the value of a setting.
+    """Set an environment variable.
 
-    Raises SettingsError if the environment already has another value.
+    Raises SettingsError if it already has another value.
     """
     foreign = os.environ.setdefault(name, value)
     if foreign != value:

@@ -1,4 +1,4 @@
-"""The counters of Gaudi devices, from HLML, the library of Intel's driver; no torch here."""
+"""Gaudi device counters from HLML, Intel's driver library; does not import torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from regauge.system.host.device_counters import ErrorReader
 
 LIBRARY = Path("/usr/lib/habanalabs/libhlml.so")
-"""The file that Intel's Python package (habana-pyhlml) loads."""
+"""Loaded by Intel's Python package habana-pyhlml."""
 
 
 def open_counters() -> Callable[[], tuple[DeviceCounters, ...]]:
-    """Return a function that reads the counters of all Gaudi devices of this machine.
+    """Return a function that reads the counters of all local Gaudi devices.
 
-    It returns none if habana-pyhlml or the library is missing, or if the driver does not answer.
+    It returns an empty tuple if habana-pyhlml or the library is missing, or if the driver does not
+    answer.
     """
     pyhlml, handles = _open_devices()
     return lambda: tuple(
@@ -31,12 +32,12 @@ def open_counters() -> Callable[[], tuple[DeviceCounters, ...]]:
 
 
 def open_errors() -> ErrorReader:
-    """Return a function that reads the uncorrected memory errors of all devices from now on."""
+    """Return a function that reads uncorrected memory errors from now on."""
     return EccErrors(*_open_devices()).read
 
 
 class EccErrors:
-    """Counts the uncorrected memory errors (ECC) of each device after this object was created."""
+    """Counts each device's uncorrected memory errors (ECC) since construction."""
 
     def __init__(self, pyhlml: Any, handles: list[Any]) -> None:
         self._pyhlml, self._handles = pyhlml, handles
@@ -44,9 +45,9 @@ class EccErrors:
         self._errors = [DeviceErrors(str(index)) for index in range(len(handles))]
 
     def read(self) -> tuple[DeviceErrors, ...]:
-        """Return the errors of each device so far. A device that does not answer keeps its number.
+        """Return the errors so far; a device that does not answer keeps its last count.
 
-        A device without a number at the start gets its first number as its start.
+        A device without a count at construction starts with its first one.
         """
         for index, handle in enumerate(self._handles):
             total = _count_errors(self._pyhlml, handle)
@@ -60,7 +61,7 @@ class EccErrors:
 
 
 def _count_errors(pyhlml: Any, handle: Any) -> int | None:
-    """Return the uncorrected errors of a device in its life, or None if it does not answer."""
+    """Return a device's lifetime count of uncorrected errors; None if it does not answer."""
     from pyhlml.pyhlml_types_generated import HLML_ECC_COUNTER_TYPE, HLML_MEMORY_ERROR_TYPE
 
     kind = HLML_MEMORY_ERROR_TYPE.HLML_MEMORY_ERROR_TYPE_UNCORRECTED
@@ -72,7 +73,7 @@ def _count_errors(pyhlml: Any, handle: Any) -> int | None:
 
 
 def _open_devices() -> tuple[Any, list[Any]]:
-    """Return Intel's package, and a handle of each device; no handle if one is missing."""
+    """Return Intel's package and the device handles; no handles if one is missing."""
     if not LIBRARY.exists():  # the package would print a line
         return None, []
     try:
@@ -91,7 +92,6 @@ def _open_devices() -> tuple[Any, list[Any]]:
 
 
 def _read_counters(pyhlml: Any, device: str, handle: Any) -> DeviceCounters:
-    """Return the counters of a device; None for each one that the library does not return."""
     from pyhlml.pyhlml_types_generated import HLML_TEMPERATURE_SENSORS
 
     sensor = HLML_TEMPERATURE_SENSORS.HLML_TEMPERATURE_ON_AIP

@@ -1,4 +1,4 @@
-"""The counters of the host's processors and memory, from the files of the Linux kernel."""
+"""Host CPU and memory counters from the Linux kernel."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from regauge.system.host.device_counters import DeviceCounters
 
 STAT, MEMORY = Path("/proc/stat"), Path("/proc/meminfo")
 IDLE_FIELDS = (3, 4)
-"""Positions of the idle time and of the time that waits for disks (proc(5))."""
+"""Positions of the idle and iowait times (proc(5))."""
 MIN_SECONDS = 0.05
-"""Shortest interval of a rate; the counters of the kernel have steps of 0.01 s."""
+"""Shortest interval for a rate; kernel counters advance in steps of 0.01 s."""
 
 
 class HostCounters:
-    """Reads the counters; rates count from the read before."""
+    """Reads the counters; rates cover the time since the previous read."""
 
     def __init__(self) -> None:
         self._times = _read_times()
@@ -24,7 +24,7 @@ class HostCounters:
         self._energy = (time.monotonic(), 0.0)
 
     def read(self) -> tuple[DeviceCounters, ...]:
-        """Return the counters of the machine as one device; none if the kernel has no files."""
+        """Read host CPU and memory counters; empty if /proc is unavailable."""
         total = read_kibibytes(MEMORY, "MemTotal")
         free = read_kibibytes(MEMORY, "MemAvailable")
         if total is None or free is None:
@@ -40,7 +40,7 @@ class HostCounters:
         )
 
     def _read_utilization(self) -> float | None:
-        """Return the busy share of the time since the last call."""
+        """Return the busy fraction since the last call."""
         before, after = self._times, _read_times()
         if before is None or after is None or after[1] <= before[1]:
             return None
@@ -59,7 +59,7 @@ class HostCounters:
 
 
 def _read_times() -> tuple[float, float] | None:
-    """Return the busy time and the whole time of all cores, in ticks of the kernel."""
+    """Return the busy and total time over all cores, in kernel ticks."""
     try:
         fields = [float(value) for value in STAT.read_text(encoding="utf-8").split()[1:9]]
     except (OSError, ValueError):
@@ -69,6 +69,6 @@ def _read_times() -> tuple[float, float] | None:
 
 
 def read_kibibytes(path: Path, name: str) -> int | None:
-    """Return the value of a line in a file of the kernel, which is in KiB."""
+    """Return a value in KiB from a kernel file such as /proc/meminfo."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)

@@ -1,12 +1,12 @@
-"""Matrix product rates in bf16 and fp32, measured so that other load cannot bend them.
+"""Matrix product rates in bf16 and fp32, measured robustly on a busy machine.
 
-An instruction name does not tell the speed: `avx512_bf16` doubles the fp32 rate on AMD Zen 4 and
-Zen 5, and some virtual machines emulate it. Short products alternate between the precisions on one
-thread, and the fastest product of each counts. Other programs delay some products, but not all, and
-a single thread waits for no other thread.
+Instruction names do not tell the speed: `avx512_bf16` doubles the fp32 rate on AMD Zen 4 and Zen 5,
+and some virtual machines emulate it. Short products alternate between the precisions on one thread,
+and the fastest of each counts. Other programs delay some products but not all, and a single thread
+waits for no other.
 
-The rates are stored in `~/.cache/regauge`, for this processor and version of torch, so that all
-commands on a machine choose the same precision.
+Rates are cached in `~/.cache/regauge` per processor and torch version, so that every command on a
+machine chooses the same precision.
 """
 
 from __future__ import annotations
@@ -35,16 +35,15 @@ if TYPE_CHECKING:
 
 DTYPES: Mapping[Precision, str] = {"bf16": "bfloat16", "fp32": "float32"}
 SIZE = 512
-"""Rows and columns of the matrices. An fp32 product takes 1 to 5 ms on one thread, which is shorter
-than the time slice of a scheduler."""
+"""Matrix side. An fp32 product takes 1 to 5 ms on one thread, less than a scheduler time slice."""
 MEASURE_SECONDS, MIN_PRODUCTS = 0.1, 5
 """Shortest duration of a measurement, and the fewest products in each precision."""
 
 
 def find_rates(processor: str, instructions: frozenset[str], floors: Rates) -> Rates:
-    """Return the FLOP/s of one thread in each precision: the stored rates, else measured ones.
+    """Return single-thread FLOP/s per precision, from the cache or by measurement.
 
-    `floors` are the lowest plausible rates, or 0. Rates below them are not stored.
+    `floors` are the lowest plausible rates, or 0; lower rates are not cached.
     """
     key = json.dumps([processor, sorted(instructions), version("torch")])
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
@@ -62,7 +61,6 @@ def find_rates(processor: str, instructions: frozenset[str], floors: Rates) -> R
 
 
 def _read(path: Path) -> Rates | None:
-    """Return the stored rates; None if the file is missing or damaged."""
     with suppress(DataError, OSError, KeyError, TypeError, ValueError):
         document = find_json(path, "remove it")
         if document is not None:
@@ -72,9 +70,9 @@ def _read(path: Path) -> Rates | None:
 
 
 def measure_rates(floors: Rates) -> Rates:
-    """Return the measured FLOP/s of one thread in each precision.
+    """Measure single-thread FLOP/s per precision.
 
-    The measurement is repeated, for at most a few seconds, as long as a rate is below its floor.
+    Repeats for at most a few seconds while a rate is below its floor.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""The base of all accelerators that are reached through torch.accelerator."""
+"""Base class for accelerators behind torch.accelerator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class NativeDevice(Accelerator):
-    """One device of `torch.accelerator` per process. Nothing else is assumed about it."""
+    """One `torch.accelerator` device per process; assumes nothing else."""
 
     is_indexed: ClassVar[bool] = True
 
@@ -45,9 +45,9 @@ class NativeDevice(Accelerator):
 
 
 def find_other_device(kind: str) -> str | None:
-    """Return what `torch.accelerator` offers instead of a device of this type; None if it has it.
+    """Return the device type that `torch.accelerator` offers instead, or None if it has this one.
 
-    Only a device that can be used counts.
+    Only usable devices count.
     """
     import torch
 
@@ -58,7 +58,7 @@ def find_other_device(kind: str) -> str | None:
 
 
 def device_type() -> str:
-    """Return the type of torch's current accelerator, or "cpu" if there is none."""
+    """Return the current torch accelerator type, or "cpu"."""
     import torch
 
     device = torch.accelerator.current_accelerator()

@@ -1,4 +1,4 @@
-"""The counters of NVIDIA GPUs, from NVML, the library of the driver; no torch here.
+"""NVIDIA GPU counters from NVML, the driver library; does not import torch.
 
 NVML counts millijoules since the driver was loaded.
 """
@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 
 def start_meter(uuid: str) -> Callable[[], float] | None:
-    """Return a function that returns the joules that a GPU used since this call.
+    """Return a function that returns the joules used by a GPU since this call.
 
-    The energy of all processes counts. Returns None if NVIDIA's Python package (nvidia-ml-py) is
-    not installed, or if the GPU has no counter (before Volta).
+    All processes count. None if nvidia-ml-py is missing or the GPU has no counter (before Volta).
     """
     try:
         import pynvml
@@ -34,9 +33,9 @@ def start_meter(uuid: str) -> Callable[[], float] | None:
 
 
 def open_counters() -> Callable[[], tuple[DeviceCounters, ...]]:
-    """Return a function that reads the counters of all GPUs of this machine, by NVML's index.
+    """Return a function that reads the counters of all local GPUs, by NVML index.
 
-    It returns none if nvidia-ml-py is not installed or the driver does not answer.
+    It returns an empty tuple if nvidia-ml-py is missing or the driver does not answer.
     """
     try:
         import pynvml
@@ -55,7 +54,6 @@ def open_counters() -> Callable[[], tuple[DeviceCounters, ...]]:
 
 
 def _read_counters(pynvml: Any, device: str, handle: Any) -> DeviceCounters:
-    """Return the counters of a GPU; None for each one that the GPU does not have."""
     query = partial(read_or_none, error=pynvml.NVMLError)
 
     def memory(field: str) -> float | None:

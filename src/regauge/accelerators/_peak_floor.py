@@ -1,8 +1,7 @@
-"""The lowest plausible rate of matrix products on a processor, by its instruction sets.
+"""Lowest plausible matrix product rate of a CPU, by instruction set.
 
-A measured rate below this floor has one of two causes. Other work used the cores during the
-measurement, or the instructions cannot be used: a hypervisor hides them, or torch was built without
-them.
+A measured rate below this floor has one of two causes: other work used the cores meanwhile, or the
+instructions are unusable because a hypervisor hides them or torch was built without them.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _CURRENT = re.compile(r"^cpu MHz\s*:\s*([\d.]+)", re.MULTILINE)
 def min_plausible_rate(
     precision: Precision, instructions: frozenset[str], cores: int, clock_hz: float
 ) -> float:
-    """Return the lowest plausible operations per second; 0 if the instructions are unknown.
+    """Return the lowest plausible FLOP/s; 0 for unknown instructions.
 
     The peak is cores x clock x operations per cycle: Dolbeau, "Theoretical peak FLOPS per
     instruction set: a tutorial", Journal of Supercomputing 74 (2018).
@@ -56,7 +55,7 @@ def min_plausible_rate(
 
 
 def read_clock_hz(cpuinfo: Path) -> float:
-    """Return the base clock in the processor's name, else the current clock, else 1 GHz."""
+    """Return the base clock in the CPU name, else the current clock, else 1 GHz."""
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     for pattern, unit in ((_NOMINAL, 1e9), (_CURRENT, 1e6)):
         if (match := pattern.search(text)) and (clock := float(match[1]) * unit) > 0:

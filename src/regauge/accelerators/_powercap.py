@@ -1,8 +1,8 @@
-"""The energy counters of processors, if the kernel allows the process to read them.
+"""CPU energy counters, if the kernel lets this process read them.
 
-Linux powercap has one counter for each processor package (Documentation/power/powercap in the
-kernel's source). It counts microjoules and restarts at zero after a largest value. The counters
-include all work of the machine. Since 2020, most kernels let only root read them.
+Linux powercap has one counter per CPU package (Documentation/power/powercap in the kernel source).
+It counts microjoules for the whole machine and wraps around at a maximum. Since 2020, most kernels
+let only root read it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ ROOT = Path("/sys/class/powercap")
 
 @dataclass(frozen=True)
 class EnergyCounter:
-    """The counter of one processor package."""
+    """Counter of one CPU package."""
 
     file: Path
     max_microjoules: int
-    """The largest value, after which the counter restarts at zero."""
+    """Value at which the counter wraps around."""
 
     def read(self) -> int:
-        """Return the microjoules since an unspecified moment."""
+        """Return the microjoules since an unspecified start."""
         return int(self.file.read_text(encoding="utf-8"))
 
 
 def find_counters(root: Path = ROOT) -> tuple[EnergyCounter, ...]:
-    """Return the counters of all packages, or none if one of them cannot be read."""
+    """Return the counters of all packages; empty if any cannot be read."""
     counters = []
     for zone in sorted(root.glob("*")):
         try:
@@ -49,9 +49,9 @@ def find_counters(root: Path = ROOT) -> tuple[EnergyCounter, ...]:
 
 
 def start_meter(root: Path = ROOT) -> Callable[[], float] | None:
-    """Return a function that returns the joules since this call; None if there is no counter.
+    """Return a function that returns the joules since this call; None without counters.
 
-    Each counter may restart at zero once.
+    Handles one wrap-around per counter.
     """
     starts = [(counter, counter.read()) for counter in find_counters(root)]
     if not starts:

@@ -1,4 +1,4 @@
-"""The TPU chips of this machine, from the PCI bus; no torch here."""
+"""Local TPU chips on the PCI bus; does not import torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 GOOGLE_PCI_VENDOR = "0x1ae0"
 TPU_PCI_DEVICES = frozenset({"0x0027", "0x005e", "0x0062", "0x0063", "0x006f"})
-"""PCI device identifiers of TPU v2 or v3, v4, v5p, v5e and v6e."""
+"""PCI device IDs of TPU v2 or v3, v4, v5p, v5e and v6e."""
 
 
 def count_tpu_chips() -> int:
-    """Return the number of TPU chips on the PCI bus."""
     num_chips = 0
     for device in PCI_DEVICES.glob("*"):
         try:

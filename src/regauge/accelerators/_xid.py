@@ -1,7 +1,7 @@
-"""Errors of NVIDIA GPUs (XIDs) from the kernel's log; no torch and no call of the driver here.
+"""NVIDIA GPU errors (XIDs) from the kernel log; calls neither torch nor the driver.
 
-The driver of a GPU that fell off the bus may answer no call, but it has logged the error. Format of
-a message: NVIDIA's "XID Errors" guide, "NVRM: Xid (PCI:0000:3b:00): 79, …".
+The driver of a GPU that fell off the bus may not answer, but it has logged the error. Message
+format: NVIDIA's "XID Errors" guide, "NVRM: Xid (PCI:0000:3b:00): 79, …".
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 KERNEL_LOG = Path("/dev/kmsg")
 GPUS = Path("/proc/driver/nvidia/gpus")
-"""Has one folder per GPU, named by its PCI address. In this order NVML numbers the GPUs."""
+"""One folder per GPU, named by PCI address, in NVML order."""
 MESSAGE = re.compile(r"NVRM: Xid \(PCI:(?P<address>[0-9a-fA-F:.]+)\): (?P<code>\d+)")
 RECORD_BYTES = 8192
-"""The longest record of /dev/kmsg (CONSOLE_EXT_LOG_MAX of Linux)."""
+"""Longest /dev/kmsg record (CONSOLE_EXT_LOG_MAX in Linux)."""
 
 
 def open_errors() -> ErrorReader:
     """Return a function that reads the XIDs of all GPUs from now on.
 
-    It returns none without an NVIDIA driver or the right to read the log.
+    It returns an empty tuple without an NVIDIA driver or permission to read the log.
     """
     try:
         addresses = sorted(path.name for path in GPUS.iterdir())
@@ -42,7 +42,7 @@ def open_errors() -> ErrorReader:
 
 
 class XidLog:
-    """Counts the XIDs of each GPU that the kernel logs after this object was created."""
+    """Counts the XIDs that the kernel logs for each GPU after construction."""
 
     def __init__(self, log: int, addresses: list[str]) -> None:
         self._log = log
@@ -52,7 +52,7 @@ class XidLog:
         }
 
     def read(self) -> tuple[DeviceErrors, ...]:
-        """Return the errors of each GPU so far. Messages about other addresses are ignored."""
+        """Return each GPU's errors so far; messages about other addresses are ignored."""
         for message in self._read_messages():
             match = MESSAGE.search(message)
             errors = self._errors.get(_normalize(match["address"])) if match else None
@@ -63,7 +63,7 @@ class XidLog:
         return tuple(self._errors.values())
 
     def _read_messages(self) -> list[str]:
-        """Return the new messages; the kernel has overwritten some if there were too many."""
+        """Return new messages; some are lost if the kernel has overwritten them."""
         messages: list[str] = []
         while True:
             try:
@@ -78,5 +78,5 @@ class XidLog:
 
 
 def _normalize(address: str) -> tuple[int, ...]:
-    """Return domain, bus and device of a PCI address; its function may be absent."""
+    """Return the domain, bus and device of a PCI address, with or without a function number."""
     return tuple(int(part, 16) for part in address.split(".", maxsplit=1)[0].split(":"))

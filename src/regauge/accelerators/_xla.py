@@ -1,4 +1,4 @@
-"""The base of all devices behind PyTorch/XLA, which record operations and run them as graphs."""
+"""Base class for PyTorch/XLA devices, which record operations and run them as graphs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PLATFORM = "PJRT_DEVICE"
 STEPS_AHEAD = 2
-"""Steps whose batches are loaded and sent to the device ahead of time."""
+"""How many steps ahead batches are loaded and sent to the device."""
 
 
 class XlaDevice(Accelerator):
@@ -32,13 +32,13 @@ class XlaDevice(Accelerator):
         return True
 
     def platform(self) -> str:
-        """Return the name of the platform in PJRT, such as `TPU`."""
+        """Return the PJRT platform name, such as `TPU`."""
         raise NotImplementedError
 
     def claim(self, index: int, threads: int) -> torch.device:
         """Select the device; raises SettingsError if the environment names another platform.
 
-        The client must start before any backward pass on the CPU, since it would crash after one.
+        The client must start before the first backward pass on the CPU; it would crash afterwards.
         """
         del index
         import torch
@@ -73,10 +73,10 @@ class XlaDevice(Accelerator):
     def wrap_loader(
         self, steps: Iterator[list[Batch]], device: torch.device
     ) -> Generator[list[Batch]]:
-        """Yield the batches of each step; batches of later steps are sent during the computation.
+        """Yield each step's batches; later batches are sent during the computation.
 
-        torch_xla's loader marks a step after a number of batches. That number is set so high that
-        only the training loop marks steps.
+        torch_xla's loader marks a step after a given number of batches. The number is set so high
+        that only the training loop marks steps.
         """
         from torch_xla.distributed.parallel_loader import ParallelLoader
 
@@ -103,14 +103,14 @@ class XlaDevice(Accelerator):
         torch_xla.manual_seed(seed)
 
     def num_compiled_graphs(self) -> int:
-        """Return the number of graphs that XLA has compiled in this process."""
+        """Return how many graphs XLA has compiled in this process."""
         return int(_read_metric("CompileTime")[0])
 
     def compile_seconds(self) -> float:
         return _read_metric("CompileTime")[1] / 1e9
 
     def counters(self) -> dict[str, float]:
-        """Return the counts of graphs, of transfers and their bytes, and of CPU fallbacks."""
+        """Return graph, transfer, transferred byte and CPU fallback counts."""
         from torch_xla.debug import metrics
 
         sent, received = _read_metric("OutboundData"), _read_metric("InboundData")
@@ -133,7 +133,7 @@ class XlaDevice(Accelerator):
         runtime.initialize_cache(str(folder))
 
     def graph_cache_counts(self) -> tuple[int, int]:
-        """Return the executables that were read from the cache, and those that were compiled.
+        """Return how many executables were read from the cache, and how many were compiled.
 
         XLA's CPU client cannot read executables back, so they count as compiled.
         """
@@ -163,7 +163,7 @@ class XlaDevice(Accelerator):
 
 
 class _ErrorRecordingSteps:
-    """An iterable that stores its exception, because the loader's thread would lose it."""
+    """Iterable that stores its exception, because the loader thread would lose it."""
 
     def __init__(self, steps: Iterator[list[Batch]]) -> None:
         self._steps = steps
@@ -177,7 +177,7 @@ class _ErrorRecordingSteps:
 
 
 def _read_metric(name: str) -> tuple[float, float]:
-    """Return the count and the sum of a torch_xla metric in this process."""
+    """Return the count and sum of a torch_xla metric in this process."""
     from torch_xla.debug import metrics
 
     data = metrics.metric_data(name)
@@ -185,7 +185,7 @@ def _read_metric(name: str) -> tuple[float, float]:
 
 
 def torch_xla_obstacle() -> str | None:
-    """Return the reason why torch_xla cannot be used, or None; nothing is imported."""
+    """Return why torch_xla cannot be used, or None, without importing it."""
     if importlib.util.find_spec("torch_xla") is None:
         return "torch_xla is not installed; it needs torch of the same version"
     try:

@@ -1,4 +1,4 @@
-"""The host's processor: its threads, and a precision that its instruction set supports."""
+"""The host CPU: its threads, and a precision supported by its instruction set."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 BF16_INSTRUCTIONS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 MIN_SPEEDUP = 1.25
-"""Measured bf16 rate, in multiples of the fp32 rate, from which on bf16 is preferred."""
+"""Prefer bf16 if it is measured at least this many times as fast as fp32."""
 VECTOR_FEATURES = re.compile(r"sse|ssse|avx|amx|fma|f16c|bmi|abm|movbe|asimd|sve|i8mm|bf16|fphp")
-"""Prefixes of the instruction sets that a compiler may use for numerical loops."""
+"""Instruction set prefixes that a compiler may use for numerical loops."""
 MIN_SIZE, MAX_SIZE, MIN_SECONDS = 192, 3072, 5e-3
 """Sizes of the measured square matrices, and the shortest duration that is accurate enough. A
 precision without hardware instructions is a thousand times slower than the fastest one."""
@@ -48,8 +48,7 @@ REPEAT_SIZE = 1024
 """Smallest size after an implausible rate. Threads wait for each other at the end of a product, and
 if other work uses the cores, that wait dominates a small product."""
 ACTIVATION_MEMORY_BUDGET = 0.7
-"""Share of the activations that a compiled graph stores for its backward pass; torch's default
-is 1."""
+"""Fraction of activations that a compiled graph keeps for its backward pass; 1 in torch."""
 CGROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
     (
@@ -59,12 +58,12 @@ CGROUPS = (
         "total_inactive_file",
     ),
 )
-"""Folder and file names of control groups, version 2 and version 1: the memory limit, the memory in
-use, and the field for the part that is only page cache."""
+"""Control group folders and file names, version 2 then 1: memory limit, memory in use, and the
+field with the page cache."""
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, MAX_THRESHOLD = -3, -1, 2**31 - 1
 """Parameters of mallopt in glibc's malloc.h, and the largest value of both, in bytes."""
 ABANDONED_SECONDS = 60.0
-"""Age after which an empty library is abandoned; a linker fills a file immediately."""
+"""Age at which an empty library counts as abandoned; a linker fills a file immediately."""
 MEASURE_SECONDS, REPEAT_SECONDS = 0.2, 0.1
 """Duration of a measurement, long enough to average out short background work, and the duration of
 a repetition after an implausible one."""
@@ -130,7 +129,7 @@ class Cpu(Accelerator):
         return _model_name()
 
     def features(self) -> frozenset[str]:
-        """Return the kernel's machine name and the instruction sets for numerical code."""
+        """Return the machine name and the instruction sets for numerical code."""
         return frozenset({platform.machine(), *filter(VECTOR_FEATURES.match, instructions())})
 
     def compile_backend(self) -> Callable[..., Any]:
@@ -138,8 +137,8 @@ class Cpu(Accelerator):
 
         The backward pass recomputes the cheap ones at the same speed: two fifths of the stored
         bytes are attention probabilities and other results of one pass over memory
-        (docs/explanation/performance.md). Unfinished libraries of another run are removed from
-        torch's cache first.
+        (docs/explanation/performance.md). First removes unfinished libraries of other runs from
+        torch's cache.
         """
         from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -153,7 +152,7 @@ class Cpu(Accelerator):
     def warm_up_compiler(self) -> None:
         """Check the C++ compiler's vector instructions in a thread; this takes more than a second.
 
-        torch caches the result. A compiler that fails here fails again in the compilation, which
+        torch caches the result. A compiler that fails here fails again during compilation, which
         reports the error.
         """
         threading.Thread(target=_check_vector_isa, name="vector-isa", daemon=True).start()
@@ -170,9 +169,9 @@ class Cpu(Accelerator):
             mallopt(M_TRIM_THRESHOLD, MAX_THRESHOLD)
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the peak resident memory of this program.
+        """Return this program's peak resident memory.
 
-        `getrusage` is only the fallback: its value includes the peak of the parent process.
+        `getrusage` is only the fallback: it includes the parent process's peak.
         """
         peak = _host_counters.read_kibibytes(Path("/proc/self/status"), "VmHWM")
         return (peak or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024
@@ -183,7 +182,7 @@ class Cpu(Accelerator):
     def memory_bytes(self, num_processes: int) -> int | None:
         """Return an equal share of the memory that is free without swapping.
 
-        The limit of the control group counts, too.
+        The control group limit counts, too.
         """
         free = _host_counters.read_kibibytes(Path("/proc/meminfo"), "MemAvailable")
         limits = [free and free * 1024, _free_cgroup_bytes()]
@@ -206,7 +205,7 @@ class Cpu(Accelerator):
 
 @cache
 def instructions() -> frozenset[str]:
-    """Return the instruction sets that the kernel reports."""
+    """Return the instruction sets reported by the kernel."""
     lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return frozenset(flags.partition(":")[2].split())
@@ -223,7 +222,7 @@ def _find_rates() -> Mapping[Precision, float]:
 
 
 def _free_cgroup_bytes() -> int | None:
-    """Return the free memory of this control group, or None if it has no limit."""
+    """Return this control group's free memory; None without a limit."""
     for root, limit, used, cached in CGROUPS:
         try:
             free = int((root / limit).read_text(encoding="utf-8")) - int(
@@ -246,7 +245,7 @@ def _model_name() -> str:
 
 
 def _compile_with_memory_budget(*graph: Any) -> Any:
-    """Compile a graph with its inputs, with a limit on the activations of its backward pass."""
+    """Compile a graph with a limit on the activations kept for its backward pass."""
     from torch._dynamo import lookup_backend
     from torch._functorch import config
 
@@ -263,7 +262,7 @@ def _check_vector_isa() -> None:
 def remove_abandoned(cache: Path) -> None:
     """Remove empty libraries from torch's cache, which no run can load or replace.
 
-    They remain if a machine is switched off during a compilation.
+    They remain if a machine is switched off while compiling.
     """
     for path in cache.rglob("*.so"):
         with suppress(OSError):
@@ -273,12 +272,12 @@ def remove_abandoned(cache: Path) -> None:
 
 
 class MatmulMeasurement(NamedTuple):
-    """The fastest measured product of square matrices."""
+    """Fastest measured square matrix product."""
 
     size: int
     flops_per_second: float
     num_measurements: int
-    """More than one if the first measurement was implausible."""
+    """Above 1 if the first measurement was implausible."""
 
 
 @cache
@@ -310,9 +309,9 @@ def _fastest_matmul(precision: Precision) -> MatmulMeasurement:
 
 
 def _measure_matmul(dtype: str, min_seconds: float, min_size: int) -> tuple[int, float]:
-    """Return the size of a square product and its operations per second.
+    """Return the matrix side and FLOP/s of a square product.
 
-    The measurement lasts at least `min_seconds`; the size is `min_size` or larger.
+    Measures for at least `min_seconds`; the side is at least `min_size`.
     """
     import torch
 

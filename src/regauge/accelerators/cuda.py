@@ -51,11 +51,11 @@ PEAKS: dict[str, dict[str, float]] = {
         "fp32": 67 * TERA,
     },
 }
-"""Dense peaks of the SXM (or only) form, by a word of the driver's name for the GPU."""
+"""Dense peaks of the SXM (or only) form factor, by a word in the driver's GPU name."""
 AMPERE_CAPABILITY = (8, 0)
 HOPPER_CAPABILITY = (9, 0)
 CUDNN_OPERATIONS = ("conv", "rnn")
-"""Operations of cuDNN that compute fp32 in tf32 by default."""
+"""cuDNN operations that compute fp32 in tf32 by default."""
 
 
 class Cuda(Accelerator):
@@ -121,7 +121,7 @@ class Cuda(Accelerator):
         return "nccl"
 
     def diagnostic_commands(self, num_devices: int) -> tuple[tuple[str, ...], ...]:
-        """Return DCGM's quick diagnostic and the all-reduce test of nccl-tests."""
+        """Return DCGM's quick diagnostic and the nccl-tests all-reduce."""
         sizes = ("-b", "8", "-e", "64M", "-f", "4")
         all_reduce = ("all_reduce_perf", *sizes, "-g", str(num_devices))
         return (("dcgmi", "diag", "-r", "1"), all_reduce)
@@ -166,7 +166,7 @@ class Cuda(Accelerator):
         return {"cuda.matmul": torch.backends.cuda.matmul.fp32_precision, **cudnn}
 
     def end_step(self) -> None:
-        """Let CUDA graphs reuse the memory of the step's outputs."""
+        """Let CUDA graphs reuse the memory of the step outputs."""
         if self.cuda_graphs:
             import torch
 
@@ -199,7 +199,7 @@ class Cuda(Accelerator):
         return torch.cuda.max_memory_allocated()
 
     def memory_bytes(self, num_processes: int) -> int | None:
-        """Return the memory of the device, because each process has a separate device."""
+        """Return the device memory, because each process has its own device."""
         import torch
 
         del num_processes

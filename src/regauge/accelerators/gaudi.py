@@ -1,7 +1,7 @@
 """Intel Gaudi through its PyTorch bridge (habana_frameworks).
 
-Written from the documentation of the Gaudi software 1.24; not run on the hardware. Its default is
-eager mode with torch.compile. Lazy mode and its HPU graphs are legacy there.
+Written from the Gaudi software 1.24 documentation; not run on the hardware. The default there is
+eager mode with torch.compile. Lazy mode and HPU graphs are legacy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DEVICE = Path("/dev/accel/accel0")
 PEAKS = {"GAUDI2": 432 * TERA, "GAUDI3": 1835 * TERA}
-"""Dense bf16 peaks of the matrix engines (Intel's white papers on Gaudi 2 and Gaudi 3)."""
+"""Dense bf16 peaks of the matrix engines (Intel's Gaudi 2 and Gaudi 3 white papers)."""
 
 
 class Gaudi(Accelerator):
@@ -45,9 +45,9 @@ class Gaudi(Accelerator):
     hpu_graphs: bool = True
     """Evaluate saved models with recorded HPU graphs; legacy, `lazy` mode only."""
     recipe_cache: str | None = None
-    """Folder of the persistent recipe cache (compiled graphs)."""
+    """Folder for the persistent recipe cache (compiled graphs)."""
     recipe_cache_mib: int = 1024
-    """Maximum size of the recipe cache, in MiB."""
+    """Maximum recipe cache size in MiB."""
 
     @property
     def is_lazy(self) -> bool:
@@ -72,7 +72,7 @@ class Gaudi(Accelerator):
         return torch.device("hpu")
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables of the bridge."""
+        """Return the bridge's environment variables."""
         variables = {"PT_HPU_LAZY_MODE": str(int(self.is_lazy))}
         if self.recipe_cache is not None:
             # The folder, whether it is cleared at the start, and its maximum size.

@@ -12,7 +12,7 @@ NO_PLUGIN = "torch.accelerator offers no device, and no package adds one to torc
 
 
 class Generic(NativeDevice):
-    """The device that `torch.accelerator` names."""
+    """The device named by `torch.accelerator`."""
 
     peer_names: ClassVar[tuple[str, ...]] = ("mps", "xpu")
 

@@ -1,6 +1,6 @@
 """AWS Trainium and Inferentia through PyTorch/XLA (torch-neuronx up to 2.9): Trn1, Inf2, Trn2.
 
-Written from the documentation of the Neuron SDK 2.28 and 2.29; not run on the hardware.
+Written from the Neuron SDK 2.28 and 2.29 documentation; not run on the hardware.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ class Neuron(XlaDevice):
     env_prefixes: ClassVar[tuple[str, ...]] = (*XlaDevice.env_prefixes, "NEURON_", "NEURONCORE_")
 
     target: Literal["auto", "trn1", "trn2", "inf2"] = "auto"
-    """Chip to compile for; `auto` reads the name of the instance."""
+    """Chip to compile for; `auto` reads the instance type."""
     optlevel: Literal[1, 2, 3] = 1
     """Optimization level; 1 compiles much faster and costs a few per cent of the throughput."""
     auto_cast: Literal["none", "matmult", "all"] = "none"
-    """fp32 operations that the compiler may cast; always passed, since its default has changed."""
+    """fp32 operations that the compiler may cast; always passed, since the compiler default has
+    changed."""
     auto_cast_type: Literal["bf16", "fp16", "tf32"] = "bf16"
-    """Type that they are cast to."""
+    """Target type of the cast."""
     model_type: Literal["transformer", "generic", "unet-inference"] = "transformer"
-    """Kind of model that the compiler optimizes for."""
+    """Model family that the compiler optimizes for."""
     stochastic_rounding: bool = False
-    """Use stochastic rounding when values are cast to fewer bits."""
+    """Round stochastically when casting to fewer bits."""
     cache: str | None = None
-    """Folder or s3:// address of compiled graphs; default: the folder of the SDK."""
+    """Folder or s3:// address for compiled graphs; default: the SDK's folder."""
     visible_cores: str | None = None
     """NeuronCores that this process may use, such as `0-3`; default: set by the launcher."""
 
@@ -79,7 +80,7 @@ class Neuron(XlaDevice):
         return super().claim(index, threads)
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables of the compiler and the runtime."""
+        """Return the compiler and runtime environment variables."""
         variables = {
             "NEURON_CC_FLAGS": " ".join(self.flags()),
             "NEURON_RT_STOCHASTIC_ROUNDING_EN": str(int(self.stochastic_rounding)),
@@ -91,7 +92,7 @@ class Neuron(XlaDevice):
         return variables
 
     def flags(self) -> tuple[str, ...]:
-        """Return the compiler's arguments, in the order of its reference."""
+        """Return the compiler arguments, in the order of the CLI reference."""
         target = self._target()
         return (
             *(("--target", target) if target else ()),
@@ -108,7 +109,7 @@ class Neuron(XlaDevice):
         return ("bf16", "fp32")
 
     def set_precision(self, precision: Precision) -> None:
-        """Raise SettingsError if the compiler would cast the fp32 operations of an fp32 run."""
+        """Raise SettingsError if the compiler would cast the operations of an fp32 run."""
         if precision == "fp32" and self.auto_cast != "none":
             problem = f"accelerator.auto_cast = '{self.auto_cast}' casts fp32 operations"
             problem += f" to {self.auto_cast_type}, but execution.precision is 'fp32'"

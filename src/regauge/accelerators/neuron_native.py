@@ -1,6 +1,6 @@
 """AWS Trainium 2 and 3 as a native torch device (torch-neuronx from 2.13, a public beta).
 
-Written from the documentation of the Neuron SDK 2.33; not run on the hardware.
+Written from the Neuron SDK 2.33 documentation; not run on the hardware.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FLAGS_VARIABLE = "NEURON_CC_FLAGS"
 NO_CAST = "--auto-cast none"
-"""Arguments of the compiler that keep fp32 operations in fp32 (neuronx-cc, CLI reference)."""
+"""Compiler arguments that keep fp32 operations in fp32 (neuronx-cc CLI reference)."""
 
 
 class NeuronNative(NativeDevice):

@@ -1,6 +1,6 @@
 """Google TPUs as a native torch device (torch-tpu 0.2 or later).
 
-Written from the documentation and the wheel of torch-tpu 0.2; not run on the hardware.
+Written from the torch-tpu 0.2 documentation and wheel; not run on the hardware.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ before = dict(os.environ)
 torch.tpu.distributed.set_tpu_launch_env(nproc_per_node=int(sys.argv[1]))
 print(json.dumps({name: text for name, text in os.environ.items() if before.get(name) != text}))
 """
-"""Prints the variables that the vendor's launcher sets before it starts the processes."""
+"""Prints the variables that the vendor's launcher sets before it starts processes."""
 LAUNCH_SECONDS = 120.0
 
 
@@ -46,7 +46,7 @@ class Tpu(NativeDevice):
     env_prefixes: ClassVar[tuple[str, ...]] = ("TORCH_TPU_", "TPU_", "LIBTPU_", "PJRT_")
 
     cache: str | None = None
-    """Folder or gs:// address of compiled programs; default: execution.compile_cache."""
+    """Folder or gs:// address for compiled programs; default: execution.compile_cache."""
 
     @classmethod
     def available(cls) -> Availability:
@@ -60,7 +60,7 @@ class Tpu(NativeDevice):
         return Availability(100, f"{installed} finds TPU chips")
 
     def launch_variables(self, num_processes: int) -> dict[str, str]:
-        """Return the variables of the vendor's launcher, which a separate process computes.
+        """Return the vendor launcher's variables, computed in a separate process.
 
         Raises PreflightError with its last line if it fails.
         """
@@ -78,7 +78,7 @@ class Tpu(NativeDevice):
         return variables
 
     def claim(self, index: int, threads: int) -> torch.device:
-        """Return the device to which the launcher has bound this process; its index is 0."""
+        """Return the device that the launcher bound to this process; its index is 0."""
         del index
         if self.cache is not None:
             set_variable(CACHE_VARIABLE, self.cache)
@@ -101,7 +101,7 @@ class Tpu(NativeDevice):
         os.environ.setdefault(CACHE_VARIABLE, str(folder))
 
     def counters(self) -> dict[str, float]:
-        """Return the requests, hits and misses of the program cache, if torch_tpu counts them."""
+        """Return program cache requests, hits and misses, if torch_tpu counts them."""
         import torch
 
         read = getattr(torch.get_device_module("tpu"), "_get_cache_stats", None)

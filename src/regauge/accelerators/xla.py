@@ -42,7 +42,7 @@ class Xla(XlaDevice):
         return ("bf16", "fp32") if self.platform() == "TPU" else ("fp32", "bf16")
 
     def set_precision(self, precision: Precision) -> None:
-        """Compute fp32 products in fp32; a TPU rounds their factors to bf16 by default."""
+        """Compute fp32 products in fp32; by default a TPU rounds their inputs to bf16."""
         if self.platform() == "TPU":
             from torch_xla import backends
 

@@ -1,8 +1,8 @@
 """Parses run files into strict, frozen settings.
 
-A run file is TOML or JSON. Each verb has one settings root. A run file may contain the tables of
+A run file is TOML or JSON. Each verb has one settings root. A run file may contain tables for
 several verbs: a verb reads the tables of its root, and every other name must belong to another
-verb. This module knows no verb and no choice; callers pass the root.
+verb. This module knows neither verbs nor choices; callers pass the root.
 """
 
 from __future__ import annotations
@@ -52,35 +52,35 @@ OTHER_FORMATS = {
     ".yaml": "YAML",
     ".yml": "YAML",
 }
-"""Formats of other configuration files by their suffix; a run file has none of them."""
+"""Suffix -> format of configuration files that cannot be run files."""
 SAVED_RUN = "run.json"
-"""The file with the settings of a run, in its output folder."""
+"""Settings file in a run folder."""
 MANIFEST = "manifest.json"
-"""The document of a dataset or an artifact, in its folder."""
+"""Document in a dataset or artifact folder."""
 REPEAT_RUN = "repeat the run from its run file"
 RUN_IDENTITY = "run"
-"""The table of a saved `run.json` that identifies the run; it is not a setting."""
+"""Table in `run.json` that identifies the run; not a setting."""
 
 Tables = dict[str, Any]
 _HOME = re.compile(r"~[\w.-]*/")
-"""The home folder of this user or of another one, at the start of a path."""
+"""A user's home folder at the start of a path."""
 
 
 class Settings(BaseModel):
-    """A frozen table of settings; the docstring of a field is its help text."""
+    """A frozen settings table; field docstrings are the help texts."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
     exclusive_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """For a key, the keys that cannot be set beside it; an override of the key removes them."""
+    """Key -> keys that cannot be set with it; overriding the key removes them."""
 
     @classmethod
     def complete_tables(cls, tables: Tables) -> Tables:
-        """Return the tables of a run file with the defaults that follow from other tables."""
+        """Return the run file tables with defaults that follow from other tables."""
         return tables
 
 
 class KindTable(Settings):
-    """Settings with a key `kind`, whose value alone stands for the table: `schedule = "cosine"`."""
+    """Settings with a `kind` key whose value can replace the table: `schedule = "cosine"`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -93,7 +93,7 @@ class Choice(Settings):
 
     kind: ClassVar[str]
     peer_names: ClassVar[tuple[str, ...]] = ()
-    """Names of the choice in other systems, which messages about unknown choices know."""
+    """What other systems call this choice, for messages about unknown choices."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -107,15 +107,17 @@ class Choice(Settings):
 
 
 def choice_of(folder: str) -> BeforeValidator:
-    """Mark a field whose value is a choice of a folder.
+    """Mark a field whose value is a choice from a folder.
 
-    Declare the field as `task: Annotated[SerializeAsAny[Task], choice_of("tasks")]`.
+    For example:
+
+        task: Annotated[SerializeAsAny[Task], choice_of("tasks")]
     """
     return BeforeValidator(partial(parse_choice, folder))
 
 
 def parse_choice(folder: str, value: Any) -> Any:
-    """Convert a table with a `kind`, or a name alone, to the settings of that choice."""
+    """Convert a table with a `kind`, or just a name, to the settings of that choice."""
     if isinstance(value, str):
         value = {"kind": value}
     if not isinstance(value, dict):
@@ -135,7 +137,7 @@ def parse_choice(folder: str, value: Any) -> Any:
 
 
 class RunIdentity(DocumentShape):
-    """The table of a `run.json` that identifies the run."""
+    """Table in `run.json` that identifies the run."""
 
     format: int
     run_id: str
@@ -143,7 +145,7 @@ class RunIdentity(DocumentShape):
 
 
 class SavedTask(DocumentShape):
-    """One of several tasks in a `run.json`."""
+    """One of several tasks in `run.json`."""
 
     name: str
     data: dict[str, Any] | None = None
@@ -151,7 +153,7 @@ class SavedTask(DocumentShape):
 
 
 class SavedBatch(DocumentShape):
-    """The resolved table `batch` of a `run.json`."""
+    """The resolved `batch` table in `run.json`."""
 
     rows: int = Field(ge=1)
     microbatch_rows: Annotated[int, Field(ge=1)] | Literal["auto"]
@@ -164,7 +166,7 @@ class BatchTable(DocumentShape):
 
 
 class SavedRun(DocumentShape):
-    """The tables of a `run.json` that its readers need."""
+    """The `run.json` tables that readers need."""
 
     run: RunIdentity
     seed: int
@@ -180,7 +182,7 @@ S = TypeVar("S", bound=Settings)
 
 
 def read(path: Path | str) -> Tables:
-    """Read a run file (TOML or JSON), such as the `run.json` of a run, as nested tables."""
+    """Read a TOML or JSON run file, such as a saved `run.json`, as nested tables."""
     path = Path(path).expanduser()
     try:
         text = path.read_text(encoding="utf-8")
@@ -205,10 +207,10 @@ def read(path: Path | str) -> Tables:
 
 
 def read_saved_run(folder: Path) -> Tables:
-    """Read the settings of the run in an output folder, as nested tables.
+    """Read the settings in a run folder as nested tables.
 
-    Raises SettingsError for the folder of a dataset or an artifact, and DataError if it has no
-    `run.json`, or a damaged one.
+    Raises SettingsError for a dataset or artifact folder, and DataError if `run.json` is missing or
+    damaged.
     """
     path = folder / SAVED_RUN
     document = find_saved_run(folder, REPEAT_RUN)
@@ -221,7 +223,7 @@ def read_saved_run(folder: Path) -> Tables:
 
 
 def find_saved_run(folder: Path, remedy: str) -> Tables | None:
-    """Return the `run.json` of an output folder, None without one; raises DataError for damage."""
+    """Return a run folder's `run.json`, or None without one; raises DataError if it is damaged."""
     path = folder / SAVED_RUN
     document = find_json(path, remedy)
     if document is not None:
@@ -230,13 +232,13 @@ def find_saved_run(folder: Path, remedy: str) -> Tables | None:
 
 
 def is_saved_run(path: Path) -> bool:
-    """Return whether a file is the `run.json` of a run, and no run file of this name."""
+    """Return whether a file is a saved `run.json`, not a run file with this name."""
     document = find_json(path, REPEAT_RUN) if path.name == SAVED_RUN else None
     return document is not None and RUN_IDENTITY in document
 
 
 def read_microbatch_rows(folder: Path) -> int | Literal["auto"]:
-    """Return the microbatch size of the run in an output folder; "auto" if it is unknown."""
+    """Return the microbatch size of a run folder, or "auto" if unknown."""
     try:
         document = read_json(folder / SAVED_RUN, REPEAT_RUN, BatchTable)
     except DataError:
@@ -246,7 +248,7 @@ def read_microbatch_rows(folder: Path) -> int | Literal["auto"]:
 
 
 def _check_saved_run(document: Tables, path: Path, remedy: str) -> None:
-    """Raise DataError if a `run.json` has another format or another shape."""
+    """Raise DataError if `run.json` has another format or shape."""
     check_format(document.get(RUN_IDENTITY), path, remedy)
     check_shape(document, path, remedy, SavedRun)
 
@@ -258,9 +260,9 @@ def _drop_identity(tables: Tables) -> Tables:
 def find_document(
     path: Path, remedy: str, shape: type[DocumentShape] = DocumentShape
 ) -> dict[str, Any] | None:
-    """Return a JSON document of Regauge; None if there is no such file.
+    """Return a JSON document written by Regauge, or None if the file does not exist.
 
-    Raises DataError, with the remedy, if it is damaged, of another format or of another shape.
+    Raises DataError with the remedy if the document is damaged, or has another format or shape.
     """
     document = find_json(path, remedy)
     if document is not None:
@@ -272,8 +274,8 @@ def find_document(
 def apply_overrides(tables: Tables, assignments: tuple[str, ...], *roots: type[Settings]) -> Tables:
     """Return the tables with `key.path=value` assignments applied.
 
-    A value is parsed as TOML; a value that is not TOML is text. If the settings roots of the tables
-    are given, an assignment replaces the keys of the run file that exclude its key.
+    Values are parsed as TOML; anything else is text. With settings roots, an assignment also
+    removes the run file keys that exclude it.
     """
     result = copy.deepcopy(tables)
     assigned = [_split_assignment(assignment) for assignment in assignments]
@@ -291,9 +293,9 @@ def apply_overrides(tables: Tables, assignments: tuple[str, ...], *roots: type[S
 
 
 def overlay_tables(tables: Tables, overlay: Tables, root: type[Settings], location: str) -> Tables:
-    """Return the tables with every leaf of `overlay` applied, which replaces the keys it excludes.
+    """Return the tables with every leaf of `overlay` applied; keys excluded by a leaf are removed.
 
-    `location` names `tables` in the log line of a replaced key.
+    `location` names `tables` when a replaced key is logged.
     """
     result = copy.deepcopy(tables)
     paths = [tuple(key.split(".")) for key, _ in flatten(overlay)]
@@ -309,7 +311,7 @@ def _split_assignment(assignment: str) -> tuple[list[str], str]:
 
 
 def _check_table(table: Any, path: list[str], depth: int) -> None:
-    """Raise SettingsError if the value at the first `depth` parts of a key is no table."""
+    """Raise SettingsError if the value at the first `depth` parts of a key is not a table."""
     key, parent = ".".join(path), path[depth - 1]
     if isinstance(table, tuple) and depth == len(path) - 1:
         names = [str(item["name"]) for item in table if isinstance(item, dict) and "name" in item]
@@ -320,7 +322,7 @@ def _check_table(table: Any, path: list[str], depth: int) -> None:
 
 
 def _get_table(parent: Any, name: str, *, is_abbreviated: bool) -> Any:
-    """Return the table `name` of a parent table, created if missing, or of a list of tables.
+    """Return a child table, creating it if missing, or a list of tables.
 
     `is_abbreviated`: a text stands for a table with this `kind`.
     """
@@ -333,7 +335,7 @@ def _get_table(parent: Any, name: str, *, is_abbreviated: bool) -> Any:
 
 
 def _find_table_class(model: type[Settings] | None, name: str) -> type[Settings] | None:
-    """Return the class of the table at a key; for a choice, the base class of the choices."""
+    """Return the settings class at a key; for a choice, its base class."""
     field = model.model_fields.get(name) if model else None
     return find_model(field.annotation, Settings) if field else None
 
@@ -348,7 +350,7 @@ def _remove_excluded(
     roots: Sequence[type[Settings]],
     location: str,
 ) -> None:
-    """Remove the keys that exclude an assigned key or its table, unless they are assigned, too."""
+    """Remove keys that exclude an assigned key or its table, unless they are assigned, too."""
     for path in paths:
         table: Any = tables
         model = next((root for root in roots if path[0] in root.model_fields), None)
@@ -367,7 +369,7 @@ def _remove_excluded(
 def merge(base: Tables, overlay: Tables) -> Tables:
     """Return `base` with every leaf of `overlay` applied.
 
-    A table with another `kind` replaces the whole table of `base`.
+    A table with another `kind` replaces the whole table in `base`.
     """
     result = dict(base)
     for key, value in overlay.items():
@@ -381,10 +383,10 @@ def merge(base: Tables, overlay: Tables) -> Tables:
 
 
 def build(root: type[S], tables: Tables, other_tables: tuple[str, ...] = (), source: str = "") -> S:
-    """Build the settings of a verb from the tables of a run file.
+    """Build a verb's settings from run file tables.
 
-    `other_tables` are the table names of other verbs, which are ignored. `source` names the run
-    file in messages. Raises SettingsError, with the closest known name for an unknown one.
+    `other_tables` are table names of other verbs, which are ignored. `source` names the run file in
+    messages. Raises SettingsError, with the closest known name for an unknown one.
     """
     fields = tuple(root.model_fields)
     for name in tables:
@@ -407,7 +409,7 @@ def dump(settings: Settings, *, with_defaults: bool = True) -> Tables:
 
 
 def flatten(tree: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    """Return the leaves of nested tables with their dotted keys; a list is a leaf."""
+    """Return (dotted key, leaf) pairs of nested tables; a list is a leaf."""
     leaves: list[tuple[str, Any]] = []
     for name, value in tree.items():
         key = f"{path}.{name}" if path else name
@@ -416,9 +418,9 @@ def flatten(tree: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
 
 
 def check_format(document: object, path: Path | str, remedy: str) -> None:
-    """Raise DataError if a JSON document has another format than FORMAT.
+    """Raise DataError if a JSON document does not have the current FORMAT.
 
-    `remedy` replaces a document of an earlier format, such as "run 'regauge prepare' again".
+    `remedy` replaces an older document, such as "run 'regauge prepare' again".
     """
     version = document.get("format") if isinstance(document, dict) else None
     if not isinstance(version, int):
@@ -450,7 +452,7 @@ def _parse_value(text: str) -> Any:
 
 
 def _convert_value(value: Any) -> Any:
-    """Return a value with tuples for its lists, and with the home folder for a leading `~/`."""
+    """Convert lists to tuples, and expand a leading `~/`."""
     if isinstance(value, dict):
         return {key: _convert_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

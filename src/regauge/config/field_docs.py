@@ -1,6 +1,6 @@
-"""Docstrings of fields: a text below the assignment of a field, read from the source of its class.
+"""Field docstrings: the text below a field assignment, read from the class source.
 
-pydantic can read them when it builds a class, which takes a fifth of the start of a command.
+pydantic can read them while it builds a class, which takes a fifth of a command's start-up time.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @cache
 def read_field_docs(model: type[config.Settings]) -> Mapping[str, str]:
-    """Return the docstrings of the fields of a class by name, each as one line.
+    """Return field name -> docstring, each as one line.
 
-    A field without a docstring, or whose class has no source file, is absent.
+    Fields without a docstring, and classes without a source file, are absent.
     """
     docs: dict[str, str] = {}
     for base in reversed(model.__mro__):
@@ -32,7 +32,7 @@ def read_field_docs(model: type[config.Settings]) -> Mapping[str, str]:
 
 
 def _read_class(documented: type) -> Iterator[tuple[str, str]]:
-    """Yield the name and the docstring of each annotated attribute of a class."""
+    """Yield the name and docstring of each annotated attribute."""
     try:
         source = inspect.getsource(documented)
     except (OSError, TypeError):

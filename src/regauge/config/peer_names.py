@@ -1,8 +1,8 @@
-"""Names of settings in other training systems, with the settings of Regauge that replace them.
+"""Setting names in other training systems, and the Regauge settings that replace them.
 
-Messages about unknown keys and `regauge explain` read this table. Choices list their own names in
-other systems, as `peer_names` of their class. A setting is a key, such as
-`stop.epochs`, or a key with its value, such as `execution.precision=fp16`.
+Used by messages about unknown keys and by `regauge explain`. Choices list their own peer names as
+`peer_names` in their class. A setting is a key such as `stop.epochs`, or a key with its value such
+as `execution.precision=fp16`.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ PEERS = {
     "torch": _TORCH,
     "": _COMMON,
 }
-"""The settings of each system by their names there; several settings are separated by spaces."""
+"""System -> setting name -> Regauge settings, separated by spaces."""
 
 _QUANTIZED = "weights are not quantized in training"
 _DECODING = "answers are greedy or sampled by temperature, top_k and top_p"
@@ -345,21 +345,21 @@ ABSENT = {
     "qlora": _QUANTIZED,
     "repetition_penalty": _DECODING,
 }
-"""Settings of other systems that have no counterpart, with the reason."""
+"""Setting without a counterpart -> reason."""
 
 
 class PeerSetting(NamedTuple):
-    """A setting of another system, and the settings of Regauge that replace it."""
+    """Another system's setting and its Regauge replacements."""
 
     peer: str
-    """The other system; empty if the name is used in several."""
+    """The other system; empty if several use the name."""
     name: str
     settings: tuple[str, ...]
     """Keys, or keys with values such as `execution.precision=fp16`."""
 
 
 def list_settings() -> tuple[PeerSetting, ...]:
-    """Return the settings of all other systems that have a counterpart."""
+    """Return all peer settings that have a counterpart."""
     return tuple(
         PeerSetting(peer, name, tuple(settings.split()))
         for peer, names in PEERS.items()
@@ -368,9 +368,9 @@ def list_settings() -> tuple[PeerSetting, ...]:
 
 
 def find_settings(word: str) -> tuple[str, ...]:
-    """Return the settings that replace a setting of another system; empty if it is unknown.
+    """Return the settings that replace another system's setting; empty if unknown.
 
-    A flag such as `--num-train-epochs` has the name of its key. Of a dotted name, the last part is
+    A flag such as `--num-train-epochs` stands for its key. The last part of a dotted name is
     enough.
     """
     name = normalize_key(word)
@@ -379,5 +379,5 @@ def find_settings(word: str) -> tuple[str, ...]:
 
 
 def find_absence(word: str) -> str | None:
-    """Return why a setting of another system has no counterpart; None if it is unknown."""
+    """Return why another system's setting has no counterpart; None if unknown."""
     return ABSENT.get(normalize_key(word))

@@ -1,4 +1,4 @@
-"""Describes validation errors of pydantic in the words of run files."""
+"""Describes pydantic validation errors in run file terms."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 MIN_SIMILARITY = 0.85
-"""Similarity from which an unknown key is a misspelled key of its table, not a peer's name."""
+"""Similarity at which an unknown key counts as a misspelling rather than a peer name."""
 M = TypeVar("M", bound=BaseModel)
 
 
 def require_pattern(pattern: str, expectation: str) -> AfterValidator:
-    """Return a validator of texts: `expectation` is the name of a text that matches, and a remedy.
+    """Return a text validator; `expectation` describes a matching text, and a remedy.
 
-    Unlike the pattern of a pydantic field, it gives a message without a regular expression.
+    Unlike a pydantic field pattern, its message does not show a regular expression.
     """
     expression = re.compile(pattern)
 
@@ -42,7 +42,7 @@ def require_pattern(pattern: str, expectation: str) -> AfterValidator:
 
 
 def convert_error(error: ValidationError, root: type[BaseModel], source: str) -> SettingsError:
-    """Convert the most useful problem of a validation error to one line with a remedy.
+    """Convert the most useful problem in a validation error to one line with a remedy.
 
     `source` is the location in front of the problem; it may be empty.
     """
@@ -53,7 +53,7 @@ def convert_error(error: ValidationError, root: type[BaseModel], source: str) ->
 def suggest_key(word: str, siblings: tuple[str, ...], root: type[BaseModel]) -> str:
     """Return the remedy for an unknown key: the key that its author may have meant.
 
-    `siblings` are the known keys of its table. Names of other systems are known, too.
+    `siblings` are the known keys in its table. Peer names are recognized, too.
     """
     remedy = choices.did_you_mean(word, siblings)
     if difflib.get_close_matches(word, siblings, 1, MIN_SIMILARITY):
@@ -78,7 +78,7 @@ def _ask(names: Iterable[str]) -> str:
 
 
 def list_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys of a settings class and of the tables in it; no keys of choices."""
+    """Yield the dotted keys of a settings class and its tables, without those of choices."""
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"
         table = find_model(field.annotation, BaseModel)
@@ -87,7 +87,7 @@ def list_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def find_model(annotation: Any, base: type[M]) -> type[M] | None:
-    """Return the class `X` of an annotation such as `X`, `X | None` or `tuple[X, ...]`."""
+    """Return class `X` in an annotation such as `X`, `X | None` or `tuple[X, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, base):
         return annotation
     inner = (find_model(argument, base) for argument in get_args(annotation))
@@ -95,7 +95,6 @@ def find_model(annotation: Any, base: type[M]) -> type[M] | None:
 
 
 def _describe_error(problems: list[ErrorDetails], root: type[BaseModel]) -> tuple[str, str]:
-    """Return the problem and the remedy of pydantic's most useful problem."""
     # A misspelled required key is both missing and unknown; the unknown key helps more.
     unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
     first = next(unknown, None)
@@ -122,7 +121,7 @@ def _describe_error(problems: list[ErrorDetails], root: type[BaseModel]) -> tupl
 
 
 def _describe_check(problem: ErrorDetails, path: str) -> tuple[str, str]:
-    """Return the problem and the remedy of a check of a settings class."""
+    """Return the problem and remedy of a custom settings check."""
     message = problem["msg"].partition(", ")[2]
     text, _, remedy = message.rpartition("; ")
     subject = f"'{path}': " if path else ""
@@ -134,7 +133,7 @@ def _describe_check(problem: ErrorDetails, path: str) -> tuple[str, str]:
 
 
 def _suggest_value(problem: ErrorDetails) -> str:
-    """Return the closest permitted value of a key with a list of values, or nothing."""
+    """Return the closest permitted value, or nothing."""
     value = problem["input"]
     if problem["type"] != "literal_error" or not isinstance(value, str):
         return ""
@@ -151,7 +150,7 @@ def _wrap(value: Any) -> str:
 
 
 def _select_alternatives(root: type[BaseModel], problems: list[ErrorDetails]) -> list[ErrorDetails]:
-    """Return the first problem; for a union, the problem of the closest type or all of them."""
+    """Return the first problem; for a union, that of the closest type, or all of them."""
     key = _strip_union_tags(root, problems[0]["loc"])
     same_key = [
         item for item in problems if _strip_union_tags(root, item["loc"])[: len(key)] == key
@@ -163,7 +162,7 @@ def _select_alternatives(root: type[BaseModel], problems: list[ErrorDetails]) ->
 
 
 def _strip_union_tags(annotation: Any, loc: tuple[int | str, ...]) -> tuple[str, ...]:
-    """Return the keys of a location, without the union members that pydantic inserts."""
+    """Return a location's keys without the union tags that pydantic inserts."""
     if not loc or loc == ("[key]",):
         return ()
     inner = get_args(annotation)

@@ -84,7 +84,7 @@ def explain_word(word: str) -> list[dict[str, Any]]:
 def test_a_key_of_a_pipeline_is_explained() -> None:
     document = explain_word("pipeline.output.folder")[0]
     assert document["type"] == "text"
-    assert document["description"].startswith("Folder that contains one folder for each stage")
+    assert document["description"].startswith("Folder with one subfolder per stage")
     assert document["read_by"] == "pipeline"
 
 

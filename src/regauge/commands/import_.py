@@ -25,15 +25,15 @@ class ImportedWeights(Settings):
     """The weights to import."""
 
     path: str
-    """File of weights, or folder of transformers, DeepSpeed or torch.distributed.checkpoint."""
+    """Weight file, or a transformers, DeepSpeed or torch.distributed.checkpoint folder."""
     to: str
     """Folder to write, which a run then names as `model.path`."""
     head: Literal["none", "masked", "causal"] = "none"
-    """Head of the model that a state dict contains."""
+    """Model head in a state dict."""
     prefix: str | None = None
     """Prefix of the weights' names, such as `ema.`, if the file contains several sets."""
     tokenizer: str | None = None
-    """Folder of the tokenizer of a state dict."""
+    """Tokenizer folder for a state dict."""
 
 
 class ImportSettings(Settings):

@@ -48,7 +48,7 @@ class PrepareSettings(Settings):
     data: DataSettings
     """The dataset that is written."""
     source: Annotated[SerializeAsAny[Source], choice_of("data/sources")]
-    """Source of the text."""
+    """Text source."""
     filter: Filter = {}
     """Length limits of the field `text`; `[filter.<field>]` limits another field."""
     tokenizer: TokenizerSettings = TokenizerSettings()

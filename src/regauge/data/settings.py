@@ -30,7 +30,7 @@ class MixEntry(Settings):
     """A dataset that is mixed in; it has the same layout and tokenizer as `data.path`."""
 
     path: str
-    """Folder of the dataset."""
+    """Dataset folder."""
     fraction: float = Field(gt=0, lt=1)
     """Share of the rows that come from this dataset; it is exact over any number of steps."""
     name: str = ""
@@ -54,7 +54,7 @@ class DataSettings(Settings):
     """A prepared dataset: `prepare` writes it, and every other verb reads it."""
 
     path: str
-    """Folder of the dataset."""
+    """Dataset folder."""
     mix: tuple[MixEntry, ...] = ()
     """Datasets to mix in, such as older ones (`[[data.mix]]`); the remaining rows come from
     `path`."""
@@ -87,12 +87,12 @@ class TokenizerSettings(Settings):
     """The tokenizer of a dataset: trained on its training records, or loaded."""
 
     path: str | None = None
-    """A tokenizer to use unchanged: a folder, a run, or a Hugging Face Hub name. By default that of
-    `model.path`; without a model path, a byte-level BPE is trained."""
+    """A tokenizer to use unchanged: a folder, a run, or a Hugging Face Hub name. By default the one
+    at `model.path`; without a model path, a byte-level BPE is trained."""
     vocab_size: int = Field(default=8192, ge=300)
     """Vocabulary size of a trained tokenizer; includes the special tokens and the 256 bytes."""
     min_frequency: int = Field(default=2, ge=1)
-    """Minimum number of occurrences of a pair of tokens that is merged into a vocabulary entry."""
+    """Minimum frequency at which a token pair is merged into a vocabulary entry."""
     normalize: Literal["nfc", "lowercase", "none"] = "nfc"
     """Unicode normalization of the text; "lowercase" is NFKC and lower case."""
     sample_mib: int = Field(default=256, ge=1)
@@ -131,11 +131,12 @@ class TextRows(Settings):
     record, "groups" one row of all records that share a value. "sentence-pairs" makes rows of two
     consecutive pieces of a document, "preferences" of a chosen and a rejected answer."""
     text: str = DEFAULT_TEXT_FIELD
-    """The field that packed rows and sentence pairs are made of."""
+    """Text field for packed rows and sentence pairs."""
     length: int = Field(default=128, ge=MIN_TOKENS)
-    """Tokens of a packed row, of a chat row, of a sentence pair or of a prompt with its answer."""
+    """Length in tokens of a packed row, a chat row, a sentence pair, or a prompt with its
+    answer."""
     too_long: Literal["split", "truncate", "reject"] = "split"
-    """Treatment of documents that are longer than a row; conversations are truncated by default."""
+    """How to treat documents longer than a row; conversations are truncated by default."""
     chat_template: str | None = None
     """Chat template: "alpaca", "chatml" or a Jinja file; by default the tokenizer's template."""
 
@@ -146,8 +147,8 @@ class RowLayout(TextRows):
     fields: dict[str, int] = Field(default={})
     """Text fields of a row and their limits in tokens; longer texts are truncated and counted."""
     labels: Labels = {}
-    """Fields with the class of a record, or with a list of classes: texts, integers from 0 or truth
-    values. `{label = ["ham", "spam"]}` fixes the names and their order."""
+    """Fields with a record's class, or a list of classes: texts, integers from 0 or truth values.
+    `{label = ["ham", "spam"]}` fixes the names and their order."""
     integers: tuple[str, ...] = ()
     """Integer fields of a row; every record must have them."""
     floats: tuple[str, ...] = ()
@@ -155,17 +156,17 @@ class RowLayout(TextRows):
     categories: tuple[str, ...] = ()
     """Categorical fields with texts or integers; they may be missing."""
     vectors: tuple[str, ...] = ()
-    """Fields with a list of real numbers, such as the embedding of a teacher; every record must
-    have one, and all have the same size."""
+    """Fields with a list of real numbers, such as a teacher's embedding; every record must have
+    one, and all have the same size."""
     prompts: dict[str, str] = {}
     """Texts that are prepended to text fields before they are encoded, such as `{ query = "query: "
     }`; they count toward the limit in tokens."""
     group_by: str | None = None
-    """Field that defines the groups: the records of a row share its value (layout "groups")."""
+    """Field that defines the groups: records in a row share its value (layout "groups")."""
     shared: tuple[str, ...] = ()
-    """Text fields that a group has once, such as its query; each record has the other ones."""
+    """Text fields stored once per group, such as the query; the others are stored per record."""
     max_group_size: int = Field(default=16, ge=1)
-    """Maximum number of records of a group; further records are left out and counted."""
+    """Maximum records per group; further records are left out and counted."""
 
     @model_validator(mode="before")
     @classmethod
@@ -225,13 +226,13 @@ class TextLimits(Settings):
     """Length limits of a text; a record with a text outside of them is skipped and counted."""
 
     min_characters: int = Field(default=0, ge=0)
-    """Minimum number of characters of a text."""
+    """Minimum characters per text."""
     max_characters: int | None = Field(default=None, ge=1)
-    """Maximum number of characters of a text."""
+    """Maximum characters per text."""
     min_words: int = Field(default=0, ge=0)
-    """Minimum number of words of a text; words are separated by white space."""
+    """Minimum words per text; words are separated by white space."""
     max_words: int | None = Field(default=None, ge=1)
-    """Maximum number of words of a text."""
+    """Maximum words per text."""
 
     @model_validator(mode="after")
     def _check_order(self) -> TextLimits:
@@ -265,8 +266,7 @@ class SplitSettings(Settings):
     """The held-out split: a hash selects whole clusters of near-duplicates, or whole groups."""
 
     heldout_fraction: float = Field(default=0.05, ge=0.0, le=1.0)
-    """Fraction of the clusters or groups that is held out; 1 makes a dataset for evaluations
-    only."""
+    """Held-out fraction of clusters or groups; 1 makes a dataset for evaluations only."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the hash; another seed holds out other clusters."""
     similarity: float = Field(default=0.7, gt=0.0, le=1.0)
@@ -275,7 +275,7 @@ class SplitSettings(Settings):
     group_by: str | None = None
     """Field that defines the groups: records with the same value stay in the same split."""
     near_duplicates: Literal["keep", "drop"] = "keep"
-    """"drop" keeps only the first record of every cluster of near-duplicates, in both splits."""
+    """"drop" keeps only the first record of every near-duplicate cluster, in both splits."""
 
     @property
     def needs_signatures(self) -> bool:

@@ -21,7 +21,7 @@ class EvaluateOptions(Settings):
     """Additional rows and the heading of the table."""
 
     task_settings: Literal["given", "run"] = "given"
-    """Evaluates runs with the task of this run file (`given`), or with that of the run (`run`)."""
+    """Which task evaluates a run: the one in this run file (`given`), or its own (`run`)."""
     source: Annotated[SerializeAsAny[Source], choice_of("data/sources")] | None = None
     """Records to evaluate instead of the held-out rows; they are prepared like the dataset."""
     untrained: bool = False
@@ -29,7 +29,7 @@ class EvaluateOptions(Settings):
     baselines: bool = True
     """Adds rows for the baselines of the task, such as BM25, if it has any."""
     title: str = "Held-out rows"
-    """Heading of the table."""
+    """Table heading."""
 
 
 class EvaluateSettings(Settings):
@@ -38,7 +38,7 @@ class EvaluateSettings(Settings):
     output: Output
     """The folder of the table."""
     seed: int = Field(default=0, ge=0)
-    """Random seed of token masks and of untrained weights."""
+    """Seed for token masks and untrained weights."""
     data: DataSettings
     """The prepared dataset."""
     task: Annotated[SerializeAsAny[Task], choice_of("tasks")]

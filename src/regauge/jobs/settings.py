@@ -54,9 +54,9 @@ class NodeSettings(Settings):
     secrets: Mapping[str, str] = Field(default_factory=dict)
     """References to secrets by environment variable; each target has its own form of reference."""
     volumes: tuple[VolumeSettings, ...] = ()
-    """File systems that every node mounts."""
+    """File systems mounted on every node."""
     shared_memory_gib: float | None = Field(default=None, gt=0)
-    """Size of /dev/shm in GiB; by default a quarter of the memory of the machine."""
+    """Size of /dev/shm in GiB; by default a quarter of the machine's memory."""
 
     @field_validator("environment", "secrets")
     @classmethod
@@ -78,15 +78,15 @@ class Launch(NodeSettings):
     """A launched job: its nodes, its limits, and the settings of each target."""
 
     name: str | None = None
-    """Name of the job; by default the name of the run file."""
+    """Job name; by default the run file name."""
     jobs: int = Field(default=1, ge=1)
-    """Number of jobs in an array, which share the work of `predict`."""
+    """Number of array jobs that share the work of `predict`."""
     max_attempts: int = Field(default=3, ge=1)
     """Maximum number of attempts; the exit code decides whether another one begins."""
     hours: float | None = Field(default=None, gt=0)
-    """Time limit of the job in hours."""
+    """Job time limit in hours."""
     labels: Mapping[str, str] = Field(default_factory=dict)
-    """Labels or tags of the job and of everything that is created for it."""
+    """Labels or tags for the job and all resources created for it."""
     target: tuple[Annotated[SerializeAsAny[Launcher], choice_of("launchers")], ...] = ()
     """Settings of the targets, at most one table per kind; `--on` selects one."""
 

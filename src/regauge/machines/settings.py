@@ -20,16 +20,15 @@ class Price(Settings):
     }
 
     instance: str | None = None
-    """Machine type of the catalog, such as `trn1.32xlarge`; sets its dated on-demand price."""
+    """Machine type in the catalog, such as `trn1.32xlarge`; sets its dated on-demand price."""
     region: str = "us-east-1"
-    """Region of the catalog's price. The package has prices of `us-east-1`; `regauge catalog` adds
-    those of other regions."""
+    """Price region. The package has `us-east-1` prices; `regauge catalog` adds other regions."""
     usd_per_hour: float | None = Field(default=None, ge=0)
-    """Price of one machine per hour; replaces the price of the catalog."""
+    """Price per machine and hour; replaces the catalog price."""
     market: Literal["on-demand", "reserved", "spot", "own"] = "on-demand"
     """Market of the price; the catalog has only on-demand prices."""
     as_of: dt.date | None = Field(default=None, strict=False)
-    """Date of `usd_per_hour`."""
+    """Price date."""
     discounts: dict[str, Annotated[float, Field(ge=0, lt=1)]] = {}
     """Discounts on the catalog's prices as fractions: by machine type, by family such as `p5`, or
     `*` for all others."""

@@ -16,9 +16,9 @@ class InitFrom(Settings):
     path: str
     """Output folder of a run, or a transformers folder."""
     step: Literal["final", "latest", "best"] | int = "final"
-    """Step of the run: its final model, or one of its checkpoints."""
+    """The run's final model, or one of its checkpoints."""
     optimizer: Literal["reset", "keep"] = "reset"
-    """`reset`: new optimizer state; `keep`: the optimizer state of that run."""
+    """`reset`: new optimizer state; `keep`: that run's optimizer state."""
     schedule: Literal["restart", "continue"] = "restart"
     """`restart`: new learning rate schedule; `continue`: one schedule over both runs."""
 
@@ -27,11 +27,11 @@ class Lora(Settings):
     """LoRA adapters of linear layers, with peft; all other weights are frozen."""
 
     rank: int = Field(default=16, ge=1)
-    """Rank of the update that is added to a layer's weight."""
+    """Rank of the weight update."""
     alpha: float = Field(default=32.0, gt=0)
     """The update is scaled by alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout rate of the inputs of an adapter."""
+    """Dropout rate for adapter inputs."""
     targets: tuple[str, ...] = ()
     """Linear layers by name or end of path, such as `q_proj`; by default all in the blocks."""
 
@@ -48,16 +48,16 @@ class Model(Settings):
     architecture: str | None = None
     """Model type of transformers, such as `bert` or `llama`; weights are initialized randomly."""
     config: dict[str, Any] = {}
-    """Fields of the transformers configuration of the architecture, such as `hidden_size`."""
+    """Fields of the transformers configuration, such as `hidden_size`."""
     path: str | None = None
     """Initial weights: output folder of a run, transformers folder, or Hugging Face Hub name."""
     init_from: InitFrom | None = None
     """Earlier run to start from, usually with other data; it also sets `path`."""
     weights: Literal["pretrained", "random"] = "pretrained"
-    """`pretrained`: weights of `path`; `random`: only its dimensions, with random weights."""
+    """`pretrained`: the weights at `path`; `random`: only its dimensions, with random weights."""
     dropout: float | None = Field(default=None, ge=0, lt=1)
-    """Dropout rate of hidden states in training; by default 0 with `architecture`, and the rates
-    of its configuration with `path`."""
+    """Hidden state dropout rate in training; by default 0 with `architecture`, and the configured
+    rates with `path`."""
     dropout_kind: Literal["counter", "native"] = "counter"
     """`counter`: equal bits on every device and world size; `native`: dropout of torch."""
     attention: Literal["auto", "sdpa", "chunked", "eager"] = "auto"
@@ -68,7 +68,7 @@ class Model(Settings):
     trainable_layers: Literal["all", "none"] | Annotated[int, Field(ge=0)] = Field(
         default="all", union_mode="left_to_right"
     )
-    """Trained part of the encoder: all, none, or this many of its last blocks. Heads are always
+    """Trained part of the encoder: all, none, or this many final blocks. Heads are always
     trained."""
 
     @model_validator(mode="before")
@@ -105,7 +105,7 @@ class Generation(Settings):
     """How a causal model generates text."""
 
     max_new_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of an answer; by default those of the artifact, else 64."""
+    """Maximum tokens per answer; by default the artifact's limit, else 64."""
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """0 generates the most likely tokens (greedy). Otherwise logits are divided by it, and tokens
     are drawn."""
@@ -114,7 +114,7 @@ class Generation(Settings):
     top_k: int = Field(default=0, ge=0)
     """Draws from this many most likely tokens; 0 for no limit."""
     seed: int = Field(default=0, ge=0)
-    """Random seed; with the number of a record and of a token it determines the draw."""
+    """Random seed; a draw depends on it, the record number and the token number."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end an answer; the answer does not contain them."""
 
@@ -155,17 +155,17 @@ class Interactions(Settings):
     cross_layers: int = Field(default=2, ge=0)
     """Number of cross layers (explicit feature interactions); 0 for none."""
     rank: int | None = Field(default=None, ge=1)
-    """Rank of the weights of cross layers; by default full rank."""
+    """Cross layer weight rank; by default full rank."""
     experts: int = Field(default=1, ge=1)
     """Number of low-rank experts in a cross layer."""
     structure: Literal["parallel", "stacked"] = "parallel"
     """`parallel`: deep network next to the cross layers; `stacked`: on top of them."""
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = (128, 64)
-    """Widths of the hidden layers of the deep network; empty for none."""
+    """Hidden layer widths of the deep network; empty for none."""
     buckets: int = Field(default=10_000, ge=1)
     """Hash buckets of each categorical feature; each bucket has one embedding."""
     width: int = Field(default=16, ge=1)
-    """Width of the embeddings of categorical features."""
+    """Embedding width for categorical features."""
 
     @model_validator(mode="after")
     def _check_not_empty(self) -> Interactions:

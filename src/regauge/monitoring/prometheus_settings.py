@@ -14,7 +14,7 @@ class AlertThresholds(Settings):
     """Limits beyond which an alert fires."""
 
     alive_seconds: int = Field(default=30, ge=1)
-    """Seconds without a process of a rank, a ready worker, or an answer of a scrape target."""
+    """Seconds without a rank process, a ready worker, or an answer from a scrape target."""
     progress_seconds: int = Field(default=300, ge=1)
     """Seconds without a finished step."""
     checkpoint_seconds: int = Field(default=1800, ge=1)
@@ -22,13 +22,13 @@ class AlertThresholds(Settings):
     straggler_ratio: float = Field(default=0.1, gt=0)
     """Share of the step time by which one rank delays the others."""
     goodput_ratio: float = Field(default=0.5, ge=0, le=1)
-    """Minimum productive share of the time of a run."""
+    """Minimum productive share of a run's time."""
     budget_ratio: float = Field(default=0.9, gt=0, le=1)
-    """Share of the budget from which a run is near its limit."""
+    """Budget share at which a run is near its limit."""
     error_ratio: float = Field(default=0.01, gt=0, lt=1)
-    """Maximum share of failed requests of a server, or of failed records of `predict`."""
+    """Maximum share of failed server requests, or of failed `predict` records."""
     queue_seconds: float = Field(default=1.0, gt=0)
-    """Maximum expected wait of a request in the queue of a server."""
+    """Maximum expected wait in a server queue."""
     drain_seconds: int = Field(default=60, ge=1)
     """Seconds in which a server ends after it has stopped to accept requests."""
     error_seconds: int = Field(default=600, ge=1)
@@ -43,17 +43,17 @@ class Prometheus(Settings):
     """A local Prometheus, its targets, and the alerts."""
 
     port: int = Field(default=9090, ge=1, le=65535)
-    """Port of Prometheus on the loopback interface."""
+    """Prometheus port on the loopback interface."""
     alertmanager_port: int = Field(default=9093, ge=1, le=65535)
-    """Port of Alertmanager on the loopback interface."""
+    """Alertmanager port on the loopback interface."""
     scrape_seconds: int = Field(default=15, ge=1)
     """Interval at which targets are read and rules are evaluated."""
     retention_days: int = Field(default=15, ge=1)
-    """Days for which Prometheus keeps its data."""
+    """Prometheus data retention in days."""
     targets: tuple[str, ...] = ()
     """Other targets as `host:port`, such as exporters of devices and servers."""
     run_port: int = Field(default=9464, ge=1, le=65535)
-    """Port of the metrics of runs and servers on Kubernetes, as their run files set it."""
+    """Metrics port of runs and servers on Kubernetes, as set in their run files."""
     webhook: str | None = None
     """URL to which Alertmanager sends alerts; by default it only shows them."""
     alerts: AlertThresholds = AlertThresholds()

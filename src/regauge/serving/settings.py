@@ -24,9 +24,9 @@ class HttpSettings(Settings):
     """File with one API key per line. A request must then have one of them as `Authorization:
     Bearer KEY`. Without a file, the variable `REGAUGE_API_KEYS` may hold keys between commas."""
     max_body_bytes: int = Field(default=16 << 20, ge=1)
-    """Largest body of a request, in bytes."""
+    """Maximum request body in bytes."""
     max_total_body_bytes: int = Field(default=256 << 20, ge=1)
-    """Largest sum of the bodies that are being received or processed, in bytes."""
+    """Maximum total of all request bodies in flight, in bytes."""
     max_connections: int = Field(default=4096, ge=1)
     """Most open connections; a further one is answered with status 503."""
     header_timeout_seconds: float = Field(default=10.0, gt=0)
@@ -34,7 +34,7 @@ class HttpSettings(Settings):
     body_timeout_seconds: float = Field(default=60.0, gt=0)
     """Time in which a connection must send the body of a request."""
     keep_alive_seconds: int = Field(default=75, ge=1)
-    """Time that an idle connection stays open."""
+    """How long an idle connection stays open."""
     drain_seconds: float = Field(default=30.0, gt=0)
     """Time in which accepted requests are completed after SIGTERM."""
 
@@ -47,10 +47,10 @@ class QueueSettings(Settings):
     max_wait_seconds: float = Field(default=2.0, gt=0)
     """Longest expected wait; a request that would wait longer is answered with status 429."""
     interactive_records: int = Field(default=4, ge=0)
-    """A request of at most this many records is interactive, and a larger one is bulk. The header
-    `Regauge-Priority` sets the priority of a request."""
+    """A request with at most this many records is interactive, a larger one is bulk. The header
+    `Regauge-Priority` overrides this."""
     max_request_records: int = Field(default=2048, ge=1)
-    """Most records of a request."""
+    """Maximum records per request."""
 
 
 class WorkerSettings(Settings):
@@ -59,11 +59,11 @@ class WorkerSettings(Settings):
     count: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto", union_mode="left_to_right"
     )
-    """Number of worker processes of a model; `auto` starts one per device, or on a CPU one for each
-    group of as many cores as a worker has threads. A CPU generates text with one worker."""
+    """Worker processes per model; `auto` starts one per device, or on a CPU as many as the cores
+    allow at `threads` each. A CPU generates text with one worker."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads of a worker; by default those that the artifact was measured with. Fewer threads
-    raise the throughput of a CPU, and the latency of a single record."""
+    """CPU threads per worker; by default as measured for the artifact. Fewer threads raise CPU
+    throughput, and single-record latency."""
     pin_cores: bool = True
     """Whether several workers on a CPU are each bound to their own cores."""
     start_timeout_seconds: float = Field(default=300.0, gt=0)
@@ -83,35 +83,34 @@ class ModelSettings(Settings):
     max_memory_gb: float | None = Field(default=None, gt=0)
     """Most memory of all worker processes, in gigabytes; a further model replaces unused ones."""
     snapshot: bool = True
-    """Whether the files of an artifact are copied to the temporary folder before they are loaded.
-    A version that answers then never changes when its files are overwritten. Versions of a registry
-    are not copied."""
+    """Whether artifact files are copied to the temporary folder before loading, so that overwriting
+    them does not change the version that answers. Registry versions are not copied."""
     poll_seconds: float = Field(default=2.0, gt=0)
-    """How often the folder of an artifact, or its stage, is checked for a new version."""
+    """How often an artifact folder or stage is checked for a new version."""
     canary_share: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the requests that a new version gets before it replaces the old one."""
+    """Share of requests that go to a new version before it replaces the old one."""
     canary_seconds: float = Field(default=60.0, gt=0)
     """How long a new version must answer its share without an error."""
     custom_modules: tuple[str, ...] = ()
-    """Import paths of custom code that an artifact may load, such as `models.py:build`."""
+    """Import paths of custom code that artifacts may load, such as `models.py:build`."""
 
 
 class Serve(Settings):
     """A server of artifacts."""
 
     artifacts: dict[str, str] = Field(min_length=1)
-    """Folders of artifacts by the name that clients use; the first one is the default. A value such
-    as `registry/qa@production` follows a stage of a model registry."""
+    """Artifact folders by the name that clients use; the first is the default. A value such as
+    `registry/qa@production` follows a model registry stage."""
     host: str = "127.0.0.1"
     """Address to listen on; the default accepts only clients of this machine."""
     port: int = Field(default=8080, ge=0, le=65535)
     """Port to listen on; 0 selects a free port."""
     overflow: Overflow = "refuse"
-    """For a text that is longer than the model reads: answer with status 413, truncate it, or split
-    it and return the mean of the vectors of its parts."""
+    """For a text longer than the model reads: answer with status 413, truncate it, or split it and
+    return the mean vector of its parts."""
     item_errors: bool = False
-    """Whether a record that fails is reported in its place, in an answer with status 200. Otherwise
-    the whole request fails."""
+    """Whether a failed record is reported in its place, in an answer with status 200. Otherwise the
+    whole request fails."""
     batch_invariant: bool = False
     """Whether an output has the same bits in every batch, as `predict` computes it; needs an
     artifact with a proof. Otherwise texts of several lengths share batches, which is faster."""

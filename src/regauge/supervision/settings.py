@@ -17,7 +17,7 @@ class Supervision(Settings):
     preflight: Literal["full", "brief"] = "full"
     """Checks before an attempt: `full` includes devices and collectives, `brief` only storage."""
     hang_timeout_seconds: float = Field(default=60.0, gt=0)
-    """Minimum silence of a process that counts as a hang; ten times its usual silence if longer."""
+    """Silence after which a process counts as hung; at least ten times its usual silence."""
     spot_notices: Literal["none", "ec2"] = "none"
     """Source of spot interruption notices; after a notice the run saves and stops."""
 
@@ -28,9 +28,9 @@ class Nodes(Settings):
     count: int | str | None = Field(default=None, union_mode="left_to_right")
     """Number of nodes, or a range such as `2:4`; by default the launcher's number, or 1."""
     rendezvous: Literal["c10d", "etcd"] | None = None
-    """Backend of the rendezvous: a store on one of the nodes (default), or a separate etcd."""
+    """Rendezvous backend: a store on one node (default), or a separate etcd."""
     endpoint: str | None = None
-    """Host and port of the rendezvous; by default the endpoint that the launcher sets."""
+    """Rendezvous host and port; by default those set by the launcher."""
     join_seconds: float = Field(default=600.0, gt=0)
     """Maximum wait for the minimum number of nodes; then the command ends with code 75."""
     last_call_seconds: float = Field(default=30.0, ge=0)

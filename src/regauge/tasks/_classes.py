@@ -29,10 +29,10 @@ class ClassesTask(FieldsTask):
     has_classes: ClassVar[bool] = True
 
     classes: int | None = Field(default=None, ge=MIN_CLASSES, le=4096)
-    """Number of classes; by default that of the dataset."""
+    """Number of classes; by default as in the dataset."""
     class_names: tuple[str, ...] = ()
-    """Names of the classes 0, 1, … in config.json, exports and predictions; by default those of
-    the dataset."""
+    """Class names in order, for config.json, exports and predictions; by default as in the
+    dataset."""
 
     @model_validator(mode="before")
     @classmethod

@@ -48,8 +48,8 @@ class EmbeddingTask(FieldsTask):
     pooling: tuple[sentence_transformers.PoolingMode, ...] = ()
     """Pooling of the last hidden states; by default as in the weights folder, or the mean."""
     prompts: dict[str, str] = {}
-    """Prompts of the texts, which `rows.prompts` prepends; by default those of the dataset. The
-    exported folder names them."""
+    """Text prompts, which `rows.prompts` prepends; by default as in the dataset. The exported
+    folder names them."""
 
     def text_columns(self) -> tuple[str, ...]:
         """Return the field of each text of a row, by text number."""

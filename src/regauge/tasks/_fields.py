@@ -44,7 +44,7 @@ class FieldsTask(Task):
     """Whether the folder of the trained model has the prompts of the texts."""
 
     max_buckets: int = Field(default=4, ge=1)
-    """Maximum number of bucket lengths; each batch is padded to one of them."""
+    """Maximum number of bucket lengths; batches are padded to one of them."""
 
     def check_dataset(self, manifest: DatasetManifest) -> None:
         super().check_dataset(manifest)

@@ -71,15 +71,15 @@ class Classify(ClassesTask):
     text_fields: tuple[str, ...] = Field(default=("text",), min_length=1, max_length=2)
     """One text field, or two that are concatenated to a pair."""
     label: str = "label"
-    """Field with the class, of `rows.labels`, or with the value to predict, of `rows.floats`."""
+    """Field with the class, from `rows.labels`, or the value to predict, from `rows.floats`."""
     problem_type: Literal["classification", "multi-label", "regression"] = "classification"
     """`classification`: one class (cross-entropy); `multi-label`: any number of classes (binary
     cross-entropy of each); `regression`: a value (squared error)."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Probability that is moved from the label to all classes equally (Szegedy et al., 2016)."""
     class_weights: Literal["none", "balanced"] | tuple[PositiveFloat, ...] = "none"
-    """Weight of each class in the loss, or of its positive rows if problem_type is multi-label;
-    `balanced`: inversely proportional to its number of training rows."""
+    """Loss weight per class, or per class's positive rows for multi-label; `balanced`: inversely
+    proportional to the number of training rows."""
 
     @model_validator(mode="after")
     def _check_problem_type(self) -> Classify:

@@ -49,11 +49,11 @@ class Contrastive(EmbeddingTask):
     )
 
     query: str = "query"
-    """Text field of the query."""
+    """Query text field."""
     document: str | Annotated[tuple[str, ...], Field(min_length=1)] = "document"
-    """Text field of the document that matches the query, or several such fields."""
+    """Text field, or fields, with a document that matches the query."""
     negatives: tuple[str, ...] = ()
-    """Text fields of hard negatives: documents that do not match the query."""
+    """Hard negative text fields: documents that do not match the query."""
     temperature: float = Field(default=0.05, gt=0)
     """Cosine similarities are divided by this."""
     negatives_group_size: int | None = Field(default=None, ge=2)
@@ -61,8 +61,8 @@ class Contrastive(EmbeddingTask):
     symmetric: bool = True
     """Also rank the queries for each document, not only the documents for each query."""
     matryoshka_dims: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """Sizes to which vectors may be truncated; the largest is the full size. The loss is the sum of
-    the losses of all sizes (Kusupati et al., 2022)."""
+    """Sizes to which vectors may be truncated; the largest is the full size. The loss is summed
+    over all sizes (Kusupati et al., 2022)."""
 
     @model_validator(mode="after")
     def _check_matryoshka_dims(self) -> Contrastive:

@@ -39,10 +39,9 @@ class Distill(EmbeddingTask):
     metrics_need_all_rows: ClassVar[bool] = False
 
     text_fields: tuple[str, ...] = Field(default=("text",), min_length=1)
-    """Text fields; all texts of a record have the same vector, such as a text and its
-    translation."""
+    """Text fields; all texts in a record share one vector, such as a text and its translation."""
     vector: str = "embedding"
-    """Field with the vector of the teacher, of `rows.vectors`."""
+    """Field with the teacher's vector, from `rows.vectors`."""
     objective: Literal["mse", "cosine"] = "mse"
     """Loss: the squared error of the vectors, or their cosine distance."""
     normalize: bool = True

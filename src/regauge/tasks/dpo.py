@@ -46,7 +46,7 @@ class Dpo(FieldsTask):
     reference_columns: ClassVar[tuple[str, ...]] = tuple(f"reference_{name}" for name in ANSWERS)
 
     beta: float = Field(default=0.1, gt=0)
-    """Weight of the distance from the model of step 0; a larger one keeps the model closer."""
+    """Weight of the distance from the initial model; larger values stay closer to it."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     """Assumed fraction of rows whose answers are swapped (conservative DPO, Mitchell, 2023)."""
 

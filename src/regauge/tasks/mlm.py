@@ -33,7 +33,7 @@ class Mlm(TokenTask):
     has_special_tokens: ClassVar[bool] = True
 
     mlm_probability: float = Field(default=0.15, gt=0, lt=1)
-    """Share of the real tokens to predict."""
+    """Share of real tokens to predict."""
     next_sentence: bool = False
     """Also predict if a row's second half follows its first half (layout "sentence-pairs")."""
 

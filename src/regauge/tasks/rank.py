@@ -50,7 +50,7 @@ class Rank(FieldsTask):
     module_needs_fields: ClassVar[bool] = True
 
     query: tuple[str, ...] = ("query",)
-    """Text fields of the query."""
+    """Query text fields."""
     document: tuple[str, ...] = ("document",)
     """Text fields of a candidate. Leave `query` and `document` empty to use features only."""
     numeric_features: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class Rank(FieldsTask):
     objective: Literal["pointwise", "pairwise", "listwise"] = "listwise"
     """Loss of each candidate (cross-entropy), candidate pair (RankNet) or list (ListNet)."""
     ndcg_at: int = Field(default=10, ge=1)
-    """Cutoff k of the metric NDCG@k."""
+    """Cutoff k for NDCG@k."""
     encoders: Literal["shared", "separate"] = "shared"
     """One encoder for all texts, or separate encoders of queries and candidates. Both start with
     the same weights; `optimizer.lr_multipliers` addresses the second one as `documents.`."""

@@ -45,7 +45,7 @@ class Similarity(EmbeddingTask):
     )
     """The two text fields; their prompts are called "query" and "document"."""
     label: str = "score"
-    """Field with the similarity of the texts, of `rows.floats` or `rows.integers`."""
+    """Field with the text similarity, from `rows.floats` or `rows.integers`."""
     objective: Literal["cosent", "mse"] = "cosent"
     """Loss: the order of the cosines, or their squared error, which needs labels from -1 to 1."""
     temperature: float = Field(default=DEFAULT_TEMPERATURE, gt=0)

@@ -51,9 +51,9 @@ class Tokens(ClassesTask):
     artifacts_have_metrics: ClassVar[bool] = False
 
     words: str = "tokens"
-    """Field with the words of a sentence."""
+    """Field with a sentence's words."""
     tags: str = "tags"
-    """Field with the tags of the words, of `rows.labels`; names such as `B-PER` mark entities."""
+    """Field with the word tags, from `rows.labels`; names such as `B-PER` mark entities."""
 
     @property
     def class_field(self) -> str:

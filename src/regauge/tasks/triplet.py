@@ -22,15 +22,15 @@ class Triplet(EmbeddingTask):
     peer_names: ClassVar[tuple[str, ...]] = ("triplets", "tripletloss")
 
     anchor: str = "anchor"
-    """Text field of the anchor, such as a query; its prompt is called "query"."""
+    """Anchor text field, such as a query; its prompt is called "query"."""
     positive: str = "positive"
-    """Text field of a text that matches the anchor; its prompt is called "document"."""
+    """Text field that matches the anchor; its prompt is called "document"."""
     negative: str = "negative"
-    """Text field of a text that does not match the anchor."""
+    """Text field that does not match the anchor."""
     distance: Literal["cosine", "euclidean"] = "cosine"
     """Distance d: 1 - cosine similarity, or the Euclidean distance of the vectors."""
     margin: float = Field(default=0.5, gt=0)
-    """Minimum difference of the distances of the negative and of the positive."""
+    """Minimum distance difference between the negative and the positive."""
     normalize: bool = True
     """Whether the model scales its vectors to length 1; their distances are then at most 2."""
 

@@ -52,14 +52,14 @@ class Schedule(KindTable):
     kind: Literal["constant", "linear", "cosine", "polynomial", "wsd"] = "linear"
     """Shape of the decay after the warm-up; wsd (warm-up, stable, decay) decays only at the end."""
     warmup_steps: Annotated[int, Field(ge=0)] | Auto = AUTO
-    """Steps of the linear warm-up from 0 to the peak; `auto` is 0 for random weights, and 10 % of
-    all steps for pretrained weights."""
+    """Linear warm-up steps from 0 to the peak; `auto` is 0 for random weights, and 10 % of all
+    steps for pretrained weights."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
     """Learning rate at the last step, as a fraction of the peak."""
     power: float = Field(default=2.0, gt=0)
-    """Exponent of the polynomial decay."""
+    """Polynomial decay exponent."""
     decay_fraction: float = Field(default=0.1, gt=0, le=1)
-    """Fraction of all steps in which wsd decays linearly, at the end of the run."""
+    """Fraction of all steps, at the end of the run, in which wsd decays linearly."""
 
     @property
     def num_warmup_steps(self) -> int:
@@ -91,10 +91,10 @@ class Optimizer(KindTable):
     """Peak learning rate; `auto` is 5e-4 for random weights and for a head on a frozen encoder,
     2e-5 for pretrained weights, and 2e-4 for LoRA adapters."""
     betas: tuple[Fraction, Fraction] | Auto = AUTO
-    """Decay rates of the moments (adamw, lamb); the first one is the momentum of sgd. `auto` is 0.9
-    and 0.98 for random weights, else 0.9 and 0.999."""
+    """Moment decay rates (adamw, lamb); the first is sgd's momentum. `auto` is 0.9 and 0.98 for
+    random weights, else 0.9 and 0.999."""
     epsilon: float = Field(default=1e-8, gt=0)
-    """Constant that is added to the root of the second moment (adamw, lamb)."""
+    """Constant added to the root of the second moment (adamw, lamb)."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Decoupled weight decay of matrices; vectors (biases, norms) have none."""
     lr_multipliers: dict[str, Annotated[float, Field(ge=0)]] = {}
@@ -137,7 +137,7 @@ class TaskBatch(Settings):
     """The global batch of one of several tasks; by default that of the run."""
 
     rows: int | None = Field(default=None, ge=1)
-    """Rows of a global batch."""
+    """Global batch size in rows."""
     microbatch_rows: int | None = Field(default=None, ge=1)
     """Rows that a process computes at a time."""
 
@@ -190,9 +190,9 @@ class Samples(Generation):
     prompts: int = Field(default=0, ge=0)
     """Held-out prompts; each generated token costs the forward pass of a whole microbatch."""
     max_new_tokens: int = Field(default=DEFAULT_NEW_TOKENS, ge=1)
-    """Tokens of the longest answer."""
+    """Maximum answer length in tokens."""
     prompt_tokens: int = Field(default=16, ge=1)
-    """Tokens of a document that form the prompt; a conversation has its prompt already."""
+    """How many document tokens form the prompt; a conversation already has one."""
 
 
 class Evaluation(Settings):
@@ -203,7 +203,7 @@ class Evaluation(Settings):
     rows: int | None = Field(default=None, ge=1)
     """Held-out rows to evaluate, a fixed random sample of the split; all by default."""
     microbatch_rows: int | None = Field(default=None, ge=1)
-    """Rows of a microbatch of an evaluation; by default that of training."""
+    """Evaluation microbatch size in rows; by default the training microbatch size."""
     samples: Samples = Samples()
     """Generation from held-out prompts."""
     metrics: tuple[FunctionPath, ...] = ()
@@ -226,9 +226,9 @@ class Output(Settings):
     trackers: tuple[Annotated[SerializeAsAny[Tracker], choice_of("trackers")], ...] = Field(
         default=("console", "jsonl"), validate_default=True
     )
-    """Sinks of the metrics."""
+    """Where metrics are sent."""
     log_every_steps: int = Field(default=10, ge=1)
-    """Steps between two lines of training metrics."""
+    """Steps between training metric lines."""
     checkpoint: Checkpoint = Checkpoint()
     """When checkpoints are saved, and how many are kept."""
     final_model: Literal["auto", "last", "best"] = "auto"
@@ -245,10 +245,10 @@ class Batch(Settings):
     """The global batch: the rows of one optimizer step, on any number of processes."""
 
     rows: int = Field(ge=1)
-    """Rows of a global batch."""
+    """Global batch size in rows."""
     microbatch_rows: Annotated[int, Field(ge=1)] | Auto = AUTO
-    """Rows that a process computes at a time (gradient accumulation). `auto` is the whole share of
-    a process if the batch is small, else the fastest size that fits, measured once."""
+    """Rows that each process computes at a time (gradient accumulation). `auto` is the process's
+    whole share for a small batch, else the fastest size that fits, measured once."""
 
     @model_validator(mode="after")
     def _check_divisibility(self) -> Batch:
@@ -297,7 +297,7 @@ class Execution(Settings):
     precision: Literal["auto", "bf16", "fp32", "tf32", "fp16", "fp8"] = "auto"
     """Compute dtype; master weights and moments are fp32. `fp8`: bf16 with fp8 linear layers."""
     compile: Literal["auto", "off", "blocks"] = "auto"
-    """Compile the repeated blocks of the model with torch.compile; `auto` if that saves time."""
+    """Compile the model's repeated blocks with torch.compile; `auto` does so if it saves time."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """Recomputation in the backward pass: none, all but matrix products, or whole blocks."""
     compile_cache: str | None = None
@@ -326,9 +326,9 @@ class Target(Settings):
     metric: str
     """Name of the metric in the trackers, such as `heldout/recall@10`."""
     at_least: float | None = None
-    """Threshold of a metric that should be high."""
+    """Threshold for a metric that should be high."""
     at_most: float | None = None
-    """Threshold of a metric that should be low."""
+    """Threshold for a metric that should be low."""
 
     @model_validator(mode="after")
     def _check_value(self) -> Target:
@@ -370,10 +370,10 @@ class Stop(Settings):
     target: Target | None = None
     """Target metric that ends the run."""
     patience: int | None = Field(default=None, ge=1)
-    """Early stopping: number of evaluations without an improvement of
-    `output.checkpoint.best_metric` after which the run ends."""
+    """Early stopping: end the run after this many evaluations without an improvement in
+    `output.checkpoint.best_metric`."""
     min_delta: float = Field(default=0.0, ge=0)
-    """Smallest change of that metric that is an improvement."""
+    """Smallest metric change that counts as an improvement."""
 
     @model_validator(mode="after")
     def _check_length(self) -> Stop:
@@ -468,7 +468,7 @@ class TrainSettings(Computation):
     callbacks: tuple[FunctionPath, ...] = ()
     """Custom callbacks as import paths, `module:Class`; see `regauge.Callback`."""
     profile: bool = False
-    """Profile some steps: a breakdown of their time, and advice that may shorten them."""
+    """Profile some steps: a breakdown of their time, and advice to shorten them."""
     monitoring: Monitoring = Monitoring()
     """How the run can be watched."""
 

@@ -31,8 +31,7 @@ class Stage(config.Settings):
     verb: str
     """The verb of this stage, with a flag if the flag reads other tables."""
     name: str | None = None
-    """Name of the stage and of its folder; `@name` in a later stage is that folder. By default the
-    name of the verb."""
+    """Stage and folder name; `@name` in a later stage is that folder. By default the verb."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class PipelineOutput(config.Settings):
     """Output of a pipeline."""
 
     folder: str | None = None
-    """Folder that contains one folder for each stage; by default `out/<name of the run file>`."""
+    """Folder with one subfolder per stage; by default `out/<run file name>`."""
 
 
 class PipelineSettings(config.Settings):

@@ -14,14 +14,14 @@ class Validation(Settings):
     """A source of the held-out rows, such as a validation file; nothing else is held out."""
 
     source: Annotated[SerializeAsAny[Source], choice_of("data/sources")]
-    """Source of the held-out rows. Without `kind`, missing keys are those of `source`."""
+    """Source of the held-out rows. Without `kind`, missing keys are taken from `source`."""
     near_duplicates: Literal["drop", "keep"] = "drop"
-    """`drop` leaves out the training records that are near-duplicates of validation records, and
-    counts them; `keep` only counts them."""
+    """`drop` leaves out training records that nearly duplicate validation records, and counts them;
+    `keep` only counts them."""
 
 
 class PrepareOptions(Settings):
     """Execution of `prepare`; these options do not change the dataset."""
 
     processes: int = Field(default=0, ge=0)
-    """Number of processes that read and encode; 0 is one for each CPU core."""
+    """Number of reading and encoding processes; 0 is one per CPU core."""

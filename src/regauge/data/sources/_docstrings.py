@@ -52,11 +52,11 @@ class DocumentationSource(Source):
     exclude: tuple[str, ...] = ("test", "tests", "idle_test")
     """Names of folders to skip."""
     min_summary_words: int = Field(default=3, ge=1)
-    """Minimum number of words of a summary; a record with fewer has no pair of summary and body."""
+    """Minimum words per summary; records with fewer give no pair."""
     max_summary_words: int = Field(default=40, ge=1)
-    """Maximum number of words of a summary; a record with more has no pair."""
+    """Maximum words per summary; records with more give no pair."""
     min_body_words: int = Field(default=20, ge=1)
-    """Minimum number of words of a body; a record with fewer has no pair."""
+    """Minimum words per body; records with fewer give no pair."""
 
     def list_files(self) -> list[list[_files.InputFile]]:
         """Return the Python files of every root; raises DataError if there are none."""

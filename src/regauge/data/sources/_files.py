@@ -37,8 +37,8 @@ class FileSource(Source):
     """A source that reads files."""
 
     files: tuple[str, ...] = Field(min_length=1)
-    """Paths, globs of paths, or globs of URLs such as s3://bucket/*.txt. `**` matches any number of
-    folders. A path that exists as written is no glob."""
+    """Paths, path globs, or URL globs such as s3://bucket/*.txt. `**` matches any number of
+    folders. A path that exists as written is not a glob."""
 
     def remote_location(self) -> str:
         """Return the first URL, if any."""

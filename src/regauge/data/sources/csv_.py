@@ -45,9 +45,9 @@ class Csv(_files.FileSource):
     floats: tuple[str, ...] = ()
     """Columns with real numbers."""
     na_values: tuple[str, ...] = ("",)
-    """Values that mean a missing value."""
+    """Texts that mean a missing value."""
     chunk_mib: int = Field(default=8, ge=1)
-    """Size of a piece in MiB."""
+    """Piece size in MiB."""
 
     @model_validator(mode="after")
     def _check_delimiter_and_columns(self) -> Csv:

@@ -41,7 +41,7 @@ class HuggingFace(Source):
     subset: str = ""
     """Subset, if there are several; the hub also calls it a configuration."""
     split: str = "train"
-    """Split of the hub's dataset; the table `split` of the run file defines the held-out rows."""
+    """Split of the Hub dataset; the run file's `split` table defines the held-out rows."""
     revision: str | None = None
     """Branch, tag or commit on the hub; by default the newest commit."""
     columns: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ class JsonLines(_files.FileSource):
     columns: tuple[str, ...] = ()
     """Keys to read; by default all."""
     chunk_mib: int = Field(default=8, ge=1)
-    """Size of a piece in MiB."""
+    """Piece size in MiB."""
 
     def field_names(self) -> tuple[str, ...]:
         """Return the configured columns, if any."""

@@ -51,7 +51,7 @@ class PythonDocsSearch(DocumentationSource):
     queries: int = Field(default=4000, ge=1)
     """Number of queries, which are a sample by content; all are used if there are fewer."""
     candidates: int = Field(default=8, ge=2)
-    """Number of candidates of each query, including the correct one."""
+    """Candidates per query, including the correct one."""
 
     def field_names(self) -> tuple[str, ...]:
         """Return the fields of the records."""

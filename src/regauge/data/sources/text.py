@@ -22,7 +22,7 @@ class Text(_files.FileSource):
     """The unit that becomes a record; paragraphs are separated by blank lines. `auto`: the
     paragraphs of a single file, or else the files."""
     chunk_mib: int = Field(default=8, ge=1)
-    """Size of a piece in MiB."""
+    """Piece size in MiB."""
 
     def division_remedy(self) -> str:
         return 'set source.document = "line" to divide it'

@@ -31,9 +31,9 @@ class ServerTarget(Settings):
     protocol: Literal["auto", "openai", "tei"] = "auto"
     """Routes that are called: OpenAI's `/v1/embeddings` or text-embeddings-inference's `/embed`."""
     model: str | None = None
-    """Name of the model in requests; by default the first one that the server lists."""
+    """Model name in requests; by default the first one that the server lists."""
     encoding_format: Literal["float", "base64"] = "float"
-    """Form of the vectors in answers of OpenAI's route."""
+    """Vector encoding in answers from OpenAI's route."""
     api_key_variable: str | None = None
     """Environment variable with the key of the server."""
     timeout_seconds: float = Field(default=30.0, gt=0)
@@ -56,7 +56,7 @@ class TraceSettings(Settings):
     """The texts of the requests."""
 
     source: Annotated[SerializeAsAny[Source], choice_of("data/sources")] | None = None
-    """Source of the texts; by default docstrings of Python's standard library."""
+    """Text source; by default docstrings from Python's standard library."""
     count: int = Field(default=2000, ge=1)
     """Number of texts; requests repeat them."""
     processes: int = Field(default=1, ge=1)
@@ -67,11 +67,11 @@ class ClientLoop(Settings):
     """Closed loop: each of some connections sends a request when its last one is answered."""
 
     concurrency: tuple[Positive, ...] = Field(default=(1, 8, 64), min_length=1)
-    """Numbers of connections."""
+    """Connection counts to measure."""
     texts_per_request: tuple[Positive, ...] = Field(default=(1, 8, 32), min_length=1)
-    """Numbers of texts in a request."""
+    """Texts per request to measure."""
     duration_seconds: float = Field(default=3.0, gt=0)
-    """Duration of each combination."""
+    """Duration per combination."""
     warmup_seconds: float = Field(default=1.0, ge=0)
     """Duration of the requests before the first measurement."""
 
@@ -82,15 +82,15 @@ class ArrivalSettings(Settings):
     arrivals: tuple[Literal["poisson", "burst"], ...] = ("poisson", "burst")
     """Kinds of arrivals: single ones, or several at the same time."""
     burst_size: int = Field(default=8, ge=2)
-    """Requests of a burst."""
+    """Requests per burst."""
     load_fractions: tuple[Rate, ...] = (0.1, 0.5, 0.9)
-    """Rates as fractions of the saturation rate."""
+    """Arrival rates as fractions of the saturation rate."""
     requests_per_second: tuple[Rate, ...] = ()
     """Rates in requests per second."""
     texts_per_request: int = Field(default=1, ge=1)
-    """Texts of a request, also in the search of the saturation rate."""
+    """Texts per request, also in the saturation search."""
     duration_seconds: float = Field(default=5.0, gt=0)
-    """Duration of the arrivals of each rate; low rates need more for enough requests."""
+    """Duration per rate; low rates need more to get enough requests."""
 
 
 class SaturationSettings(Settings):
@@ -99,9 +99,9 @@ class SaturationSettings(Settings):
     slo_ms: float = Field(default=100.0, gt=0)
     """Latency objective; also the limit of the goodput."""
     percentile: Literal[50, 90, 95, 99] = 99
-    """Percentile of the latency that must be within the objective."""
+    """Latency percentile that must meet the objective."""
     max_error_fraction: float = Field(default=0.001, ge=0, lt=1)
-    """Largest fraction of requests without an answer at a rate that meets the objective."""
+    """Largest fraction of unanswered requests at a rate that meets the objective."""
     trial_seconds: float = Field(default=3.0, gt=0)
     """Shortest duration of a trial; slow servers need more for enough requests."""
     max_trial_seconds: float = Field(default=20.0, gt=0)
@@ -109,16 +109,16 @@ class SaturationSettings(Settings):
     precision: float = Field(default=0.1, gt=0, lt=1)
     """Difference between the last two rates of the search, as a fraction."""
     max_trials: int = Field(default=14, ge=0)
-    """Most trials of the search; 0 skips it."""
+    """Maximum search trials; 0 skips the search."""
 
 
 class RegressionGate(Settings):
     """Comparison with an earlier result."""
 
     baseline: str | None = None
-    """The `benchmark.json` of an earlier benchmark, or its folder."""
+    """An earlier `benchmark.json`, or its folder."""
     max_regression: float = Field(default=0.2, ge=0)
-    """Largest permitted increase of a p99 latency and decrease of a throughput, as a fraction."""
+    """Largest permitted p99 latency increase and throughput decrease, as a fraction."""
 
 
 class ServingBenchmarkSettings(Settings):
@@ -127,7 +127,7 @@ class ServingBenchmarkSettings(Settings):
     output: Output
     """Folder of the benchmark document, its tables and its chart."""
     seed: int = Field(default=0, ge=0)
-    """Key of the arrival times."""
+    """Seed for the arrival times."""
     server: ServerTarget
     """The server to measure."""
     trace: TraceSettings = TraceSettings()

@@ -27,11 +27,11 @@ class Benchmark(Settings):
     scaling: Literal["weak", "strong"] = "weak"
     """Weak scaling grows batch and learning rate with the processes; strong keeps the batch."""
     steps: int = Field(default=20, ge=1)
-    """Timed steps of each short run."""
+    """Timed steps per short run."""
     warmup_steps: int = Field(default=5, ge=1)
     """Steps before the timed ones."""
     repeats: int = Field(default=2, ge=1)
-    """Short runs of each number of processes, alternating between the numbers."""
+    """Short runs per process count, alternating between the counts."""
 
 
 class TrainingBenchmarkSettings(TrainSettings):
@@ -47,7 +47,7 @@ class Inference(Settings):
     artifacts: dict[str, str] = Field(min_length=1)
     """Artifact folders by name."""
     batch_sizes: tuple[Positive, ...] = Field(default=(1, 10), min_length=1)
-    """Numbers of records in a request."""
+    """Records per request to measure."""
     input_lengths: tuple[Positive, ...] = Field(default=(256, 128), min_length=1)
     """Real tokens of each text; the defaults are limited to what all artifacts accept."""
     duration_seconds: float = Field(default=5.0, gt=0)
@@ -78,7 +78,7 @@ class OpenLoop(Settings):
     """Open loop: requests arrive at a rate, whether or not earlier ones are answered."""
 
     load_fractions: tuple[Rate, ...] = (0.5, 0.8)
-    """Rates of Poisson arrivals, as fractions of the closed-loop throughput of each artifact."""
+    """Poisson arrival rates, as fractions of each artifact's closed-loop throughput."""
     requests_per_second: tuple[Rate, ...] = ()
     """Rates of Poisson arrivals in requests per second, the same for all artifacts."""
     duration_seconds: float = Field(default=5.0, gt=0)
@@ -98,7 +98,7 @@ class BenchmarkSettings(Settings):
     output: Output
     """Folder of the benchmark document, its tables and its chart."""
     seed: int = Field(default=0, ge=0)
-    """Key of the arrival times and of the token ids in the requests."""
+    """Seed for the arrival times and the token ids in the requests."""
     inference: Inference
     """Artifacts, requests and duration."""
     open_loop: OpenLoop = OpenLoop()

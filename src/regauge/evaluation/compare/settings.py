@@ -20,17 +20,17 @@ class Comparison(Settings):
     runs: tuple[str, ...] = Field(min_length=MIN_RUNS)
     """Output folders; the first is the baseline of all others."""
     tolerance: float = Field(default=0.001, gt=0)
-    """Largest relative difference of a held-out metric that counts as equal."""
+    """Largest relative difference in a held-out metric that counts as equal."""
     metrics: tuple[str, ...] = ()
-    """Held-out metrics that the verdict uses; by default all that both runs measured."""
+    """Held-out metrics for the verdict; by default all that both runs measured."""
     noise_runs: tuple[str, ...] = ()
-    """Output folders of repeats of the baseline with another summation order (noise floor)."""
+    """Output folders for baseline repeats with another summation order (noise floor)."""
     target: Target | None = None
     """Target of the cost comparison; by default the best value that all runs reached."""
     prices: tuple[Price, ...] = ()
-    """Machine price of each run, in order, instead of the price in its run file."""
+    """Machine price per run, in order; replaces the prices in the run files."""
     reference_precision: Literal["fp32", "fp64"] = "fp32"
-    """Precision of the CPU reference that `--localize` compares both runs with."""
+    """CPU reference precision that `--localize` compares both runs with."""
     on_difference: Literal["fail", "warn"] = "fail"
     """Whether a difference fails the command (exit code 68) or is only reported."""
 

@@ -21,11 +21,11 @@ class EagerBackend(Backend):
     packages: ClassVar[tuple[str, ...]] = ("torch", "transformers")
 
     devices: int = Field(default=1, ge=1)
-    """Devices of one machine that share the program, with a process for each device."""
+    """Devices on one machine that share the program, with one process each."""
     parallelism: Literal["tensor", "pipeline"] = "tensor"
     """`tensor` splits the weights of each layer, `pipeline` assigns whole layers to devices."""
     timeout_seconds: float = Field(default=60.0, gt=0)
-    """Longest wait of one device for another."""
+    """Time limit when devices wait for each other."""
 
     @property
     def num_devices(self) -> int:

@@ -51,19 +51,19 @@ class NeuronBackend(Backend):
     )
 
     cores: int = Field(default=1, ge=1)
-    """Number of NeuronCores for a batch; the first cores that the process can use."""
+    """NeuronCores per batch, from the first one that the process can use."""
     parallelism: Literal["data", "tensor", "pipeline"] = "data"
-    """How cores share a batch: its rows, the weights of each layer, or whole layers (Inf1 only)."""
+    """How cores share a batch: by rows, by each layer's weights, or by whole layers (Inf1 only)."""
     inline_weights: bool = False
     """Compile the weights into each graph, which was faster in some releases of the SDK."""
     auto_cast: Literal["none", "matmult", "all"] = "none"
     """fp32 operations that the compiler may cast."""
     auto_cast_type: Literal["bf16", "fp16", "tf32"] = "bf16"
-    """Type that they are cast to."""
+    """Target type of the cast."""
     optlevel: Literal[1, 2, 3] = 2
-    """Optimization level of the compiler."""
+    """Compiler optimization level."""
     model_type: Literal["transformer", "generic", "unet-inference"] = "transformer"
-    """Kind of model that the compiler optimizes for."""
+    """Model family that the compiler optimizes for."""
     compiler_flags: tuple[str, ...] = ()
     """Additional compiler arguments, such as `--enable-fast-loading-neuron-binaries`."""
 

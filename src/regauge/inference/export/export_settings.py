@@ -32,13 +32,13 @@ class ExportTarget(Settings):
     model: str | None = None
     """A transformers or sentence-transformers folder, or a name on the hub, instead of a run."""
     module: str | None = None
-    """A function, `module:name`, that returns a torch module and an example of each input."""
+    """Function `module:name` that returns a torch module and example inputs."""
     to: str
     """Folder to write; for the format `torch` a file."""
     format: Format = "artifact"
     """`artifact` compiles the model; `hf` writes a transformers folder; others write weights."""
     step: Literal["final", "latest", "best"] | int = "final"
-    """The final model of the run, its latest or best checkpoint, or the checkpoint of a step."""
+    """The run's final model, its latest or best checkpoint, or the checkpoint at a step."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> ExportTarget:
@@ -57,15 +57,15 @@ class Candidates(Settings):
     """The candidates to compile; the best one that keeps the quality becomes the artifact."""
 
     backends: tuple[Annotated[SerializeAsAny[Backend], choice_of("backends")], ...] = ()
-    """Names of backends, or tables with a kind; by default all that are usable on this machine. On
-    CPUs, machine code is compiled only if no usable backend writes a graph."""
+    """Backend names, or tables with a kind; by default all that this machine can use. On CPUs,
+    machine code is compiled only if no usable backend writes a graph."""
     precisions: tuple[Precision, ...] = ()
     """Precisions to try; by default fp32, and those that are faster on this machine."""
     quantization: tuple[Quantization, ...] = ()
     """Quantizations to try, `none` or `int8`; by default all that a backend supports."""
     threads: tuple[int, ...] = ()
-    """CPU threads per process to try; by default `execution.threads` of the run file, else the
-    number of cores, or OMP_NUM_THREADS if that is smaller."""
+    """CPU threads per process to try; by default `execution.threads`, else the number of cores, or
+    OMP_NUM_THREADS if smaller."""
     portable: IsaLevel | None = None
     """Instruction set level to compile for; by default all instructions of this machine."""
     optimize_for: Goal = "throughput"
@@ -80,7 +80,7 @@ class TextSettings(Settings):
     """How the model reads a text; these override the files of its folder."""
 
     pooling: tuple[PoolingMode, ...] = ()
-    """Poolings of the last hidden states; the vectors of several are concatenated."""
+    """Pooling modes for the last hidden states; several are concatenated."""
     normalize: bool | None = None
     """Whether vectors are L2-normalized."""
     max_seq_length: int | None = Field(default=None, ge=MIN_TOKENS)
@@ -88,12 +88,12 @@ class TextSettings(Settings):
     prompts: dict[str, str] = {}
     """Prompts, by name; a prompt is prepended to each text."""
     default_prompt: str | None = None
-    """Name of the prompt that is used if a caller names none."""
+    """Prompt to use if a caller names none."""
     pair_fields: tuple[str, str] | None = None
     """Two fields that a classifier reads as a text pair; by default it reads a single text."""
     max_new_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens that a causal model generates per text; by default 64, and at most half of the
-    tokens that it can read."""
+    """Maximum tokens that a causal model generates per text; by default 64, and at most half of its
+    context."""
 
     @model_validator(mode="after")
     def _two_fields(self) -> TextSettings:
@@ -106,11 +106,11 @@ class BucketSettings(Settings):
     """The batch x length shapes that an artifact is compiled for."""
 
     max_batch_tokens: int | None = Field(default=None, ge=8)
-    """Most tokens of a batch: its rows times its length; by default 2048 on CPUs, else 4096."""
+    """Maximum tokens per batch (rows times length); by default 2048 on CPUs, else 4096."""
     lengths: tuple[int, ...] = ()
     """Lengths that texts are padded to; by default the backend decides."""
     max_batch_size: int = Field(default=256, ge=1)
-    """Most rows of a batch."""
+    """Maximum rows per batch."""
 
 
 class ParitySettings(Settings):
@@ -119,16 +119,16 @@ class ParitySettings(Settings):
     max_loss: float = Field(default=0.001, ge=0)
     """Largest quality loss compared with fp32, as a fraction."""
     num_texts: int = Field(default=512, ge=16)
-    """Number of texts that are compared."""
+    """Number of texts to compare."""
     source: Annotated[SerializeAsAny[Source], choice_of("data/sources")] | None = None
-    """Source of these texts; by default the held-out rows of the run's dataset."""
+    """Text source; by default the held-out rows of the run's dataset."""
     metrics: bool = True
     """Whether held-out metrics of the run are compared, too; never for language models."""
     batch_invariance: bool = True
     """Whether batch invariance is checked: bitwise equal outputs in every batch."""
     stored_rows: int = Field(default=8, ge=0)
-    """Number of compared records that the artifact stores with their outputs, so that a server can
-    compute them again; 0 stores no records."""
+    """How many compared records the artifact stores with their outputs, so that a server can
+    reproduce them; 0 stores none."""
 
 
 class ExportSettings(Settings):

@@ -22,13 +22,13 @@ class PredictOutput(Settings):
     folder: str
     """Output folder; several jobs on several machines may share it."""
     format: Literal["parquet", "jsonl", "csv", "npy"] = "parquet"
-    """`parquet`, `jsonl` and `csv` write tables; `npy` writes arrays of vectors, and Parquet tables
-    of the other fields. A nested value is a JSON text in a cell of `csv`."""
+    """`parquet`, `jsonl` and `csv` write tables; `npy` writes vector arrays, and Parquet tables
+    with the other fields. In `csv`, nested values become JSON text."""
     dtype: Dtype = "float16"
     """Type of a vector: `int8` adds a scale per vector; `binary` packs eight signs per byte."""
     keep_fields: Literal["all"] | tuple[str, ...] | dict[str, FieldKind] = "all"
-    """Fields of a record to copy into the output; by default all of the first 1,000 records but the
-    texts that are read. A table also sets their kinds, such as `{ id = "uint64" }`."""
+    """Record fields to copy into the output; by default every field seen in the first 1,000 records
+    except the model's inputs. A table also sets their kinds, such as `{ id = "uint64" }`."""
 
 
 class PredictOptions(Settings):
@@ -38,13 +38,13 @@ class PredictOptions(Settings):
     """Text fields; by default the fields of the model, else `text`, else the only text field. With
     a chat template the default is `messages`, else `instruction` with `input`."""
     prompt_name: str | None = None
-    """Name of a prompt of the artifact to prepend to each text; by default its default prompt."""
+    """Artifact prompt to prepend to each text; by default the artifact's default prompt."""
     batch_invariant: bool = True
     """Whether an output must have the same bits in every batch; needs an artifact with a proof."""
     shard_records: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto", union_mode="left_to_right"
     )
-    """Most records of a shard, the unit that is computed, committed and retried; `auto` is 32768,
+    """Maximum records per shard, the unit that is computed, committed and retried; `auto` is 32768,
     and 1024 for generated text."""
     job_index: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         default="auto", union_mode="left_to_right"
@@ -53,10 +53,10 @@ class PredictOptions(Settings):
     job_count: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default=1, union_mode="left_to_right"
     )
-    """Number of jobs that share the records and the output folder; `auto` is that of the Slurm
+    """Number of jobs that share the records and the output folder; `auto` reads it from the Slurm
     array."""
     verify_shards: bool = True
-    """Whether a command hashes the finished shards of its job, and computes changed ones again."""
+    """Whether to hash the job's finished shards, and compute changed ones again."""
     max_usd: float | None = Field(default=None, gt=0)
     """Cost limit in dollars; the job stops there, and a command with a higher limit resumes it."""
 
@@ -84,8 +84,8 @@ class PredictSettings(Settings):
     """All settings of a prediction job."""
 
     artifact: str
-    """Folder of an artifact, or of a run or a model, which then runs without compilation; or a
-    version in a model registry, such as `registry/qa@production`."""
+    """Artifact folder; a run or model folder, which then runs without compilation; or a model
+    registry version such as `registry/qa@production`."""
     source: Annotated[SerializeAsAny[Source], choice_of("data/sources")]
     """The records to process."""
     output: PredictOutput

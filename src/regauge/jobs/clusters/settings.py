@@ -97,10 +97,10 @@ class ClusterComponents(Settings):
     training_operator: str | None = "1.9.3"
     """Version of the Kubeflow training operator, for elastic jobs; without one it is absent."""
     trainer: str | None = "2.2.1"
-    """Version of the Kubeflow trainer, for jobs of a fixed size; without one it is absent."""
+    """Kubeflow Trainer version, for jobs with a fixed size; unset leaves it out."""
     monitoring: tuple[Literal["exporters", "cloudwatch"], ...] = ()
-    """Metrics of the machines: exporters of the devices with htop and nvtop, or Container Insights
-    of CloudWatch, which AWS charges."""
+    """Machine metrics: device exporters with htop and nvtop, or CloudWatch Container Insights,
+    which AWS charges for."""
 
     @field_validator("etcd", "training_operator", "trainer")
     @classmethod
@@ -114,23 +114,23 @@ class Cluster(ClusterComponents):
     """A Kubernetes cluster of EKS."""
 
     name: str
-    """Name of the cluster."""
+    """Cluster name."""
     folder: str = "out/cluster"
-    """Folder of its files."""
+    """Folder for the cluster files."""
     region: str = "us-east-1"
-    """Region of the cluster."""
+    """AWS region."""
     zones: tuple[str, ...]
-    """Availability zones that have subnets, at least two of the region."""
+    """Availability zones with subnets; at least two."""
     kubernetes_version: str = "1.35"
-    """Version of Kubernetes."""
+    """Kubernetes version."""
     tool: Literal["eksctl", "terraform"] = "eksctl"
-    """Tool that creates and deletes the cluster; the files of both tools are written."""
+    """Tool that creates and deletes the cluster; the files for both tools are written."""
     node_groups: tuple[ClusterNodes, ...] = Field(min_length=1)
-    """Node groups: machines of one type each."""
+    """Node groups, each with one machine type."""
     file_systems: tuple[ClusterFiles, ...] = ()
-    """File systems that jobs mount."""
+    """File systems mounted by jobs."""
     tags: Mapping[str, str] = {}
-    """Tags of everything that is created."""
+    """Tags for all created resources."""
 
     @field_validator("name")
     @classmethod
@@ -171,17 +171,17 @@ class Image(Settings):
     name: str | None = None
     """Registry, repository and tag of the image; by default `launch.image`."""
     base: str | None = None
-    """Base image with a tag or digest; by default that of the variant."""
+    """Base image with a tag or digest; by default the variant's."""
     wheel: str | None = None
-    """Wheel of Regauge on this machine; by default pip installs this version from its index."""
+    """Local Regauge wheel; by default pip installs this version from its index."""
     extras: tuple[str, ...] = ()
-    """Extras of Regauge in addition to the extras of the variant, such as `ray`."""
+    """Regauge extras in addition to the variant's, such as `ray`."""
     files: tuple[str, ...] = ()
     """Other files for the working folder, such as custom code that the run file names."""
     folder: str = "out/image"
-    """Folder of the Dockerfile and of the files that it copies."""
+    """Folder for the Dockerfile and the files it copies."""
     tool: Literal["auto", "docker", "podman", "buildah"] = "auto"
-    """Program that builds and pushes; by default the first of these that works here."""
+    """Program that builds and pushes; by default the first one that works here."""
 
 
 class ImageSettings(Settings):

@@ -121,7 +121,7 @@ class JobSpec:
     max_attempts: int = 3
     """Attempts of the job if its machine is lost or its exit code allows another one."""
     hours: float | None = None
-    """Time limit of the job in hours."""
+    """Job time limit in hours."""
     output: str = ""
     """Output folder of the run."""
     run_file_text: str = ""

@@ -17,18 +17,18 @@ class SlurmTarget(Launcher):
     """The options of `sbatch`, and the restart policy."""
 
     partition: str | None = None
-    """Partition of the job; by default the default partition of the cluster."""
+    """Job partition; by default the cluster's default partition."""
     account: str | None = None
-    """Account that is charged."""
+    """Account to charge."""
     qos: str | None = None
     """Quality of service (QOS)."""
     constraint: str | None = None
-    """Features that the nodes must have."""
+    """Required node features."""
     reservation: str | None = None
     """Reservation whose nodes are used."""
     gres: str | None = None
-    """Generic resources of a node, such as `gpu:8`; by default the accelerators of the machine,
-    and none for an empty text."""
+    """Generic resources per node, such as `gpu:8`; by default the machine's accelerators, and none
+    for an empty text."""
     cpus: int | None = Field(default=None, ge=1)
     """CPU cores of a node; by default the job has whole nodes (`--exclusive`)."""
     grace_seconds: int = Field(default=120, ge=0, le=65535)

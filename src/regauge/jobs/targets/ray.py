@@ -65,9 +65,9 @@ class RayCluster(Launcher):
     """Jobs of a Ray cluster, through the server of its dashboard."""
 
     address: str = "127.0.0.1:8265"
-    """Host and port of the dashboard of the cluster, which accepts jobs."""
+    """Host and port of the cluster dashboard, which accepts jobs."""
     working_dir: str | None = None
-    """Folder that is copied to the nodes; by default they share the folders of this machine."""
+    """Folder to copy to the nodes; by default they share this machine's folders."""
     packages: tuple[str, ...] = ()
     """Python packages that Ray installs on each node, such as `regauge[ray]==0.1.0`."""
     cpus: float | None = Field(default=None, ge=0)
@@ -77,7 +77,7 @@ class RayCluster(Launcher):
     resources: dict[str, float] = {}
     """Other resources per node, by their names in the cluster, such as `{neuron_cores = 32}`."""
     placement_strategy: Literal["STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK"] = "STRICT_SPREAD"
-    """Placement of the nodes of a job on the machines of the cluster."""
+    """How job nodes are placed on cluster machines."""
     grace_seconds: float = Field(default=60, gt=0)
     """Time to save a checkpoint after a stop signal; then the command is killed."""
 

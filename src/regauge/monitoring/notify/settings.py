@@ -28,7 +28,7 @@ class SecretUrl(Settings):
     url_file: str | None = None
     """File with the address."""
     ca_file: str | None = None
-    """Certificates (PEM) of the authorities to trust; by default those of the system."""
+    """CA certificates (PEM) to trust; by default the system's."""
 
 
 class Webhook(SecretUrl):
@@ -39,7 +39,7 @@ class Webhook(SecretUrl):
     token_variable: Variable | None = None
     """Environment variable with a token, which is sent as `Authorization: Bearer`."""
     token_file: str | None = None
-    """File with that token."""
+    """File with the token."""
 
     @field_validator("url")
     @classmethod
@@ -71,23 +71,23 @@ class Email(Settings):
     """A mail server that sends each event to some people."""
 
     host: str = Field(min_length=1)
-    """Name of the SMTP server."""
+    """SMTP server host."""
     port: int | None = Field(default=None, ge=1, le=65535)
     """Port of the server; by default 587 for starttls, 465 for tls and 25 for none."""
     security: Literal["starttls", "tls", "none"] = "starttls"
     """Encryption of the connection; `none` sends no password."""
     sender: Address
-    """Address of the sender."""
+    """Sender address."""
     to: tuple[Address, ...] = Field(min_length=1, strict=False)
-    """Addresses of the recipients."""
+    """Recipient addresses."""
     username: str | None = None
-    """Name for the login; without it there is no login."""
+    """Login name; unset sends without a login."""
     password_variable: Variable | None = None
     """Environment variable with the password."""
     password_file: str | None = None
     """File with the password."""
     ca_file: str | None = None
-    """Certificates (PEM) of the authorities to trust; by default those of the system."""
+    """CA certificates (PEM) to trust; by default the system's."""
 
     @model_validator(mode="after")
     def _check_login(self) -> Self:
@@ -121,9 +121,9 @@ class Notifications(Settings):
     repeat_seconds: float = Field(default=300.0, ge=0)
     """Minimum time between two equal events; those between are counted in the next one."""
     timeout_seconds: float = Field(default=10.0, gt=0, le=600)
-    """Longest time of one delivery."""
+    """Time limit per delivery."""
     max_attempts: int = Field(default=4, ge=1, le=20)
-    """Deliveries of one event that are tried; the pauses between them double."""
+    """Delivery attempts per event; the pauses between them double."""
     exit_seconds: float = Field(default=5.0, ge=0, le=600)
     """Longest time by which unsent events delay the end of a command."""
 

@@ -22,7 +22,7 @@ class ServiceTracker(Tracker):
     """A tracker whose metrics are queued, so that a run never waits for its service."""
 
     wait_seconds: float = Field(default=10.0, ge=0)
-    """Longest wait at the end of the run for values that are not delivered yet."""
+    """Maximum wait at the end of the run for values not yet delivered."""
 
     _sender: Sender | None = PrivateAttr(default=None)
     _changed_variables: tuple[str, ...] = PrivateAttr(default=())

@@ -63,7 +63,7 @@ class Mlflow(ServiceTracker):
     """Tracking server (`http://host:5000`) or `sqlite:///file`. By default `mlflow.db` in the
     folder of the run."""
     experiment: str = "regauge"
-    """Name of the MLflow experiment."""
+    """MLflow experiment name."""
 
     @field_validator("uri")
     @classmethod

@@ -37,7 +37,7 @@ class TensorBoard(ServiceTracker):
     peer_names: ClassVar[tuple[str, ...]] = ("tb",)
 
     wait_seconds: float = Field(default=2.0, ge=0)
-    """Longest wait at the end of the run for values that are not written yet."""
+    """Maximum wait at the end of the run for values not yet written."""
 
     @model_validator(mode="after")
     def _is_installed(self) -> Self:

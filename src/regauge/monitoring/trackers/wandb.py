@@ -61,13 +61,13 @@ class Wandb(ServiceTracker):
     project: str | None = Field(default=None, min_length=1)
     """W&B project. By default the variable `WANDB_PROJECT`, or `regauge`."""
     entity: str | None = Field(default=None, min_length=1)
-    """User or team that owns the project. By default the entity of the API key."""
+    """User or team that owns the project; by default the API key's entity."""
     group: str | None = Field(default=None, min_length=1)
-    """Group of the run."""
+    """Run group."""
     tags: tuple[str, ...] = Field(default=(), strict=False)
-    """Tags of the run."""
+    """Run tags."""
     wait_seconds: float = Field(default=20.0, ge=0)
-    """Longest wait at the end of the run for values that are not delivered yet."""
+    """Maximum wait at the end of the run for values not yet delivered."""
 
     @model_validator(mode="after")
     def _is_installed(self) -> Self:

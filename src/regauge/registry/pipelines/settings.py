@@ -14,18 +14,18 @@ class Repeat(Settings):
     """A pipeline that runs again on new data; each pass through its stages is a round."""
 
     increments: tuple[str, ...] = ()
-    """Stages that read only the files of `source.files` that no finished round has read."""
+    """Stages that read only those `source.files` that no finished round has read."""
     deadline_hours: float | None = Field(default=None, gt=0)
-    """Hours from the start of a round to its end; a late round is reported before it is late."""
+    """Time limit per round in hours; a round that will be late is reported early."""
 
 
 class RegistryModel(Settings):
     """A model in a registry, and the stage whose version serves."""
 
     path: str
-    """Folder or URL of the registry."""
+    """Registry folder or URL."""
     model: str
-    """Name of the model."""
+    """Model name."""
     stage: str = "production"
     """Stage whose version the servers use."""
 
@@ -38,7 +38,7 @@ class MetricBand(Settings):
     max_relative_loss: float | None = Field(default=None, ge=0)
     """Largest loss as a share of the serving model's value."""
     sigmas: float | None = Field(default=None, gt=0)
-    """Multiple of the standard error that is permitted in addition; for metrics from 0 to 1."""
+    """Additional tolerance in standard errors, for metrics from 0 to 1."""
     min_value: float | None = None
     """Lowest permitted value, also if no model serves yet."""
     max_value: float | None = None
@@ -60,13 +60,13 @@ class GateOptions(Settings):
     """The evaluation that the gate reads, and its limits."""
 
     evaluation: str
-    """Folder of the evaluation of the new model."""
+    """Evaluation folder of the new model."""
     serving_evaluation: str | None = None
-    """Folder of the evaluation of the serving model; by default that of the new model."""
+    """Evaluation folder of the serving model; by default `evaluation`."""
     new: str = "new"
-    """Name of the new model in its evaluation."""
+    """The new model's name in its evaluation."""
     serving: str = "serving"
-    """Name of the serving model in its evaluation."""
+    """The serving model's name in its evaluation."""
     metrics: Mapping[str, MetricBand] = Field(min_length=1)
     """Limits by metric."""
 
@@ -75,9 +75,9 @@ class PromoteOptions(Settings):
     """The artifact that is registered and promoted."""
 
     artifact: str
-    """Folder of the artifact."""
+    """Artifact folder."""
     gate: str | None = None
-    """Folder of the gate that the artifact must have passed."""
+    """Gate folder that the artifact must have passed."""
     evaluation: str | None = None
     """Folder of the evaluation whose metrics the registry records."""
 
@@ -86,4 +86,4 @@ class StageOutput(Settings):
     """The output folder of a gate or of a promotion."""
 
     folder: str
-    """Folder of the record."""
+    """Record folder."""

@@ -19,7 +19,7 @@ class RayServing(Settings):
     name: Annotated[
         str, require_pattern(r"[\w.-]+", "a name; use letters, digits and '.', '-' and '_'")
     ] = "regauge"
-    """Name of the application in Ray Serve."""
+    """Ray Serve application name."""
     route_prefix: Annotated[
         str, require_pattern(r"/|(/[\w.+-]+)+", "a path; begin it with '/', such as '/models'")
     ] = "/"
@@ -31,7 +31,7 @@ class RayServing(Settings):
     target_requests: float = Field(default=32.0, gt=0)
     """Requests in progress per replica that autoscaling aims at."""
     replicas_per_machine: int | None = Field(default=None, ge=1)
-    """Most replicas on one machine; by default those that its resources allow."""
+    """Maximum replicas per machine; by default as many as its resources allow."""
     cpus: float = Field(default=1, ge=0)
     """CPUs per replica."""
     gpus: int = Field(default=0, ge=0)

@@ -17,14 +17,14 @@ class SearchSettings(Settings):
     title_field: str | None = None
     """Kept field with the title of a result; by default `title`, `name` or `summary`."""
     link_field: str | None = None
-    """Kept field with the `http` or `https` address of a result; by default `url` or `link`. A
-    result without an address links to a page with its kept fields."""
+    """Kept field with a result's `http` or `https` address; by default `url` or `link`. A result
+    without an address links to a page with its kept fields."""
     text_fields: tuple[str, ...] = ()
     """Kept fields that a result shows; by default all texts but the title and the link."""
     max_results: int = Field(default=100, ge=1, le=1000)
-    """Most results of a query."""
+    """Maximum results per query."""
     max_query_characters: int = Field(default=1000, ge=1)
-    """Most characters of a query."""
+    """Maximum characters per query."""
     max_text_characters: int = Field(default=400, ge=1)
     """Characters of a text in a result; longer texts are cut."""
     approximate: Literal["auto", "never"] = "auto"
@@ -33,10 +33,9 @@ class SearchSettings(Settings):
     min_approximate_rows: int = Field(default=200_000, ge=1)
     """Number of vectors from which on `auto` uses a faiss index."""
     probes: int = Field(default=64, ge=1)
-    """Clusters of the faiss index that a query is compared with; more are slower and find more."""
+    """faiss clusters compared with a query; more are slower and find more."""
     index_folder: str | None = None
-    """Folder of the files that the server derives from the vectors; by default `search` in the
-    folder of the vectors."""
+    """Folder for files derived from the vectors; by default `search` in the vector folder."""
     allow_other_artifact: bool = False
-    """Whether the vectors may be those of another artifact, such as an export of the same model
-    for another machine."""
+    """Whether the vectors may come from another artifact, such as an export of the same model for
+    another machine."""

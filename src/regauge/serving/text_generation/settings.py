@@ -16,13 +16,13 @@ class TextServing(Settings):
     """The library that generates. `auto` is vllm if it is installed and supports the device, else
     transformers."""
     max_running_requests: int = Field(default=32, ge=1)
-    """Most answers that are generated together."""
+    """Maximum answers generated together."""
     max_queued_requests: int = Field(default=256, ge=0)
     """Most requests that wait for a place; more are refused with status 429."""
     kv_cache_tokens: int | None = Field(default=None, ge=16)
-    """Tokens that the key-value cache holds. By default enough for all running requests, but at
-    most half of the free memory."""
+    """Key-value cache capacity in tokens. By default enough for all running requests, but at most
+    half of the free memory."""
     max_batch_tokens: int = Field(default=512, ge=16)
     """Most tokens of a step; a longer prompt is computed in several steps."""
     share_prefixes: bool = True
-    """Computes equal beginnings of prompts once."""
+    """Compute equal prompt prefixes once."""

@@ -15,15 +15,15 @@ class Checkpoint(Settings):
     every_steps: int = Field(default=500, ge=1)
     """Steps between two saves; the last step is always saved."""
     remote: str | None = None
-    """Object store that keeps a copy of the checkpoints, such as `s3://bucket/run`."""
+    """Object store for a copy of the checkpoints, such as `s3://bucket/run`."""
     keep_last: int = Field(default=2, ge=1)
-    """Number of newest checkpoints to keep."""
+    """How many of the newest checkpoints to keep."""
     best_metric: str = "auto"
     """Held-out metric whose best checkpoint is kept as well, such as `heldout/recall@10`. Every
     evaluation with a new best value is saved. `auto` is the loss of the first task; `off` keeps
     none."""
     best_mode: Literal["auto", "max", "min"] = "auto"
-    """Whether the best value of the metric is its maximum or its minimum. `auto` minimizes losses
-    and errors, and maximizes all other metrics."""
+    """Whether the metric is maximized or minimized. `auto` minimizes losses and errors, and
+    maximizes all other metrics."""
     async_save: bool = True
     """Whether training continues while a checkpoint is written."""

@@ -14,7 +14,7 @@ class ReplaySteps(Settings):
     until: int = Field(ge=1)
     """Last step to replay."""
     checkpoint: str | None = None
-    """Folder of the checkpoint to start from; by default the initial weights of the run."""
+    """Checkpoint folder to start from; by default the run's initial weights."""
     capture_steps: tuple[int, ...] = ()
     """Steps whose values are captured module by module, counted from 0."""
     save_at_step: int | None = Field(default=None, ge=0)
@@ -22,7 +22,7 @@ class ReplaySteps(Settings):
     fault_plan: str | None = None
     """File with the fault plan of the run, to inject the same faults again."""
     noise: float = Field(default=0.0, ge=0)
-    """Largest relative change, drawn at random, of the output of each leaf module."""
+    """Largest random relative change to the output of each leaf module."""
     float64: bool = False
     """Compute in fp64, on a CPU."""
 

@@ -21,7 +21,7 @@ class Ddp(Strategy):
     peer_names: ClassVar[tuple[str, ...]] = ("data_parallel", "distributed_data_parallel")
 
     bucket_mib: int = Field(default=25, ge=1)
-    """Size of the gradients that one all-reduce sums."""
+    """Gradient bucket size per all-reduce."""
 
     def estimate_memory(
         self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int

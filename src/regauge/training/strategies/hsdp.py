@@ -25,7 +25,7 @@ class Hsdp(Strategy):
     needs_recompute: ClassVar[bool] = True
 
     shards: int = Field(default=2, ge=2)
-    """Processes that share one copy of the model, usually all processes of one machine."""
+    """Processes that share one model copy, usually all processes on one machine."""
 
     def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
         if reason := find_sharding_obstacle(optimizer, lazy=lazy):

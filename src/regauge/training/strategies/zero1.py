@@ -26,7 +26,7 @@ class Zero1(Strategy):
     peer_names: ClassVar[tuple[str, ...]] = ("zero", "deepspeed", "deepspeed_stage_1")
 
     bucket_mib: int = Field(default=25, ge=1)
-    """Size of the gradients that one reduction sums."""
+    """Gradient bucket size per reduction."""
 
     def estimate_memory(
         self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int

@@ -25,7 +25,7 @@ class FairShare(Settings):
     share_decay_seconds: int = Field(default=604800, ge=0, le=604800)
     """Seconds for which earlier usage of a share counts."""
     compute_reservation: int = Field(default=0, ge=0, le=99)
-    """Percentage of the vCPUs that is reserved for shares without running jobs."""
+    """Percentage of vCPUs reserved for shares without running jobs."""
     weights: Mapping[str, float] = Field(default_factory=dict)
     """Weight factor by share identifier; a share with a lower factor receives more vCPUs."""
 
@@ -53,11 +53,11 @@ class BatchStack(Settings):
     """The machines and the queue that jobs run on; `launch --dry-run` prints their template."""
 
     name: str = "regauge"
-    """Name of the CloudFormation stack, of the compute environment and of the queue."""
+    """Name for the CloudFormation stack, the compute environment and the queue."""
     subnets: Mapping[str, str]
     """Availability Zone by subnet, such as { subnet-0a1b = "us-east-1a" }."""
     security_groups: tuple[str, ...]
-    """Security groups of the machines; EFA needs one that allows all traffic to itself."""
+    """Machine security groups; EFA needs one that allows all traffic to itself."""
     instance_types: tuple[str, ...] = ()
     """Machine types of the compute environment; by default only `launch.instance`."""
     min_vcpus: int = Field(default=0, ge=0)
@@ -72,7 +72,7 @@ class BatchStack(Settings):
     capacity_reservation: CapacityReservation | None = None
     """Reservation that the machines are started in."""
     image_id: str | None = None
-    """Machine image (AMI) with an ECS agent and the drivers; by default that of Amazon ECS."""
+    """Machine image (AMI) with an ECS agent and the drivers; by default Amazon's ECS image."""
     pending_minutes: int = Field(default=60, ge=10, le=1440)
     """Minutes after which Batch cancels a job that cannot start."""
     fair_share: FairShare | None = None

@@ -35,20 +35,20 @@ class PodSettings(Settings):
     """Scheduling, identity and grace period of the pods of a job."""
 
     service_account: str | None = None
-    """Service account of the pods."""
+    """Pod service account."""
     image_pull_secrets: tuple[str, ...] = ()
-    """Secrets with the credentials of the registry."""
+    """Secrets with the registry credentials."""
     node_selector: Mapping[str, str] = Field(default_factory=dict)
     """Labels of the nodes, in addition to the machine type."""
     spot_labels: Mapping[str, str] = Field(
         default_factory=lambda: {"eks.amazonaws.com/capacityType": "SPOT"}
     )
-    """Labels of nodes that may be interrupted, which `launch.spot` selects."""
+    """Labels of interruptible nodes, selected by `launch.spot`."""
     zone: str | None = None
-    """Availability zone of the nodes, for example that of a capacity reservation."""
+    """Node availability zone, for example that of a capacity reservation."""
     tolerations: tuple[Toleration, ...] = ()
     """Taints that pods tolerate; taints named like the accelerator's resource are included."""
     priority_class: str | None = None
-    """Priority class of the pods."""
+    """Pod priority class."""
     grace_seconds: int = Field(default=120, ge=0)
     """Seconds from SIGTERM to SIGKILL, in which a run saves a checkpoint."""

@@ -50,16 +50,16 @@ AUTO_CLASSES: dict[HeadKind, str] = {
 LOAD_OPTIONS: dict[str, Any] = {"dtype": torch.float32, "use_safetensors": True}
 """Options for reading weights with transformers: as fp32, never from a pickle."""
 FUSED_ATTENTION = "sdpa"
-"""transformers' name of torch's fused scaled dot product attention."""
+"""transformers' name for torch's fused scaled dot product attention."""
 
 
 class ClassHead(NamedTuple):
-    """A head whose outputs are the scores of classes, or one value."""
+    """A head that outputs class scores, or one value."""
 
     outputs: int
-    """Number of classes; 1 for a regression."""
+    """Number of classes; 1 for regression."""
     names: tuple[str, ...] = ()
-    """Names of the classes; empty for those of the configuration."""
+    """Class names; empty to keep those in the configuration."""
     problem_type: ProblemType = "single_label_classification"
 
 
@@ -75,12 +75,12 @@ def build_model(
 ) -> tuple[PreTrainedModel, DropoutKeys]:
     """Build a transformers model in fp32 on the CPU; return it with its dropout keys.
 
-    `class_head` describes a head of classes. `keys` are the dropout keys of another model to share.
+    `class_head` describes a classification head. `keys` are another model's dropout keys, to share.
     Equal settings, vocabulary size and seed give equal weights. If torch's default device is meta,
     the model has no weights until `materialize`.
 
-    Raises SettingsError if the architecture, its attention, a field of its configuration, its
-    weights or the vocabulary size does not fit.
+    Raises SettingsError if the architecture, attention, configuration, weights or vocabulary size
+    does not fit.
     """
     import transformers
 
@@ -151,7 +151,7 @@ def _build_on_meta(settings: Model, head: HeadKind, config: PretrainedConfig) ->
 
 
 def load_model(folder: Path) -> PreTrainedModel:
-    """Load the model of a transformers folder, in the class that was saved and in fp32.
+    """Load a transformers folder in the saved class and in fp32.
 
     A missing pooling layer is left out. Raises SettingsError if the folder has no model, if
     transformers lacks its class, or if other weights are missing.
@@ -189,7 +189,7 @@ def load_model(folder: Path) -> PreTrainedModel:
 
 
 def _check_loading(folder: Path, info: dict[str, Any]) -> None:
-    """Raise SettingsError if weights of a folder are missing or have other shapes."""
+    """Raise SettingsError if weights in the folder are missing or have other shapes."""
     if info["mismatched_keys"]:
         name, stored, expected = min(info["mismatched_keys"])
         shapes = f"{tuple(stored)}, but {CONFIG} implies {tuple(expected)}"
@@ -201,9 +201,9 @@ def _check_loading(folder: Path, info: dict[str, Any]) -> None:
 
 
 def _find_class(config: PretrainedConfig, folder: Path) -> Any:
-    """Return the class that a configuration names; the base model if it names none.
+    """Return the class named in a configuration, or the base model if it names none.
 
-    Raises SettingsError for a class that transformers does not have.
+    Raises SettingsError if transformers does not have the class.
     """
     import transformers
 
@@ -216,9 +216,9 @@ def _find_class(config: PretrainedConfig, folder: Path) -> Any:
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the repeated layers of a model, from the module list with the most weights.
+    """Return the repeated layers: those in the module list with the most weights.
 
-    If a module holds two encoders of the same structure, the layers of both are returned.
+    For two encoders with the same structure, returns the layers of both.
     """
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     structures = [
@@ -255,7 +255,7 @@ def _build_config(settings: Model, vocab_size: int, pad_id: int) -> PretrainedCo
 
 
 def _find_reason(error: Exception) -> str:
-    """Return the reason of an error; a validator of huggingface_hub puts it below its own name."""
+    """Return an error's reason; a huggingface_hub validator puts it below its own name."""
     reason = str(error).strip().splitlines()[1:] if isinstance(error, StrictDataclassError) else []
     text = reason[0].strip().partition(": ")[2] if reason else first_line(error)
     return text.rstrip(".")
@@ -290,7 +290,7 @@ def _set_dropout(config: PretrainedConfig, rate: float | None) -> None:
 
 
 def _read_dropout(config: PretrainedConfig) -> dict[str, float]:
-    """Return the dropout rates of a configuration by field."""
+    """Return configuration field -> dropout rate."""
     return {
         name: value
         for name, value in config.to_dict().items()
@@ -301,7 +301,7 @@ def _read_dropout(config: PretrainedConfig) -> dict[str, float]:
 
 
 def restore_dropout(config: PretrainedConfig, start: Path) -> None:
-    """Set the dropout rates of a configuration to those of the folder of the initial weights."""
+    """Reset the dropout rates to those in the folder of the initial weights."""
     from transformers import AutoConfig
 
     for name, value in _read_dropout(AutoConfig.from_pretrained(start)).items():
@@ -325,7 +325,7 @@ def _add_dropout_and_adapters(model: PreTrainedModel, settings: Model, keys: Dro
 
 
 def build_template(folder: Path) -> PreTrainedModel:
-    """Build the model of a folder that Regauge wrote, on the meta device."""
+    """Build the model of a folder written by Regauge, on the meta device."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
@@ -337,7 +337,7 @@ def build_template(folder: Path) -> PreTrainedModel:
 
 
 def read_generation_config(model: PreTrainedModel, folder: Path) -> None:
-    """Set the generation configuration of a model to the one of a folder, if it has one."""
+    """Load a folder's generation configuration into a model, if there is one."""
     from transformers import GenerationConfig
 
     if (folder / GENERATION_CONFIG).is_file():
@@ -362,7 +362,6 @@ def is_classifier(model: nn.Module) -> bool:
 
 
 def is_token_classifier(model: nn.Module) -> bool:
-    """Return whether a model classifies the tokens of a text."""
     return class_name(model).endswith("ForTokenClassification")
 
 

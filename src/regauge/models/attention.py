@@ -1,11 +1,11 @@
 """Chunked attention: matrix products over few rows at a time, so that scores stay in the cache.
 
 For devices on which fused attention is slow: on a CPU, torch's takes two to four times as long as
-the plain matrix products (docs/explanation/performance.md). In causal attention, scores of later
-keys are skipped in blocks of queries.
+plain matrix products (docs/explanation/performance.md). Causal attention skips the scores of later
+keys in blocks of queries.
 
-Longer rows use the fused attention, because the scores that are kept for the backward pass grow
-with the square of the length.
+Longer rows use fused attention, because the scores kept for the backward pass grow with the square
+of the length.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 CHUNKED = "chunked"
 MAX_ROW_TOKENS = 512
-"""Longest row in tokens that is computed here."""
+"""Longest row computed here, in tokens."""
 MAX_SCORES = 1 << 21
-"""Attention scores of one chunk: 4 MB in bf16."""
+"""Attention scores per chunk: 4 MB in bf16."""
 QUERY_BLOCK = 128
-"""Queries of a block in causal attention; about half of the scores are then skipped."""
+"""Queries per block in causal attention; skips about half of the scores."""
 UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "cache")
-"""Arguments of transformers' fused attention that change the computation."""
+"""Arguments to transformers' fused attention that change the computation."""
 
 
 def enable_chunked_attention(model: PreTrainedModel) -> None:
@@ -81,7 +81,7 @@ def chunked_attention(
 
 
 def _query_spans(queries: int, keys: int, *, is_causal: bool) -> Iterator[tuple[int, int, int]]:
-    """Yield the start and stop of each block of queries, and the number of keys it attends to."""
+    """Yield the start and stop of each query block, and how many keys it attends to."""
     size = QUERY_BLOCK if is_causal and queries == keys else queries
     for start in range(0, queries, size):
         stop = min(start + size, queries)
@@ -91,7 +91,7 @@ def _query_spans(queries: int, keys: int, *, is_causal: bool) -> Iterator[tuple[
 def _attend_in_chunks(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor, *, scale: float
 ) -> Tensor:
-    """Compute attention over chunks of rows with at most MAX_SCORES scores each."""
+    """Compute attention over row chunks with at most MAX_SCORES scores each."""
     size = max(1, MAX_SCORES // (query.shape[1] * query.shape[2] * key.shape[2]))
     chunks = zip(*(tensor.split(size) for tensor in (query, key, value, bias)), strict=True)
     return torch.cat([_attend(*chunk, scale=scale) for chunk in chunks])

@@ -1,16 +1,4 @@
-"""Attention masks and positions of rows that hold several texts, or padding.
-
-transformers uses a 4-D mask and explicit positions unchanged. They must then contain everything
-that the architecture adds by default: causality, a sliding window, an offset of the positions.
-Otherwise this is lost silently.
-
-`detect_attention_spec` finds these properties by trial: a text in a packed row must have the same
-outputs as the text alone. A model without weights is tested with a tiny copy of it. For rows of one
-text, an architecture that fails this trial gets the padding mask of transformers instead.
-
-`pack_texts` gathers a batch of texts into packed rows. `unpack_texts` scatters the hidden states
-back, so that pooling and heads read texts.
-"""
+"""Attention heads and vocabulary size (without special tokens) of a tiny copy."""
 
 from __future__ import annotations
 
@@ -35,31 +23,31 @@ if TYPE_CHECKING:
 FULL, SLIDING = "full_attention", "sliding_attention"
 """transformers' names of the supported layer types."""
 LIMIT_FIELDS = ("max_position_embeddings", "max_seq_len")
-"""Fields of configurations with the maximum length; -1 is none."""
+"""Configuration fields with the maximum length; -1 is unlimited."""
 MIN_TOLERANCE, NOISE_FACTOR = 2e-5, 50
 """Tolerance of a trial relative to the largest number, and relative to measured rounding."""
 FAILURES = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
-"""Errors of a model that cannot compute a row, or cannot have a size."""
+"""Errors from a model that cannot compute a row, or cannot have a given size."""
 TINY_HEADS, TINY_VOCABULARY = 2, 64
 """Attention heads and vocabulary size (without special tokens) of a tiny copy."""
 TOKEN_COLUMNS = ("tokens", "positions", "model_positions", "types")
-"""Arrays with a value for each token that a model reads."""
+"""Arrays with one value per token that a model reads."""
 TOKEN_LOGITS = 3
-"""Dimensions of the logits of each token; those of a text have one less."""
+"""Dimensions of per-token logits; per-text logits have one less."""
 MIN_POSITIONS = 32
-"""Positions of a tiny copy; the rows of the trials are shorter."""
+"""Positions in a tiny copy; trial rows are shorter."""
 MPNET_FIRST_POSITION = 2
-"""First position id of MPNet, whose padding id is 1 whatever its configuration contains."""
+"""MPNet's first position id; its padding id is 1 whatever the configuration says."""
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Attention properties of one architecture."""
+    """An architecture's attention properties."""
 
     is_causal: bool = False
     """Whether tokens attend only to themselves and earlier tokens."""
     window: int | None = None
-    """Size of the sliding window in tokens; None without one."""
+    """Sliding window size in tokens, if any."""
     has_mixed_layers: bool = False
     """Whether only some layers have the window; then there is a mask for each layer type."""
     first_position: int = 0
@@ -67,13 +55,12 @@ class AttentionSpec:
     isolates_texts: bool = True
     """Whether a row may hold several texts; otherwise the model gets no mask but the padding's."""
     unpacks_texts: bool = False
-    """Whether texts that are computed in packed rows have the same outputs of the head, if one is
-    read."""
+    """Whether texts computed in packed rows give the same head outputs, if a head is read."""
 
     def build_inputs(
         self, segments: Tensor, positions: Tensor, dtype: torch.dtype, *, packed: bool
     ) -> dict[str, Any]:
-        """Return the mask and the position ids of rows as arguments of transformers.
+        """Return the mask and position ids as transformers arguments.
 
         Segments and positions are [batch, length]. A model that does not isolate texts numbers the
         positions itself.
@@ -85,9 +72,9 @@ class AttentionSpec:
         return {**masks, "position_ids": positions + offset if offset else positions}
 
     def skip_padding_tokens(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Return positions that do not count padding tokens inside of a text, [batch, length].
+        """Return positions that do not count padding tokens inside a text, [batch, length].
 
-        Architectures with an offset number positions so: the padding id has its own position.
+        Architectures with an offset number them this way: the padding id has its own position.
         """
         is_padding = tokens == self.first_position - 1
         return torch.where(is_padding, -1, positions - is_padding.cumsum(1, dtype=positions.dtype))
@@ -111,8 +98,8 @@ class AttentionSpec:
     ) -> Tensor:
         """Build an additive mask, [batch, 1, length or 1, length]: 0 or the lowest finite value.
 
-        Padding attends to padding, so that no row of the softmax is empty. A causal window includes
-        the token itself; a bidirectional one extends this far to both sides.
+        Padding attends to padding, so that no softmax row is empty. A causal window includes the
+        token itself; a bidirectional one extends this far to both sides.
         """
         if packed:
             allowed = segments[:, :, None] == segments[:, None, :]
@@ -130,11 +117,11 @@ class AttentionSpec:
 def detect_attention_spec(
     model: PreTrainedModel, *, packs_texts: bool = True, has_head: bool = False
 ) -> AttentionSpec:
-    """Detect the attention properties of a model, in fp32 on the CPU or on the meta device.
+    """Detect a model's attention properties, in fp32 on the CPU or on the meta device.
 
-    With `packs_texts`, a row may hold several texts. With `has_head`, the outputs of the head are
-    compared, otherwise the hidden states. Raises SettingsError if the model mixes the texts of a
-    packed row, if padding changes its outputs, or if it cannot run.
+    With `packs_texts`, a row may hold several texts. With `has_head`, head outputs are compared,
+    otherwise hidden states. Raises SettingsError if the model mixes texts in a packed row, if
+    padding changes its outputs, or if it cannot run.
     """
     config: Any = model.config
     unknown = sorted(_layer_types(config) - {FULL, SLIDING})
@@ -163,17 +150,16 @@ def detect_attention_spec(
 
 
 def max_text_tokens(model: PreTrainedModel, spec: AttentionSpec) -> int | None:
-    """Return the maximum number of tokens of a text; None if the architecture has no limit."""
+    """Return the maximum text length in tokens; None if unlimited."""
     limits = (getattr(model.config, name, None) for name in LIMIT_FIELDS)
     limit = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
     return None if limit is None else limit - spec.first_position
 
 
 def pack_texts(batch: Batch) -> Batch:
-    """Return what a model reads of a batch in its `packed` rows, [rows, row length].
+    """Return the model's inputs in `packed` rows, [rows, row length].
 
-    `segments` are the numbers of the texts in the batch, from 1; 0 is padding. `keys` are those of
-    the texts.
+    `segments` number the texts in the batch from 1, and 0 is padding. `keys` belong to the texts.
     """
     packed, length = batch["packed"], batch["tokens"].shape[1]
     numbers = packed.clamp(min=0)
@@ -184,9 +170,9 @@ def pack_texts(batch: Batch) -> Batch:
 
 
 def unpack_texts(states: Tensor, places: Tensor) -> Tensor:
-    """Return the hidden states of packed rows by text, [batch, length, width].
+    """Scatter packed hidden states back to texts, [batch, length, width].
 
-    Padding has the states of any token.
+    Padding gets an arbitrary token's state.
     """
     rows = states.flatten(0, 1).index_select(0, places.flatten())
     return rows.view(*places.shape, -1)
@@ -194,7 +180,7 @@ def unpack_texts(states: Tensor, places: Tensor) -> Tensor:
 
 @contextmanager
 def unpacked_outputs(model: PreTrainedModel, places: Tensor | None) -> Iterator[None]:
-    """Give the head of a model the states of texts, if its encoder computes packed rows."""
+    """Let a head read per-text states while the encoder computes packed rows."""
     if places is None:
         yield
         return
@@ -217,7 +203,7 @@ def unpacked_outputs(model: PreTrainedModel, places: Tensor | None) -> Iterator[
 def _list_samples(model: PreTrainedModel, *, has_head: bool) -> Iterator[PreTrainedModel]:
     """Yield the model; without weights, small random models of its architecture, smallest first.
 
-    How an architecture uses masks and positions depends neither on its width nor on its depth.
+    How an architecture uses masks and positions depends on neither width nor depth.
     """
     if not next(model.parameters()).is_meta:
         yield model
@@ -264,12 +250,11 @@ def _shrink(config: Any, *, narrow: bool, shallow: bool) -> None:
 
 
 def _layer_types(config: Any) -> set[str]:
-    """Return the types of layers that a configuration names."""
     return set(getattr(config, "layer_types", None) or ())
 
 
 def _read_window(config: PretrainedConfig) -> tuple[int | None, bool]:
-    """Return the size of the sliding window, and whether some layers have no window."""
+    """Return the sliding window size, and whether some layers have no window."""
     kinds = _layer_types(config)
     window = getattr(config, "sliding_window", None)
     if not window or getattr(config, "use_sliding_window", None) is False or kinds == {FULL}:
@@ -303,7 +288,7 @@ class AttentionTrial:
         self._is_causal = self._is_equal(self._compute(self._text[:, :3]), self._states[:, :3])
 
     def find_packed_spec(self) -> AttentionSpec | None:
-        """Return the properties with which a text that follows another one is isolated."""
+        """Return the properties with which a text after another one is isolated."""
         window, has_mixed_layers = _read_window(self._model.config)
         row = torch.cat([self._text[:, 3:], self._text], 1)
         indices = torch.cat([torch.arange(3), torch.arange(6)])[None]
@@ -323,7 +308,7 @@ class AttentionTrial:
         return next((spec for spec in candidates if self._ignores_padding(spec)), None)
 
     def unpacks_texts(self, spec: AttentionSpec) -> bool:
-        """Return whether a packed row of two texts gives the outputs of each text alone."""
+        """Return whether a packed row with two texts gives the outputs of each text alone."""
         if not (spec.isolates_texts and self._has_head):
             return spec.isolates_texts
         row = torch.cat([self._text[:, :3], self._text, self._text[:, :1]], 1)
@@ -343,7 +328,7 @@ class AttentionTrial:
         return self._is_equal(outputs, torch.cat(expected))
 
     def _ignores_padding(self, spec: AttentionSpec) -> bool:
-        """Return whether a text before padding has the outputs of the text alone."""
+        """Return whether a padded text gives the same outputs as the text alone."""
         row = torch.cat([self._text, torch.zeros(1, 3, dtype=torch.int64)], 1)
         segments = torch.tensor([[1] * 6 + [0] * 3])
         inputs = spec.build_inputs(segments, torch.arange(9)[None], torch.float32, packed=False)
@@ -353,9 +338,9 @@ class AttentionTrial:
         return self._is_equal(self._compute(row, **inputs)[:, :6], self._states)
 
     def _measure_tolerance(self) -> float:
-        """Return the largest error of rounding, measured in a batch of the same text.
+        """Return the largest rounding error, measured in a batch with the same text.
 
-        Small random models need a low tolerance: one token more changes little.
+        Small random models need a low tolerance: one more token changes little.
         """
         if not self._states.numel():
             return 0.0
@@ -370,7 +355,7 @@ class AttentionTrial:
         return has_values and float((outputs - expected).abs().max()) <= self._tolerance
 
     def _sample_text(self) -> Tensor:
-        """Return a text of six tokens, [1, 6], from the end of the vocabulary."""
+        """Return six tokens from the end of the vocabulary, [1, 6]."""
         embeddings: Any = self._model.get_input_embeddings()
         count = embeddings.weight.shape[0]
         last_ids = range(max(0, count - 5), count)

@@ -1,4 +1,4 @@
-"""Adapts a custom `nn.Module` to the interface of transformers models."""
+"""Adapts a custom `nn.Module` to the transformers model interface."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from regauge.models.modules import TextModule
 from regauge.system.errors import DataError, SettingsError
 
 INIT_METHODS = ("reset_parameters", "_reset_parameters")
-"""Methods that initialize the weights of a layer, in torch and by convention."""
+"""Methods that initialize layer weights, in torch and by convention."""
 
 
 class CustomModule(TextModule):
-    """Wraps a module that maps a batch of its task to the tensors that the task's loss reads.
+    """Wraps a module that maps a task's batch to the tensors its loss reads.
 
     Each submodule with weights must initialize them in `reset_parameters`, as torch's layers do:
     the module is built on the meta device, so constructors cannot initialize weights. Dropout is
@@ -55,7 +55,7 @@ class CustomModule(TextModule):
 
 
 class PretrainedAdapter(PreTrainedModel):
-    """Gives a plain module the interface of transformers models, for weights and configuration."""
+    """Gives a plain module the weight and configuration interface of transformers models."""
 
     config_class = PretrainedConfig
     base_model_prefix = "module"
@@ -65,7 +65,6 @@ class PretrainedAdapter(PreTrainedModel):
         self.module = module
 
     def forward(self, batch: Batch) -> Batch:
-        """Return the outputs of the module for a batch."""
         output: Batch = self.module(batch)
         return output
 

@@ -1,8 +1,8 @@
 """Dropout whose mask is a pure function of (seed, step, row, layer, element).
 
-torch's generators depend on the device, the order of calls and the shape of the microbatch. Here
-the mask of an element is a hash of its address. The hash uses 32-bit integer operations, which give
-the same bits on every device; a compiler fuses them into neighbouring operations.
+torch's generators depend on the device, the call order and the microbatch shape. Here an element's
+mask is a hash of its address. The hash uses 32-bit integer operations, which give the same bits on
+every device; a compiler fuses them into neighbouring operations.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from torch import Tensor, nn
 
 FIRST_MULTIPLIER = 0x7FEB352D
 SECOND_MULTIPLIER = 0x846CA68B - (1 << 32)
-"""Multipliers of `lowbias32` (C. Wellons, hash-prospector), as signed 32-bit integers."""
+"""`lowbias32` multipliers (C. Wellons, hash-prospector), as signed 32-bit integers."""
 SALT_STEP = 0x9E3779B9 - (1 << 32)
 
 
 class PackedKeys(NamedTuple):
-    """The addresses of tokens in rows that hold several texts, both [batch, length] int32."""
+    """Token addresses in rows with several texts, both [batch, length] int32."""
 
     keys: Tensor
-    """The key of each token's text."""
+    """Key of each token's text."""
     positions: Tensor
-    """The position of each token in its text."""
+    """Each token's position in its text."""
 
 
 class RowKeys(NamedTuple):
-    """The dropout keys of the texts of a batch."""
+    """Dropout keys of the texts in a batch."""
 
     rows: Tensor  # [batch] int32
     packed: PackedKeys | None = None
@@ -36,7 +36,7 @@ class RowKeys(NamedTuple):
 
 
 class DropoutKeys:
-    """The dropout keys of the current batch; all layers of a model share one object."""
+    """Dropout keys of the current batch; all layers in a model share one object."""
 
     def __init__(self) -> None:
         self.current: RowKeys | None = None
@@ -66,7 +66,7 @@ class CounterDropout(nn.Module):
         self.register_buffer("salt", salt, persistent=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the values with about `rate` of them set to zero."""
+        """Set about `rate` of the values to zero."""
         keys = self.keys.current
         if not self.training or keys is None:
             return hidden
@@ -78,11 +78,11 @@ class CounterDropout(nn.Module):
     def _random_words(self, keys: RowKeys, shape: torch.Size) -> Tensor:
         """Return one uniform int32 word per element, [batch, length, width].
 
-        A token has the same words in a packed row as in a row of its own. Packed rows have another
+        A token gets the same words in a packed row as in its own row. Packed rows have another
         shape than the texts; a head behind the encoder reads texts again.
 
-        Products overflow, which is undefined for signed words in C++: a compiler that knows the
-        range of a factor may exploit that. So each factor depends on a word from memory.
+        Products overflow, which is undefined for signed words in C++: a compiler that knows a
+        factor's range may exploit that. So each factor depends on a word from memory.
         """
         length, width, device = shape[1:-1].numel(), shape[-1], keys.rows.device
         columns = torch.arange(width, dtype=torch.int32, device=device)
@@ -97,7 +97,6 @@ class CounterDropout(nn.Module):
         return (words ^ _shift_right(words, 15)) * SECOND_MULTIPLIER
 
     def extra_repr(self) -> str:
-        """Return the text that `print(model)` shows for the layer."""
         return f"rate={self.rate}"
 
 

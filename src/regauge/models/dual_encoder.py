@@ -1,4 +1,4 @@
-"""Folders of dual encoders: the document encoder is stored in a subfolder of the query encoder.
+"""Dual encoder folders: the document encoder is stored in a subfolder of the query encoder.
 
 model/              query encoder in transformers format, and the head
 model/documents/    document encoder in transformers format
@@ -19,14 +19,13 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 DOCUMENT_ENCODER = "documents"
-"""Name of the document encoder, both of its subfolder and in the module."""
+"""Name of the document encoder's subfolder and module."""
 QUERY_ENCODER = "model"
-"""Name of the query encoder in the module."""
+"""Name of the query encoder's module."""
 DOCUMENT_PREFIX = f"{DOCUMENT_ENCODER}."
 
 
 def is_document_weight(name: str) -> bool:
-    """Return whether a weight name of a module belongs to its document encoder."""
     return name.startswith(DOCUMENT_PREFIX)
 
 
@@ -36,9 +35,9 @@ def has_document_encoder(folder: Path) -> bool:
 
 
 def encoder_folder(folder: Path, root: str) -> Path:
-    """Return the folder with the weights of an encoder, `root` being its name in the module.
+    """Return the weight folder of the encoder named `root`.
 
-    If a folder has only one encoder, both encoders of a module start with its weights.
+    If a folder has only one encoder, both encoders start with its weights.
     """
     if is_document_encoder(root) and has_document_encoder(folder):
         return folder / DOCUMENT_ENCODER
@@ -51,14 +50,14 @@ def is_document_encoder(root: str) -> bool:
 
 
 class DualEncoderWriter:
-    """Writes the document encoder of a module to its subfolder, if there is one."""
+    """Writes a module's document encoder, if any, to its subfolder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / DOCUMENT_ENCODER
         self._files: WeightFileWriter | None = None
 
     def split_off(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Write the weights of the document encoder, and yield all others."""
+        """Write the document encoder's weights, and yield all others."""
         for name, value in weights:
             if not is_document_weight(name):
                 yield name, value
@@ -78,7 +77,7 @@ class DualEncoderWriter:
 def iterate_encoders(
     module: nn.Module, folder: Path
 ) -> Iterator[tuple[Path, str, PreTrainedModel]]:
-    """Yield the target folder, the weight name prefix and the model of each encoder of a module."""
+    """Yield each encoder's target folder, weight name prefix and model."""
     targets = {QUERY_ENCODER: folder, DOCUMENT_ENCODER: folder / DOCUMENT_ENCODER}
     for name, target in targets.items():
         model = getattr(module, name, None)

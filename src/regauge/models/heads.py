@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 TrainableLayers = Literal["all", "none"] | int
 HEAD_FILE = "head.safetensors"
 POOLER_PREFIX = "pooler."
-"""Prefix of the weight names of a pooling layer."""
+"""Weight name prefix of a pooling layer."""
 HEAD_PREFIX = "head."
-"""Prefix of the weight names of a head in its module."""
+"""Weight name prefix of a head in its module."""
 
 
 def freeze_encoder(
@@ -33,11 +33,11 @@ def freeze_encoder(
     *,
     trains_pooler: bool,
 ) -> None:
-    """Freeze the encoder of a model, except its last `trainable_layers` blocks.
+    """Freeze the encoder except its last `trainable_layers` blocks.
 
-    The head stays trained, and so does the pooling layer of the encoder if `trains_pooler`. A head
-    weight that is tied to the embeddings is frozen with them. Raises SettingsError if the model has
-    fewer blocks.
+    The head stays trained, and so does the encoder's pooling layer if `trains_pooler`. A head
+    weight tied to the embeddings is frozen with them. Raises SettingsError if the model has fewer
+    blocks.
     """
     if trainable_layers == "all":
         return
@@ -65,12 +65,10 @@ def check_trained(module: nn.Module, trainable_layers: TrainableLayers) -> None:
 
 
 def is_head_weight(name: str) -> bool:
-    """Return whether a weight name of a module belongs to its head."""
     return name.startswith(HEAD_PREFIX)
 
 
 def write_head(folder: Path, weights: dict[str, Tensor]) -> None:
-    """Write the weights of a head, if there are any."""
     if weights:
         safetensors_io.write_tensors(folder / HEAD_FILE, weights)
 

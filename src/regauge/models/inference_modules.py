@@ -1,8 +1,7 @@
 """Programs: the modules that backends compile, functions of a few plain tensors.
 
-A program computes the batch of a trained module, such as masks and positions, inside the graph
-from tokens and lengths. So few bytes are transferred to a device, and callers cannot pass a wrong
-mask.
+A program builds its module's batch, such as masks and positions, inside the graph from tokens and
+lengths. So few bytes are transferred to the device, and callers cannot pass a wrong mask.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 
 
 MIN_TRACE_ROWS = 2
-"""Rows of the example inputs of a dynamic graph; torch turns a dimension of 1 into a constant."""
+"""Rows in a dynamic graph's example inputs; torch turns a dimension of 1 into a constant."""
 DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 
 
 class TextProgram(nn.Module):
-    """Embeddings or class scores of texts, one text per row."""
+    """Text embeddings or class scores, one text per row."""
 
     def __init__(self, module: TextModule, output: Literal["vectors", "scores"]) -> None:
         super().__init__()
@@ -52,7 +51,7 @@ class TextProgram(nn.Module):
 
 
 def _build_batch(tokens: Tensor, lengths: Tensor, starts: Tensor | None) -> Batch:
-    """Return the batch of a text module for rows of one text or of one pair."""
+    """Return a text module's batch for rows with one text or one pair."""
     positions = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)[None]
     real = positions < lengths[:, None]
     batch = {
@@ -66,7 +65,7 @@ def _build_batch(tokens: Tensor, lengths: Tensor, starts: Tensor | None) -> Batc
 
 
 class TagProgram(nn.Module):
-    """The best class of each token of a text, and its probability."""
+    """Each token's best class and its probability."""
 
     NUMBERS_PER_TOKEN = 2
 
@@ -86,7 +85,7 @@ class TagProgram(nn.Module):
 
 
 class RankProgram(nn.Module):
-    """Scores of queries with one candidate each."""
+    """Scores for queries with one candidate each."""
 
     def __init__(self, module: Ranker) -> None:
         super().__init__()
@@ -97,9 +96,9 @@ class RankProgram(nn.Module):
     ) -> Tensor:
         """Return [rows, 1] fp32.
 
-        `tokens` is [rows, texts, length] int32 and `lengths` is [rows, texts] int32: texts of the
-        query, then of the candidate. `numbers` is [rows, features] fp32 and `categories` is [rows,
-        features] int64; both have at least one column, which is ignored if there is no feature.
+        `tokens` is [rows, texts, length] int32 and `lengths` is [rows, texts] int32: the query's
+        texts, then the candidate's. `numbers` is [rows, features] fp32 and `categories` is [rows,
+        features] int64; both have at least one column, which is ignored without features.
         """
         shape = self.module.shape
         flat = tokens.flatten(0, 1)
@@ -143,9 +142,9 @@ class CustomProgram(nn.Module):
 
 
 def first_tensor(output: Any) -> Tensor:
-    """Return the first tensor of a module's output: a tensor, a sequence or a mapping.
+    """Return the first tensor in a module's output: a tensor, a sequence or a mapping.
 
-    Outputs of transformers are mappings.
+    transformers outputs are mappings.
     """
     outputs = tuple(output.values()) if isinstance(output, dict) else output
     tensor: Tensor = output if isinstance(output, Tensor) else outputs[0]

@@ -1,7 +1,7 @@
-"""The weights of step 0, one at a time: drawn from a seed, or read from a folder.
+"""Initial weights, one at a time: drawn from a seed, or read from a folder.
 
 A model is first built on torch's meta device, which allocates no memory. A drawn weight depends
-only on the seed, the name of its module and its shape: not on other weights, the processes or the
+only on the seed, its module name and its shape: not on other weights, the processes or the
 strategy. So each process draws or reads the parts that it keeps, and needs memory for only one
 whole weight more.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 META = torch.device("meta")
 CPU = torch.device("cpu")
 HASH_BYTES = 7
-"""Bytes of the hash of a module name that are used, so that it fits a positive int64."""
+"""Bytes used from a module name's hash, so that it fits a positive int64."""
 
 
 class WeightSource(Protocol):
@@ -47,10 +47,10 @@ class WeightSource(Protocol):
 
 
 class InitialWeights:
-    """The weights of step 0 of a module, by name; may be iterated repeatedly.
+    """A module's initial weights, by name; may be iterated repeatedly.
 
     `module` is a template on the meta device, which must not be used elsewhere. `sources` are the
-    weights that are read instead of drawn, by name.
+    weights to read instead of draw, by name.
     """
 
     def __init__(self, module: nn.Module, seed: int, sources: Mapping[str, WeightSource]) -> None:
@@ -60,10 +60,10 @@ class InitialWeights:
         self.warnings: tuple[str, ...] = ()
         """Messages for the user about missing and unused weights."""
         self.bit_sums: dict[str, int] = {}
-        """Sum of the bits of each weight, over all processes; set when the weights are used."""
+        """Weight name -> sum of its bits over all processes; set when the weights are used."""
 
     def module(self, name: str) -> Any:
-        """Return a submodule of the template by its name."""
+        """Return a submodule of the template."""
         return self._modules[name]
 
     def __iter__(self) -> Iterator[tuple[str, WeightSource]]:
@@ -91,10 +91,10 @@ class InitialWeights:
     def _draw(
         self, module_name: str, module: nn.Module, weights: Mapping[str, nn.Parameter]
     ) -> dict[str, Tensor]:
-        """Draw weights of one module by the rules of transformers or of the module.
+        """Draw one module's weights by the rules of transformers or of the module.
 
-        All other weights stay on the meta device, where a rule has no effect. The state of torch's
-        default generator is restored.
+        All other weights stay on the meta device, where a rule has no effect. Restores the state of
+        torch's default generator.
         """
         generator = torch.default_generator
         state = generator.get_state()
@@ -111,7 +111,7 @@ class InitialWeights:
             generator.set_state(state)
 
     def _module_seed(self, name: str) -> int:
-        """Return the seed of a module, from its name inside its transformers model."""
+        """Return a module's seed, from its name inside the transformers model."""
         roots = (root for root, _ in _find_roots(self._modules) if _is_inside(name, root))
         root = next(roots, "")
         inner_name = base_weight_name(f"{name}.").removeprefix(f"{root}.").removesuffix(".")
@@ -119,7 +119,7 @@ class InitialWeights:
         return int(hash_keys(self._seed, int.from_bytes(digest))) >> 1
 
     def _apply_init_rules(self, name: str) -> None:
-        """Apply the rules of a module, then of its enclosing modules, to the weights in memory."""
+        """Apply a module's rules, then those of its enclosing modules, to the weights in memory."""
         enclosing = list(_enclosing_modules(name, self._modules))
         if not any(model for _, model in enclosing):
             self._modules[name].reset_parameters()
@@ -171,7 +171,7 @@ def build_initial_weights(module: nn.Module, settings: Model, seed: int) -> Init
 
 
 def materialize(module: nn.Module, weights: InitialWeights) -> None:
-    """Replace the weights of a module on the meta device by its initial weights on the CPU."""
+    """Replace a module's meta weights by its initial weights on the CPU."""
     values = {name: source[:] for name, source in weights}
     tied_names = {name: others for name, *others in find_tied_weights(module)}
     for name, value in values.items():
@@ -183,7 +183,7 @@ def materialize(module: nn.Module, weights: InitialWeights) -> None:
 
 
 def materialize_buffers(model: PreTrainedModel) -> None:
-    """Compute the buffers of a model on the meta device, on the CPU and by transformers' rules.
+    """Compute a model's meta buffers on the CPU, by transformers' rules.
 
     Raises SettingsError if the architecture has no rule for one of them.
     """
@@ -237,7 +237,6 @@ def _find_roots(modules: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _is_inside(name: str, root: str) -> bool:
-    """Return whether a module is the root itself, or part of it."""
     return not root or name == root or name.startswith(f"{root}.")
 
 

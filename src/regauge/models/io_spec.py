@@ -1,4 +1,4 @@
-"""Specifications of the inputs and outputs of programs. Nothing here imports torch."""
+"""Program input and output specifications; does not import torch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 ROWS: Final = "rows"
 LENGTH: Final = "length"
-"""Names of the dynamic dimensions of a tensor."""
+"""Names of dynamic tensor dimensions."""
 DEFAULT_CLASS_NAME: Final = "LABEL_"
-"""Start of the class names that transformers uses by default: `LABEL_0`, `LABEL_1`, …."""
+"""Prefix of transformers' default class names: `LABEL_0`, `LABEL_1`, …."""
 OutputKind = Literal["vectors", "classes", "values", "scores", "entities", "text", "tensor"]
-"""Output for a record: embedding of a text, class scores, predicted value, score of a candidate,
-entities in a text, generated text, or tensor of a custom module."""
+"""Output per record: text embedding, class scores, predicted value, candidate score, entities in a
+text, generated text, or a custom module's tensor."""
 
 
 class ModelHead(NamedTuple):
@@ -31,10 +31,10 @@ class ModelHead(NamedTuple):
 
 
 class TensorSpec(Settings):
-    """An input tensor of a program."""
+    """A program input tensor."""
 
     name: str
-    """Name of the argument of `forward`."""
+    """Name of the `forward` argument."""
     shape: tuple[int | Literal["rows", "length"], ...]
     """Dimensions; dynamic ones have names."""
     dtype: Literal["int32", "int64", "float32"] = "float32"
@@ -42,7 +42,7 @@ class TensorSpec(Settings):
 
 
 def build_draws_spec(max_new_tokens: int) -> TensorSpec:
-    """Return the input of a program that samples: a number in [0, 1) per new token."""
+    """Return the input of a sampling program: a number in [0, 1) per new token."""
     return TensorSpec(name="draws", shape=(ROWS, max_new_tokens))
 
 
@@ -52,7 +52,7 @@ class RankingSpec(Settings):
     num_query_texts: int
     """Number of query texts; they precede the candidate's texts."""
     is_calibrated: bool
-    """Whether scores are logits of probabilities, and not only an order."""
+    """Whether scores are logits of probabilities, not only an order."""
     encoders: Literal["shared", "separate"]
     """One encoder for all texts, or separate ones for queries and candidates."""
     interactions: Interactions
@@ -60,12 +60,12 @@ class RankingSpec(Settings):
 
 
 class InputSpec(Settings):
-    """The fields of a record that a program reads."""
+    """The record fields that a program reads."""
 
     text_fields: tuple[str, ...] = ()
     """Text fields; if empty, a record has one text in any field."""
     max_lengths: tuple[int, ...] = ()
-    """Maximum tokens of each text, special tokens included."""
+    """Maximum tokens per text, special tokens included."""
     is_pair: bool = False
     """Whether two texts are concatenated to a pair."""
     numeric_features: tuple[str, ...] = ()
@@ -77,13 +77,13 @@ class InputSpec(Settings):
 
     @property
     def num_separate_texts(self) -> int:
-        """Number of texts of a record that are encoded separately."""
+        """Number of separately encoded texts per record."""
         return 1 if self.is_pair else max(1, len(self.text_fields))
 
     def max_row_tokens(self, positions: int | None) -> int | None:
-        """Return the maximum length of a row in tokens, by the limits of texts and model.
+        """Return the maximum row length in tokens, by the text and model limits.
 
-        `positions` is the limit of the model, or None. Returns None if there is no limit at all.
+        `positions` is the model limit, or None. Returns None if there is no limit at all.
         """
         if not self.max_lengths:
             return positions
@@ -92,10 +92,10 @@ class InputSpec(Settings):
 
 
 def program_inputs(spec: InputSpec) -> tuple[TensorSpec, ...]:
-    """Return the input tensors of a program for records of a specification.
+    """Return a program's input tensors for a record specification.
 
-    `tokens` and `lengths` are the texts, padded; `starts` is the start of the second text of a
-    pair. Candidates have `numbers` (NaN if missing) and `categories` (rows of the embedding table).
+    `tokens` and `lengths` are the texts, padded; `starts` is where the second text of a pair
+    starts. Candidates have `numbers` (NaN if missing) and `categories` (embedding table rows).
     """
     texts = (spec.num_separate_texts,) if spec.num_separate_texts > 1 else ()
     inputs = [
@@ -115,7 +115,7 @@ def program_inputs(spec: InputSpec) -> tuple[TensorSpec, ...]:
 
 
 def read_class_names(id2label: Mapping[Any, Any] | None) -> tuple[str, ...]:
-    """Return the names of classes from a configuration; empty for the default names."""
+    """Return the class names in a configuration; empty for the default names."""
     by_index = {int(index): str(name) for index, name in (id2label or {}).items()}
     names = tuple(by_index[index] for index in sorted(by_index))
     return () if all(name.startswith(DEFAULT_CLASS_NAME) for name in names) else names

@@ -1,4 +1,4 @@
-"""LoRA adapters of linear layers (Hu et al., 2022), with peft.
+"""LoRA adapters for linear layers (Hu et al., 2022), with peft.
 
 An adapter adds alpha / rank x B A to a layer's weight. A is initialized randomly and B with zeros,
 so that the initial model is unchanged. Only A and B are trained, saved and synchronized.
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 SEQUENCE_CLASSIFICATION = "SEQ_CLS"
 HEAD_MODULES = ("classifier", "score")
-"""Ends of the names of the modules that peft takes for classification heads."""
+"""Name endings of modules that peft takes for classification heads."""
 TASK_TYPES = {
     "ForCausalLM": "CAUSAL_LM",
     "LMHeadModel": "CAUSAL_LM",
     "ForSequenceClassification": SEQUENCE_CLASSIFICATION,
 }
-"""peft's names of tasks, by the ends of class names."""
+"""Class name ending -> peft's task name."""
 ADAPTER_NAME = "default"
-"""peft's name of a single adapter."""
+"""peft's name for a single adapter."""
 ADAPTER_FOLDER, ADAPTER_WEIGHTS = "adapter", "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -63,9 +63,9 @@ def add_adapters(model: PreTrainedModel, blocks: Sequence[nn.Module], settings: 
 def merge_adapters(
     initial: InitialWeights, trained: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of the model without adapters, with the adapters merged into them.
+    """Yield the weights without adapters, with the adapters merged into them.
 
-    `trained` are the trained weights of adapters and head by name, in fp32 on the CPU.
+    `trained` are the trained adapter and head weights by name, in fp32 on the CPU.
     """
     for name, source in initial:
         if is_adapter_weight(name):
@@ -90,10 +90,10 @@ def save_adapters(
     model_class: type,
     merged: Path,
 ) -> None:
-    """Write an adapter folder in peft's format, with the class and the folder of its base model.
+    """Write a peft adapter folder that names its base model's class and folder.
 
-    `model_class` is the class of transformers, and `merged` the folder of the merged model, which
-    has the tokenizer.
+    `model_class` is the transformers class, and `merged` the merged model's folder, which has the
+    tokenizer.
     """
     if settings.lora is None:
         raise AssertionError("the run trains no adapters")
@@ -116,7 +116,7 @@ def save_adapters(
 
 
 def _read_classification_head(merged: Path) -> dict[str, Tensor]:
-    """Return the weights of the classification head, which peft stores with the adapters."""
+    """Return the classification head weights, which peft stores with the adapters."""
     return {
         f"base_model.model.{name}": weight[:]
         for name, weight in list_weights(merged).items()
@@ -125,7 +125,7 @@ def _read_classification_head(merged: Path) -> dict[str, Tensor]:
 
 
 def check_exportable(folder: Path) -> None:
-    """Raise SettingsError if an adapter folder does not exist, or if it has no base model."""
+    """Raise SettingsError if an adapter folder does not exist, or has no base model."""
     if not folder.is_dir():
         raise SettingsError("this run trained no adapters", "set model.lora, or export format hf")
     config = read_json(folder / ADAPTER_CONFIG, COPY_REMEDY)
@@ -135,7 +135,7 @@ def check_exportable(folder: Path) -> None:
 
 
 def _find_base(settings: Model, encoder: str) -> str | None:
-    """Return the model of which the adapters are; None if its weights were drawn."""
+    """Return the adapters' base model; None if its weights were drawn."""
     if settings.path is None or settings.weights == "random":
         return None
     base = loadable_name(settings.path)
@@ -144,7 +144,7 @@ def _find_base(settings: Model, encoder: str) -> str | None:
 
 
 def _find_task_type(model_class: type) -> str | None:
-    """Return peft's name of the task of a model; None if peft has none."""
+    """Return peft's task name for a model, if it has one."""
     name = model_class.__name__
     task_types = (task_type for end, task_type in TASK_TYPES.items() if name.endswith(end))
     return next(task_types, None)
@@ -174,7 +174,7 @@ def _build_lora_config(model: PreTrainedModel, blocks: Sequence[nn.Module], sett
 
 
 def _linear_layers(module: nn.Module) -> Iterator[str]:
-    """Yield the names of a module's linear layers, except adapter layers."""
+    """Yield the names of linear layers other than adapter layers."""
     for name, layer in module.named_modules():
         is_linear = isinstance(layer, nn.Linear) or _is_transposed(layer)
         if is_linear and not is_adapter_weight(f".{name}."):

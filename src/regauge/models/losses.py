@@ -1,9 +1,9 @@
-"""Token losses in chunks, with gradients that are computed together with the logits.
+"""Token losses in chunks; gradients are computed together with the logits.
 
 The gradient of the weighted loss with respect to the logits is (softmax - one-hot label) x weight,
-which needs only the logits. The gradients of the head's weights and of the hidden states follow in
-the same chunk, and the backward pass only scales them. So nothing is computed twice, and no tensor
-of [tokens, vocabulary] is kept.
+which needs only the logits. The gradients for the head weights and the hidden states follow in the
+same chunk, and the backward pass only scales them. So nothing is computed twice, and no [tokens,
+vocabulary] tensor is kept.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def training_loss(
 ) -> Batch:
     """Return `loss`, the sum of token losses weighted by `weights`, with its gradients.
 
-    `labels` and `weights` of the batch have the shape of the hidden states without the width.
+    The batch's `labels` and `weights` have the shape of the hidden states without the width.
     """
     labels, weights = batch["labels"].flatten().long(), batch["weights"].flatten()
     trained = [value for value in head.parameters() if value.requires_grad]
@@ -72,10 +72,10 @@ def token_metrics(head: nn.Module, hidden: Tensor, labels: Tensor) -> Batch:
 
 
 def recompute_losses(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
-    """Return the negative log likelihoods of the labels, in their shape, with gradients.
+    """Return the labels' negative log likelihoods, in their shape, with gradients.
 
-    Each token has a gradient of its own. So the logits of a chunk are computed again in the
-    backward pass, and none are kept.
+    Each token has its own gradient. So a chunk's logits are computed again in the backward pass,
+    and none are kept.
     """
 
     def compute_chunk(chunk: Tensor, chunk_labels: Tensor) -> Tensor:
@@ -89,10 +89,10 @@ def recompute_losses(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Batch:
-    """Return `nll` (negative log likelihood of the label), `predicted` and `correct`.
+    """Return `nll` (the label's negative log likelihood), `predicted` and `correct`.
 
-    Logits are [..., vocabulary], all else has the shape of the labels. The results are no views,
-    because FSDP2 registers hooks on the outputs of a module.
+    Logits are [..., vocabulary], all else has the shape of the labels. The results are not views,
+    because FSDP2 registers hooks on module outputs.
     """
     scores = logits.float()
     nll = cross_entropy(scores.flatten(0, -2), labels.flatten().long(), reduction="none")
@@ -102,7 +102,7 @@ def token_losses(logits: Tensor, labels: Tensor) -> Batch:
 
 
 class _LossInputs(NamedTuple):
-    """Inputs of the loss in addition to the hidden states."""
+    """Loss inputs in addition to the hidden states."""
 
     head: nn.Module
     logit_gradients: LogitGradients
@@ -113,7 +113,7 @@ class _LossInputs(NamedTuple):
 
 
 class _WeightedLoss(torch.autograd.Function):
-    """The weighted sum of token losses; its forward pass also computes the gradients."""
+    """Weighted sum of token losses; the forward pass also computes the gradients."""
 
     @staticmethod
     def forward(context: Any, inputs: _LossInputs, hidden: Tensor, *trained: Tensor) -> Tensor:
@@ -147,5 +147,4 @@ class _WeightedLoss(torch.autograd.Function):
 
 
 def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Return an iterator over chunks of CHUNK_TOKENS tokens of several tensors."""
     return zip(*(tensor.split(CHUNK_TOKENS) for tensor in tensors), strict=True)

@@ -1,7 +1,7 @@
-"""The modules that are trained: a transformers model with the outputs that a task needs.
+"""The trained modules: a transformers model with the outputs that a task needs.
 
-Each maps a batch (a dictionary of tensors of static shapes) to a dictionary of tensors. Weights are
-used only inside `forward`, so that a strategy can shard them.
+Each maps a batch (a dictionary of tensors with static shapes) to a dictionary of tensors. Weights
+are used only inside `forward`, so that a strategy can shard them.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class TextModule(nn.Module):
     A batch holds `tokens`, `segments` and `positions`, all [batch, length] int, and the dropout
     `keys`, [batch] int32. Segment 0 is padding; tokens attend only to their segment.
 
-    If a batch of texts has `packed`, [rows, row length] int64, the model computes them in these
-    rows: entries are the numbers of tokens in the flattened batch, and -1 for padding. `places`,
-    [batch, length] int64, are the numbers of the same tokens in the flattened rows.
+    If a text batch has `packed`, [rows, row length] int64, the model computes the texts in these
+    rows: entries are token numbers in the flattened batch, and -1 for padding. `places`, [batch,
+    length] int64, are the numbers of the same tokens in the flattened rows.
     """
 
     packs_texts = True
@@ -71,12 +71,12 @@ class TextModule(nn.Module):
 
     @property
     def can_pack(self) -> bool:
-        """Whether batches of texts may have `packed`."""
+        """Whether text batches may have `packed`."""
         return not self.packs_texts and self.attention_spec.unpacks_texts
 
     @property
     def max_tokens(self) -> int | None:
-        """The maximum number of tokens of a text; None if unlimited."""
+        """Maximum text length in tokens; None if unlimited."""
         return max_text_tokens(self.model, self.attention_spec)
 
     def hidden_states(
@@ -91,7 +91,7 @@ class TextModule(nn.Module):
         return unpack_texts(states, batch["places"]) if "packed" in batch else states
 
     def logits(self, batch: Batch) -> Tensor:
-        """Return the outputs of the model's own head for a batch of texts."""
+        """Return the model head's own outputs for a text batch."""
         inputs = self.model_inputs(batch, packed=False)
         model: Any = self.model
         with unpacked_outputs(model, batch.get("places")):
@@ -105,10 +105,10 @@ class TextModule(nn.Module):
         return token_metrics(head, hidden, batch["labels"])
 
     def model_inputs(self, batch: Batch, *, packed: bool) -> dict[str, Any]:
-        """Return a batch as arguments of transformers' `forward`, and set the dropout keys.
+        """Return a batch as transformers `forward` arguments, and set the dropout keys.
 
-        Token types are left out if the architecture has none, or only one. A literal padding token
-        has no position in architectures that number positions without padding.
+        Token types are left out if the architecture has at most one. A literal padding token has no
+        position in architectures that number positions without padding.
         """
         spec, positions = self.attention_spec, batch["positions"]
         keys = RowKeys(batch["keys"]) if self.training else None
@@ -168,7 +168,7 @@ class NextSentenceModel(TextModule):
 
 
 class CausalLanguageModel(TextModule):
-    """Predicts the next token at each position of a packed row."""
+    """Predicts the next token at each position in a packed row."""
 
     generation = GREEDY
     """How `drawn` tokens are sampled."""
@@ -197,7 +197,7 @@ class CausalLanguageModel(TextModule):
 
 
 class AnswerLikelihoodModel(CausalLanguageModel):
-    """Computes the log-probability of the answer in each row; `weights` mark its tokens."""
+    """Computes the answer's log-probability in each row; `weights` mark its tokens."""
 
     def forward(self, batch: Batch) -> Batch:
         """Return `log_probabilities`, [batch] fp32; in evaluation also the `token_outputs`."""
@@ -261,7 +261,7 @@ class Classifier(TextModule):
         return {"scores": logits.float().clone()}
 
     def _last_token_positions(self, batch: Batch) -> Tensor:
-        """Return the position of each text's last token that is not the padding token, [batch, 1].
+        """Return the position of each text's last token other than padding, [batch, 1].
 
         transformers also searches by the padding id.
         """
@@ -272,7 +272,7 @@ class Classifier(TextModule):
 
 
 class TokenClassifier(TextModule):
-    """Scores the classes of each token of a text, with the architecture's head."""
+    """Scores the classes of each token, with the architecture's head."""
 
     packs_texts = False
 
@@ -282,7 +282,7 @@ class TokenClassifier(TextModule):
 
 
 def _gather_positions(hidden: Tensor, positions: Tensor) -> Tensor:
-    """Return the hidden states at some positions of each row, [batch, positions, width]."""
+    """Return the hidden states at some positions in each row, [batch, positions, width]."""
     return hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
 
 

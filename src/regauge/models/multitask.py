@@ -1,4 +1,4 @@
-"""One encoder with the heads of several tasks; each step trains one of them."""
+"""One encoder with several task heads; each step trains one of them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class MultiTaskModel(nn.Module):
-    """The modules of several tasks, whose models share the layers of one encoder.
+    """The modules of several tasks, whose models share one encoder's layers.
 
-    Weights are named `tasks.<task>.…`; a shared layer has the name of the first task with it.
+    Weights are named `tasks.<task>.…`; a shared layer is named after the first task that has it.
     """
 
     def __init__(self, modules: Mapping[str, TextModule]) -> None:
@@ -32,26 +32,23 @@ class MultiTaskModel(nn.Module):
         _share_layers(modules)
         self.tasks = nn.ModuleDict(modules)
         self.active_task = next(iter(modules))
-        """The task that `forward` computes."""
+        """Task that `forward` computes."""
 
     @property
     def first_module(self) -> TextModule:
-        """The module of the first task."""
         return next(iter(modules_by_task(self).values()))
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model of the first task."""
         return self.first_module.model
 
     @property
     def dropout_keys(self) -> DropoutKeys:
-        """The dropout keys that all tasks share."""
+        """Dropout keys shared by all tasks."""
         return self.first_module.dropout_keys
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """The dtype of the computation."""
         return self.first_module.compute_dtype
 
     @compute_dtype.setter
@@ -60,7 +57,6 @@ class MultiTaskModel(nn.Module):
             module.compute_dtype = dtype
 
     def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the outputs of the active task's module."""
         output: dict[str, Tensor] = self.tasks[self.active_task](batch)
         return output
 
@@ -71,13 +67,13 @@ def combine_modules(modules: Mapping[str, TextModule]) -> TextModule | MultiTask
 
 
 def modules_by_task(module: nn.Module) -> dict[str, TextModule]:
-    """Return the module of each task by its name; a single task has the name `""`."""
+    """Return task name -> module; a single task is named `""`."""
     tasks: Any = module.tasks if isinstance(module, MultiTaskModel) else {"": module}
     return dict(tasks.items())
 
 
 def weight_prefix(name: str) -> str:
-    """Return the prefix of the weight names of a task."""
+    """Return the weight name prefix of a task."""
     return f"tasks.{name}." if name else ""
 
 

@@ -1,4 +1,4 @@
-"""Pooling of last hidden states to one vector, as `sentence_transformers.Pooling` describes."""
+"""Pools last hidden states to one vector, as `sentence_transformers.Pooling` describes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TextPooling(nn.Module):
 
 
 def mean_pool(hidden: Tensor, segments: Tensor) -> Tensor:
-    """Return the mean of hidden states over real tokens, [batch, width] fp32."""
+    """Return the mean hidden state over real tokens, [batch, width] fp32."""
     return _mean(hidden.float(), (segments > 0).to(torch.float32)[..., None])
 
 

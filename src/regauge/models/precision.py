@@ -1,4 +1,4 @@
-"""The precision in which a module computes: its dtype, fp32 sums of gradients, and fp8 layers."""
+"""A module's compute precision: its dtype, fp32 gradient sums, and fp8 layers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 MAX_SUMMED_ROWS = 1024
 """Largest embedding whose gradients are summed in fp32: positions and token types, not words."""
 FP8_MULTIPLE = 16
-"""The sizes of a layer must be multiples of it; the products of the hardware require that."""
+"""Layer sizes must be multiples of it; the hardware's products require that."""
 
 
 class _Normalize(torch.autograd.Function):
-    """Layer normalization with the weight gradients of `Fp32SumNorm`."""
+    """Layer normalization with `Fp32SumNorm`'s weight gradients."""
 
     @staticmethod
     def forward(
@@ -48,14 +48,13 @@ class _Normalize(torch.autograd.Function):
 
 
 class Fp32SumNorm(nn.LayerNorm):
-    """Layer normalization whose weight gradients are summed in fp32.
+    """Layer normalization that sums weight gradients in fp32.
 
-    On a CPU, torch sums them over all tokens in the dtype of the input. In bf16, a bias gradient of
-    a thousand tokens is then wrong by half. Compiled graphs sum in fp32 anyway.
+    On a CPU, torch sums them over all tokens in the input dtype. In bf16, a bias gradient over a
+    thousand tokens is then wrong by half. Compiled graphs sum in fp32 anyway.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in torch
-        """Return the normalized values, in the dtype of the input."""
         if torch.compiler.is_compiling() or self.weight is None:
             return super().forward(input)
         apply: Callable[..., Tensor] = _Normalize.apply
@@ -66,15 +65,14 @@ class Fp32SumEmbedding(nn.Embedding):
     """An embedding with few rows, whose gradients are summed in fp32."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in torch
-        """Return the rows of numbers, in the dtype of the weights."""
         weight = self.weight
         return embedding(input, weight.float(), self.padding_idx).to(weight.dtype)
 
 
 def sum_gradients_in_fp32(module: Any) -> None:
-    """Let the layers of a CPU whose gradients are sums over all tokens compute these in fp32.
+    """Let CPU layers whose gradients are sums over all tokens compute these in fp32.
 
-    A module that computes in fp32 or fp64 is left as it is.
+    Leaves a module that computes in fp32 or fp64 unchanged.
     """
     if module.compute_dtype.itemsize >= torch.float32.itemsize:
         return
@@ -93,10 +91,10 @@ def apply_precision(
     *,
     emulates_fp8: bool = False,
 ) -> str | None:
-    """Set the dtype in which a module computes; `dtype` replaces that of the precision.
+    """Set a module's compute dtype; `dtype` replaces the precision's own.
 
-    With fp8, the linear layers of the blocks are replaced by layers with the same weights and
-    names. Returns a line about these layers, or None. Raises SettingsError if there are none.
+    With fp8, the blocks' linear layers are replaced by layers with the same weights and names.
+    Returns a line about these layers, or None. Raises SettingsError if there are none.
     """
     module.compute_dtype = dtype or precision_dtype(precision)
     if precision != "fp8" or dtype is not None:
@@ -105,10 +103,10 @@ def apply_precision(
 
 
 def convert_to_fp8(blocks: tuple[nn.Module, ...], *, is_emulated: bool) -> str:
-    """Let the linear layers of the blocks compute in fp8, through torchao; return their number.
+    """Let the blocks' linear layers compute in fp8, through torchao; return their number.
 
     Layers whose sizes are not multiples of 16 stay in bf16. Embeddings and heads do too, because
-    they are outside of the blocks. A factor has one scale, from its largest value in this product.
+    they are outside the blocks. A factor has one scale, from its largest value in this product.
     """
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training

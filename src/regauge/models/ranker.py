@@ -1,7 +1,7 @@
 """The ranking model: text encoder, then explicit and implicit feature interactions.
 
-Explicit interactions are the cross layers of DCN-v2 (Wang et al., 2021, "DCN V2: Improved Deep &
-Cross Network"), of full rank (equation 1) or as a mixture of low-rank experts (equations 3 to 5).
+Explicit interactions are DCN-v2 cross layers (Wang et al., 2021, "DCN V2: Improved Deep & Cross
+Network"), at full rank (equation 1) or as a mixture of low-rank experts (equations 3 to 5).
 Implicit interactions are a deep network, parallel to the cross layers or stacked on them.
 """
 
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
     from regauge.models.settings import Interactions
 
 ENCODER_INPUTS = ("tokens", "segments", "positions", "keys")
-"""The arrays of a batch that the encoder reads."""
+"""Batch arrays that the encoder reads."""
 CATEGORY_STD = 0.05
 """Standard deviation of the initial category embeddings."""
 
 
 class RankerShape(NamedTuple):
-    """Numbers of texts, candidates and features of a row."""
+    """How many texts, candidates and features a row has."""
 
     query_texts: int
     document_texts: int
-    """Texts of each candidate."""
+    """Texts per candidate."""
     candidates: int
     numeric_features: int
     categorical_features: int
     calibrated: bool
-    """Whether scores are logits of probabilities, and not only an order."""
+    """Whether scores are logits of probabilities, not only an order."""
 
     @property
     def texts(self) -> int:
-        """Texts of a row: of the query, then of each candidate."""
+        """Texts per row: the query's, then each candidate's."""
         return self.query_texts + self.candidates * self.document_texts
 
 
@@ -72,7 +72,7 @@ class Ranker(TextModule):
     ) -> None:
         super().__init__(model, keys)
         self.documents = documents
-        """The encoder of candidates; None if `model` encodes all texts."""
+        """Candidate encoder; None if `model` encodes all texts."""
         self.shape = shape
         self.has_texts = shape.texts > 0
         width = model.config.hidden_size if self.has_texts else 0
@@ -102,7 +102,7 @@ class Ranker(TextModule):
         return torch.cat([normalized.flatten(2), similarities.flatten(2)], 2)
 
     def _encode_rows(self, batch: Batch, rows: int) -> tuple[Tensor, Tensor]:
-        """Return the vectors of query texts and of candidate texts, [rows, texts, width]."""
+        """Return the query and candidate text vectors, [rows, texts, width]."""
         count = self.shape.query_texts
         if self.documents is None:
             vectors = self._encode(batch, self.model).view(rows, self.shape.texts, -1)
@@ -116,12 +116,12 @@ class Ranker(TextModule):
         )
 
     def _encode(self, batch: Batch, model: PreTrainedModel) -> Tensor:
-        """Return the mean-pooled vectors of texts, [texts, width] fp32."""
+        """Return mean-pooled text vectors, [texts, width] fp32."""
         return mean_pool(self.hidden_states(batch, packed=False, model=model), batch["segments"])
 
 
 class RankingHead(nn.Module):
-    """Computes the scores of candidates from their features."""
+    """Computes candidate scores from their features."""
 
     mean: Tensor
     std: Tensor
@@ -182,14 +182,14 @@ class RankingHead(nn.Module):
         return scores
 
     def _normalize(self, numbers: Tensor) -> list[Tensor]:
-        """Return standardized numbers, 0 for missing ones, and a table of which are missing."""
+        """Return standardized numbers, 0 where missing, and a table of which are missing."""
         missing = numbers.isnan()
         values = torch.where(missing, self.mean, numbers)
         return [(values - self.mean) / self.std, missing.to(numbers.dtype)]
 
 
 class CategoryEmbedding(nn.Embedding):
-    """Embedding table with small initial values, so that all features start similar."""
+    """Embedding table with small initial values, so that all features start alike."""
 
     def reset_parameters(self) -> None:
         """Initialize the weights."""
@@ -204,7 +204,7 @@ class CrossLayer(nn.Module):
         self.linear = nn.Linear(width, width)
 
     def forward(self, x0: Tensor, x: Tensor) -> Tensor:
-        """Return the crossed features, [..., width]; `x0` is the input of the first layer."""
+        """Return the crossed features, [..., width]; `x0` is the first layer's input."""
         crossed: Tensor = x0 * self.linear(x) + x
         return crossed
 
@@ -229,7 +229,7 @@ class LowRankCrossLayer(nn.Module):
                 nn.init.xavier_normal_(expert)
 
     def forward(self, x0: Tensor, x: Tensor) -> Tensor:
-        """Return the crossed features, [..., width]; `x0` is the input of the first layer."""
+        """Return the crossed features, [..., width]; `x0` is the first layer's input."""
         low_rank = torch.einsum("...w,ewr->...er", x, self.down).tanh()
         low_rank = torch.einsum("...er,ers->...es", low_rank, self.inner).tanh()
         experts = torch.einsum("...er,erw->...ew", low_rank, self.up) + self.bias

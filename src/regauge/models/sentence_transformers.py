@@ -1,7 +1,7 @@
-"""Reads and writes the configuration files of sentence-transformers folders.
+"""Reads and writes the configuration files in sentence-transformers folders.
 
-They describe the tokenization of texts and the pooling of hidden states. `pooling.py` computes the
-pooling; nothing here imports torch.
+They describe text tokenization and hidden state pooling. `pooling.py` computes the pooling; nothing
+here imports torch.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ LIMIT_FILES = (
 """Files with the maximum text length; the name depends on the age of the folder."""
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 BUILT_IN_PROMPTS = ("query", "document")
-"""Names of prompts that sentence-transformers defines as empty."""
+"""Prompt names that sentence-transformers defines as empty."""
 TEXT_MODULE = {
     "transformer_task": "feature-extraction",
     "module_output_name": "token_embeddings",
     "modality_config.text.method": "forward",
     "modality_config.text.method_output_name": "last_hidden_state",
 }
-"""Values that the module of hidden states may declare in its file of limits."""
+"""Values that the hidden state module may declare in its limits file."""
 UNSUPPORTED_TEXT_KEYS = ("processing_kwargs", "query_length", "document_length", "query_expansion")
-"""Keys of the same file that change how a text is tokenized."""
+"""Keys in the same file that change how a text is tokenized."""
 PoolingMode = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 MODE_FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
@@ -58,48 +58,48 @@ MODE_FLAGS: dict[str, PoolingMode] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Flags of older folders; vectors of several modes are concatenated in this order."""
+"""Flags in older folders; several modes are concatenated in this order."""
 ACTIVATIONS = {"Tanh": "tanh", "Identity": "identity", "ReLU": "relu", "GELU": "gelu"}
 Activation = Literal["tanh", "identity", "relu", "gelu"]
 HeadActivation = Literal["softmax", "sigmoid", "identity"]
-"""Function of the outputs of a classification head."""
+"""Function applied to a classification head's outputs."""
 
 
 class DenseLayer(Settings):
     """A linear layer after the pooling."""
 
     in_features: int
-    """Width of the input."""
+    """Input width."""
     out_features: int
-    """Width of the output."""
+    """Output width."""
     bias: bool = True
     """Whether the layer has a bias."""
     activation: Activation = "tanh"
     """Activation function."""
     folder: str
-    """Subfolder of its weights."""
+    """Subfolder with its weights."""
 
 
 class Pooling(Settings):
-    """Pooling of the last hidden states of a text to one vector."""
+    """Pools a text's last hidden states to one vector."""
 
     modes: tuple[PoolingMode, ...] = Field(default=("mean",), min_length=1)
-    """Pooling modes; vectors of several modes are concatenated."""
+    """Pooling modes; several are concatenated."""
     dense: tuple[DenseLayer, ...] = ()
     """Dense layers after the pooling."""
     normalize: bool = True
     """Whether vectors are normalized to length 1."""
     truncate_dim: int | None = Field(default=None, ge=1)
-    """Numbers that are kept of each vector, after the normalization; None keeps all."""
+    """How many numbers of each vector to keep after normalization; None keeps all."""
 
 
 class Tokenization(Settings):
     """How texts are converted to tokens."""
 
     max_length: int = Field(ge=MIN_TOKENS)
-    """Maximum tokens of a text, special tokens included; longer texts are truncated."""
+    """Maximum tokens per text, special tokens included; longer texts are truncated."""
     prompts: dict[str, str] = {}
-    """Prompts that can be prepended to a text, by name."""
+    """Name -> prompt that can be prepended to a text."""
     default_prompt: str | None = None
     """Name of the default prompt."""
     lowercase: bool = False
@@ -133,14 +133,14 @@ class Tokenization(Settings):
 
 
 class SentenceEncoder(Settings):
-    """Description of a sentence-transformers folder."""
+    """A sentence-transformers folder's description."""
 
     tokenization: Tokenization
     pooling: Pooling = Pooling()
 
 
 class ModuleShape(DocumentShape):
-    """An entry of `modules.json`."""
+    """Entry in `modules.json`."""
 
     type: str
     path: str
@@ -160,13 +160,13 @@ class PromptsShape(DocumentShape):
 
 
 class PoolingShape(DocumentShape):
-    """The configuration of a pooling."""
+    """Pooling configuration."""
 
     pooling_mode: str | list[str] | None = None
 
 
 class DenseShape(DocumentShape):
-    """The configuration of a dense layer."""
+    """Dense layer configuration."""
 
     in_features: int
     out_features: int
@@ -174,14 +174,13 @@ class DenseShape(DocumentShape):
 
 
 def is_sentence_transformer(folder: Path) -> bool:
-    """Return whether a folder has the format of sentence-transformers."""
     return (folder / MODULES_FILE).is_file()
 
 
 def read_if_present(folder: Path) -> SentenceEncoder | None:
-    """Return the description of a folder, or None if it is not in sentence-transformers format.
+    """Return a folder's description, or None if it is not in sentence-transformers format.
 
-    Raises SettingsError if a module of the folder is not supported.
+    Raises SettingsError if it has an unsupported module.
     """
     return read_sentence_encoder(folder) if is_sentence_transformer(folder) else None
 
@@ -238,11 +237,11 @@ def read_tokenization(folder: Path) -> Tokenization:
 
 
 def read_head_activation(folder: Path, num_labels: int) -> HeadActivation:
-    """Return the function that a folder declares for the outputs of its classification head.
+    """Return the function that a folder declares for its classification head's outputs.
 
-    A multi-label classifier has a sigmoid. sentence-transformers stores the function of a
-    cross-encoder. Otherwise it is the softmax of several classes, and the identity of one value.
-    Raises SettingsError for other functions.
+    A multi-label classifier has a sigmoid. sentence-transformers stores a cross-encoder's function.
+    Otherwise it is softmax for several classes, and the identity for one value. Raises
+    SettingsError for other functions.
     """
     config = read_json(folder / CONFIG, COPY_REMEDY)
     if config.get("problem_type") == "multi_label_classification":
@@ -283,10 +282,10 @@ def write_description(
     width: int,
     model_arguments: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> None:
-    """Add the files of sentence-transformers to a transformers folder; `width` is the model's.
+    """Add sentence-transformers files to a transformers folder; `width` is the model's.
 
-    `model_arguments` are the arguments with which transformers builds the model. Folders of dense
-    layers get a configuration; the caller writes their weights.
+    `model_arguments` are the arguments with which transformers builds the model. Dense layer
+    folders get a configuration; the caller writes their weights.
     """
     parts = [("", "Transformer"), ("1_Pooling", "Pooling")]
     parts += [(dense.folder, "Dense") for dense in encoder.pooling.dense]
@@ -339,13 +338,13 @@ def _read_optional(path: Path, shape: type[DocumentShape]) -> dict[str, Any]:
 
 
 def _read_text_config(folder: Path) -> dict[str, Any]:
-    """Return the configuration of the module that computes hidden states; empty without one."""
+    """Return the hidden state module's configuration; empty without one."""
     documents = (_read_optional(folder / name, LimitsShape) for name in LIMIT_FILES)
     return next((document for document in documents if document), {})
 
 
 def _check_text_module(folder: Path) -> None:
-    """Raise SettingsError if a folder needs other hidden states than those of all its tokens."""
+    """Raise SettingsError if a folder needs anything but the hidden states of all its tokens."""
     config = _read_text_config(folder)
     text = (config.get("modality_config") or {}).get("text", {})
     declared = {
@@ -364,7 +363,7 @@ def _check_text_module(folder: Path) -> None:
 
 
 def _read_modules(folder: Path) -> list[dict[str, Any]]:
-    """Return the modules of a folder; raises SettingsError for a path outside of it."""
+    """Return a folder's modules; raises SettingsError for a path outside the folder."""
     modules = read_json_list(folder / MODULES_FILE, COPY_REMEDY)
     for module in modules:
         check_shape(module, folder / MODULES_FILE, COPY_REMEDY, ModuleShape)

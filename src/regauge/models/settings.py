@@ -1,4 +1,4 @@
-"""Settings of the model: the `[model]` table of a run file. Nothing here imports torch."""
+"""Model settings: the `[model]` table in a run file; does not import torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class InitFrom(Settings):
     """An earlier run, or a model, whose weights a run starts from (warm start)."""
 
     path: str
-    """Output folder of a run, or a transformers folder."""
+    """Run folder, or transformers folder."""
     step: Literal["final", "latest", "best"] | int = "final"
     """The run's final model, or one of its checkpoints."""
     optimizer: Literal["reset", "keep"] = "reset"
@@ -24,7 +24,7 @@ class InitFrom(Settings):
 
 
 class Lora(Settings):
-    """LoRA adapters of linear layers, with peft; all other weights are frozen."""
+    """LoRA adapters for linear layers, with peft; all other weights are frozen."""
 
     rank: int = Field(default=16, ge=1)
     """Rank of the weight update."""
@@ -37,7 +37,7 @@ class Lora(Settings):
 
 
 class Model(Settings):
-    """A transformers model, built from its dimensions or from saved weights."""
+    """A transformers model, built from dimensions or saved weights."""
 
     exclusive_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "path": ("architecture", "config"),
@@ -46,7 +46,7 @@ class Model(Settings):
     }
 
     architecture: str | None = None
-    """Model type of transformers, such as `bert` or `llama`; weights are initialized randomly."""
+    """transformers model type, such as `bert` or `llama`; weights are initialized randomly."""
     config: dict[str, Any] = {}
     """Fields of the transformers configuration, such as `hidden_size`."""
     path: str | None = None
@@ -59,7 +59,7 @@ class Model(Settings):
     """Hidden state dropout rate in training; by default 0 with `architecture`, and the configured
     rates with `path`."""
     dropout_kind: Literal["counter", "native"] = "counter"
-    """`counter`: equal bits on every device and world size; `native`: dropout of torch."""
+    """`counter`: equal bits on every device and world size; `native`: torch's dropout."""
     attention: Literal["auto", "sdpa", "chunked", "eager"] = "auto"
     """`sdpa`: fused; `chunked`: matrix products over few rows at a time; `eager`: as in
     transformers; `auto`: chosen for the device."""
@@ -116,7 +116,7 @@ class Generation(Settings):
     seed: int = Field(default=0, ge=0)
     """Random seed; a draw depends on it, the record number and the token number."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Texts that end an answer; the answer does not contain them."""
+    """Texts that end an answer and are not part of it."""
 
     @model_validator(mode="after")
     def _check_temperature(self) -> Generation:
@@ -131,11 +131,11 @@ class Generation(Settings):
         return self.temperature > 0
 
     def find_stop(self, text: str) -> int | None:
-        """Return the start of the first stop text in a text, or None."""
+        """Return where the first stop text starts, or None."""
         return min((index for stop in self.stop if (index := text.find(stop)) >= 0), default=None)
 
     def cut_text(self, text: str) -> str:
-        """Return a text up to its first stop text."""
+        """Return the text before its first stop text."""
         return text[: self.find_stop(text)]
 
 
@@ -143,27 +143,27 @@ GREEDY = Generation()
 
 
 class GenerationTable(Settings):
-    """The options of a call as they are in a run file, so that messages name their keys."""
+    """Call options in run file form, so that messages name their keys."""
 
     generation: Generation = GREEDY
     """How a causal model generates text."""
 
 
 class Interactions(Settings):
-    """The network of a ranking model that computes scores from features (DCN-v2)."""
+    """A ranking model's feature interaction network (DCN-v2), which computes scores."""
 
     cross_layers: int = Field(default=2, ge=0)
     """Number of cross layers (explicit feature interactions); 0 for none."""
     rank: int | None = Field(default=None, ge=1)
     """Cross layer weight rank; by default full rank."""
     experts: int = Field(default=1, ge=1)
-    """Number of low-rank experts in a cross layer."""
+    """Low-rank experts per cross layer."""
     structure: Literal["parallel", "stacked"] = "parallel"
     """`parallel`: deep network next to the cross layers; `stacked`: on top of them."""
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = (128, 64)
     """Hidden layer widths of the deep network; empty for none."""
     buckets: int = Field(default=10_000, ge=1)
-    """Hash buckets of each categorical feature; each bucket has one embedding."""
+    """Hash buckets per categorical feature; each bucket has one embedding."""
     width: int = Field(default=16, ge=1)
     """Embedding width for categorical features."""
 

@@ -24,7 +24,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _TensorState(NamedTuple):
-    """Properties of a tensor that a move must not change."""
+    """Tensor properties that a move must not change."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -33,9 +33,9 @@ class _TensorState(NamedTuple):
 
 
 def precision_dtype(precision: str) -> torch.dtype:
-    """Return the compute dtype of a precision; TF32 is fp32, rounded in matrix products.
+    """Return a precision's compute dtype; TF32 is fp32, rounded in matrix products.
 
-    With fp8, linear layers round the factors of their products to fp8, and all else is in bf16.
+    With fp8, linear layers round their inputs to fp8, and all else is in bf16.
     """
     dtypes = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}
     return dtypes.get(precision, torch.float32)
@@ -44,7 +44,7 @@ def precision_dtype(precision: str) -> torch.dtype:
 def is_sharded(value: object) -> TypeGuard[DTensor]:
     """Return whether a value is a DTensor.
 
-    There is none before its module is imported. The import takes half a second, so a process that
+    None exists before its module is imported. The import takes half a second, so a process that
     shards nothing does without it.
     """
     module = sys.modules.get("torch.distributed.tensor")
@@ -52,14 +52,14 @@ def is_sharded(value: object) -> TypeGuard[DTensor]:
 
 
 def local_shard(value: Tensor) -> Tensor:
-    """Return the local shard of a DTensor; other tensors are returned unchanged."""
+    """Return a DTensor's local shard; other tensors are returned unchanged."""
     return value.to_local() if is_sharded(value) else value
 
 
 def move_module(module: nn.Module, device: torch.device) -> None:
     """Move a module to a device in place; tied weights stay tied, hooks and dtypes are kept.
 
-    Raises PreflightError with the name of a tensor that changed.
+    Raises PreflightError naming a tensor that changed.
     """
     groups = find_tied_weights(module)
     before = {name: _tensor_state(value) for name, value in _named_tensors(module).items()}
@@ -96,7 +96,7 @@ def set_tensor(module: nn.Module, name: str, value: Tensor) -> None:
 
 
 def bit_sum(value: Tensor) -> Tensor:
-    """Return the int64 sum of the elements of a tensor, with their bits read as integers."""
+    """Return the int64 sum over a tensor's elements, with their bits read as integers."""
     words = value.detach().contiguous().view(INTEGERS[value.element_size()])
     return words.sum(dtype=torch.int64)
 

@@ -1,4 +1,4 @@
-"""Writes the tokenizer and the token ids of a final model, so that it reads texts as in the run."""
+"""Writes a final model's tokenizer and token ids, so that it reads texts as in the run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class TextUse(NamedTuple):
     """How a task uses texts."""
 
     tokenizer: Path
-    """The tokenizer of the dataset."""
+    """The dataset's tokenizer."""
     facts: TokenizerInfo
-    """What the rows of the dataset were made with."""
+    """What the dataset's rows were made with."""
     max_length: int | None
-    """Maximum number of tokens of a text; None if there is no limit."""
+    """Maximum text length in tokens; None if unlimited."""
     is_generative: bool
     """Whether the model continues a text."""
     has_special_tokens: bool
@@ -38,7 +38,7 @@ class TextUse(NamedTuple):
 def write_text_form(
     folder: Path, module: TextModule, use: TextUse | None, start: Path | None
 ) -> None:
-    """Adapt the tokenizers and configurations in a model's folder to the texts of its task.
+    """Adapt a model folder's tokenizers and configurations to the texts of its task.
 
     `use` is None for a custom module. `start` is the folder of the initial weights.
     """

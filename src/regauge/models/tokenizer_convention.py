@@ -1,4 +1,4 @@
-"""Tokenizer convention and maximum text length of transformers folders.
+"""Tokenizer convention and maximum text length in transformers folders.
 
 In the convention `regauge`, special tokens in a text, such as "[SEP]", are plain text, and a text
 ends in an end token. In the convention `transformers`, its tokenizer decides.
@@ -18,46 +18,45 @@ if TYPE_CHECKING:
 
 Convention = Literal["regauge", "transformers"]
 CONFIG_KEY = "tokenizer_convention"
-"""Key of the convention in a model's `config.json`."""
+"""Key in a model's `config.json`."""
 DEFAULT_CONVENTION: Convention = "transformers"
-"""Convention of a folder without the key."""
+"""Convention if a folder does not have the key."""
 COPY_REMEDY = "copy the folder again"
 MIN_TOKENS = 3
-"""Minimum text length: one token of text and the special tokens around it."""
+"""Minimum text length: one text token and the special tokens around it."""
 _NO_LIMIT = 10**9
-"""Limits from this value on mean that a tokenizer has no limit."""
+"""Limits of at least this value mean that a tokenizer has no limit."""
 
 
 class ConventionShape(DocumentShape):
-    """The keys of a model's `config.json` that are read here."""
+    """The keys read from a model's `config.json`."""
 
     tokenizer_convention: Convention = DEFAULT_CONVENTION
     max_position_embeddings: int | None = None
 
 
 class LimitShape(DocumentShape):
-    """The keys of a `tokenizer_config.json` that are read here."""
+    """The keys read from a `tokenizer_config.json`."""
 
     model_max_length: float | None = None
 
 
 def write_convention(folder: Path) -> None:
-    """Record the convention `regauge` in the configuration of a transformers folder."""
+    """Record the convention `regauge` in a transformers folder."""
     document = read_json(folder / CONFIG, COPY_REMEDY)
     write_json(folder / CONFIG, {**document, CONFIG_KEY: "regauge"})
 
 
 def read_convention(folder: Path) -> Convention:
-    """Return the tokenizer convention of a transformers folder."""
     document = read_json(folder / CONFIG, COPY_REMEDY, ConventionShape)
     convention: Convention = document.get(CONFIG_KEY, DEFAULT_CONVENTION)
     return convention
 
 
 def reads_token_types(folder: Path) -> bool:
-    """Return whether the tokenizer of a transformers folder returns token types.
+    """Return whether a transformers folder's tokenizer returns token types.
 
-    Without a declaration in its files, the tokenizer class of transformers decides.
+    If its files do not declare it, the transformers tokenizer class decides.
     """
     path = folder / "tokenizer_config.json"
     names = (find_json(path, COPY_REMEDY) or {}).get("model_input_names")
@@ -71,8 +70,7 @@ def reads_token_types(folder: Path) -> bool:
 def max_tokens(folder: Path, model_limit: int | None = None) -> int:
     """Return the maximum text length in tokens of a transformers folder's model and tokenizer.
 
-    `model_limit` is the limit of the model, if it is known. Raises SettingsError if there is no
-    limit.
+    `model_limit` is the model's limit, if known. Raises SettingsError if there is no limit.
     """
     model_config = read_json(folder / CONFIG, COPY_REMEDY, ConventionShape)
     positions = model_config.get("max_position_embeddings")
@@ -88,5 +86,4 @@ def max_tokens(folder: Path, model_limit: int | None = None) -> int:
 
 
 def write_json(path: Path, document: object) -> None:
-    """Write a JSON file of a model folder."""
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Weight files of transformers folders: matching to a model, reading by rows, writing.
+"""Weight files in transformers folders: matching to a model, reading by rows, writing.
 
 Only safetensors files are read. A process that keeps part of a weight reads only that part.
 """
@@ -31,15 +31,15 @@ WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 MAX_FILE_BYTES = 5_000_000_000
 """Maximum size of a weight file; larger models get several files and an index."""
 WRAPPERS = re.compile(r"(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
-"""Parts of a weight's name that torch.compile, activation checkpointing and FSDP add anywhere."""
+"""Weight name parts that torch.compile, activation checkpointing and FSDP add anywhere."""
 DDP_PREFIX = re.compile(r"^(module\.)+")
-"""Prefix that DDP adds to all names, once for each wrapper."""
+"""Prefix that DDP adds to all names, once per wrapper."""
 _LEGACY_SUFFIXES = ((".gamma", ".weight"), (".beta", ".bias"))
 """Suffixes of layer norm weights in the first BERT checkpoints, and their present names."""
 
 
 class WeightIndex(DocumentShape):
-    """The index of the weight files of a model."""
+    """A model's weight file index."""
 
     weight_map: dict[str, str]
 
@@ -60,9 +60,9 @@ class StoredWeight:
 
 
 def find_weight_files(folder: Path) -> list[Path]:
-    """Return the weight files of a folder: safetensors, or pickles if there are none.
+    """Return a folder's weight files: safetensors, or pickles if there are none.
 
-    Raises SettingsError if a file of the index is missing.
+    Raises SettingsError if a file in the index is missing.
     """
     if (folder / WEIGHTS_FILE).is_file():
         return [folder / WEIGHTS_FILE]
@@ -77,12 +77,12 @@ def find_weight_files(folder: Path) -> list[Path]:
 
 
 def has_pickled_weights(folder: Path) -> bool:
-    """Return whether a folder has its weights only as pickles."""
+    """Return whether a folder's weights exist only as pickles."""
     return any(file.suffix == ".bin" for file in find_weight_files(folder))
 
 
 def refuse_pickles(folder: Path) -> None:
-    """Raise SettingsError if the weights of a folder are pickles."""
+    """Raise SettingsError if a folder's weights are pickles."""
     if has_pickled_weights(folder):
         raise SettingsError(
             f"the weights in '{folder}' are a pickle",
@@ -109,35 +109,33 @@ def list_file_weights(file: Path) -> dict[str, StoredWeight]:
 
 
 def read_weight_file(file: Path) -> dict[str, Tensor]:
-    """Read all weights of a file into memory."""
     return {name: weight[:] for name, weight in list_file_weights(file).items()}
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read all weights of a folder into memory."""
     return {name: weight[:] for name, weight in list_weights(folder).items()}
 
 
 class WeightMatch(NamedTuple):
-    """The weights of a folder, matched to the weights of a model."""
+    """A folder's weights, matched to a model's."""
 
     sources: dict[str, StoredWeight]
     """Stored weights by their names in the model."""
     missing: list[str]
-    """Names of the model's weights that are not stored; all are of a head."""
+    """Model weights that are not stored; all belong to a head."""
     unexpected: list[str]
-    """Names of stored weights that the model does not have in this shape."""
+    """Stored weights that the model does not have in this shape."""
 
 
 def match_weights(
     model: PreTrainedModel, stored: Mapping[str, StoredWeight], path: str
 ) -> WeightMatch:
-    """Match the stored weights of a folder to the weights of a model.
+    """Match a folder's stored weights to a model's.
 
-    Stored names may contain wrappers, lack the prefix of the base model, or use the layer norm
-    names of the first BERT checkpoints. A weight of a head with another shape, such as of other
-    classes, is not used. Raises SettingsError if a weight of the base model is missing or has
-    another shape; `path` is the folder's name in messages.
+    Stored names may contain wrappers, lack the base model's prefix, or use the layer norm names in
+    the first BERT checkpoints. A head weight with another shape, such as for other classes, is not
+    used. Raises SettingsError if a base model weight is missing or has another shape; `path` names
+    the folder in messages.
     """
     names_by_id: dict[int, str] = {}  # a tied weight has the first of its names
     names: dict[str, str] = {}
@@ -171,12 +169,12 @@ def match_weights(
 
 
 def unwrap_name(name: str) -> str:
-    """Return the name that a weight has in the model without wrappers."""
+    """Return a weight's name in the model without wrappers."""
     return DDP_PREFIX.sub("", WRAPPERS.sub("", name))
 
 
 def base_weight_name(name: str) -> str:
-    """Return the name that a weight has in the model without LoRA adapters."""
+    """Return a weight's name in the model without LoRA adapters."""
     return name.replace(".base_layer.", ".")
 
 
@@ -221,7 +219,7 @@ def save_model_folder(
 
 
 def write_config_and_tokenizer(folder: Path, config: PretrainedConfig, tokenizer: Path) -> None:
-    """Write the configuration and copy the tokenizer files to a folder of weights."""
+    """Write the configuration, and copy the tokenizer files to a weight folder."""
     config.save_pretrained(folder)
     copy_tokenizer_files(tokenizer, folder)
     for file in sorted([*tokenizer.glob("*.json"), *tokenizer.glob("*.jinja")]):
@@ -238,7 +236,7 @@ def write_weights(folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
 
 
 class WeightFileWriter:
-    """Writes weights in order to files of at most MAX_FILE_BYTES."""
+    """Writes weights in order to files with at most MAX_FILE_BYTES."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

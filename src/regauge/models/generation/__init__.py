@@ -1,1 +1,1 @@
-"""Generation of text with causal models."""
+"""Text generation with causal models."""

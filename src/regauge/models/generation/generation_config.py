@@ -1,6 +1,6 @@
-"""Token ids in the configuration files of a model: config.json and generation_config.json.
+"""Token ids in config.json and generation_config.json.
 
-transformers stops generating at the end tokens of generation_config.json. Nothing here imports
+transformers stops generating at the end tokens in generation_config.json. Nothing here imports
 torch or transformers.
 """
 
@@ -21,22 +21,22 @@ _EOS, _PAD = "eos_token_id", "pad_token_id"
 
 
 def list_token_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    """Return the ids of a configuration's field, which is one id, a list of ids, or None."""
+    """Return the ids in a field that is one id, a list of ids, or None."""
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else (value,)
 
 
 def read_end_token_ids(folder: Path) -> tuple[int, ...]:
-    """Return the end tokens of generation_config.json; empty if it names none."""
+    """Return the end tokens in generation_config.json; empty if it names none."""
     document = find_json(folder / GENERATION_CONFIG, COPY_REMEDY) or {}
     return list_token_ids(document.get(_EOS))
 
 
 def write_token_ids(folder: Path, ids: TokenIds, *, has_fixed_padding: bool = False) -> None:
-    """Name the tokens of a run in config.json.
+    """Write a run's special token ids to config.json.
 
-    With `has_fixed_padding`, the id of the padding stays, because positions depend on it.
+    With `has_fixed_padding`, the padding id stays, because positions depend on it.
     """
     values = _describe_ids(ids)
     if has_fixed_padding:
@@ -45,9 +45,9 @@ def write_token_ids(folder: Path, ids: TokenIds, *, has_fixed_padding: bool = Fa
 
 
 def write_generation_config(folder: Path, ids: TokenIds, start: Path | None) -> None:
-    """Write generation_config.json with the tokens of a run.
+    """Write generation_config.json with a run's special token ids.
 
-    Other values are those of `start`, the folder of the initial weights, if it has the file.
+    Other values come from `start`, the folder of the initial weights, if it has the file.
     """
     values = find_json(start / GENERATION_CONFIG, COPY_REMEDY) if start is not None else None
     write_json(folder / GENERATION_CONFIG, {**(values or {}), **_describe_ids(ids)})

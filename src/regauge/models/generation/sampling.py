@@ -1,7 +1,7 @@
-"""Draws the next tokens of generated texts from numbers that are computed before.
+"""Draws the next tokens from precomputed numbers.
 
 A number in [0, 1) selects a token by inverse transform sampling: the first one whose cumulative
-probability exceeds it. So a draw depends on nothing but the logits of its row and on its number.
+probability exceeds it. So a draw depends only on its number and the logits of its row.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TokenSampler:
         self._prompt_length = prompt_length
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return 0 for the drawn token of each row and -inf for all others."""
+        """Return 0 for each row's drawn token and -inf for all others."""
         step = input_ids.shape[1] - self._prompt_length
         tokens = select_tokens(filter_logits(scores, self._generation), self._draws[:, step])
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens[:, None], 0.0)

@@ -1,4 +1,4 @@
-"""The program of a causal model: generates text by transformers' `generate`."""
+"""The causal model program: text generation with transformers' `generate`."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ PROMPT_OPTIONS: dict[str, Any] = {
     "encoder_no_repeat_ngram_size": 0,
     "min_length": 0,
 }
-"""Options of a generation configuration that also read padding, with their neutral values."""
+"""Generation options that also read padding, with their neutral values."""
 
 
 def find_generation_limit(model: PreTrainedModel) -> int | None:
-    """Return the maximum tokens of a prompt with its answer; None if there is no limit.
+    """Return the maximum tokens of a prompt with its answer; None if unlimited.
 
     Raises SettingsError if the model is not causal.
     """
@@ -48,10 +48,10 @@ def find_generation_limit(model: PreTrainedModel) -> int | None:
 
 
 class GenerationProgram(nn.Module):
-    """Generation by transformers' `generate`, with a key-value cache.
+    """Generation with transformers' `generate` and a key-value cache.
 
-    The other options of the model's generation configuration apply, such as a repetition penalty;
-    its beams apply only if no token is drawn.
+    The other options in the model's generation configuration apply, such as a repetition penalty;
+    beams apply only if no token is drawn.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class GenerationProgram(nn.Module):
         self.options = Generation(max_new_tokens=max_new_tokens)
         """How texts are generated; it may change between calls."""
         self.on_step: Callable[[list[int]], None] | None = None
-        """Called after each step with the new tokens of the first row."""
+        """Called after each step with the first row's new tokens."""
         self._has_token_types = has_token_types
         self._end_ids = end_ids
         self._pad_id = pad_id
@@ -89,8 +89,8 @@ class GenerationProgram(nn.Module):
         `tokens` is [rows, length] int32 and `lengths` is [rows] int32. `draws`, [rows,
         max_new_tokens] fp32, has the numbers that select tokens, if they are drawn. Prompts are
         padded on the left, so that generation starts at the same position in all rows. If an option
-        depends on the tokens of a prompt, rows of each length are computed separately, without
-        padding. If tokens are also drawn, each of these rows is computed alone.
+        depends on the prompt tokens, rows of each length are computed separately, without padding.
+        If tokens are also drawn, each of these rows is computed alone.
         """
         if not self._reads_prompts:
             return self._generate(tokens, lengths, draws)
@@ -104,12 +104,12 @@ class GenerationProgram(nn.Module):
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """The tokens that end a text."""
+        """Tokens that end a text."""
         return self._end_ids
 
     @property
     def vocabulary(self) -> int:
-        """The number of token ids that the model reads."""
+        """Number of token ids that the model reads."""
         table: Any = self.model.get_input_embeddings()
         return int(table.weight.shape[0])
 
@@ -121,9 +121,9 @@ class GenerationProgram(nn.Module):
         return "the model reads token types" if self._has_token_types else None
 
     def build_processors(self, prompt: Tensor) -> Any | None:
-        """Return the logits processors that `generate` applies to a prompt, [1, length] int64.
+        """Return `generate`'s logits processors for a prompt, [1, length] int64.
 
-        They are those of the generation configuration, without sampling; None if there are none.
+        They follow the generation configuration, without sampling; None if there are none.
         """
         model: Any = self.model  # `generate` has no public part that does this
         config, _ = model._prepare_generation_config(self._build_config())  # noqa: SLF001
@@ -141,7 +141,7 @@ class GenerationProgram(nn.Module):
         return self.options.max_new_tokens or 1
 
     def _group_rows(self, lengths: Tensor) -> Iterator[Tensor]:
-        """Yield the indices of the rows that are computed together."""
+        """Yield the indices of rows that are computed together."""
         if self.options.is_sampled:  # so that no other row changes the shape of the batch
             yield from torch.arange(len(lengths), device=lengths.device).split(1)
         else:
@@ -195,7 +195,6 @@ class GenerationProgram(nn.Module):
         return GenerationMonitor(self, lengths, prompt_length)
 
     def decode(self, tokens: list[int]) -> str:
-        """Return the text of tokens."""
         if self._tokenizer is None:
             if self._tokenizer_folder is None:
                 raise TypeError("a program without a tokenizer has no stop texts")
@@ -222,7 +221,7 @@ class GenerationMonitor(StoppingCriteria):
         self._has_ended = lengths == 0
         self._active = set((~self._has_ended).nonzero()[:, 0].tolist())
         self.stop_lengths: dict[int, int] = {}
-        """New tokens up to the one that completes a stop text, by row."""
+        """Row -> new tokens up to the one that completes a stop text."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
         """Return whether each row has ended, [rows] bool."""
@@ -250,10 +249,10 @@ def build_generation_program(
     max_new_tokens: int,
     tokenization: Tokenization,
 ) -> GenerationProgram:
-    """Return the program that generates text with the causal model of a folder.
+    """Return the text generation program for a folder's causal model.
 
-    It stops at the end tokens of the folder's generation_config.json. Without them it stops at
-    those of the model, and a folder of an older version of Regauge at the separator, too.
+    It stops at the end tokens in generation_config.json. Without them it stops at the model's, and
+    for a folder from an older Regauge version at the separator, too.
     """
     tokens = LoadedTokenizer(tokenizer).info
     end_ids = read_end_token_ids(folder)

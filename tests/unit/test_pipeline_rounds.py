@@ -15,8 +15,8 @@ import pytest
 from regauge import cli
 from regauge.commands import pipeline
 from regauge.commands._stages import repetition, save_outcome
-from regauge.registry.pipelines import data_hashes
-from regauge.registry.pipelines.elapsed_time import SystemClock
+from regauge.data import input_hashes
+from regauge.registry.pipelines.rounds import ClockReading, read_clocks
 from regauge.registry.registry import open_registry
 from regauge.system.errors import (
     DataError,
@@ -117,7 +117,7 @@ def test_a_command_hashes_a_new_file_once(run_file: Path, monkeypatch: pytest.Mo
         paths.append(str(path))
         return sha256(path)
 
-    monkeypatch.setattr(data_hashes.files, "sha256", record_hash)
+    monkeypatch.setattr(input_hashes.files, "sha256", record_hash)
     pipeline.main(run_file)
     assert len([path for path in paths if path.endswith("data/1.jsonl")]) == 1
 
@@ -321,10 +321,10 @@ def test_a_promotion_that_was_killed_is_completed(
     assert answer["stages"][2]["result"]["serving_version"] == "1", "the gate is not repeated"
 
 
-def kill_at_promotion(stage: Any, hashes: dict[str, str], outcome: dict[str, Any]) -> str:
+def kill_at_promotion(stage: Any, outcome: dict[str, Any]) -> None:
     if stage.verb == "promote":
         raise KeyboardInterrupt
-    return save_outcome(stage, hashes, outcome)
+    save_outcome(stage, outcome)
 
 
 def test_a_rollback_by_hand_is_kept(run_file: Path) -> None:
@@ -466,15 +466,11 @@ def test_a_late_round_is_reported_while_it_runs(
 def test_clocks_that_jump_change_nothing(run_file: Path) -> None:
     dates = iter([4e9, 1e9, 5e9, 0.0] * 10)
 
-    class JumpingClock(SystemClock):
-        """A time of day that jumps by decades."""
-
-        def read_date(self) -> float:
-            """Return another date at every call."""
-            return next(dates)
+    def read_jumping_date() -> ClockReading:
+        return read_clocks().model_copy(update={"date": next(dates)})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repetition, "CLOCK", JumpingClock())
+        patch.setattr(repetition, "read_clocks", read_jumping_date)
         assert pipeline.main(run_file, "repeat.deadline_hours=1")["round"] == 1
         add_data("2", 0.6)
         assert pipeline.main(run_file, "repeat.deadline_hours=1")["round"] == 2

@@ -20,12 +20,12 @@ from cyclopts import Parameter
 
 from regauge import commands, config
 from regauge.commands import _stages
-from regauge.commands._stages import changes, pipeline_events, repetition
+from regauge.commands._stages import pipeline_events, repetition
 from regauge.commands._stages import plan as stage_plan
-from regauge.commands._stages import status as stage_status
 from regauge.commands._stages.pipeline_file import PipelineSettings, read_pipeline_file
 from regauge.commands._stages.stage_node import is_follower
-from regauge.registry.pipelines.deadline import DeadlineEvent, DeadlineTracker
+from regauge.commands._stages.status import StageStatus, explain_stage, inspect_stages
+from regauge.registry.pipelines.deadline import DeadlineTracker
 from regauge.registry.pipelines.rounds import ROUNDS
 from regauge.supervision.forks import open_fork_server
 from regauge.system import choices, files, log, processes, stop_signals, timing
@@ -48,7 +48,7 @@ class PipelineJob:
     run_file: Path
     folder: Path
     stages: list[_stages.ResolvedStage]
-    statuses: dict[str, stage_status.StageStatus]
+    statuses: dict[str, StageStatus]
     """The status of each stage by name."""
     shared: config.Tables
     """The tables that all stages share."""
@@ -176,19 +176,14 @@ def resolve(
 ) -> PipelineJob:
     """Validate every stage of a run file, and compare it with the finished stages."""
     pipeline = read_pipeline_file(run_file, overrides)
-    settings, stages, shared = pipeline.settings, pipeline.stages, pipeline.shared
-    folder = pipeline.folder
-    if settings.repeat is not None:
-        selector = repetition.RoundSelector(
-            stages, shared, folder, settings.repeat, settings.registry, earlier
-        )
-        selection = selector.select()
+    folder, shared, repeat = pipeline.folder, pipeline.shared, pipeline.settings.repeat
+    if repeat is not None:
+        selected = repetition.select_round(pipeline, repeat, earlier)
         return PipelineJob(
-            run_file, folder, selection.stages, selection.statuses, shared, selection.repetition
+            run_file, folder, selected.stages, selected.statuses, shared, selected.repetition
         )
-    resolved_stages = _stages.resolve_stages(stages, shared, folder)
-    statuses = stage_status.inspect_stages(resolved_stages)
-    return PipelineJob(run_file, folder, resolved_stages, statuses, shared)
+    stages = _stages.resolve_stages(pipeline.stages, shared, folder)
+    return PipelineJob(run_file, folder, stages, inspect_stages(stages), shared)
 
 
 def select_stages(job: PipelineJob, until: str | None) -> PipelineJob:
@@ -218,7 +213,6 @@ def _run_stages(job: PipelineJob, deadline: DeadlineTracker | None) -> dict[str,
     if rounds is not None:
         rounds.begin()
     records = [_build_record(stage, "pending") for stage in job.stages]
-    hashes: dict[str, str] = {}
     for index, stage in enumerate(job.selected_stages):
         _save_records(job, records)
         outcome = job.statuses[stage.name].record
@@ -226,12 +220,11 @@ def _run_stages(job: PipelineJob, deadline: DeadlineTracker | None) -> dict[str,
         header = f"[{stage.number}/{len(job.stages)}] {stage.name}: {stage.verb}"
         if outcome:
             log.logger.info("%s was finished earlier (%.1f s)", header, outcome["seconds"])
-            hashes[stage.name] = outcome["sha256"]
         else:
             log.logger.info("%s%s", header, _describe_reason(job, stage))
             with deadline.watch(stage.name) if deadline else nullcontext():
                 outcome = _run_stage(stage, rounds)
-            hashes[stage.name] = _stages.save_outcome(stage, hashes, outcome)
+            _stages.save_outcome(stage, outcome)
             log.logger.info("%s took %.1f s", header, outcome["seconds"])
         if rounds is not None:
             rounds.record_stage(stage, outcome, ran=has_run)
@@ -277,7 +270,7 @@ def _has_nothing_to_do(job: PipelineJob) -> bool:
     if job.is_finished:
         return True
     first = next(stage for stage in job.stages if job.statuses[stage.name].state != "finished")
-    return bool(rounds.current.refused_sha256 == first.compute_identity({})["sha256"])
+    return bool(rounds.current.refused_sha256 == first.sha256)
 
 
 def _check_watch(job: PipelineJob, seconds: float | None) -> None:
@@ -292,9 +285,7 @@ def _check_watch(job: PipelineJob, seconds: float | None) -> None:
         raise SettingsError("--watch needs a pipeline that repeats", "add the table [repeat]")
 
 
-def _build_deadline(
-    job: PipelineJob, notify: Callable[[DeadlineEvent], object]
-) -> DeadlineTracker | None:
+def _build_deadline(job: PipelineJob, notify: Callable[[str], object]) -> DeadlineTracker | None:
     """Return the tracker of the deadline of a round; None if none is set."""
     rounds = job.repetition
     if rounds is None or rounds.settings.deadline_hours is None:
@@ -305,7 +296,7 @@ def _build_deadline(
         rounds.current,
         pending,
         rounds.earlier_rounds,
-        repetition.CLOCK,
+        repetition.read_clocks,
         notify,
     )
 
@@ -331,14 +322,14 @@ def _describe_reason(job: PipelineJob, stage: _stages.ResolvedStage) -> str:
     """Return the reason why a stage of a pipeline that repeats runs, for a log line."""
     if job.repetition is None:
         return ""
-    row = changes.explain_stage(stage, job.statuses[stage.name], job.repetition)
+    row = explain_stage(stage, job.statuses[stage.name], job.repetition)
     return f" ({row['why']})"
 
 
 def _show_reasons(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
     """Print for each stage which of its inputs have changed; return the answer."""
     rows = [
-        changes.explain_stage(stage, job.statuses[stage.name], job.repetition)
+        explain_stage(stage, job.statuses[stage.name], job.repetition)
         for stage in job.selected_stages
     ]
     answer: dict[str, Any] = {"folder": str(job.folder)}

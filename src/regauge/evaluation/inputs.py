@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from regauge import __version__
 from regauge.config import FORMAT, Tables, dump
 from regauge.data.dataset import read_manifest
+from regauge.data.input_hashes import find_custom_code, stamp_files
 from regauge.evaluation.settings import EVALUATION
 from regauge.inference.export.artifact import is_artifact
 from regauge.inference.export.manifest import MANIFEST
@@ -23,8 +24,6 @@ from regauge.system.hub import final_model_dir
 from regauge.system.json_files import find_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from regauge.evaluation.settings import EvaluateSettings
 
 INPUTS = "inputs.json"
@@ -37,9 +36,9 @@ def describe_inputs(settings: EvaluateSettings) -> Tables:
     They are the settings, the dataset, and the sizes and times of change of all other files.
     """
     source = settings.evaluate.source
-    items = [item for item in (settings.task, source) if item is not None]
-    custom = [type(item) for item in items if choices.is_import_path(item.kind)]
-    code = [*custom, *map(choices.load_function, settings.evaluation.metrics)]
+    code = [path for item in (settings.task, source) if item for path in find_custom_code(item)]
+    metrics = map(choices.load_function, settings.evaluation.metrics)
+    code += [Path(inspect.getfile(metric)) for metric in metrics]
     document = {
         "format": FORMAT,
         "regauge": __version__,
@@ -47,7 +46,7 @@ def describe_inputs(settings: EvaluateSettings) -> Tables:
         "dataset": read_manifest(Path(settings.data.path)).fingerprint,
         "models": {name: _stamp_model(Path(path)) for name, path in settings.models.items()},
         "source": [piece.stamp for piece in source.list_pieces()] if source else [],
-        "code": _stamp_files(Path(inspect.getfile(item)) for item in code),
+        "code": stamp_files(code),
     }
     normalized: Tables = json.loads(json.dumps(document))
     return normalized
@@ -81,10 +80,5 @@ def _hash_outputs(folder: Path) -> dict[str, str]:
 def _stamp_model(path: Path) -> dict[str, list[int]]:
     """Return the sizes and the times of change of the files of a model or of an artifact."""
     if is_artifact(path):
-        return _stamp_files([path / MANIFEST])
-    return _stamp_files(final_model_dir(str(path)).rglob("*"))
-
-
-def _stamp_files(paths: Iterable[Path]) -> dict[str, list[int]]:
-    stats = {str(path): path.stat() for path in sorted(paths) if path.is_file()}
-    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+        return stamp_files([path / MANIFEST])
+    return stamp_files(final_model_dir(str(path)).rglob("*"))

@@ -106,7 +106,7 @@ def parse_object(content: str | bytes) -> dict[str, Any]:
     document = _parse(content)
     if not isinstance(document, dict):
         raise ValueError(f"it contains {json.dumps(document)[:20]}, not an object")  # noqa: TRY004
-    if CHECKSUM in document and document.pop(CHECKSUM) != _compute_checksum(document):
+    if CHECKSUM in document and document.pop(CHECKSUM) != hash_document(document):
         raise ValueError(f"its {CHECKSUM} differs, so it has changed since it was written")
     return document
 
@@ -114,7 +114,7 @@ def parse_object(content: str | bytes) -> dict[str, Any]:
 def seal(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a document with its checksum, which readers compare."""
     stored: dict[str, Any] = json.loads(json.dumps(document))  # as it will be read
-    return {**stored, CHECKSUM: _compute_checksum(stored)}
+    return {**stored, CHECKSUM: hash_document(stored)}
 
 
 def format_compact(document: Mapping[str, Any]) -> str:
@@ -128,7 +128,8 @@ def write_sealed(path: Path, document: Mapping[str, Any]) -> None:
     write_json(path, seal(document))
 
 
-def _compute_checksum(document: Mapping[str, Any]) -> str:
+def hash_document(document: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a document, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,17 +1,18 @@
 """The stages of a pipeline with resolved settings, and the record of a finished stage.
 
+    <pipeline>/<number>-<name>                                        a stage
+    <pipeline>/<number>-<name>/<first digits of the input hash>       a stage of a round
+
 A value that starts with `@name` refers to the output folder of the stage `name`; `@@` is a literal
 `@`. This module runs no verb.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict
 
@@ -19,7 +20,12 @@ from regauge import commands, config
 from regauge.commands._stages.status import DONE
 from regauge.system import choices
 from regauge.system.errors import SettingsError
+from regauge.system.json_files import hash_document
 
+if TYPE_CHECKING:
+    from regauge.commands._stages.repeating import RoundInputs
+
+FOLDER_DIGITS = 12
 _STAGE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
@@ -44,67 +50,65 @@ class ResolvedStage:
     folder: Path
     settings: config.Settings
     inputs: tuple[str, ...]
-    fixed_identity: dict[str, Any] | None = None
-    """The identity of a stage of a pipeline that repeats; its folder has the name of its hash."""
+    identity: dict[str, Any]
+    """Everything that determines the result of this stage, with its SHA-256."""
 
-    def compute_identity(self, input_hashes: dict[str, str]) -> dict[str, Any]:
-        """Return everything that determines this stage's result, with its SHA-256.
-
-        `input_hashes` has the hashes of earlier stages by name.
-        """
-        if self.fixed_identity is not None:
-            return self.fixed_identity
-        document = {
-            "verb": self.verb,
-            "settings": config.dump(self.settings),
-            "inputs": {name: input_hashes[name] for name in self.inputs},
-        }
-        text = json.dumps(document, sort_keys=True)
-        return {**document, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    @property
+    def sha256(self) -> str:
+        """The hash of the identity, which is part of the identities of later stages."""
+        return str(self.identity["sha256"])
 
 
 def resolve_stages(
-    stages: tuple[Stage, ...], shared: config.Tables, folder: Path
+    stages: tuple[Stage, ...],
+    shared: config.Tables,
+    folder: Path,
+    round_inputs: RoundInputs | None = None,
 ) -> list[ResolvedStage]:
     """Build the settings of every stage; raises SettingsError for the first invalid stage.
 
-    `shared` and the stages already include the overrides of the command line.
+    `shared` and the stages already include the overrides of the command line. The stages of a
+    pipeline that repeats have `round_inputs`.
     """
-    resolved_stages: list[ResolvedStage] = []
+    resolved: list[ResolvedStage] = []
     for number, stage in enumerate(stages, start=1):
-        name, root = check_stage(stage, resolved_stages)
+        name, root = _check_name(stage, resolved), _find_root(stage)
+        tables = root.complete_tables(_merge_tables(stage, name, root, shared))
+        tables = {key: table for key, table in tables.items() if key in root.model_fields}
+        filled = tables if round_inputs is None else round_inputs.fill(tables, name, root)
+        references = References(name, {earlier.name: earlier.folder for earlier in resolved})
         stage_folder = folder / f"{number}-{name}"
-        tables = root.complete_tables(merge_tables(stage, name, root, shared))
-        output_key = getattr(commands.import_verb(stage.verb), "OUTPUT", None)
-        set_output(tables, output_key, stage_folder)
-        earlier_folders = {earlier.name: earlier.folder for earlier in resolved_stages}
-        references = References(name, earlier_folders)
-        resolved = {
-            key: references.replace(value) if key in root.model_fields else value
-            for key, value in tables.items()
-        }
-        settings = config.build(root, resolved, commands.table_names(), f"stage '{name}'")
+        settings = _build(stage, root, filled, stage_folder, references)
         inputs = tuple(sorted(references.used))
-        resolved_stages.append(
-            ResolvedStage(number, name, stage.verb, stage_folder, settings, inputs)
+        hashes = {item.name: item.sha256 for item in resolved if item.name in inputs}
+        if round_inputs is None:
+            identity = seal_identity(
+                {"verb": stage.verb, "settings": config.dump(settings), "inputs": hashes}
+            )
+        else:
+            identity = round_inputs.identify(stage, tables, settings, hashes)
+            stage_folder /= identity["sha256"][:FOLDER_DIGITS]
+            settings = _build(stage, root, filled, stage_folder, references)
+        resolved.append(
+            ResolvedStage(number, name, stage.verb, stage_folder, settings, inputs, identity)
         )
-    return resolved_stages
+    return resolved
 
 
-def save_outcome(
-    stage: ResolvedStage, input_hashes: dict[str, str], outcome: dict[str, Any]
-) -> str:
-    """Record that a stage is finished; return its hash, which is part of later identities."""
-    identity = stage.compute_identity(input_hashes)
+def seal_identity(document: dict[str, Any]) -> dict[str, Any]:
+    """Return everything that determines the result of a stage, with its SHA-256."""
+    return {**document, "sha256": hash_document(document)}
+
+
+def save_outcome(stage: ResolvedStage, outcome: dict[str, Any]) -> None:
+    """Record that a stage is finished."""
     stage.folder.mkdir(parents=True, exist_ok=True)
-    config.save(stage.folder / DONE, {**identity, **outcome})
-    return str(identity["sha256"])
+    config.save(stage.folder / DONE, {**stage.identity, **outcome})
 
 
-def check_stage(stage: Stage, earlier: list[ResolvedStage]) -> tuple[str, type[config.Settings]]:
-    """Return the name and the settings root of a stage; raises SettingsError for an invalid one."""
-    name = _check_name(stage, earlier)
-    return name, _find_root(stage.verb, name)
+def find_output(verb: str) -> str:
+    """Return the key of the output folder of a verb; empty if it has none."""
+    return getattr(commands.import_verb(verb), "OUTPUT", None) or ""
 
 
 class References:
@@ -150,8 +154,9 @@ def _check_name(stage: Stage, earlier: list[ResolvedStage]) -> str:
     return name
 
 
-def _find_root(verb: str, name: str) -> type[config.Settings]:
+def _find_root(stage: Stage) -> type[config.Settings]:
     """Return the settings root of a stage's verb, which may have a flag."""
+    verb, name = stage.verb, stage.name or stage.verb
     stage_roots = {
         stage_verb: root
         for stage_verb, root in commands.settings_roots().items()
@@ -163,7 +168,7 @@ def _find_root(verb: str, name: str) -> type[config.Settings]:
     return stage_roots[verb]
 
 
-def merge_tables(
+def _merge_tables(
     stage: Stage, name: str, root: type[config.Settings], shared: config.Tables
 ) -> config.Tables:
     """Return the shared tables with the tables of a stage applied."""
@@ -172,7 +177,7 @@ def merge_tables(
         if key not in root.model_fields:
             remedy = choices.did_you_mean(key, tuple(root.model_fields))
             raise SettingsError(f"stage '{name}': {stage.verb} has no '{key}'", remedy)
-    for key in ("output.folder", getattr(commands.import_verb(stage.verb), "OUTPUT", None) or ""):
+    for key in ("output.folder", find_output(stage.verb)):
         if key in dict(config.flatten(stage_tables)):
             problem = f"stage '{name}' sets {key}, which the pipeline sets"
             raise SettingsError(problem, f"remove {key} from the stage")
@@ -180,19 +185,21 @@ def merge_tables(
     return config.overlay_tables(shared, stage_tables, root, location)
 
 
-def set_output(tables: config.Tables, key: str | None, folder: Path) -> None:
-    """Set the output key of a verb to the stage's folder, and remove another `output.folder`."""
+def _build(
+    stage: Stage,
+    root: type[config.Settings],
+    tables: config.Tables,
+    folder: Path,
+    references: References,
+) -> config.Settings:
+    """Build the settings of a stage with its output folder, and without another one."""
     output = tables.get("output")
     if isinstance(output, dict):
-        tables["output"] = {name: item for name, item in output.items() if name != "folder"}
+        tables = {**tables, "output": {key: output[key] for key in output if key != "folder"}}
         if not tables["output"]:
             del tables["output"]
-    if key is None:
-        return
-    *parents, last_key = key.split(".")
-    table = tables
-    for parent in parents:
-        old = table.get(parent)
-        table[parent] = dict(old) if isinstance(old, dict) else {}
-        table = table[parent]
-    table[last_key] = str(folder)
+    overlay: Any = str(folder)
+    for part in reversed(find_output(stage.verb).split(".")):
+        overlay = {part: overlay} if part else {}
+    complete = references.replace(config.merge(tables, overlay))
+    return config.build(root, complete, commands.table_names(), f"stage '{references.stage}'")

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from regauge.monitoring.notify.notifier import Notifier
-    from regauge.registry.pipelines.deadline import DeadlineEvent
 
 
 @contextmanager
@@ -47,7 +46,7 @@ def send_pipeline_events(
             notifier.send("finished", is_final=True)
 
 
-def send_deadline(notifier: Notifier, event: DeadlineEvent) -> None:
+def send_deadline(notifier: Notifier, problem: str) -> None:
     """Send the event of a round that is late, or that will be."""
     action = "look at the running stage, or raise repeat.deadline_hours"
-    notifier.send("deadline_at_risk", problem=event.describe(), next_action=action)
+    notifier.send("deadline_at_risk", problem=problem, next_action=action)

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from regauge.commands._stages.repeating import RoundInputs, list_increments, resolve_round
+from regauge.commands._stages import resolve_stages
+from regauge.commands._stages.repeating import RoundInputs, list_increments
 from regauge.commands._stages.status import inspect_stages
-from regauge.registry.pipelines.data_hashes import DataHasher
-from regauge.registry.pipelines.elapsed_time import RoundClock, SystemClock, read_moment
-from regauge.registry.pipelines.rounds import Round, read_rounds, save_round, select_new_files
+from regauge.data.input_hashes import FileHashes, InputHashes
+from regauge.registry.pipelines.rounds import (
+    Round,
+    RoundStage,
+    read_clocks,
+    read_rounds,
+    save_round,
+    select_new_files,
+)
 from regauge.registry.pipelines.serving_model import find_serving, read_promoted_version
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from regauge import config
-    from regauge.commands._stages import ResolvedStage, Stage
+    from regauge.commands._stages import ResolvedStage
+    from regauge.commands._stages.pipeline_file import PipelineFile
     from regauge.commands._stages.status import StageStatus
-    from regauge.registry.pipelines.settings import RegistryModel, Repeat
+    from regauge.registry.pipelines.settings import Repeat
 
-CLOCK: RoundClock = SystemClock()
+CACHE = "data_hashes.json"
+"""File of known hashes, in the folder of the pipeline."""
 
 
 @dataclass
@@ -33,7 +40,7 @@ class Repetition:
     rounds: list[Round]
     """The stored rounds."""
     current: Round
-    hasher: DataHasher
+    hashes: InputHashes
 
     @property
     def is_new(self) -> bool:
@@ -47,38 +54,36 @@ class Repetition:
 
     def begin(self) -> None:
         """Store the round, so that a run after a kill continues it."""
-        self._save(replace(self.current, state="running", refused_sha256=None))
-        self.hasher.save()
+        self._save(state="running", refused_sha256=None)
+        self.hashes.save(self.folder / CACHE)
 
     def record_stage(self, stage: ResolvedStage, outcome: dict[str, Any], *, ran: bool) -> None:
         """Record a finished stage; `ran`: whether it ran now."""
-        sha256 = str(stage.compute_identity({})["sha256"])
-        known = self.current.find_stage(stage.name, sha256)
-        document = known or {
-            "name": stage.name,
-            "folder": str(stage.folder),
-            "sha256": sha256,
-            "seconds": float(outcome["seconds"]),
-            "is_reused": not ran,
-        }
-        self._save(self.current.with_stage(document))
+        entry = self.current.find_stage(stage.name, stage.sha256) or RoundStage(
+            name=stage.name,
+            folder=str(stage.folder),
+            sha256=stage.sha256,
+            seconds=float(outcome["seconds"]),
+            is_reused=not ran,
+        )
+        others = [item for item in self.current.stages if item.name != stage.name]
+        self._save(stages=[*others, entry])
 
     def finish(self) -> None:
         """Record that all stages of the round are finished."""
-        self._save(replace(self.current, state="finished"))
+        self._save(state="finished")
 
     def refuse(self, stage: ResolvedStage) -> None:
         """Record that a gate has refused the new model."""
-        sha256 = str(stage.compute_identity({})["sha256"])
-        self._save(replace(self.current, state="refused", refused_sha256=sha256))
+        self._save(state="refused", refused_sha256=stage.sha256)
 
-    def _save(self, current: Round) -> None:
-        self.current = current
-        self.rounds = save_round(self.folder, self.rounds, current)
+    def _save(self, **changes: Any) -> None:
+        self.current = self.current.model_copy(update=changes)
+        self.rounds = save_round(self.folder, self.rounds, self.current)
 
 
 @dataclass(frozen=True)
-class RoundSelection:
+class SelectedRound:
     """The round of a pipeline with its stages."""
 
     repetition: Repetition
@@ -86,75 +91,75 @@ class RoundSelection:
     statuses: dict[str, StageStatus]
 
 
-@dataclass(frozen=True)
-class RoundSelector:
-    """The inputs of the selection."""
+def select_round(
+    pipeline: PipelineFile, repeat: Repeat, earlier: Repetition | None = None
+) -> SelectedRound:
+    """Return the round to run; writes nothing.
 
-    stages: tuple[Stage, ...]
-    shared: config.Tables
-    folder: Path
-    repeat: Repeat
-    registry: RegistryModel | None
-    earlier: Repetition | None = None
-    """The selection before, whose hashes of files are known."""
+    An unfinished or refused round is continued. A finished one is followed by a new one if a file
+    has arrived, or if another input of a stage has changed. `earlier` is the repetition of an
+    earlier selection, whose hashes of files are known.
+    """
+    rounds = read_rounds(pipeline.folder)
+    hashes = earlier.hashes if earlier else InputHashes([pipeline.folder / CACHE])
+    patterns = list_increments(pipeline.stages, pipeline.shared, repeat)
+    present = {name: hashes.hash_patterns(item) for name, item in patterns.items()}
 
-    @cached_property
-    def hasher(self) -> DataHasher:
-        """The hashes of the data."""
-        return self.earlier.hasher if self.earlier else DataHasher(self.folder)
+    def resolve(current: Round) -> SelectedRound:
+        repetition = Repetition(pipeline.folder, repeat, rounds, current, hashes)
+        return _resolve(pipeline, repetition)
 
-    def select(self) -> RoundSelection:
-        """Return the round to run; writes nothing.
+    if not rounds:
+        return resolve(_start(pipeline, 1, present))
+    last = rounds[-1]
+    if last.state != "running" and (new_files := select_new_files(rounds, present)) is not None:
+        return resolve(_start(pipeline, last.number + 1, new_files))
+    selected = resolve(last)
+    if all(status.state == "finished" for status in selected.statuses.values()):
+        return selected
+    if last.state == "finished":
+        return resolve(_start(pipeline, last.number + 1, last.files))
+    return _compare_with_present(pipeline, selected)
 
-        An unfinished or refused round is continued. A finished one is followed by a new one if a
-        file has arrived, or if another input of a stage has changed.
-        """
-        rounds = read_rounds(self.folder)
-        patterns = list_increments(self.stages, self.shared, self.repeat)
-        present = {name: self.hasher.hash_patterns(item) for name, item in patterns.items()}
-        last = rounds[-1] if rounds else None
-        if last is None:
-            return self._resolve(rounds, self._start_round(1, present))
-        if last.state != "running":
-            new_files = select_new_files(rounds, present)
-            if new_files is not None:
-                return self._resolve(rounds, self._start_round(last.number + 1, new_files))
-        selection = self._resolve(rounds, last)
-        if all(status.state == "finished" for status in selection.statuses.values()):
-            return selection
-        if last.state == "finished":
-            return self._resolve(rounds, self._start_round(last.number + 1, last.files))
-        return self._compare_with_present(selection)
 
-    def _start_round(self, number: int, new_files: dict[str, dict[str, str]]) -> Round:
-        """Return a new round, which starts from the model that serves now."""
-        serving = self._find_version()
-        return Round(
-            number, read_moment(CLOCK), files=dict(new_files), base=serving, serving=serving
-        )
+def _start(pipeline: PipelineFile, number: int, files: dict[str, FileHashes]) -> Round:
+    """Return a new round, which starts from the model that serves now."""
+    version = _find_version(pipeline)
+    return Round(
+        number=number,
+        state="running",
+        began=read_clocks(),
+        files=files,
+        base=version,
+        serving=version,
+        stages=[],
+    )
 
-    def _compare_with_present(self, selection: RoundSelection) -> RoundSelection:
-        """Return the round compared with the model that serves now, unless it is its own."""
-        current, version = selection.repetition.current, self._find_version()
-        promotions = [stage.folder for stage in selection.stages if stage.verb == "promote"]
-        is_own = version is not None and version in map(read_promoted_version, promotions)
-        if version == current.serving or is_own:
-            return selection
-        repetition = selection.repetition
-        current = replace(current, serving=version)
-        return self._resolve(repetition.rounds, current)
 
-    def _find_version(self) -> str | None:
-        serving = None if self.registry is None else find_serving(self.registry)
-        return None if serving is None else serving.version
+def _compare_with_present(pipeline: PipelineFile, selected: SelectedRound) -> SelectedRound:
+    """Return the round compared with the model that serves now, unless it is its own."""
+    repetition, version = selected.repetition, _find_version(pipeline)
+    promotions = [stage.folder for stage in selected.stages if stage.verb == "promote"]
+    is_own = version is not None and version in map(read_promoted_version, promotions)
+    if version == repetition.current.serving or is_own:
+        return selected
+    repetition.current = repetition.current.model_copy(update={"serving": version})
+    return _resolve(pipeline, repetition)
 
-    def _resolve(self, rounds: list[Round], current: Round) -> RoundSelection:
-        registry = self.registry
-        base, serving = (
-            find_serving(registry, version) if registry and version else None
-            for version in (current.base, current.serving)
-        )
-        inputs = RoundInputs(current, base, serving, self.hasher)
-        stages = resolve_round(self.stages, self.shared, self.folder, inputs)
-        repetition = Repetition(self.folder, self.repeat, rounds, current, self.hasher)
-        return RoundSelection(repetition, stages, inspect_stages(stages))
+
+def _find_version(pipeline: PipelineFile) -> str | None:
+    registry = pipeline.settings.registry
+    serving = None if registry is None else find_serving(registry)
+    return None if serving is None else serving.version
+
+
+def _resolve(pipeline: PipelineFile, repetition: Repetition) -> SelectedRound:
+    """Return the current round with its stages."""
+    registry, current = pipeline.settings.registry, repetition.current
+    base, serving = (
+        find_serving(registry, version) if registry and version else None
+        for version in (current.base, current.serving)
+    )
+    inputs = RoundInputs(current, base, serving, repetition.hashes)
+    stages = resolve_stages(pipeline.stages, pipeline.shared, pipeline.folder, inputs)
+    return SelectedRound(repetition, stages, inspect_stages(stages))

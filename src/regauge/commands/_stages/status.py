@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regauge import config
+from regauge.data.input_hashes import SHOWN_DIGITS, list_changes, list_settings_changes
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.json_files import DocumentShape
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from regauge.commands._stages import ResolvedStage
+    from regauge.commands._stages.repetition import Repetition
 
 DONE = "done.json"
 
@@ -49,17 +50,29 @@ class StageStatus:
 def inspect_stages(stages: list[ResolvedStage]) -> dict[str, StageStatus]:
     """Return the status of every stage by name."""
     statuses: dict[str, StageStatus] = {}
-    hashes: dict[str, str] = {}
     for stage in stages:
-        identity = stage.compute_identity(hashes)
-        hashes[stage.name] = identity["sha256"]
-        statuses[stage.name] = _inspect_stage(stage, identity, statuses)
+        statuses[stage.name] = _inspect_stage(stage, statuses)
     return statuses
 
 
-def _inspect_stage(
-    stage: ResolvedStage, identity: dict[str, Any], earlier: dict[str, StageStatus]
-) -> StageStatus:
+def explain_stage(
+    stage: ResolvedStage, status: StageStatus, repetition: Repetition | None
+) -> dict[str, Any]:
+    """Return the state of a stage, and every input that has changed since it was last finished."""
+    row: dict[str, Any] = {"name": stage.name, "state": status.state}
+    if repetition is None:
+        why = "nothing has changed" if status.state == "finished" else status.reason
+        return row | {"why": why}
+    row["hash"] = stage.sha256[:SHOWN_DIGITS]
+    if status.state == "finished":
+        return row | {"why": _describe_reuse(stage, repetition)}
+    before = _find_last_identity(stage, repetition)
+    if status.state == "stale" or before is None or before.get("sha256") == stage.sha256:
+        return row | {"why": status.reason}
+    return row | {"why": "; ".join(list_changes(before, stage.identity)) or status.reason}
+
+
+def _inspect_stage(stage: ResolvedStage, earlier: dict[str, StageStatus]) -> StageStatus:
     stale_input = next((name for name in stage.inputs if earlier[name].state == "stale"), None)
     remedy = f"delete {stage.folder} to run it again"
     path = stage.folder / DONE
@@ -73,8 +86,8 @@ def _inspect_stage(
     if before is None:
         problem = f"{path} cannot be read"
         return StageStatus("stale", problem, refusal=SettingsError(problem, remedy))
-    if before.get("sha256") != identity["sha256"]:
-        reason = _describe_change(before, identity, earlier)
+    if before["sha256"] != stage.sha256:
+        reason = _describe_change(before, stage.identity, stale_input)
         problem = f"stage '{stage.name}' is finished, but {reason}"
         refusal = SettingsError(problem, f"set another output.folder, or {remedy}")
         return StageStatus("stale", reason, refusal=refusal)
@@ -95,17 +108,28 @@ def _read_done(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _describe_change(
-    before: dict[str, Any], now: dict[str, Any], earlier: dict[str, StageStatus]
-) -> str:
+def _describe_change(before: dict[str, Any], now: dict[str, Any], stale_input: str | None) -> str:
     """Describe the first difference between two identities of a stage."""
-    old, new = (dict(config.flatten(side.get("settings", {}))) for side in (before, now))
-    for key in sorted({*old, *new}):
-        if old.get(key) != new.get(key):
-            return f"'{key}' has changed from {old.get(key)!r} to {new.get(key)!r}"
-    inputs = before.get("inputs", {})
-    changed = [name for name, sha256 in now["inputs"].items() if inputs.get(name) != sha256]
+    if changes := list_settings_changes(before, now):
+        return changes[0]
+    changed = [name for name in now["inputs"] if before["inputs"].get(name) != now["inputs"][name]]
     if not changed:
         return "its verb has changed"
-    state = "is stale" if earlier[changed[0]].state == "stale" else "has changed"
-    return f"its input '{changed[0]}' {state}"
+    return f"its input '{changed[0]}' {'is stale' if stale_input else 'has changed'}"
+
+
+def _describe_reuse(stage: ResolvedStage, repetition: Repetition) -> str:
+    """Return the round in which a finished stage ran."""
+    for entry in repetition.rounds:
+        if (item := entry.find_stage(stage.name, stage.sha256)) and not item.is_reused:
+            return f"nothing has changed since round {entry.number}"
+    return "nothing has changed"
+
+
+def _find_last_identity(stage: ResolvedStage, repetition: Repetition) -> dict[str, Any] | None:
+    """Return the identity of a stage in the last round that finished it; None without one."""
+    for entry in reversed(repetition.rounds):
+        for item in entry.stages:
+            if item.name == stage.name:
+                return _read_done(Path(item.folder) / DONE)
+    return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regauge import config
+from regauge.data.input_hashes import InputHashes
 from regauge.inference.export.uncompiled import open_model, recommend_export
 from regauge.inference.predict.fields import (
     check_columns,
@@ -18,8 +19,9 @@ from regauge.inference.predict.fields import (
     select_inputs,
     select_kept_fields,
 )
-from regauge.inference.predict.input_hashes import InputHashes
 from regauge.inference.predict.job import (
+    JOB,
+    JOBS,
     PredictJob,
     collect_facts,
     collect_portable_facts,
@@ -58,6 +60,10 @@ if TYPE_CHECKING:
 
 SHARD_RECORDS, SHARD_TEXTS = 32768, 1024
 """Default records of a shard; a generated text takes much longer than any other output."""
+INPUT_HASHES = "input_hashes.json"
+"""Known hashes of the input files, in the folder of each job."""
+MIN_LOGGED_BYTES = 10 * 2**30
+"""Bytes of input files from which on their hashing is logged, because it takes a while."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +134,23 @@ def _resolve_shard_records(settings: PredictSettings, program: ProgramEntry) -> 
 def check_output_folder(plan: PredictPlan) -> None:
     """Raise DataError if the output folder has the output of another job, or other files."""
     job, kept_fields = plan.job, plan.worker_spec.kept_fields
-    pieces = InputHashes(job).describe_pieces()
+    stamps = {piece.name: [piece.bytes, piece.stamp] for piece in job.pieces}
+    pieces = _identify_pieces(job, _open_hashes(job)) if (job.folder / JOB).exists() else stamps
     facts = collect_portable_facts(job.settings, plan.artifact, pieces, kept_fields)
     job.check_folder({**facts, **plan.resolved_fields})
+
+
+def _open_hashes(job: PredictJob) -> InputHashes:
+    """Return the hashes that the jobs of the output folder have stored."""
+    return InputHashes(sorted((job.folder / JOBS).glob(f"*/{INPUT_HASHES}")))
+
+
+def _identify_pieces(job: PredictJob, hashes: InputHashes) -> dict[str, list[Any]]:
+    """Return the size and the hash of each piece, so that an equal copy continues a job."""
+    if (num_bytes := sum(piece.bytes for piece in job.pieces)) > MIN_LOGGED_BYTES:
+        logger.info("Hashing the input files: %.0f GiB", num_bytes / 2**30)
+    identities = hashes.hash_pieces(job.pieces)
+    return {piece.name: [piece.bytes, identities[piece.name]] for piece in job.pieces}
 
 
 def predict(settings: PredictSettings) -> dict[str, Any]:
@@ -143,15 +163,15 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     plan = plan_predict(settings)
     recommend_export(plan.artifact)
     job = plan.job
-    hashes = InputHashes(job)
-    pieces = hashes.identify_pieces()
+    hashes = _open_hashes(job)
+    pieces = _identify_pieces(job, hashes)
     facts = collect_facts(job.settings, plan.artifact, pieces, plan.worker_spec.kept_fields)
     job.check_folder({**facts, **plan.resolved_fields})
     if totals := find_summary(job):
         logger.info("%s is finished; nothing is changed", job.folder)
         return report_losses(job, {"output": settings.output.folder, **totals})
     job.claim_folder({**facts, **plan.resolved_fields})
-    hashes.save()
+    hashes.save(job.job_folder / INPUT_HASHES)
     write_lineage(job, plan.artifact, plan.version)
     with ExitStack() as stack:
         stack.enter_context(FolderLock(job.job_folder))

@@ -6,10 +6,9 @@ import statistics
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from regauge.registry.pipelines.elapsed_time import RoundClock, compute_elapsed, read_moment
-from regauge.registry.pipelines.rounds import Round, list_durations
+from regauge.registry.pipelines.rounds import ClockReading, Round, list_durations
 from regauge.run_folders.formatting import duration
 from regauge.system.log import logger
 from regauge.system.units import SECONDS_PER_HOUR
@@ -19,34 +18,6 @@ if TYPE_CHECKING:
 
 CHECK_SECONDS = 30.0
 """Pause between two checks while a stage runs."""
-DeadlineState = Literal["late", "missed"]
-
-
-@dataclass(frozen=True)
-class DeadlineEvent:
-    """A round that is projected to be late, or that is late."""
-
-    state: DeadlineState
-    round_number: int
-    stage: str
-    elapsed_seconds: float
-    projected_seconds: float
-    """Projected seconds from the start of the round to its end."""
-    deadline_seconds: float
-
-    def describe(self) -> str:
-        """Return the event as one line."""
-        limit = duration(self.deadline_seconds)
-        if self.state == "missed":
-            elapsed = duration(self.elapsed_seconds)
-            return (
-                f"round {self.round_number} missed its deadline of {limit}: {elapsed} have passed "
-                f"in stage '{self.stage}'"
-            )
-        return (
-            f"round {self.round_number} is projected to take {duration(self.projected_seconds)}, "
-            f"more than its deadline of {limit}, in stage '{self.stage}'"
-        )
 
 
 @dataclass
@@ -59,10 +30,11 @@ class DeadlineTracker:
     """Names of the stages that have to run, in order."""
     rounds: Sequence[Round]
     """Earlier rounds."""
-    clock: RoundClock
-    notify: Callable[[DeadlineEvent], object]
-    """Called once for each state of the round."""
-    _reported: set[DeadlineState] = field(default_factory=set)
+    read_clocks: Callable[[], ClockReading]
+    notify: Callable[[str], object]
+    """Called with one line when the round is projected to be late, and when it is late."""
+    _reported: set[bool] = field(default_factory=set)
+    """Whether the round was late, for each report."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def project_seconds(self, stage: str, stage_seconds: float = 0.0) -> float:
@@ -84,25 +56,30 @@ class DeadlineTracker:
             elapsed = self._compute_elapsed()
             projected = self.project_seconds(stage, stage_seconds)
             limit = self.deadline_hours * SECONDS_PER_HOUR
-            state: DeadlineState = "missed" if elapsed > limit else "late"
-            if projected <= limit or state in self._reported:
+            is_late = elapsed > limit
+            if projected <= limit or is_late in self._reported:
                 return
-            self._reported.add(state)
-            number = self.current.number
-            event = DeadlineEvent(state, number, stage, elapsed, projected, limit)
-        logger.warning("%s", event.describe())
-        self.notify(event)
+            self._reported.add(is_late)
+        line = f"round {self.current.number} "
+        if is_late:
+            line += f"missed its deadline of {duration(limit)}: {duration(elapsed)} have passed"
+        else:
+            line += f"is projected to take {duration(projected)}, more than its deadline of "
+            line += f"{duration(limit)},"
+        line += f" in stage '{stage}'"
+        logger.warning("%s", line)
+        self.notify(line)
 
     @contextmanager
     def watch(self, stage: str, check_seconds: float = CHECK_SECONDS) -> Iterator[None]:
         """Check the deadline before a stage, and repeatedly while it runs in the block."""
-        start = self.clock.read_uptime()
+        start = self.read_clocks()
         self.check(stage)
         is_finished = threading.Event()
 
         def check_repeatedly() -> None:
             while not is_finished.wait(check_seconds):
-                self.check(stage, self.clock.read_uptime() - start)
+                self.check(stage, start.compute_elapsed(self.read_clocks()))
 
         thread = threading.Thread(target=check_repeatedly, name="deadline", daemon=True)
         thread.start()
@@ -113,4 +90,4 @@ class DeadlineTracker:
             thread.join()
 
     def _compute_elapsed(self) -> float:
-        return compute_elapsed(self.current.began, read_moment(self.clock))
+        return self.current.began.compute_elapsed(self.read_clocks())

@@ -6,22 +6,21 @@ finished round has read. So the files of a refused model are read again.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from regauge import config
-from regauge.registry.pipelines.elapsed_time import Moment
+from regauge.data.input_hashes import FileHashes
 from regauge.system.json_files import DocumentShape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
-
-    from regauge.registry.pipelines.data_hashes import FileHashes
 
 ROUNDS = "rounds.json"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 RoundState = Literal["running", "refused", "finished"]
 PROJECTED_ROUNDS = 5
 """Number of the last rounds whose durations are projected."""
@@ -37,64 +36,61 @@ class RoundStage(DocumentShape):
     is_reused: bool
 
 
-class RoundMoment(DocumentShape):
-    """The moment at which a round began."""
+class ClockReading(DocumentShape):
+    """The clocks of a machine at one time."""
 
     date: float
+    """Seconds since 1970 in UTC, which may jump."""
     uptime: float
+    """Seconds since the machine was started, suspended time included."""
     boot: str
+    """Identifier that changes when the machine is restarted; empty if unknown."""
+
+    def compute_elapsed(self, now: ClockReading) -> float:
+        """Return the seconds until a later reading, at least 0, by the date after a restart."""
+        if self.boot and self.boot == now.boot and now.uptime >= self.uptime:
+            return now.uptime - self.uptime
+        return max(0.0, now.date - self.date)
 
 
-class RoundShape(DocumentShape):
-    """One round as it is stored."""
+class Round(DocumentShape):
+    """One pass through the stages of a pipeline."""
+
+    model_config = ConfigDict(frozen=True)
 
     number: int = Field(ge=1)
     state: RoundState
-    began: RoundMoment
-    files: dict[str, dict[str, str]]
+    began: ClockReading
+    files: dict[str, FileHashes]
+    """The files of each increment, by stage."""
     base: str | None
+    """The version that training starts from; None if there was none."""
     serving: str | None
+    """The version that the new model is compared with; None if there was none."""
     refused_sha256: str | None = None
+    """The input hash of the gate that refused the new model."""
     stages: list[RoundStage]
+    """The finished stages."""
+
+    def find_stage(self, name: str, sha256: str) -> RoundStage | None:
+        """Return a finished stage with an input hash; None if it is not finished."""
+        same = (item for item in self.stages if (item.name, item.sha256) == (name, sha256))
+        return next(same, None)
 
 
 class RoundsShape(DocumentShape):
     """The content of `rounds.json`."""
 
-    rounds: list[RoundShape]
+    rounds: list[Round]
 
 
-@dataclass(frozen=True)
-class Round:
-    """One pass through the stages of a pipeline."""
-
-    number: int
-    began: Moment
-    state: RoundState = "running"
-    files: dict[str, FileHashes] = field(default_factory=dict)
-    """The files of each increment, by stage."""
-    base: str | None = None
-    """The version that training starts from; None if there was none."""
-    serving: str | None = None
-    """The version that the new model is compared with; None if there was none."""
-    refused_sha256: str | None = None
-    """The input hash of the gate that refused the new model."""
-    stages: tuple[dict[str, Any], ...] = ()
-    """The finished stages, as `RoundStage`."""
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return asdict(self)
-
-    def find_stage(self, name: str, sha256: str) -> dict[str, Any] | None:
-        """Return a finished stage with an input hash; None if it is not finished."""
-        same = (item for item in self.stages if (item["name"], item["sha256"]) == (name, sha256))
-        return next(same, None)
-
-    def with_stage(self, stage: dict[str, Any]) -> Round:
-        """Return the round with a finished stage, which replaces an earlier one of its name."""
-        others = (item for item in self.stages if item["name"] != stage["name"])
-        return replace(self, stages=(*others, stage))
+def read_clocks() -> ClockReading:
+    """Read the clocks of this machine; without an uptime clock, the boot identifier is empty."""
+    try:
+        uptime, boot = time.clock_gettime(time.CLOCK_BOOTTIME), BOOT_ID.read_text().strip()
+    except (AttributeError, OSError):
+        uptime, boot = time.monotonic(), ""
+    return ClockReading(date=time.time(), uptime=uptime, boot=boot)
 
 
 def read_rounds(folder: Path) -> list[Round]:
@@ -102,20 +98,7 @@ def read_rounds(folder: Path) -> list[Round]:
     path = folder / ROUNDS
     remedy = f"remove {path}; the next run begins with round 1 and keeps unchanged stages"
     document = config.find_document(path, remedy, RoundsShape)
-    rounds = [] if document is None else RoundsShape.model_validate(document).rounds
-    return [
-        Round(
-            number=entry.number,
-            began=Moment(**entry.began.model_dump()),
-            state=entry.state,
-            files=entry.files,
-            base=entry.base,
-            serving=entry.serving,
-            refused_sha256=entry.refused_sha256,
-            stages=tuple(stage.model_dump() for stage in entry.stages),
-        )
-        for entry in rounds
-    ]
+    return [] if document is None else RoundsShape.model_validate(document).rounds
 
 
 def save_round(folder: Path, rounds: Sequence[Round], current: Round) -> list[Round]:
@@ -123,7 +106,7 @@ def save_round(folder: Path, rounds: Sequence[Round], current: Round) -> list[Ro
     others = [item for item in rounds if item.number != current.number]
     merged = sorted((*others, current), key=lambda item: item.number)
     folder.mkdir(parents=True, exist_ok=True)
-    config.save(folder / ROUNDS, {"rounds": [item.to_document() for item in merged]})
+    config.save(folder / ROUNDS, RoundsShape(rounds=merged).model_dump())
     return merged
 
 
@@ -167,9 +150,9 @@ def _find_last_files(rounds: Sequence[Round], stage: str, present: FileHashes) -
 def list_durations(rounds: Sequence[Round], stage: str) -> list[float]:
     """Return the seconds of a stage in the last rounds in which it ran."""
     seconds = [
-        item["seconds"]
+        item.seconds
         for entry in rounds
         for item in entry.stages
-        if item["name"] == stage and not item["is_reused"]
+        if item.name == stage and not item.is_reused
     ]
     return seconds[-PROJECTED_ROUNDS:]

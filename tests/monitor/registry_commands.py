@@ -15,7 +15,7 @@ from typing import Any
 
 from s3fs import S3FileSystem
 
-from regauge.registry.registry import open_registry
+from regauge.registry.registry import Registry
 
 
 def run_and_kill(address: str, artifacts: Path, kill_at: int) -> bool:
@@ -41,7 +41,7 @@ def run_and_kill(address: str, artifacts: Path, kill_at: int) -> bool:
 
 def run_commands(address: str, artifacts: Path) -> None:
     """Register two versions and promote each."""
-    registry = open_registry(address, create=True)
+    registry = Registry(address, create=True)
     for name in ("one", "two"):
         version = registry.register("qa", artifacts / name)
         registry.promote("qa", version.number, why=name)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regauge.registry.registry import open_registry
+from regauge.registry.registry import Registry
 from regauge.system.errors import DataError, DifferenceError
 
 RUN_FILE = """\
@@ -139,7 +139,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def find_serving(folder: Path) -> int:
-    return open_registry(folder / "registry").list_stages("topics")["production"]
+    return Registry(folder / "registry").list_stages("topics")["production"]
 
 
 def kill_in_training(folder: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import regauge
 from regauge.cli import main
-from regauge.registry.registry import Registry, open_registry
+from regauge.registry.registry import Registry
 from serve.servers import (
     QUICK_HTTP,
     copy_artifact,
@@ -28,7 +28,7 @@ __all__ = ["encoder", "other_encoder", "versions"]
 @pytest.fixture
 def registry(tmp_path: Path, encoder: Path, other_encoder: Path) -> Registry:
     """Return a registry with two encoders; the first one is in production."""
-    registry = open_registry(tmp_path / "registry", create=True)
+    registry = Registry(tmp_path / "registry", create=True)
     registry.register("docs", encoder)
     registry.register("docs", other_encoder)
     registry.promote("docs", 1, why="first")

@@ -14,12 +14,12 @@ from s3fs import S3FileSystem
 
 from faults.stores import Rule, Store, start_store
 from monitor.registry_commands import run_and_kill, run_commands
+from regauge.registry.check import check_registry
 from regauge.registry.model_reference import find_cache, locate_model
 from regauge.registry.pipelines.serving_model import find_serving
 from regauge.registry.pipelines.settings import RegistryModel
-from regauge.registry.registry import Registry, open_registry
-from regauge.registry.registry_check import check_registry
-from regauge.registry.registry_storage import open_storage
+from regauge.registry.registry import Registry
+from regauge.registry.storage import open_storage
 from regauge.system import object_store
 from regauge.system.errors import DataError, SettingsError, TransientError
 from unit.small_artifacts import write_artifact
@@ -62,7 +62,7 @@ def check_after_kill(address: str) -> None:
     """Check that a reader sees a whole registry, or none."""
     if open_storage(address).read("registry.json") is None:
         return
-    registry = open_registry(address)
+    registry = Registry(address)
     problems = [finding.problem for finding in check_registry(registry).findings]
     assert set(problems) <= {UNFINISHED}
     if registry.list_models() and (stages := registry.list_stages("qa")):
@@ -83,7 +83,7 @@ def test_a_registry_is_whole_after_a_kill_at_any_write(
         num_kills += 1
         check_after_kill(folder)
         run_commands(folder, artifacts)
-        registry = open_registry(folder)
+        registry = Registry(folder)
         versions = [entry.version for entry in registry.read_log("qa")]
         hashes = [registry.resolve("qa", version).content_sha256 for version in versions]
         assert len(hashes) >= 2
@@ -96,7 +96,7 @@ def test_a_registry_is_whole_after_a_kill_at_any_write(
 
 def test_simultaneous_promotions_leave_one_version(address: str, tmp_path: Path) -> None:
     """Every promotion is in the log, or its command fails; a reader always sees one version."""
-    registry = open_registry(address, create=True)
+    registry = Registry(address, create=True)
     for seed in range(NUM_PROMOTERS + 1):
         registry.register("qa", write_artifact(tmp_path / f"artifact-{seed}", seed))
     registry.promote("qa", 1, why="first")
@@ -139,12 +139,12 @@ def test_simultaneous_promotions_leave_one_version(address: str, tmp_path: Path)
 
 
 def test_simultaneous_registrations_get_different_numbers(address: str, tmp_path: Path) -> None:
-    open_registry(address, create=True)
+    Registry(address, create=True)
     folders = [write_artifact(tmp_path / str(seed), seed) for seed in range(4)]
     with ThreadPoolExecutor(4) as executor:
         versions = list(executor.map(lambda path: Registry(address).register("qa", path), folders))
     assert sorted(version.number for version in versions) == [1, 2, 3, 4]
-    assert not check_registry(open_registry(address)).findings
+    assert not check_registry(Registry(address)).findings
 
 
 # The S3 store
@@ -152,7 +152,7 @@ def test_simultaneous_registrations_get_different_numbers(address: str, tmp_path
 
 @pytest.fixture
 def s3_registry(store: Store, artifacts: Path) -> Registry:
-    registry = open_registry(f"s3://{BUCKET}/registry", create=True)
+    registry = Registry(f"s3://{BUCKET}/registry", create=True)
     for name in ("one", "two"):
         registry.register("qa", artifacts / name)
     registry.promote("qa", 1, why="first")
@@ -178,15 +178,15 @@ def test_a_failing_request_is_repeated(
 def test_a_store_without_conditions_is_refused(store: Store) -> None:
     store.rules = [Rule("PUT", "", "ignore", count=10**6)]
     with pytest.raises(SettingsError, match="ignores If-Match and If-None-Match"):
-        open_registry(f"s3://{BUCKET}/other", create=True)
+        Registry(f"s3://{BUCKET}/other", create=True)
     with pytest.raises(SettingsError, match=r"registry\.json is missing"):
-        open_registry(f"s3://{BUCKET}/other")
+        Registry(f"s3://{BUCKET}/other")
 
 
 def test_a_bucket_that_does_not_exist_is_refused(store: Store) -> None:
     assert not store.rules
     with pytest.raises(SettingsError, match=r"no registry at s3://nowhere/r"):
-        open_registry("s3://nowhere/r")
+        Registry("s3://nowhere/r")
 
 
 def test_a_store_that_does_not_answer_is_reported(

@@ -13,10 +13,10 @@ import pytest
 from regauge.cli import main
 from regauge.config import FORMAT
 from regauge.registry import stages
+from regauge.registry.check import check_registry
 from regauge.registry.model_reference import locate_model, parse_reference
 from regauge.registry.registered_version import RegisteredVersion
-from regauge.registry.registry import Registry, open_registry
-from regauge.registry.registry_check import check_registry
+from regauge.registry.registry import Registry
 from regauge.system.errors import DataError, RegaugeError, SettingsError, TransientError
 from regauge.system.files import sha256
 from regauge.system.json_files import write_sealed
@@ -28,7 +28,7 @@ POINTER = "models/qa/stages/production.json"
 @pytest.fixture
 def registry(tmp_path: Path) -> Registry:
     """Return a registry with three versions of `qa`, and no stage."""
-    registry = open_registry(tmp_path / "registry", create=True)
+    registry = Registry(tmp_path / "registry", create=True)
     for seed in (1, 2, 3):
         registry.register("qa", write_artifact(tmp_path / f"artifact-{seed}", seed))
     return registry
@@ -49,7 +49,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def test_a_version_has_the_lineage_of_its_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", tmp_path / "data")
-    registry = open_registry(tmp_path / "registry", create=True)
+    registry = Registry(tmp_path / "registry", create=True)
     version = registry.register("qa", write_artifact(tmp_path / "artifact", 4, run))
     document = registry.resolve("qa", 1).document
     lineage = document["lineage"]
@@ -73,7 +73,7 @@ def test_a_version_has_the_lineage_of_its_run(tmp_path: Path) -> None:
 
 
 def test_the_parent_is_the_version_whose_run_training_started_from(tmp_path: Path) -> None:
-    registry = open_registry(tmp_path / "registry", create=True)
+    registry = Registry(tmp_path / "registry", create=True)
     first = write_run(tmp_path / "one", tmp_path / "data")
     second = write_run(tmp_path / "two", tmp_path / "data", start=str(first))
     registry.register("qa", write_artifact(tmp_path / "a", 1, first))
@@ -90,7 +90,7 @@ def test_the_same_content_is_registered_once(registry: Registry, tmp_path: Path)
 
 
 def test_a_version_may_refer_to_its_folder(tmp_path: Path) -> None:
-    registry = open_registry(tmp_path / "registry", create=True)
+    registry = Registry(tmp_path / "registry", create=True)
     artifact = write_artifact(tmp_path / "artifact")
     version = registry.register("qa", artifact, by_reference=True)
     assert version.folder == str(artifact)
@@ -227,11 +227,11 @@ def test_another_folder_is_no_registry(tmp_path: Path) -> None:
     (tmp_path / "mlruns").mkdir()
     (tmp_path / "mlruns" / "meta.yaml").write_text("a: 1")
     with pytest.raises(SettingsError, match=r"no registry at .*mlruns: registry.json is missing"):
-        open_registry(tmp_path / "mlruns")
+        Registry(tmp_path / "mlruns")
     with pytest.raises(SettingsError, match=r"it has other files \(meta.yaml\)"):
-        open_registry(tmp_path / "mlruns", create=True)
+        Registry(tmp_path / "mlruns", create=True)
     with pytest.raises(SettingsError, match="needs conditional writes"):
-        open_registry("memory://registry", create=True)
+        Registry("memory://registry", create=True)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_a_damaged_document_is_one_line(
     registry.promote("qa", 1, why="first")
     (root / name).write_text(content)
     with pytest.raises(DataError, match=message) as error:
-        open_registry(root).resolve("qa")
+        Registry(root).resolve("qa")
     assert str(root / name) in error.value.problem
 
 

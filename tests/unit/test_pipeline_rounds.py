@@ -17,7 +17,7 @@ from regauge.commands import pipeline
 from regauge.commands._stages import repetition, save_outcome
 from regauge.data import input_hashes
 from regauge.registry.pipelines.rounds import ClockReading, read_clocks
-from regauge.registry.registry import open_registry
+from regauge.registry.registry import Registry
 from regauge.system.errors import (
     DataError,
     DifferenceError,
@@ -79,7 +79,7 @@ def add_data(name: str, *values: float) -> None:
 def find_serving() -> int | None:
     if not Path("registry").exists():
         return None
-    return open_registry("registry").list_stages("search").get("production")
+    return Registry("registry").list_stages("search").get("production")
 
 
 def read_rounds() -> list[dict[str, Any]]:
@@ -128,7 +128,7 @@ def test_the_next_round_starts_from_the_serving_model_and_reads_only_new_files(
     pipeline.main(run_file)
     add_data("2", 0.6, 0.8)
     answer = pipeline.main(run_file)
-    version = open_registry("registry").resolve("search", 1)
+    version = Registry("registry").resolve("search", 1)
     model = read_model(answer)
     assert (model["records"], model["start"]) == (2, version.folder)
     assert model["architecture"] is None
@@ -291,7 +291,7 @@ def test_another_promotion_during_a_round_is_compared_again(
         Path("other").mkdir()
         Path("other/config.json").write_text('{"value": 0.9}')
         Path("other/model.safetensors").write_bytes(b"other")
-        registry = open_registry("registry")
+        registry = Registry("registry")
         number = registry.register("search", "other").number
         registry.promote("search", number, "production", why="by hand")
         return answer
@@ -331,7 +331,7 @@ def test_a_rollback_by_hand_is_kept(run_file: Path) -> None:
     pipeline.main(run_file)
     add_data("2", 0.6)
     pipeline.main(run_file)
-    open_registry("registry").roll_back("search", why="it is slow")
+    Registry("registry").roll_back("search", why="it is slow")
     assert "unchanged" in pipeline.main(run_file)
     assert find_serving() == 1
 
@@ -352,13 +352,13 @@ def test_a_metric_that_does_not_exist_is_refused(run_file: Path) -> None:
 
 def test_a_damaged_model_is_refused(run_file: Path) -> None:
     pipeline.main(run_file)
-    version = open_registry("registry").resolve("search", 1)
+    version = Registry("registry").resolve("search", 1)
     Path(version.folder, "model.safetensors").write_bytes(b"damaged")
     add_data("2", 0.6)
     answer = pipeline.main(run_file)
     assert answer["round"] == 2
     with pytest.raises(DataError, match="corrupted"):
-        open_registry("registry").promote("search", 1, why="back")
+        Registry("registry").promote("search", 1, why="back")
     assert find_serving() == 2
 
 
@@ -470,7 +470,8 @@ def test_clocks_that_jump_change_nothing(run_file: Path) -> None:
         return read_clocks().model_copy(update={"date": next(dates)})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repetition, "read_clocks", read_jumping_date)
+        for module in (repetition, pipeline):
+            patch.setattr(module, "read_clocks", read_jumping_date)
         assert pipeline.main(run_file, "repeat.deadline_hours=1")["round"] == 1
         add_data("2", 0.6)
         assert pipeline.main(run_file, "repeat.deadline_hours=1")["round"] == 2

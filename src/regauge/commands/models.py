@@ -90,9 +90,9 @@ def main(
     address = registry or os.environ.get(REGISTRY_VARIABLE)
     if action == "trace":
         return _print(trace(_require(name, "FILE"), address), as_json=json.is_json)
-    from regauge.registry.registry import open_registry
+    from regauge.registry.registry import Registry
 
-    opened = open_registry(_check_address(address), create=action == "register")
+    opened = Registry(_check_address(address), create=action == "register")
     if action == "verify":
         return _verify(opened, name, item, as_json=json.is_json)
     if action == "list":
@@ -109,9 +109,9 @@ def main(
 def trace(path: str, address: str | None) -> dict[str, Any]:
     """Return which data, code, settings, checkpoint and version made a file or a folder."""
     from regauge.inference.predict.provenance import trace_output
-    from regauge.registry.registry import open_registry
+    from regauge.registry.registry import Registry
 
-    registry = None if address is None else open_registry(address)
+    registry = None if address is None else Registry(address)
     return trace_output(Path(path).expanduser(), registry)
 
 
@@ -194,7 +194,7 @@ def _verify(
     registry: Registry, name: str | None, item: str | None, *, as_json: bool
 ) -> dict[str, Any]:
     """Print the result of the check; raises DataError if something differs."""
-    from regauge.registry.registry_check import check_registry
+    from regauge.registry.check import check_registry
 
     number = None if item is None else _parse_version(item)
     summary = check_registry(registry, name, number)

@@ -26,7 +26,7 @@ from regauge.commands._stages.pipeline_file import PipelineSettings, read_pipeli
 from regauge.commands._stages.stage_node import is_follower
 from regauge.commands._stages.status import StageStatus, explain_stage, inspect_stages
 from regauge.registry.pipelines.deadline import DeadlineTracker
-from regauge.registry.pipelines.rounds import ROUNDS
+from regauge.registry.pipelines.rounds import ROUNDS, read_clocks
 from regauge.supervision.forks import open_fork_server
 from regauge.system import choices, files, log, processes, stop_signals, timing
 from regauge.system.errors import DifferenceError, RegaugeError, SettingsError, TransientError
@@ -296,7 +296,7 @@ def _build_deadline(job: PipelineJob, notify: Callable[[str], object]) -> Deadli
         rounds.current,
         pending,
         rounds.earlier_rounds,
-        repetition.read_clocks,
+        read_clocks,
         notify,
     )
 

@@ -71,12 +71,12 @@ def run(settings: PromoteSettings) -> dict[str, Any]:
     model serves now than at the gate.
     """
     from regauge.registry.pipelines.serving_model import PROMOTION, find_serving
-    from regauge.registry.registry import open_registry
+    from regauge.registry.registry import Registry
 
     folder, options = Path(settings.output.folder), settings.promote
     check_folder(folder, "output.folder")
     gate = _read_gate(options.gate)
-    registry = open_registry(settings.registry.path, create=True)
+    registry = Registry(settings.registry.path, create=True)
     model = settings.registry.model
     evaluation = _read_evidence(options, gate)
     registered = registry.register(model, options.artifact, evaluation=evaluation)

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from regauge import config
-from regauge.registry.registry_documents import HashShape
-from regauge.registry.registry_storage import FileHash
+from regauge.registry.storage import FileHash
 from regauge.system import files
 from regauge.system.errors import DataError
 from regauge.system.hub import combine_hashes, list_model_files, resolve_model
@@ -16,7 +15,7 @@ from regauge.system.json_files import DocumentShape, check_shape, find_json
 if TYPE_CHECKING:
     import os
 
-    from regauge.registry.registry_storage import RegistryStorage
+    from regauge.registry.storage import RegistryStorage
 
 ARTIFACT_KIND = "regauge artifact"
 PARITY_FILE = "parity.json"
@@ -36,7 +35,7 @@ class ArtifactShape(DocumentShape):
 
     format: int
     kind: Literal["regauge artifact"]
-    files: dict[str, HashShape]
+    files: dict[str, FileHash]
     origin: OriginShape
 
 
@@ -105,7 +104,7 @@ def find_difference(
 
 def _inspect_artifact(folder: Path, manifest: ArtifactShape) -> ModelFiles:
     root = folder.resolve()
-    hashes = {name: FileHash(item.bytes, item.sha256) for name, item in manifest.files.items()}
+    hashes = dict(manifest.files)
     for name, expected in hashes.items():
         path = folder / name
         if not path.resolve().is_relative_to(root):
@@ -121,4 +120,4 @@ def _inspect_artifact(folder: Path, manifest: ArtifactShape) -> ModelFiles:
 
 def _hash_file(folder: Path, name: str) -> FileHash:
     path = folder / name
-    return FileHash(path.stat().st_size, files.sha256(path))
+    return FileHash(bytes=path.stat().st_size, sha256=files.sha256(path))

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from regauge.registry.folder_storage import FolderStorage
 from regauge.registry.model_files import find_difference
 from regauge.registry.registry import Registry
+from regauge.registry.storage import FolderStorage
 from regauge.system.errors import DataError
 from regauge.system.files import find_cache_folder
 

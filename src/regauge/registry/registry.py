@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from regauge.registry import registered_version, stages
-from regauge.registry.registry_documents import (
+from regauge.registry.documents import (
+    CLAIM_FILE,
     DEFAULT_STAGE,
+    FILES,
+    KNOWN_STAGES,
     MODELS,
     REGISTRY_FILE,
     REGISTRY_KIND,
+    VERSION_FILE,
     RegistryShape,
     check_name,
+    check_stage,
+    find_user,
     format_document,
     format_time,
     parse_time,
     read_document,
+    version_key,
 )
-from regauge.registry.registry_storage import open_storage
+from regauge.registry.lineage import collect_lineage, find_figures
+from regauge.registry.model_files import find_difference, inspect_model
+from regauge.registry.storage import open_storage
 from regauge.system.choices import did_you_mean
-from regauge.system.errors import SettingsError
+from regauge.system.errors import DataError, SettingsError
+from regauge.system.log import logger
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    from regauge.registry.model_files import ModelFiles
     from regauge.registry.registered_version import RegisteredVersion
-    from regauge.registry.registry_storage import RegistryStorage
     from regauge.registry.stages import StageEntry
+    from regauge.registry.storage import RegistryStorage
+
+MAX_CLAIMS = 100
+"""How often a registration tries the next number while others take it."""
 
 
 class Registry:
@@ -82,16 +98,34 @@ class Registry:
         Raises DataError if a file of the artifact has changed, and SettingsError if there is no
         model.
         """
-        return registered_version.register_version(
-            self.storage,
-            name,
-            model,
-            run=run,
-            parent=parent,
-            evaluation=evaluation,
-            usd=usd,
-            by_reference=by_reference,
-        )
+        check_name(name)
+        files = inspect_model(model)
+        same = registered_version.find_content(self.storage, name, files.content_sha256)
+        if same is not None:
+            logger.info("%s is version %d of '%s' already", model, same.number, name)
+            return same
+        if parent is not None:
+            registered_version.read_version(self.storage, name, parent)
+        run_folder = None if run is None else Path(run).expanduser()
+        figures = find_figures(files, run_folder)
+        lineage = collect_lineage(files, run_folder)
+        document = {
+            "model": name,
+            "created_by": find_user(),
+            "kind": files.kind,
+            "content_sha256": files.content_sha256,
+            "files": {key: item.model_dump() for key, item in sorted(files.hashes.items())},
+            "lineage": lineage,
+            "location": str(files.folder.resolve()) if by_reference else None,
+            "parent": parent if parent is not None else self._find_parent(name, lineage),
+            "parity": figures["parity"],
+            "evaluation": dict(evaluation) if evaluation is not None else figures["evaluation"],
+            "usd": usd if usd is not None else figures["usd"],
+        }
+        number = self._claim_number(name, files.content_sha256)
+        if not by_reference:
+            self._upload_files(name, number, files)
+        return self._commit(name, number, document)
 
     def promote(
         self,
@@ -112,15 +146,22 @@ class Registry:
         the stage has another version than expected, and TransientError if another command has
         changed the stage meanwhile.
         """
-        return stages.promote(
-            self.storage,
-            name,
-            version,
-            stage,
-            why=why,
-            expected_version=expected_version,
-            create_stage=create_stage,
-        )
+        _check_reason(why)
+        current = stages.find_pointer(self.storage, name, check_stage(stage))
+        known = sorted({*KNOWN_STAGES, *stages.list_stages(self.storage, name)})
+        if current is None and stage not in known and not create_stage:
+            remedy = f"{did_you_mean(stage, known)} (or add --create-stage)"
+            raise SettingsError(f"'{name}' has no stage '{stage}'", remedy)
+        target = registered_version.read_version(self.storage, name, version)
+        previous = None if current is None else current.version
+        if expected_version is not None and previous != expected_version:
+            actual = "empty" if previous is None else f"version {previous}"
+            problem = f"{name}@{stage} is {actual}, not version {expected_version}"
+            raise DataError(problem, "compare the candidate with that version, then promote it")
+        if current is not None and previous == version:
+            return current
+        target.check_files()
+        return stages.move_stage(target, stage, current, ("promote", why))
 
     def roll_back(self, name: str, stage: str = DEFAULT_STAGE, *, why: str) -> StageEntry:
         """Point a stage to the version before, by its log, and return the entry of the log.
@@ -128,7 +169,15 @@ class Registry:
         A version that was rolled back is skipped. Raises SettingsError if there is no version
         before, and the errors of `promote`.
         """
-        return stages.roll_back(self.storage, name, stage, why=why)
+        _check_reason(why)
+        current = stages.read_pointer(self.storage, name, stage)
+        earlier = stages.list_history(self.read_log(name, stage))[:-1]
+        if not earlier:
+            problem = f"{name}@{stage} had no version before version {current.version}"
+            raise SettingsError(problem, "promote another version instead")
+        target = registered_version.read_version(self.storage, name, earlier[-1])
+        target.check_files()
+        return stages.move_stage(target, stage, current, ("rollback", why))
 
     def resolve(self, name: str, selector: str | int = DEFAULT_STAGE) -> RegisteredVersion:
         """Return the version of a stage, or the version with a number.
@@ -163,8 +212,9 @@ class Registry:
         SettingsError for another text, an unknown model or stage.
         """
         stages.read_pointer(self.storage, name, stage)
-        entry = stages.find_entry_at(self.read_log(name, stage), parse_time(at))
-        return None if entry is None else self.resolve(name, entry.version)
+        time_at = parse_time(at)
+        earlier = [entry for entry in self.read_log(name, stage) if entry.time <= time_at]
+        return self.resolve(name, earlier[-1].version) if earlier else None
 
     def check_model(self, name: str) -> None:
         """Raise SettingsError if the registry has no model of this name."""
@@ -173,20 +223,63 @@ class Registry:
             problem = f"the registry {self.address} has no model '{name}'"
             raise SettingsError(problem, did_you_mean(name, models))
 
+    def _find_parent(self, name: str, lineage: dict[str, Any]) -> int | None:
+        """Return the version whose run a run started from; None if it is not in the registry."""
+        start = lineage["checkpoint"].get("start")
+        path = start.get("path") if isinstance(start, dict) else start
+        if not isinstance(path, str):
+            return None
+        run = str(Path(path).expanduser().resolve())
+        for version in registered_version.scan_versions(self.storage, name):
+            if version.document["lineage"]["checkpoint"].get("run") == run:
+                return version.number
+        return None
 
-def open_registry(address: str | os.PathLike[str], *, create: bool = False) -> Registry:
-    """Return the registry at an address; raises the errors of `Registry`."""
-    return Registry(address, create=create)
+    def _claim_number(self, name: str, sha256: str) -> int:
+        """Reserve the next number; two registrations never have the same."""
+        numbers = registered_version.list_version_numbers(self.storage, name)
+        first = max(numbers, default=0) + 1
+        claim = {"id": uuid4().hex, "by": find_user(), "at": time.time(), "content_sha256": sha256}
+        for number in range(first, first + MAX_CLAIMS):
+            if self.storage.create(version_key(name, number, CLAIM_FILE), format_document(claim)):
+                return number
+        problem = f"other registrations took {MAX_CLAIMS} numbers of '{name}'"
+        raise SettingsError(problem, "register it when they have ended")
+
+    def _upload_files(self, name: str, number: int, files: ModelFiles) -> None:
+        """Copy the files; raises DataError if one has changed since it was hashed."""
+        prefix = version_key(name, number, FILES)
+        for file in files.hashes:
+            self.storage.upload(files.folder / file, f"{prefix}/{file}")
+        if damage := find_difference(self.storage, prefix, files.hashes):
+            problem = f"the copy of {files.folder} is not whole: {damage}"
+            raise DataError(problem, "register it again")
+
+    def _commit(self, name: str, number: int, document: dict[str, Any]) -> RegisteredVersion:
+        """Write the document of a version, from which on it exists."""
+        key = version_key(name, number, VERSION_FILE)
+        document = {**document, "version": number, "created_at": format_time(time.time())}
+        if not self.storage.create(key, format_document(document)):
+            problem = f"{self.storage.locate(key)} exists already"
+            raise DataError(problem, "register the artifact again")
+        stored = registered_version.read_version(self.storage, name, number)
+        return registered_version.RegisteredVersion(self.storage, stored.document, is_new=True)
+
+
+def _check_reason(why: str) -> None:
+    """Raise SettingsError if a change of a stage has no reason."""
+    if not why.strip():
+        raise SettingsError("the change has no reason", "write one: --why TEXT")
 
 
 def _create(storage: RegistryStorage) -> None:
     """Create a registry; raises SettingsError if the address has other files."""
-    if others := storage.list_names(""):
-        problem = f"{storage.address} is no registry: it has other files ({others[0]})"
-        raise SettingsError(problem, "name an empty folder or prefix")
     folder = storage.local_folder
     if folder is not None and folder.exists() and not folder.is_dir():
         raise SettingsError(f"{storage.address} is a file", "name a folder")
+    if others := storage.list_names(""):
+        problem = f"{storage.address} is no registry: it has other files ({others[0]})"
+        raise SettingsError(problem, "name an empty folder or prefix")
     storage.check_conditions()
     document = {"kind": REGISTRY_KIND, "created_at": format_time(time.time())}
     if not storage.create(REGISTRY_FILE, format_document(document)):

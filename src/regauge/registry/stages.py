@@ -17,16 +17,13 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
-from regauge.registry.registered_version import list_versions, read_version
-from regauge.registry.registry_documents import (
-    DEFAULT_STAGE,
-    KNOWN_STAGES,
+from regauge.registry.documents import (
     LOG,
     MODELS,
+    RESTORE,
     STAGES,
     Action,
     StageEntryShape,
-    build_unknown_stage_error,
     check_name,
     check_stage,
     entry_key,
@@ -38,12 +35,13 @@ from regauge.registry.registry_documents import (
     parse_time,
     stage_key,
 )
+from regauge.registry.registered_version import list_versions
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import DataError, SettingsError, TransientError
 
 if TYPE_CHECKING:
     from regauge.registry.registered_version import RegisteredVersion
-    from regauge.registry.registry_storage import RegistryStorage
+    from regauge.registry.storage import RegistryStorage
 
 
 class StageEntry(NamedTuple):
@@ -79,50 +77,6 @@ class StageEntry(NamedTuple):
         return {name: self.document[name] for name in names}
 
 
-def promote(
-    storage: RegistryStorage,
-    name: str,
-    version: int,
-    stage: str = DEFAULT_STAGE,
-    *,
-    why: str,
-    expected_version: int | None = None,
-    create_stage: bool = False,
-) -> StageEntry:
-    """Point a stage to a version; see `Registry.promote`."""
-    _check_reason(why)
-    current = find_pointer(storage, name, check_stage(stage))
-    known = sorted({*KNOWN_STAGES, *list_stages(storage, name)})
-    if current is None and stage not in known and not create_stage:
-        remedy = f"{did_you_mean(stage, known)} (or add --create-stage)"
-        raise SettingsError(f"'{name}' has no stage '{stage}'", remedy)
-    target = read_version(storage, name, version)
-    previous = None if current is None else current.version
-    if expected_version is not None and previous != expected_version:
-        actual = "empty" if previous is None else f"version {previous}"
-        problem = f"{name}@{stage} is {actual}, not version {expected_version}"
-        raise DataError(problem, "compare the candidate with that version, then promote it")
-    if current is not None and previous == version:
-        return current
-    target.check_files()
-    return _move_stage(storage, target, stage, current, ("promote", why))
-
-
-def roll_back(
-    storage: RegistryStorage, name: str, stage: str = DEFAULT_STAGE, *, why: str
-) -> StageEntry:
-    """Point a stage to the version before; see `Registry.roll_back`."""
-    _check_reason(why)
-    current = _require_pointer(storage, name, check_stage(stage))
-    earlier = _build_history(read_log(storage, name, stage))[:-1]
-    if not earlier:
-        problem = f"{name}@{stage} had no version before version {current.version}"
-        raise SettingsError(problem, "promote another version instead")
-    target = read_version(storage, name, earlier[-1])
-    target.check_files()
-    return _move_stage(storage, target, stage, current, ("rollback", why))
-
-
 def list_stages(storage: RegistryStorage, name: str) -> list[str]:
     """Return the stages of a model that have a version."""
     names = storage.list_names(join_key(MODELS, check_name(name), STAGES))
@@ -132,36 +86,38 @@ def list_stages(storage: RegistryStorage, name: str) -> list[str]:
 def find_pointer(storage: RegistryStorage, name: str, stage: str) -> StageEntry | None:
     """Return the pointer of a stage; None if no version was ever promoted.
 
-    Raises DataError if the pointer is damaged, or lost although the log has entries.
+    Raises DataError if the pointer is damaged, or lost although the log has entries. The remedy
+    names its copy in the log.
     """
     key = stage_key(check_name(name), stage)
+    location = storage.locate(key)
     stored = storage.read_with_token(key)
     if stored is not None:
-        return _parse_pointer(storage, name, stage, stored.content)._replace(token=stored.token)
+        try:
+            document = parse_document(stored.content, location, StageEntryShape)
+        except DataError as error:
+            repair = _find_repair(storage, name, stage) or error.remedy
+            raise DataError(error.problem, repair) from None
+        return StageEntry(document, stored.content, stored.token)
     if remedy := _find_repair(storage, name, stage):
-        raise DataError(f"{storage.locate(key)} is missing", remedy)
+        raise DataError(f"{location} is missing", remedy)
     return None
 
 
 def read_pointer(storage: RegistryStorage, name: str, stage: str) -> StageEntry:
-    """Return the pointer of a stage.
+    """Return the pointer of a stage, with one request, because servers poll it.
 
     Raises SettingsError for an unknown model or a stage without a version, and DataError if the
     pointer is damaged.
     """
-    content = storage.read(stage_key(check_name(name), check_stage(stage)))
-    if content is not None:  # one request, because servers poll it
-        return _parse_pointer(storage, name, stage, content)
-    return _require_pointer(storage, name, stage)
-
-
-def _require_pointer(storage: RegistryStorage, name: str, stage: str) -> StageEntry:
-    """Return the pointer of a stage with its token; raises the errors of `read_pointer`."""
-    entry = find_pointer(storage, name, stage)
-    if entry is None:
-        list_versions(storage, name)  # raises SettingsError for an unknown model
-        raise build_unknown_stage_error(stage, name, list_stages(storage, name))
-    return entry
+    entry = find_pointer(storage, name, check_stage(stage))
+    if entry is not None:
+        return entry
+    list_versions(storage, name)  # raises SettingsError for an unknown model
+    known = list_stages(storage, name)
+    problem = f"no version of '{name}' is in stage '{stage}'"
+    command = f"run: regauge models promote {name} VERSION --stage {stage} --why TEXT"
+    raise SettingsError(problem, did_you_mean(stage, known) if known else command)
 
 
 def read_log(storage: RegistryStorage, name: str, stage: str) -> list[StageEntry]:
@@ -178,19 +134,13 @@ def read_log(storage: RegistryStorage, name: str, stage: str) -> list[StageEntry
         content = storage.read(key)
         if content is None:
             problem = f"{storage.locate(key)} is missing"
-            raise DataError(problem, "restore it from a copy of the registry")
+            raise DataError(problem, RESTORE)
         document = parse_document(content, storage.locate(key), StageEntryShape)
         entries.append(StageEntry(document, content))
     return [*entries, pointer]
 
 
-def find_entry_at(entries: list[StageEntry], time_at: dt.datetime) -> StageEntry | None:
-    """Return the entry that was current at a time; None before the first one."""
-    earlier = [entry for entry in entries if entry.time <= time_at]
-    return earlier[-1] if earlier else None
-
-
-def _build_history(entries: list[StageEntry]) -> list[int]:
+def list_history(entries: list[StageEntry]) -> list[int]:
     """Return the versions of a stage without the ones that were rolled back, oldest first."""
     history: list[int] = []
     for entry in entries:
@@ -202,15 +152,14 @@ def _build_history(entries: list[StageEntry]) -> list[int]:
     return history
 
 
-def _move_stage(
-    storage: RegistryStorage,
+def move_stage(
     target: RegisteredVersion,
     stage: str,
     current: StageEntry | None,
     reason: tuple[Action, str],
 ) -> StageEntry:
     """Replace the pointer of a stage; raises TransientError if it has changed meanwhile."""
-    name = target.model
+    storage, name = target.storage, target.model
     if current is not None:
         _write_log(storage, current)
     document = _build_entry(target, stage, current, reason)
@@ -264,17 +213,6 @@ def _write_log(storage: RegistryStorage, entry: StageEntry) -> None:
         raise DataError(problem, "restore both from a copy of the registry")
 
 
-def _parse_pointer(storage: RegistryStorage, name: str, stage: str, content: bytes) -> StageEntry:
-    """Return the pointer of a stage; the remedy for a damaged one names its copy in the log."""
-    location = storage.locate(stage_key(name, stage))
-    try:
-        document = parse_document(content, location, StageEntryShape)
-    except DataError as error:
-        remedy = _find_repair(storage, name, stage) or error.remedy
-        raise DataError(error.problem, remedy) from None
-    return StageEntry(document, content)
-
-
 def _find_repair(storage: RegistryStorage, name: str, stage: str) -> str | None:
     """Return the remedy for a lost pointer: its copy in the log; None if the log is empty."""
     folder = join_key(MODELS, name, LOG, stage)
@@ -283,9 +221,3 @@ def _find_repair(storage: RegistryStorage, name: str, stage: str) -> str | None:
         return None
     source = storage.locate(join_key(folder, entries[-1]))
     return f"copy {source} to {storage.locate(stage_key(name, stage))}"
-
-
-def _check_reason(why: str) -> None:
-    """Raise SettingsError if a change of a stage has no reason."""
-    if not why.strip():
-        raise SettingsError("the change has no reason", "write one: --why TEXT")

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge import config
+from regauge.registry.documents import REGISTRY_FILE
 from regauge.registry.model_reference import fetch_version
-from regauge.registry.registry import open_registry
-from regauge.registry.registry_documents import REGISTRY_FILE
-from regauge.registry.registry_storage import open_storage
+from regauge.registry.registry import Registry
 from regauge.registry.stages import find_pointer
+from regauge.registry.storage import open_storage
 from regauge.system.errors import DataError
 from regauge.system.json_files import DocumentShape
 
@@ -61,7 +61,7 @@ def find_serving(settings: RegistryModel, version: str | None = None) -> Serving
     """
     if open_storage(settings.path).read(REGISTRY_FILE) is None and version is None:
         return None
-    registry = open_registry(settings.path)
+    registry = Registry(settings.path)
     if version is None:
         pointer = find_pointer(registry.storage, settings.model, settings.stage)
         if pointer is None:

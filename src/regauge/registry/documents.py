@@ -11,12 +11,12 @@ import re
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from regauge import config
-from regauge.system.choices import did_you_mean
+from regauge.registry.storage import FileHash
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.json_files import DocumentShape, check_shape, parse_object, seal
 
 if TYPE_CHECKING:
-    from regauge.registry.registry_storage import RegistryStorage
+    from regauge.registry.storage import RegistryStorage
 
 REGISTRY_FILE, VERSION_FILE, CLAIM_FILE = "registry.json", "version.json", "claim.json"
 MODELS, VERSIONS, FILES, STAGES, LOG = "models", "versions", "files", "stages", "log"
@@ -39,13 +39,6 @@ class RegistryShape(DocumentShape):
     created_at: str
 
 
-class HashShape(DocumentShape):
-    """The size and hash of a file."""
-
-    bytes: int
-    sha256: str
-
-
 class VersionShape(DocumentShape):
     """A version of a model."""
 
@@ -57,7 +50,7 @@ class VersionShape(DocumentShape):
     kind: Literal["artifact", "model"]
     content_sha256: str
     location: str | None = None
-    files: dict[str, HashShape]
+    files: dict[str, FileHash]
     parent: int | None = None
     lineage: dict[str, Any]
     parity: dict[str, Any] | None = None
@@ -97,15 +90,6 @@ def check_stage(stage: str) -> str:
         remedy = "use lowercase letters, digits and - _, such as production"
         raise SettingsError(f"invalid stage '{stage}'", remedy)
     return stage
-
-
-def build_unknown_stage_error(stage: str, name: str, known: list[str]) -> SettingsError:
-    """Return the error for a stage that a model does not have."""
-    problem = f"no version of '{name}' is in stage '{stage}'"
-    if not known:
-        remedy = f"run: regauge models promote {name} VERSION --stage {stage} --why TEXT"
-        return SettingsError(problem, remedy)
-    return SettingsError(problem, did_you_mean(stage, known))
 
 
 def join_key(*parts: str | int) -> str:

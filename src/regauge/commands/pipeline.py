@@ -178,10 +178,8 @@ def resolve(
     pipeline = read_pipeline_file(run_file, overrides)
     folder, shared, repeat = pipeline.folder, pipeline.shared, pipeline.settings.repeat
     if repeat is not None:
-        selected = repetition.select_round(pipeline, repeat, earlier)
-        return PipelineJob(
-            run_file, folder, selected.stages, selected.statuses, shared, selected.repetition
-        )
+        rounds = repetition.select_round(pipeline, repeat, earlier)
+        return PipelineJob(run_file, folder, rounds.stages, rounds.statuses, shared, rounds)
     stages = _stages.resolve_stages(pipeline.stages, shared, folder)
     return PipelineJob(run_file, folder, stages, inspect_stages(stages), shared)
 

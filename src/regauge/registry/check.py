@@ -21,11 +21,11 @@ from regauge.registry.registered_version import (
     list_version_numbers,
     read_version,
 )
-from regauge.registry.stages import StageEntry, compute_sha256, list_stages, read_log
+from regauge.registry.stages import compute_sha256, list_stages, read_log
 from regauge.system.errors import RegaugeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from regauge.registry.registry import Registry
     from regauge.registry.storage import RegistryStorage
@@ -48,7 +48,6 @@ class RegistryFinding(NamedTuple):
 class RegistryCheck:
     """The number of checked parts of a registry, and the differences."""
 
-    storage: RegistryStorage
     num_versions: int = 0
     num_files: int = 0
     num_entries: int = 0
@@ -63,35 +62,13 @@ class RegistryCheck:
             "problems": [finding._asdict() for finding in self.findings],
         }
 
-    def collect(
-        self, check: Callable[[str, Any], Iterator[Difference]], model: str, part: int | str
-    ) -> None:
+    def add(self, subject: str, differences: Iterator[Difference]) -> None:
         """Add the differences of a version or of a stage, which end with the first error."""
-        subject = f"{model}@{part}"
         try:
-            for problem, remedy in check(model, part):
+            for problem, remedy in differences:
                 self.findings.append(RegistryFinding(subject, problem, remedy))
         except RegaugeError as error:
             self.findings.append(RegistryFinding(subject, error.problem, error.remedy))
-
-    def check_version(self, model: str, number: int) -> Iterator[Difference]:
-        """Yield the differences in the document, the files and the lineage of a version."""
-        version = find_version(self.storage, model, number)
-        if version is None:
-            folder = self.storage.locate(version_key(model, number))
-            remedy = f"{REGISTER_AGAIN}; {folder} may be removed"
-            yield "its registration was not finished", remedy
-            return
-        self.num_versions += 1
-        self.num_files += len(version.hashes)
-        version.check_files()
-        yield from _check_lineage(version)
-
-    def check_stage(self, model: str, stage: str) -> Iterator[Difference]:
-        """Yield the differences in the pointer and the log of a stage."""
-        entries = read_log(self.storage, model, stage)
-        self.num_entries += len(entries)
-        yield from _check_entries(self.storage, entries)
 
 
 def check_registry(
@@ -101,19 +78,34 @@ def check_registry(
 
     Raises SettingsError for an unknown model or version.
     """
-    storage = registry.storage
+    storage, check = registry.storage, RegistryCheck()
     if name is not None:
         registry.check_model(name)
         if number is not None:
             read_version(storage, name, number)
-    check = RegistryCheck(storage)
     for model in registry.list_models() if name is None else [name]:
         for item in list_version_numbers(storage, model) if number is None else [number]:
-            check.collect(check.check_version, model, item)
+            check.add(f"{model}@{item}", _check_version(storage, model, item, check))
         logs = storage.list_names(join_key(MODELS, model, LOG))
         for stage in sorted({*list_stages(storage, model), *logs}) if number is None else ():
-            check.collect(check.check_stage, model, stage)
+            check.add(f"{model}@{stage}", _check_stage(storage, model, stage, check))
     return check
+
+
+def _check_version(
+    storage: RegistryStorage, model: str, number: int, check: RegistryCheck
+) -> Iterator[Difference]:
+    """Yield the differences in the document, the files and the lineage of a version."""
+    version = find_version(storage, model, number)
+    if version is None:
+        folder = storage.locate(version_key(model, number))
+        remedy = f"{REGISTER_AGAIN}; {folder} may be removed"
+        yield "its registration was not finished", remedy
+        return
+    check.num_versions += 1
+    check.num_files += len(version.hashes)
+    version.check_files()
+    yield from _check_lineage(version)
 
 
 def _check_lineage(version: RegisteredVersion) -> Iterator[Difference]:
@@ -133,14 +125,17 @@ def _check_lineage(version: RegisteredVersion) -> Iterator[Difference]:
         yield f"its parent, version {parent}, is missing", REGISTER_AGAIN
 
 
-def _check_entries(storage: RegistryStorage, entries: list[StageEntry]) -> Iterator[Difference]:
-    """Yield the differences between the entries of a log, and to the versions that they name."""
+def _check_stage(
+    storage: RegistryStorage, name: str, stage: str, check: RegistryCheck
+) -> Iterator[Difference]:
+    """Yield the differences in the log of a stage, and to the versions that it names."""
+    entries = read_log(storage, name, stage)
+    check.num_entries += len(entries)
     previous_sha256: str | None = None
     restore = "restore the log from a copy of the registry"
     for entry in entries:
         document, number = entry.document, entry.version
-        name = document["model"]
-        location = storage.locate(entry_key(name, document["stage"], entry.number))
+        location = storage.locate(entry_key(name, stage, entry.number))
         if document["previous_sha256"] != previous_sha256:
             yield f"{location} does not follow the entry before", restore
         version = find_version(storage, name, number)

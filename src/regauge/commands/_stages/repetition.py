@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from regauge.commands._stages import resolve_stages
@@ -41,6 +41,9 @@ class Repetition:
     """The stored rounds."""
     current: Round
     hashes: InputHashes
+    stages: list[ResolvedStage] = field(default_factory=list)
+    """The stages of the current round."""
+    statuses: dict[str, StageStatus] = field(default_factory=dict)
 
     @property
     def is_new(self) -> bool:
@@ -82,18 +85,9 @@ class Repetition:
         self.rounds = save_round(self.folder, self.rounds, self.current)
 
 
-@dataclass(frozen=True)
-class SelectedRound:
-    """The round of a pipeline with its stages."""
-
-    repetition: Repetition
-    stages: list[ResolvedStage]
-    statuses: dict[str, StageStatus]
-
-
 def select_round(
     pipeline: PipelineFile, repeat: Repeat, earlier: Repetition | None = None
-) -> SelectedRound:
+) -> Repetition:
     """Return the round to run; writes nothing.
 
     An unfinished or refused round is continued. A finished one is followed by a new one if a file
@@ -105,21 +99,20 @@ def select_round(
     patterns = list_increments(pipeline.stages, pipeline.shared, repeat)
     present = {name: hashes.hash_patterns(item) for name, item in patterns.items()}
 
-    def resolve(current: Round) -> SelectedRound:
-        repetition = Repetition(pipeline.folder, repeat, rounds, current, hashes)
-        return _resolve(pipeline, repetition)
+    def resolve(current: Round) -> Repetition:
+        return _resolve(pipeline, Repetition(pipeline.folder, repeat, rounds, current, hashes))
 
     if not rounds:
         return resolve(_start(pipeline, 1, present))
     last = rounds[-1]
     if last.state != "running" and (new_files := select_new_files(rounds, present)) is not None:
         return resolve(_start(pipeline, last.number + 1, new_files))
-    selected = resolve(last)
-    if all(status.state == "finished" for status in selected.statuses.values()):
-        return selected
+    same = resolve(last)
+    if all(status.state == "finished" for status in same.statuses.values()):
+        return same
     if last.state == "finished":
         return resolve(_start(pipeline, last.number + 1, last.files))
-    return _compare_with_present(pipeline, selected)
+    return _compare_with_present(pipeline, same)
 
 
 def _start(pipeline: PipelineFile, number: int, files: dict[str, FileHashes]) -> Round:
@@ -136,13 +129,13 @@ def _start(pipeline: PipelineFile, number: int, files: dict[str, FileHashes]) ->
     )
 
 
-def _compare_with_present(pipeline: PipelineFile, selected: SelectedRound) -> SelectedRound:
-    """Return the round compared with the model that serves now, unless it is its own."""
-    repetition, version = selected.repetition, _find_version(pipeline)
-    promotions = [stage.folder for stage in selected.stages if stage.verb == "promote"]
+def _compare_with_present(pipeline: PipelineFile, repetition: Repetition) -> Repetition:
+    """Compare the round with the model that serves now, unless it is its own; return it."""
+    version = _find_version(pipeline)
+    promotions = [stage.folder for stage in repetition.stages if stage.verb == "promote"]
     is_own = version is not None and version in map(read_promoted_version, promotions)
     if version == repetition.current.serving or is_own:
-        return selected
+        return repetition
     repetition.current = repetition.current.model_copy(update={"serving": version})
     return _resolve(pipeline, repetition)
 
@@ -153,13 +146,14 @@ def _find_version(pipeline: PipelineFile) -> str | None:
     return None if serving is None else serving.version
 
 
-def _resolve(pipeline: PipelineFile, repetition: Repetition) -> SelectedRound:
-    """Return the current round with its stages."""
+def _resolve(pipeline: PipelineFile, repetition: Repetition) -> Repetition:
+    """Resolve the stages of the current round; return the repetition."""
     registry, current = pipeline.settings.registry, repetition.current
     base, serving = (
         find_serving(registry, version) if registry and version else None
         for version in (current.base, current.serving)
     )
     inputs = RoundInputs(current, base, serving, repetition.hashes)
-    stages = resolve_stages(pipeline.stages, pipeline.shared, pipeline.folder, inputs)
-    return SelectedRound(repetition, stages, inspect_stages(stages))
+    repetition.stages = resolve_stages(pipeline.stages, pipeline.shared, pipeline.folder, inputs)
+    repetition.statuses = inspect_stages(repetition.stages)
+    return repetition

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from regauge.config.toml_format import format_toml
 from regauge.system.errors import SettingsError
 
 
@@ -39,22 +38,4 @@ def format_value(value: Any, key: str) -> str:
     """Return a setting as TOML; raises SettingsError for a value that TOML cannot express."""
     if value is None:
         raise SettingsError(f"'{key}' is None", "leave it out")
-    return _format_toml(to_json(value, key))
-
-
-def _format_toml(value: Any) -> str:
-    if isinstance(value, dict):
-        items = (f"{_quote(name)} = {_format_toml(item)}" for name, item in value.items())
-        return f"{{ {', '.join(items)} }}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_format_toml, value))}]"
-    if isinstance(value, str):
-        return _quote(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return json.dumps(value)
-
-
-def _quote(text: str) -> str:
-    """Return text as a basic string of TOML; only TOML escapes the character DEL."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return format_toml(to_json(value, key))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 from regauge.commands._recipes.data_file import DataFile, FieldSummary, read_data_file
 from regauge.commands._recipes.settings import BUILDERS, DESCRIPTIONS, Job, Recipe
+from regauge.config.toml_format import format_key, format_toml
 
 MAX_LINE = 100
 EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -55,28 +54,11 @@ def format_tables(tables: dict[str, Any]) -> list[str]:
     """Return the lines of a TOML document; a table is one line if it is short enough."""
     lines = []
     for name, value in tables.items():
-        line = f"{name} = {format_value(value)}"
+        line = f"{name} = {format_toml(value)}"
         if isinstance(value, dict) and (len(value) == 1 or len(line) > MAX_LINE):
             lines += [
-                f"{name}.{_format_key(key)} = {format_value(item)}" for key, item in value.items()
+                f"{name}.{format_key(key)} = {format_toml(item)}" for key, item in value.items()
             ]
         else:
             lines.append(line)
     return [*lines, ""]
-
-
-def format_value(value: Any) -> str:
-    """Return a value in TOML; tables are inline."""
-    if isinstance(value, dict):
-        items = ", ".join(
-            f"{_format_key(key)} = {format_value(item)}" for key, item in value.items()
-        )
-        return f"{{ {items} }}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(format_value, value))}]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _format_key(key: str) -> str:
-    is_bare = re.fullmatch(r"[A-Za-z0-9_-]+", key) is not None
-    return key if is_bare else format_value(key)

@@ -87,7 +87,8 @@ class RoundsShape(DocumentShape):
 def read_clocks() -> ClockReading:
     """Read the clocks of this machine; without an uptime clock, the boot identifier is empty."""
     try:
-        uptime, boot = time.clock_gettime(time.CLOCK_BOOTTIME), BOOT_ID.read_text().strip()
+        uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
+        boot = BOOT_ID.read_text(encoding="ascii").strip()
     except (AttributeError, OSError):
         uptime, boot = time.monotonic(), ""
     return ClockReading(date=time.time(), uptime=uptime, boot=boot)

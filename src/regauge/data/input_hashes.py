@@ -21,7 +21,7 @@ from regauge.system.errors import DataError
 from regauge.system.json_files import find_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from regauge.data.sources import Piece
     from regauge.data.sources._files import InputFile
@@ -52,7 +52,7 @@ class InputHashes:
             return self.hash_patterns(source.files)
         return {piece.name: piece.stamp for piece in source.list_pieces()}
 
-    def hash_pieces(self, pieces: Iterable[Piece]) -> FileHashes:
+    def hash_pieces(self, pieces: Sequence[Piece]) -> FileHashes:
         """Return the hash of each piece by its name.
 
         A piece of local files is identified by their content, any other piece by its stamp.

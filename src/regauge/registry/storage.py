@@ -16,6 +16,7 @@ import hashlib
 import os
 import secrets
 from abc import ABC, abstractmethod
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import uuid4
@@ -226,7 +227,8 @@ class S3Storage(RegistryStorage):
     def _get(self, path: str) -> TokenContent:
         bucket, key, _ = self._files.split_path(path)
         answer = self._files.call_s3("get_object", Bucket=bucket, Key=key)
-        return TokenContent(sync(self._files.loop, answer["Body"].read), answer["ETag"])
+        with closing(answer["Body"]) as body:
+            return TokenContent(sync(self._files.loop, body.read), answer["ETag"])
 
     def _put(self, key: str, content: bytes, **condition: str) -> bool:
         """Write a file under a condition; return whether it has this content now."""

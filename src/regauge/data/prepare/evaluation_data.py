@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +10,7 @@ from regauge.config import build
 from regauge.data.dataset import TOKENIZER_FOLDER, read_manifest
 from regauge.data.prepare.prepare import PrepareJob, prepare_datasets
 from regauge.data.settings import UNNAMED, RowLayout, SplitSettings, TokenizerSettings
+from regauge.system.json_files import hash_document
 from regauge.system.processes import available_cores
 from regauge.system.units import MEGA
 
@@ -47,8 +46,7 @@ def prepare_like(dataset: Path, source: Source, folder: Path) -> Path:
         split=split,
     )
     inputs = job.collect_inputs()
-    identity = json.dumps(inputs.to_document(), sort_keys=True)
-    name = hashlib.sha256(identity.encode()).hexdigest()[:12]
+    name = hash_document(inputs.to_document())[:12]
     is_small = sum(piece.bytes for piece in inputs.pieces) < SMALL_SOURCE_BYTES
     job = replace(job, folder=folder / name, processes=1 if is_small else available_cores())
     prepare_datasets(job)

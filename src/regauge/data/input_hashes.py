@@ -17,8 +17,7 @@ from regauge.config import Choice, Settings, flatten
 from regauge.data.sources import Source
 from regauge.data.sources._files import FileSource, find_files, hash_stats, stat_file
 from regauge.system import choices, files
-from regauge.system.errors import DataError
-from regauge.system.json_files import find_json
+from regauge.system.json_files import find_valid_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -155,13 +154,9 @@ def list_settings_changes(before: dict[str, Any], now: dict[str, Any]) -> list[s
 
 def _read(path: Path) -> dict[str, tuple[str, str]]:
     """Return the known stamps and hashes; nothing if the file is missing or damaged."""
-    try:
-        document = find_json(path, "remove it") or {}
-    except DataError:
-        return {}
     return {
         name: (str(entry[0]), str(entry[1]))
-        for name, entry in document.items()
+        for name, entry in (find_valid_json(path) or {}).items()
         if isinstance(entry, list) and len(entry) == 2  # noqa: PLR2004 (stamp and hash)
     }
 

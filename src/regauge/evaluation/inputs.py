@@ -18,10 +18,9 @@ from regauge.evaluation.settings import EVALUATION
 from regauge.inference.export.artifact import is_artifact
 from regauge.inference.export.manifest import MANIFEST
 from regauge.system import choices
-from regauge.system.errors import DataError
 from regauge.system.files import sha256, write_json
 from regauge.system.hub import final_model_dir
-from regauge.system.json_files import find_json
+from regauge.system.json_files import find_valid_json
 
 if TYPE_CHECKING:
     from regauge.evaluation.settings import EvaluateSettings
@@ -57,15 +56,10 @@ def find_result(folder: Path, inputs: Tables) -> Tables | None:
 
     It must be computed if its files were changed or removed.
     """
-    try:
-        record = find_json(folder / INPUTS, "remove it")
-        if record is None or record.get("inputs") != inputs:
-            return None
-        if record.get("outputs") != _hash_outputs(folder):
-            return None
-        return find_json(folder / EVALUATION, "remove it")
-    except DataError:
+    record = find_valid_json(folder / INPUTS) or {}
+    if record.get("inputs") != inputs or record.get("outputs") != _hash_outputs(folder):
         return None
+    return find_valid_json(folder / EVALUATION)
 
 
 def write_inputs(folder: Path, inputs: Tables) -> None:

@@ -60,6 +60,20 @@ def find_json(path: Path, remedy: str) -> dict[str, Any] | None:
         raise DataError(f"{path} cannot be read: {error}", remedy) from None
 
 
+def find_valid_json(
+    path: Path, shape: type[DocumentShape] = DocumentShape
+) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if it is missing, damaged or of another shape.
+
+    It is for records that a command can write again, such as caches.
+    """
+    try:
+        document = find_json(path, "remove it")
+    except DataError:
+        return None
+    return None if document is None or find_mismatch(document, shape) else document
+
+
 def read_json_list(path: Path, remedy: str) -> list[Any]:
     """Return the JSON list in a file; raises DataError as `read_json` does."""
     content = read_content(path, remedy)

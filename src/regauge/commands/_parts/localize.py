@@ -20,8 +20,8 @@ from regauge.evaluation.compare.verdict import ROUNDING_TOLERANCE
 from regauge.run_folders.checkpoint_files import CHECKPOINTS, checkpoint_name, list_steps
 from regauge.supervision.faults.faults import BUGS, RECORD, FaultLine
 from regauge.system import files, jsonl
-from regauge.system.errors import DataError, InconclusiveError
-from regauge.system.json_files import DocumentShape, find_json
+from regauge.system.errors import InconclusiveError
+from regauge.system.json_files import DocumentShape, find_valid_json
 from regauge.training.divergence.settings import ReplaySettings
 
 if TYPE_CHECKING:
@@ -149,21 +149,13 @@ def _replay(side: Side, folder: Path, options: dict[str, Any]) -> None:
     replay = {name: value for name, value in options.items() if value is not None}
     replay |= {"fault_plan": side.fault_plan} if side.fault_plan else {}
     done = folder / DONE
-    if _read_options(done) == replay:
+    if find_valid_json(done) == replay:
         return
     (folder / "replay.jsonl").unlink(missing_ok=True)
     tables = {**side.tables, "output": {"folder": str(folder)}, "replay": replay}
     settings = config.build(ReplaySettings, tables, commands.table_names(), str(folder))
     commands.import_verb("replay").run(settings)
     files.write_json(done, replay)
-
-
-def _read_options(path: Path) -> dict[str, Any] | None:
-    """Return the options of a finished replay; None if there is none, or a damaged record."""
-    try:
-        return find_json(path, "remove it")
-    except DataError:
-        return None
 
 
 class ReplayLine(DocumentShape):

@@ -20,7 +20,7 @@ from regauge.config import FORMAT, check_format, flatten
 from regauge.data import dataset
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.files import LOCK, hold_lock, is_temporary, write_atomic
-from regauge.system.json_files import DocumentShape, find_json, find_mismatch, format_compact, seal
+from regauge.system.json_files import DocumentShape, find_valid_json, format_compact, seal
 from regauge.system.log import logger
 
 if TYPE_CHECKING:
@@ -257,9 +257,4 @@ def describe_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 def _read_inputs(folder: Path) -> dict[str, Any] | None:
     """Return the stored inputs of a folder, or None if there are none."""
-    try:
-        document = find_json(folder / INPUTS, "remove it")
-    except DataError:
-        return None
-    is_valid = document is not None and not find_mismatch(document, InputsShape)
-    return document if is_valid else None
+    return find_valid_json(folder / INPUTS, InputsShape)

@@ -91,7 +91,6 @@ def run(settings: GateSettings) -> dict[str, Any]:
 
 
 def _build_refusal(failures: list[GatedMetric], version: str | None) -> DifferenceError:
-    """Return the error of a new model that the gate refuses."""
     first = failures[0]
     more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
     keeps = "no model is promoted" if version is None else f"version {version} keeps serving"

@@ -237,7 +237,6 @@ def _shorten(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _select(row: dict[str, Any], *names: str) -> str:
-    """Return some values of a row as text."""
     values = {name: row.get(name) for name in names}
     if isinstance(counts := values.get("rows"), dict):
         values["rows"] = _join_values(counts)
@@ -249,7 +248,6 @@ def _join_values(values: dict[str, Any]) -> str:
 
 
 def _shorten_times(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row whose times have no milliseconds."""
     names = {"created_at", "at"}
     return {name: value[:16] if name in names else value for name, value in row.items()}
 
@@ -292,14 +290,12 @@ def _parse_version(text: str) -> int:
 
 
 def _require(value: str | None, label: str) -> str:
-    """Return an argument; raises SettingsError if it is missing."""
     if value is None:
         raise SettingsError(f"the argument {label} is missing", "see 'regauge models --help'")
     return value
 
 
 def _check_address(address: str | None) -> str:
-    """Return the address of the registry; raises SettingsError if it is unknown."""
     if address is None:
         remedy = f"add --registry FOLDER, or set {REGISTRY_VARIABLE}"
         raise SettingsError("no registry is named", remedy)

@@ -206,7 +206,6 @@ def run(job: PipelineJob) -> dict[str, Any]:
 
 
 def _run_stages(job: PipelineJob, deadline: DeadlineTracker | None) -> dict[str, Any]:
-    """Run the unfinished selected stages in order, and record each one."""
     rounds = job.repetition
     if rounds is not None:
         rounds.begin()
@@ -235,7 +234,6 @@ def _run_stages(job: PipelineJob, deadline: DeadlineTracker | None) -> dict[str,
 
 
 def _build_answer(job: PipelineJob, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the answer of a pipeline whose selected stages are finished."""
     answer: dict[str, Any] = {"folder": str(job.folder), "stages": records}
     if job.repetition is not None:
         answer["round"] = job.repetition.current.number
@@ -272,7 +270,6 @@ def _has_nothing_to_do(job: PipelineJob) -> bool:
 
 
 def _check_watch(job: PipelineJob, seconds: float | None) -> None:
-    """Raise SettingsError if a pipeline cannot be repeated at an interval."""
     if seconds is None:
         return
     if seconds <= 0:
@@ -317,7 +314,6 @@ def _run_follower(job: PipelineJob) -> dict[str, Any]:
 
 
 def _describe_reason(job: PipelineJob, stage: _stages.ResolvedStage) -> str:
-    """Return the reason why a stage of a pipeline that repeats runs, for a log line."""
     if job.repetition is None:
         return ""
     row = explain_stage(stage, job.statuses[stage.name], job.repetition)
@@ -412,7 +408,6 @@ def _save_records(job: PipelineJob, records: list[dict[str, Any]]) -> None:
 
 
 def _show_plan(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
-    """Print the state and the plan of every stage; return them."""
     refusal = {"error": str(job.refusal), "code": job.refusal.exit_code} if job.refusal else {}
     dataset_rows = stage_plan.describe_datasets(job.stages, job.shared)
     plans = [_describe_stage(stage, job, dataset_rows) for stage in job.selected_stages]

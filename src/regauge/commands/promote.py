@@ -141,7 +141,6 @@ def _read_evidence(options: PromoteOptions, gate: dict[str, Any] | None) -> dict
 
 
 def _describe_reason(gate: dict[str, Any] | None) -> str:
-    """Return the reason of the promotion for the log of the registry."""
     if gate is None:
         return "promoted without a gate"
     values = [f"{row['name']} {row['new']}" for row in gate["metrics"]]

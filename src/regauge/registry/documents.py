@@ -77,7 +77,7 @@ class StageEntryShape(DocumentShape):
 
 
 def check_name(name: str) -> str:
-    """Return the name of a model; raises SettingsError if it is no valid one."""
+    """Return the name of a model; raises SettingsError if it is invalid."""
     if not _NAME.fullmatch(name):
         remedy = "use letters, digits and . + - _"
         raise SettingsError(f"invalid model name '{name}'", remedy)
@@ -85,7 +85,7 @@ def check_name(name: str) -> str:
 
 
 def check_stage(stage: str) -> str:
-    """Return the name of a stage; raises SettingsError if it is no valid one."""
+    """Return the name of a stage; raises SettingsError if it is invalid."""
     if not _STAGE.fullmatch(stage):
         remedy = "use lowercase letters, digits and - _, such as production"
         raise SettingsError(f"invalid stage '{stage}'", remedy)

@@ -154,7 +154,6 @@ def _run_git(*arguments: str) -> str | None:
 
 
 def _describe_datasets(settings: Document, fingerprint: str) -> list[Document]:
-    """Return the datasets of a run: paths, hashes and numbers of rows."""
     tasks = settings.get("task", {})
     tables = [settings.get("data", {})]
     if not isinstance(tasks, dict):

@@ -82,7 +82,7 @@ def find_manifest(folder: Path) -> ArtifactShape | None:
 
 
 def compute_content_hash(hashes: dict[str, FileHash]) -> str:
-    """Return the hash that identifies a model that is no artifact, by the hashes of its files."""
+    """Return the hash that identifies a model folder, by the hashes of its files."""
     return combine_hashes({name: item.sha256 for name, item in hashes.items()})
 
 

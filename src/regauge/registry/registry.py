@@ -267,7 +267,6 @@ class Registry:
 
 
 def _check_reason(why: str) -> None:
-    """Raise SettingsError if a change of a stage has no reason."""
     if not why.strip():
         raise SettingsError("the change has no reason", "write one: --why TEXT")
 

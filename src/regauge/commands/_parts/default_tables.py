@@ -52,7 +52,6 @@ def _read_task(table: Any) -> Task | None:
 
 
 def _complete_split(tables: Tables) -> None:
-    """Keep the records of a group of rows in one split."""
     split, group_by = tables.get("split", {}), tables.get("rows", {}).get("group_by")
     if group_by is not None and isinstance(split, dict):
         tables["split"] = {"group_by": group_by, **split}
@@ -73,7 +72,6 @@ def _complete_validation(tables: Tables) -> Tables:
 
 
 def _find_model_path(model: Any) -> str | None:
-    """Return the path of the weights that a model starts from."""
     if not isinstance(model, dict):
         return None
     origin = model.get("init_from")

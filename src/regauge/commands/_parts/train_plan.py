@@ -95,7 +95,6 @@ def _check_device(settings: TrainSettings) -> None:
 
 
 def _verify_datasets(settings: TrainSettings) -> None:
-    """Hash the files of the datasets of a run, unless the settings skip it."""
     tables = [task.data for task in settings.task_configs if task.data.verify_shards]
     for path in dict.fromkeys(path for data in tables for path in data.paths):
         Dataset(Path(path)).verify()

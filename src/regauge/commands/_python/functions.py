@@ -51,7 +51,6 @@ def build_function(verb: str) -> Callable[..., Result]:
 
 
 def _extend_signature(verb: str, signature: inspect.Signature) -> inspect.Signature:
-    """Return the signature of the function of a verb."""
     parameters = {name: value for name, value in signature.parameters.items() if name != JSON}
     names = [name for name in EXTRA_PARAMETERS if _has_parameter(verb, name)]
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -190,7 +189,6 @@ class _Call:
 
 
 def _rename_file(file: Path, _kind: Any, error: BaseException | None, _trace: Any) -> bool:
-    """Replace the path of the file of a dictionary in the message of an error."""
     if isinstance(error, RegaugeError):
         error.problem = error.problem.replace(str(file), SETTINGS_NAME)
         texts = (item.replace(str(file), SETTINGS_NAME) for item in error.args)

@@ -71,7 +71,7 @@ def write_records(data: Any, output: Path) -> RecordFile:
 
 
 def _read_tables(data: Any) -> Tables | None:
-    """Return an object's tables of at most BATCH_ROWS rows; None if it is no table."""
+    """Return an object's tables of at most BATCH_ROWS rows; None if it is not a table."""
     if hasattr(data, "with_format") and hasattr(data, "num_rows") and hasattr(data, "features"):
         if isinstance(data, Mapping):
             raise DataError("data is a datasets.DatasetDict", 'choose a split, as in data["train"]')

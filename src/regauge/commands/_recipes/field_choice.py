@@ -67,7 +67,7 @@ def find_text(data: DataFile, excluded: Collection[str] = ()) -> str:
 def find_pair(data: DataFile, excluded: Collection[str] = ()) -> tuple[str, str]:
     """Return the fields with the query and the document that matches it.
 
-    They are found by their names, or the first two fields with texts that are no labels. Raises
+    They are found by their names, or the first two fields with texts that are not labels. Raises
     DataError if there are fewer than two of them.
     """
     texts = [
@@ -107,7 +107,7 @@ def find_features(data: DataFile, excluded: Collection[str]) -> list[str]:
 
 
 def check_conversations(data: DataFile) -> None:
-    """Raise DataError if the records are no conversations."""
+    """Raise DataError if the records are not conversations."""
     if not any(set(group) <= set(data.fields) for group in CHAT_FIELDS):
         raise _missing(data, "conversations", ("messages", "instruction and output"))
 

@@ -222,7 +222,6 @@ def _find_dataset(path: str, run: Path) -> str:
 
 
 def _format_command(*words: str) -> str:
-    """Return a `regauge` command as a line for a shell."""
     return shlex.join(["regauge", *words])
 
 

@@ -171,7 +171,6 @@ def _find_root(stage: Stage) -> type[config.Settings]:
 def _merge_tables(
     stage: Stage, name: str, root: type[config.Settings], shared: config.Tables
 ) -> config.Tables:
-    """Return the shared tables with the tables of a stage applied."""
     stage_tables = dict(stage.model_extra or {})
     for key in stage_tables:
         if key not in root.model_fields:

@@ -5,7 +5,7 @@ and the hashes of its input stages. A stage with the same inputs therefore has t
 is finished if that folder is.
 
 A value `@serving` is the model that serves. Training starts from the version that served when the
-round began, which is no part of the hash. All other stages compare with the version that serves
+round began, which is not part of the hash. All other stages compare with the version that serves
 now, which is part of it.
 """
 

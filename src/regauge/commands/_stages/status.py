@@ -109,7 +109,6 @@ def _read_done(path: Path) -> dict[str, Any] | None:
 
 
 def _describe_change(before: dict[str, Any], now: dict[str, Any], stale_input: str | None) -> str:
-    """Describe the first difference between two identities of a stage."""
     if changes := list_settings_changes(before, now):
         return changes[0]
     changed = [name for name in now["inputs"] if before["inputs"].get(name) != now["inputs"][name]]

@@ -131,7 +131,6 @@ def dump_metrics(metrics: list[GatedMetric]) -> list[dict[str, Any]]:
 def _apply_band(
     name: str, band: MetricBand, values: tuple[float, float | None], num_rows: int | None
 ) -> list[GatedMetric]:
-    """Return the results of the limits of one metric."""
     new, serving = values
     results = []
     if band.compares:

@@ -49,14 +49,9 @@ def find_run(model: ModelFiles, run: Path | None = None) -> Path | None:
 
     By default it is the origin of the artifact, or the folder that contains the model.
     """
-    candidates = [run] if run is not None else []
-    if run is None and model.origin is not None:
-        candidates.append(Path(model.origin.path).expanduser())
-    candidates += [model.folder.parent] if run is None else []
-    for folder in candidates:
-        if (folder / config.SAVED_RUN).is_file():
-            return folder
-    return None
+    origin = [] if model.origin is None else [Path(model.origin.path).expanduser()]
+    candidates = [*origin, model.folder.parent] if run is None else [run]
+    return next((folder for folder in candidates if (folder / config.SAVED_RUN).is_file()), None)
 
 
 def collect_lineage(model: ModelFiles, run: Path | None = None) -> Document:
@@ -71,13 +66,9 @@ def collect_lineage(model: ModelFiles, run: Path | None = None) -> Document:
         "step": origin.step if origin else "final",
         "weights_sha256": origin.sha256 if origin else _find_weights_hash(model),
     }
+    code: Document = {"registered_with": describe_code()}
     if folder is None:
-        return {
-            "data": [],
-            "code": {"registered_with": describe_code()},
-            "settings": {},
-            "checkpoint": checkpoint,
-        }
+        return {"data": [], "code": code, "settings": {}, "checkpoint": checkpoint}
     settings = config.find_saved_run(folder, REPEAT_RUN) or {}
     TrainedRunShape.model_validate(settings)
     identity = settings.pop(config.RUN_IDENTITY, {})
@@ -91,10 +82,10 @@ def collect_lineage(model: ModelFiles, run: Path | None = None) -> Document:
         "start": settings.get("model", {}).get("init_from") or settings["model"].get("path"),
     }
     names = ("code", "packages", "python", "platform", "variables")
-    code = {name: environment[name] for name in names if name in environment}
+    code = {**{name: environment[name] for name in names if name in environment}, **code}
     return {
         "data": _describe_datasets(settings, str(identity.get("data_fingerprint"))),
-        "code": {**code, "registered_with": describe_code()},
+        "code": code,
         "settings": settings,
         "checkpoint": checkpoint,
     }

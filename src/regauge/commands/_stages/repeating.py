@@ -69,9 +69,9 @@ class RoundInputs:
         `tables` are those of the run file, and `settings` has the data of this round.
         """
         data = {
-            key: self.hashes.hash_source(source)
+            key: hashes
             for key, source in find_sources(settings)
-            if not _reads_stage(source, tables, key)
+            if not _reads_stage(source, tables, key) and (hashes := self.hashes.hash_source(source))
         }
         leaves = config.flatten(tables)
         is_compared = any(
@@ -82,7 +82,7 @@ class RoundInputs:
                 "verb": stage.verb,
                 "settings": _describe_tables(stage, tables),
                 "inputs": input_hashes,
-                "data": {key: hashes for key, hashes in data.items() if hashes},
+                "data": data,
                 "code": {"regauge": __version__, **hash_custom_code(settings)},
                 "serving": self.serving.version if is_compared and self.serving else None,
             }

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from regauge.jobs.targets import Handle, JobSpec, JobStatus, LogRequest
-from regauge.jobs.targets._local_job import EVENTS, read_events
+from regauge.jobs.targets._local_job import JobFolder
 from regauge.jobs.targets.local import LocalNodes
 from regauge.system.errors import ChildError, RegaugeError, SettingsError
 
@@ -87,6 +87,10 @@ def find_job_folder(handle: Handle) -> Path:
     return Path("/") / handle.job_id
 
 
+def read_events(handle: Handle) -> list[dict[str, Any]]:
+    return JobFolder(find_job_folder(handle)).read_events()
+
+
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     work = tmp_path / "work"
@@ -119,7 +123,7 @@ def test_a_lost_node_starts_again(cluster: Cluster, end: str) -> None:
     handle = cluster.submit(f"{COUNT}\nif not starts:\n    {end}")
     status = cluster.wait(handle)
     assert (status.state, status.exit_code, status.attempt) == ("succeeded", 0, 2)
-    states = [event.get("state") for event in read_events(find_job_folder(handle))]
+    states = [event.get("state") for event in read_events(handle)]
     assert ("preempted" if "143" in end else "restarting") in states
     assert cluster.read_log(handle) == ["start 2"]
     assert cluster.read_log(handle, attempt=1) == ["start 1"]
@@ -223,11 +227,10 @@ def test_the_state_is_unknown_if_the_scheduler_dies(cluster: Cluster) -> None:
 
 def test_a_taken_name_is_refused_and_the_job_goes_on(cluster: Cluster) -> None:
     handle = cluster.submit("import time; time.sleep(2)")
-    events = find_job_folder(handle) / EVENTS
     with pytest.raises(SettingsError, match="a job named 'job' exists: local://") as caught:
         cluster.submit("print('other')")
     assert f"regauge job cleanup {handle}" in caught.value.remedy
-    assert events.exists()
+    assert read_events(handle)
     assert [path.name for path in (cluster.root / "jobs").iterdir()] == ["job"]
     assert cluster.wait(handle).state == "succeeded"
 
@@ -270,7 +273,7 @@ def test_a_lost_job_of_an_array_starts_again_alone(cluster: Cluster) -> None:
     assert (status.state, status.attempt) == ("succeeded", 2)
     attempts = {
         (event["node"], event["attempt"])
-        for event in read_events(find_job_folder(cluster.handles[0]))
+        for event in read_events(cluster.handles[0])
         if event.get("node_state") == "running"
     }
     assert attempts == {(0, 1), (1, 1), (1, 2)}

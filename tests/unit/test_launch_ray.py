@@ -140,7 +140,7 @@ def test_a_code_of_the_restart_list_starts_the_command_again(
     code = run_driver(program, "--max-attempts", "3")
     log = capsys.readouterr().out
     assert code == 0
-    assert [line.text for line in read_lines(log.splitlines())] == [
+    assert [line.text for line in read_lines(log)] == [
         "attempt 1",
         "attempt 2",
         "attempt 3",
@@ -211,7 +211,7 @@ def test_the_log_holds_events_and_lines() -> None:
         [format_event({"state": "running"}), "noise", format_line(2, 1, "[a] b"), "[event] {x"]
     )
     assert read_events(log) == [{"state": "running"}]
-    assert list(read_lines(log.splitlines())) == [(2, 1, "[a] b")]
+    assert list(read_lines(log)) == [(2, 1, "[a] b")]
 
 
 EVENTS: list[dict[str, Any]] = [

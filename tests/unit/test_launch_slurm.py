@@ -25,8 +25,7 @@ from regauge.jobs.targets._slurm_jobs import (
     parse_table,
 )
 from regauge.jobs.targets._slurm_logs import LogFolder
-from regauge.jobs.targets._slurm_reasons import describe_reason
-from regauge.jobs.targets._slurm_status import build_status
+from regauge.jobs.targets._slurm_status import build_status, describe_reason
 from regauge.jobs.targets.slurm import USED, Slurm
 from regauge.system.errors import PreflightError, SettingsError
 
@@ -591,7 +590,7 @@ def test_a_forgotten_stage_has_succeeded_if_a_later_one_has_run(
         "6": f"JobId=6 JobState=COMPLETED Comment=regauge:logs=logs WorkDir={tmp_path}",
         "7": f"JobId=7 JobState=PENDING Comment={comment} WorkDir={tmp_path}",
     }
-    monkeypatch.setattr(_slurm_client, "read_cluster_name", lambda: "tiny")
+    monkeypatch.setattr(_slurm_client, "read_config", lambda: {"ClusterName": "tiny"})
     monkeypatch.setattr(_slurm_client, "list_hosts", lambda _: [])
     monkeypatch.setattr(_slurm_client, "read_records", lambda job: parse_records(texts[job]))
     if has_run:
@@ -611,7 +610,7 @@ def test_an_unknown_partition_names_the_known_ones(monkeypatch: pytest.MonkeyPat
         "partition": "PartitionName=low Default=YES PreemptMode=REQUEUE\nPartitionName=high X=1\n",
     }
     monkeypatch.setattr(_slurm_client, "run_program", lambda *words, **_: answers[words[-1]])
-    assert _slurm_client.read_cluster(None).preempt_mode == "REQUEUE"
-    assert _slurm_client.read_cluster("high").preempt_mode == "CANCEL"
+    assert _slurm_client.find_partition(None).preempt_mode == "REQUEUE"
+    assert _slurm_client.find_partition("high").preempt_mode == "CANCEL"
     with pytest.raises(SettingsError, match=r"no partition 'lou'; set partition .* high, low"):
-        _slurm_client.read_cluster("lou")
+        _slurm_client.find_partition("lou")

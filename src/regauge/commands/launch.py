@@ -8,6 +8,7 @@ For example:
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -65,7 +66,7 @@ def main(
         from regauge.jobs.rehearsal import rehearse_job
 
         report = rehearse_job(request, settings.launch, launcher)
-        return commands.show(report.to_document(), as_json=json.is_json)
+        return commands.show(asdict(report), as_json=json.is_json)
     answer = describe_plan(plan) | {"warnings": warnings}
     machine = plan.job.machine
     if verb == "train" and machine is not None:

@@ -12,15 +12,19 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from regauge.jobs.job_progress import METRICS, RESULT, StepMetrics
 from regauge.jobs.job_spec import IMAGE_FOLDER, LaunchRequest
 from regauge.jobs.planning import plan_job
+from regauge.jobs.settings import Launch
 from regauge.jobs.small_run import CHECKPOINT_STEPS, STEPS, list_changes, shrink_request
-from regauge.jobs.targets._job_runner import POLL_SECONDS, JobRunner, RestartRules, build_log_path
+from regauge.jobs.targets import Launcher, LaunchPlan, LeaderAddress, NodeCommand
+from regauge.jobs.targets._job_runner import JobRunner, build_log_path
+from regauge.jobs.targets._log_files import read_end
 from regauge.jobs.targets._nodes import clear_scheduler_variables
 from regauge.jobs.weights_difference import compute_max_difference
 from regauge.monitoring.trackers import TRAIN_LOSS
@@ -28,12 +32,6 @@ from regauge.system import choices, jsonl, stop_signals
 from regauge.system.errors import ChildError, DifferenceError, SettingsError
 from regauge.system.json_files import read_json
 from regauge.system.log import logger
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from regauge.jobs.settings import Launch
-    from regauge.jobs.targets import Launcher, LaunchPlan, LeaderAddress, NodeCommand
 
 HOURS = 0.25
 """Time limit of one of the two runs."""
@@ -71,7 +69,7 @@ class RehearsalReport:
     """Seconds from the loss of the node to the first step after it."""
     undisturbed_seconds: float
     disturbed_seconds: float
-    changes: tuple[str, ...]
+    changes: list[str]
     """Keys of the run file that the rehearsal changed."""
 
     @property
@@ -80,21 +78,16 @@ class RehearsalReport:
         is_same_model = self.weights_equal or self.is_elastic
         return is_same_model and self.rows_equal and self.metrics_equal
 
-    def to_document(self) -> dict[str, Any]:
-        """Return the report as JSON-ready values."""
-        return {**asdict(self), "changes": list(self.changes)}
 
-
-@dataclass(frozen=True)
-class _Outcome:
+class _Outcome(NamedTuple):
     """The output folder and the times of one run of a rehearsal."""
 
     output: Path
     seconds: float
     attempts: int
-    last_step: int = 0
-    """Last step before the loss of the node."""
-    recovery_seconds: float = 0.0
+    last_step: int
+    """Last step before the loss of the node; 0 without a loss."""
+    recovery_seconds: float
 
 
 def rehearse_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> RehearsalReport:
@@ -106,15 +99,13 @@ def rehearse_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> 
     if request.verb != "train":
         raise SettingsError(f"'{request.verb}' has no rehearsal", "rehearse 'train'")
     with tempfile.TemporaryDirectory(prefix="regauge-rehearsal-") as name:
-        folder = Path(name)
-        rehearsals = [
-            Rehearsal(request, launch, launcher, folder / name)
-            for name in ("undisturbed", "disturbed")
-        ]
-        undisturbed = rehearsals[0].run()
-        lost_node = rehearsals[0].num_nodes - 1
-        disturbed = rehearsals[1].run(lost_node)
-        report = _compare(rehearsals[1], undisturbed, disturbed, lost_node)
+        first, second = (
+            Rehearsal(request, launch, launcher, Path(name) / kind)
+            for kind in ("undisturbed", "disturbed")
+        )
+        lost_node = first.plan.job.max_nodes - 1
+        outcomes = (first.run(), second.run(lost_node))
+        report = _compare(launcher.kind, second, outcomes, lost_node)
     if not report.is_equal:
         problem = "the job that lost a node differs from the undisturbed job"
         parts = {"rows": report.rows_equal, "metrics": report.metrics_equal}
@@ -131,65 +122,44 @@ class Rehearsal:
         self, request: LaunchRequest, launch: Launch, launcher: Launcher, folder: Path
     ) -> None:
         folder.mkdir()
-        self._folder = folder
-        self.output = folder / "output"
-        self.request = shrink_request(request, folder, self.output)
-        self.changes = tuple(list_changes(request.tables, self.request.tables))
+        self._logs = folder / "logs"
+        self._output = folder / "output"
+        self._request = shrink_request(request, folder, self._output)
+        self.changes = list_changes(request.tables, self._request.tables)
         attempts = max(launch.max_attempts, MIN_ATTEMPTS)
         launch = launch.model_copy(update={"max_attempts": attempts})
-        self.launcher = launcher
-        self.plan: LaunchPlan = plan_job(self.request, launch, launcher)
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes of the job."""
-        return self.plan.job.max_nodes
+        self._launcher = launcher
+        self.plan: LaunchPlan = plan_job(self._request, launch, launcher)
 
     def run(self, lost_node: int | None = None) -> _Outcome:
         """Run the job to its end, and kill `lost_node` after KILL_STEP.
 
         Raises ChildError if the job fails, and DifferenceError if no step follows the loss.
         """
-        job = self.plan.job
-        rules = RestartRules(is_gang=True, min_nodes=job.min_nodes, max_attempts=job.max_attempts)
-        runner = JobRunner(
-            job.name,
-            self._list_commands,
-            replace(rules, hours=HOURS),
-            self._folder / "logs",
-            environment={
-                **clear_scheduler_variables(os.environ),
-                **choices.module_folders_environment(),
-            },
-        )
+        job = replace(self.plan.job, hours=HOURS)
+        inherited = clear_scheduler_variables(os.environ)
+        environment = {**inherited, **choices.module_folders_environment()}
+        runner = JobRunner(job, self._list_commands, self._logs, environment=environment)
+        fault = _NodeFault(self._output / METRICS, runner, lost_node)
         began_at = time.monotonic()
-        fault = _NodeFault(self.output / METRICS, runner, lost_node)
-        try:
-            runner.start()
-            while not runner.is_final:
-                stop_signals.check_stop()
-                runner.poll()
-                fault.update()
-                time.sleep(POLL_SECONDS)
-        finally:
-            runner.close()
+        runner.run(fault.update)
         self._check_success(runner)
         if lost_node is not None and fault.recovery_seconds is None:
             problem = f"no step followed the loss of node {lost_node}"
             raise DifferenceError(problem, "report this as a bug with the run file")
-        seconds = time.monotonic() - began_at
+        seconds = round(time.monotonic() - began_at, 1)
         recovery = fault.recovery_seconds or 0.0
-        return _Outcome(self.output, seconds, runner.attempt, fault.step, recovery)
+        return _Outcome(self._output, seconds, runner.attempt, fault.step, recovery)
 
     def _list_commands(self, leader: LeaderAddress) -> list[NodeCommand]:
         """Return the processes of the documents, with the paths of this machine."""
-        nodes = self.launcher.list_node_commands(self.plan, leader)
+        nodes = self._launcher.list_node_commands(self.plan, leader)
         return [replace(node, command=self._localize(node.command)) for node in nodes]
 
     def _localize(self, command: tuple[str, ...]) -> tuple[str, ...]:
         """Return the command of a document with this Python and the run file of this machine."""
-        image_path = str(IMAGE_FOLDER / self.request.run_file.name)
-        run_file = str(self.request.run_file)
+        image_path = str(IMAGE_FOLDER / self._request.run_file.name)
+        run_file = str(self._request.run_file)
         words: list[str] = []
         for word in command:  # the program follows the words of a shell that starts it again
             is_program = word == PROGRAM and sys.executable not in words
@@ -200,8 +170,7 @@ class Rehearsal:
         """Raise ChildError with the last line of the leader's log if the job failed."""
         if runner.state == "succeeded":
             return
-        log = build_log_path(self._folder / "logs", 1, 0)
-        lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+        lines = read_end(build_log_path(self._logs, 1, 0)).splitlines()
         line = lines[-1] if lines else "it wrote no log; run it alone"
         logger.error("the job of the rehearsal failed:\n%s", "\n".join(lines[-10:]))
         raise ChildError(runner.exit_code or 1, line)
@@ -219,6 +188,7 @@ class _NodeFault:
 
     def update(self) -> None:
         """Read the last step of the run; kill the node, or measure the recovery."""
+        stop_signals.check_stop()
         if self._node is None or self.recovery_seconds is not None:
             return
         line = jsonl.read_last_line(self._metrics, StepMetrics)
@@ -235,19 +205,20 @@ class _NodeFault:
 
 
 def _compare(
-    rehearsal: Rehearsal, undisturbed: _Outcome, disturbed: _Outcome, lost_node: int
+    target: str, rehearsal: Rehearsal, outcomes: tuple[_Outcome, _Outcome], lost_node: int
 ) -> RehearsalReport:
-    """Return the report about two runs of the same job."""
-    folders = (undisturbed.output, disturbed.output)
+    """Return the report about the run without a fault and the run that lost a node."""
+    undisturbed, disturbed = outcomes
+    folders = [outcome.output for outcome in outcomes]
     difference = compute_max_difference(*(folder / "model" for folder in folders))
-    is_elastic = rehearsal.plan.job.is_elastic
-    tolerance = TOLERANCE if is_elastic else 0.0
+    job = rehearsal.plan.job
+    tolerance = TOLERANCE if job.is_elastic else 0.0
     results = [read_json(folder / RESULT, "rehearse again") for folder in folders]
     has_equal_tokens = results[0]["tokens"] == results[1]["tokens"]
     losses = [_read_losses(folder) for folder in folders]
     return RehearsalReport(
-        target=rehearsal.launcher.kind,
-        nodes=rehearsal.num_nodes,
+        target=target,
+        nodes=job.max_nodes,
         steps=STEPS,
         lost_node=lost_node,
         lost_after_step=disturbed.last_step,
@@ -256,10 +227,10 @@ def _compare(
         max_weight_difference=difference,
         rows_equal=has_equal_tokens and _are_close(losses[0], losses[1], tolerance),
         metrics_equal=_are_close(results[0]["metrics"], results[1]["metrics"], tolerance),
-        is_elastic=is_elastic,
+        is_elastic=job.is_elastic,
         recovery_seconds=disturbed.recovery_seconds,
-        undisturbed_seconds=round(undisturbed.seconds, 1),
-        disturbed_seconds=round(disturbed.seconds, 1),
+        undisturbed_seconds=undisturbed.seconds,
+        disturbed_seconds=disturbed.seconds,
         changes=rehearsal.changes,
     )
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from regauge.config import Choice
 from regauge.system.errors import SettingsError
 from regauge.system.units import SECONDS_PER_HOUR
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 JobState = Literal[
     "pending",

@@ -1,34 +1,58 @@
-"""The end of a job: the wait of `cancel`, refusals, and the output folder that remains."""
+"""The end of a job: `cancel` and its wait, refusals, and the output folder that remains."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from regauge.jobs.targets import Leftover, is_local_folder
+from regauge.jobs.targets import (
+    FINAL_STATES,
+    Handle,
+    JobState,
+    JobStatus,
+    Leftover,
+    is_local_folder,
+)
 from regauge.system import timing
 from regauge.system.errors import SettingsError, TransientError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+POLL_SECONDS = 0.5
 
-    from regauge.jobs.targets import Handle, JobState
+
+def cancel_job(
+    handle: Handle,
+    find_status: Callable[[Handle], JobStatus],
+    stop: Callable[[JobStatus], object],
+    seconds: float,
+    final_states: Collection[JobState] = FINAL_STATES,
+) -> None:
+    """Stop a job and wait until its processes have ended.
+
+    Raises SettingsError if it has ended already, and TransientError if it runs after some seconds.
+    """
+    status = find_status(handle)
+    if status.state in final_states:
+        raise build_ended_error(handle, status.state)
+    stop(status)
+    has_ended = timing.wait_for(
+        lambda: find_status(handle).state in final_states, seconds, poll_seconds=POLL_SECONDS
+    )
+    if not has_ended:
+        problem = f"{handle} does not stop within {seconds:g} s"
+        raise TransientError(problem, f"cancel it again: regauge job cancel {handle}")
+
+
+def check_ended(status: JobStatus, final_states: Collection[JobState] = FINAL_STATES) -> None:
+    """Raise SettingsError for a job that `cleanup` cannot remove, because it has not ended."""
+    if status.state not in final_states:
+        raise build_active_error(status.handle, status.state)
 
 
 def build_ended_error(handle: Handle, state: JobState) -> SettingsError:
     """Return the error of `cancel` for a job that has ended."""
     remedy = f"remove it with: regauge job cleanup {handle}"
     return SettingsError(f"{handle} has ended already ({state})", remedy)
-
-
-def wait_for_end(
-    handle: Handle, has_ended: Callable[[], bool], seconds: float, poll_seconds: float
-) -> None:
-    """Wait until a cancelled job has ended; raises TransientError after some seconds."""
-    if not timing.wait_for(has_ended, seconds, poll_seconds=poll_seconds):
-        problem = f"{handle} does not stop within {seconds:g} s"
-        raise TransientError(problem, f"cancel it again: regauge job cancel {handle}")
 
 
 def build_active_error(handle: Handle, state: JobState) -> SettingsError:

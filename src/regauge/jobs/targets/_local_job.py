@@ -11,22 +11,31 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from regauge.config import FORMAT, check_format
-from regauge.jobs.targets import PIPELINE_FIELDS, JobSpec, LeaderAddress, Machine, NodeCommand
+from regauge.jobs.targets import (
+    PIPELINE_FIELDS,
+    JobSpec,
+    LeaderAddress,
+    LogRequest,
+    NodeCommand,
+    is_local_folder,
+)
+from regauge.jobs.targets._job_runner import build_log_path
 from regauge.jobs.targets._nodes import build_rendezvous_variables
+from regauge.jobs.targets._times import format_now
 from regauge.system import jsonl
+from regauge.system.errors import SettingsError
 from regauge.system.files import LOCK, hold_lock
 from regauge.system.json_files import DocumentShape, find_json
 
-JOB_FILE, EVENTS, CANCEL, LOGS = "job.json", "events.jsonl", "cancel", "logs"
-SCHEDULER_LOG = "scheduler.log"
+JOB_FILE = "job.json"
 SIMULATED = frozenset({"image", "volumes", "spot", "shared_memory_gib"})
 """Fields about machines and containers, which a process of this machine does not need."""
 ARRAY_VARIABLE = "JOB_COMPLETION_INDEX"
@@ -54,26 +63,13 @@ def build_document(job: JobSpec, folder: str) -> dict[str, Any]:
     return {"format": FORMAT, "working_folder": folder, "job": values}
 
 
-def read_document(folder: Path) -> dict[str, Any] | None:
-    """Return the document in the folder of a job; None if there is none."""
-    document = find_json(folder / JOB_FILE, "remove the folder")
-    if document is not None:
-        check_format(document, folder / JOB_FILE, "remove the folder")
-    return document
-
-
 def parse_job(document: dict[str, Any]) -> JobSpec:
-    """Return the job of a document."""
-    known = {field.name for field in fields(JobSpec)}
-    values = {name: value for name, value in document["job"].items() if name in known}
-    values["command"] = tuple(values["command"])
-    values["machine"] = Machine(**values["machine"]) if values["machine"] else None
-    return JobSpec(**values)
+    """Return the job of a document; raises ValidationError for a damaged one."""
+    return TypeAdapter(JobSpec).validate_python(document["job"])
 
 
-def build_node_commands(document: dict[str, Any], leader: LeaderAddress) -> list[NodeCommand]:
+def build_node_commands(job: JobSpec, leader: LeaderAddress) -> list[NodeCommand]:
     """Return the processes of the nodes, or of the jobs of an array."""
-    job = parse_job(document)
     variables = {**job.environment, **build_rendezvous_variables(job, leader)}
     if job.jobs == 1:
         return [NodeCommand(node, job.command, variables) for node in range(job.max_nodes)]
@@ -83,37 +79,79 @@ def build_node_commands(document: dict[str, Any], leader: LeaderAddress) -> list
     ]
 
 
-def read_events(folder: Path) -> list[dict[str, Any]]:
-    """Return the events of a job, oldest first."""
-    return jsonl.read_lines(folder / EVENTS, EventLine)
+class JobFolder:
+    """The folder of a job, which its scheduler writes and all other commands read."""
 
+    def __init__(self, path: Path) -> None:
+        self.path, self.logs = path, path / "logs"
+        self.scheduler_log = path / "scheduler.log"
+        self.cancel_file = path / "cancel"
+        self._events = path / "events.jsonl"
 
-def is_scheduled(folder: Path) -> bool:
-    """Return whether the process that runs a job lives, because it holds the lock."""
-    try:
-        with hold_lock(folder / LOCK):
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """The document of the plan; raises SettingsError if there is no job."""
+        document = find_json(self.path / JOB_FILE, "remove the folder")
+        if document is None:
+            raise SettingsError(f"no job in {self.path}", "use the handle that `launch` printed")
+        check_format(document, self.path / JOB_FILE, "remove the folder")
+        return document
+
+    @cached_property
+    def job(self) -> JobSpec:
+        """The job of the document."""
+        return parse_job(self.document)
+
+    @property
+    def output(self) -> str:
+        """The absolute output folder of the run; an address of an object store is unchanged."""
+        output = self.job.output
+        if not is_local_folder(output):
+            return output
+        return str(Path(self.document["working_folder"]) / Path(output).expanduser())
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether the process that runs the job lives, because it holds the lock."""
+        try:
+            with hold_lock(self.path / LOCK):
+                return False
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
             return False
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        return False
 
+    def read_events(self) -> list[dict[str, Any]]:
+        """Return the events of the job, oldest first."""
+        return jsonl.read_lines(self._events, EventLine)
 
-def find_default_root() -> Path:
-    """Return the folder of all jobs of this user, by the XDG Base Directory Specification."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
-    return base / "regauge" / "jobs"
+    def write_event(self, message: str, **values: Any) -> None:
+        """Append an event with the time now; unset values are left out."""
+        line = {name: value for name, value in values.items() if value is not None}
+        jsonl.append_line(self._events, {"time": format_now(), "message": message, **line})
 
+    def list_attempts(self, node: int) -> list[int]:
+        """Return the attempts in which a node started, the last one first."""
+        folders = (path.parent.name for path in self.logs.glob(f"attempt-*/node-{node}.log"))
+        return sorted((int(name.removeprefix("attempt-")) for name in folders), reverse=True)
 
-def build_scheduler_command(folder: Path) -> tuple[str, ...]:
-    """Return the command line of the process that runs a job."""
-    return (sys.executable, "-m", "regauge.jobs.targets._local_scheduler", str(folder))
+    def find_log(self, request: LogRequest) -> Path:
+        """Return the log of a rank; the log of rank 0 is the output of the first node.
 
-
-def read_last_line(path: Path) -> str:
-    """Return the last line of a text file; empty if there is none."""
-    with suppress(OSError):
-        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
-    return ""
+        Other ranks of a training run write to `ranks/` in the output folder, one file for all
+        attempts. Raises SettingsError if the log does not exist.
+        """
+        job, rank, attempt = self.job, request.rank or 0, request.attempt
+        path = Path(self.output) / "ranks" / f"{rank}.log"
+        if rank and attempt is None and job.jobs == 1 and path.is_file():
+            return path
+        per_node = job.processes if isinstance(job.processes, int) and job.jobs == 1 else 1
+        node = rank // per_node
+        for number in self.list_attempts(node) if attempt is None else [attempt]:
+            path = build_log_path(self.logs, number, node)
+            if path.is_file():
+                return path
+        suffix = "" if attempt is None else f" in attempt {attempt}"
+        known = sorted(str(path.relative_to(self.logs)) for path in self.logs.glob("*/*.log"))
+        remedy = f"known logs: {', '.join(known)}" if known else "wait until a node starts"
+        raise SettingsError(f"no log of rank {rank}{suffix}", remedy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 EVENT_PREFIX = "[event] "
@@ -43,8 +43,8 @@ def read_events(log: str) -> list[dict[str, Any]]:
     return events
 
 
-def read_lines(lines: Iterable[str]) -> Iterator[NodeLine]:
-    """Yield the lines of nodes among the lines of a log."""
-    for line in lines:
+def read_lines(log: str) -> Iterator[NodeLine]:
+    """Yield the lines of nodes in a log."""
+    for line in log.splitlines():
         if match := _LINE.fullmatch(line):
             yield NodeLine(int(match[1]), int(match[2]), match[3])

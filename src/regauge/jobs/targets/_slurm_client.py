@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from regauge.jobs.targets._clients import find_client, run_client
 from regauge.jobs.targets._slurm_jobs import (
@@ -12,15 +12,12 @@ from regauge.jobs.targets._slurm_jobs import (
     SlurmRecord,
     parse_assignments,
     parse_comment,
-    parse_entity,
+    parse_fields,
     parse_records,
     parse_table,
 )
 from regauge.system.errors import SettingsError
 from regauge.system.log import logger
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PACKAGE = "slurm-client, or use a login node of the cluster"
 HANDLE_REMEDY = "correct the handle of the job"
@@ -29,16 +26,14 @@ UNKNOWN_JOB = "invalid job id"
 """Part of the message of `scontrol` for a job that it does not know, in lowercase."""
 
 
-@dataclass(frozen=True)
-class ClusterFacts:
-    """The settings of a cluster that a submission depends on."""
+class SlurmPartition(NamedTuple):
+    """The settings of a partition and of its cluster that a submission depends on."""
 
     name: str
+    cluster: str
     preempt_type: str
     preempt_mode: str
     """Preemption mode of the partition: `OFF`, `CANCEL`, `REQUEUE` or `SUSPEND`."""
-    partition: str
-    is_requeue_allowed: bool
 
 
 def find_program(program: str) -> str:
@@ -51,45 +46,34 @@ def run_program(program: str, *arguments: str, text: str | None = None, remedy: 
     return run_client([find_program(program), *arguments], text=text, remedy=remedy)
 
 
-def read_cluster_name() -> str:
-    """Return the name of the cluster whose clients this machine has."""
-    text = run_program("scontrol", "show", "config", remedy=CONFIG_REMEDY)
-    return parse_assignments(text).get("ClusterName", "")
+def read_config() -> dict[str, str]:
+    """Return the configuration of the cluster whose clients this machine has."""
+    return parse_assignments(run_program("scontrol", "show", "config", remedy=CONFIG_REMEDY))
 
 
-def read_cluster(partition: str | None) -> ClusterFacts:
-    """Return the facts for a partition, by default the cluster's default one.
+def find_partition(names: str | None) -> SlurmPartition:
+    """Return the first of some partitions, by default the default one of the cluster.
 
     Raises SettingsError if there is no such partition.
     """
-    config = parse_assignments(run_program("scontrol", "show", "config", remedy=CONFIG_REMEDY))
+    config = read_config()
     text = run_program("scontrol", "--oneliner", "show", "partition", remedy=CONFIG_REMEDY)
-    partitions = {entry["PartitionName"]: entry for entry in map(parse_entity, text.splitlines())}
-    names = [partition] if partition else _list_defaults(partitions)
-    if not names:
-        problem = "the cluster has no default partition"
-        raise SettingsError(problem, _build_partition_remedy(partitions))
-    for name in names[0].split(","):
+    partitions = {entry["PartitionName"]: entry for entry in map(parse_fields, text.splitlines())}
+    remedy = f"set partition of the target to one of: {', '.join(sorted(partitions)) or 'none'}"
+    defaults = (name for name, entry in partitions.items() if entry.get("Default") == "YES")
+    names = names or next(defaults, None)
+    if names is None:
+        raise SettingsError("the cluster has no default partition", remedy)
+    for name in names.split(","):
         if name not in partitions:
-            problem = f"the cluster has no partition '{name}'"
-            raise SettingsError(problem, _build_partition_remedy(partitions))
-    entry = partitions[names[0].partition(",")[0]]
-    mode = entry.get("PreemptMode") or config.get("PreemptMode", "OFF")
-    return ClusterFacts(
-        name=config.get("ClusterName", ""),
+            raise SettingsError(f"the cluster has no partition '{name}'", remedy)
+    entry = partitions[names.partition(",")[0]]
+    return SlurmPartition(
+        name=names,
+        cluster=config.get("ClusterName", ""),
         preempt_type=config.get("PreemptType", "preempt/none"),
-        preempt_mode=mode,
-        partition=names[0],
-        is_requeue_allowed=config.get("JobRequeue", "1") == "1",
+        preempt_mode=entry.get("PreemptMode") or config.get("PreemptMode", "OFF"),
     )
-
-
-def _list_defaults(partitions: dict[str, dict[str, str]]) -> list[str]:
-    return [name for name, entry in partitions.items() if entry.get("Default") == "YES"]
-
-
-def _build_partition_remedy(partitions: dict[str, dict[str, str]]) -> str:
-    return f"set partition of the target to one of: {', '.join(sorted(partitions)) or 'none'}"
 
 
 def read_records(job_id: str) -> list[SlurmRecord]:

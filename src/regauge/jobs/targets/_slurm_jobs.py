@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, urlencode
 
 from regauge.jobs.targets._times import format_time
 from regauge.system.errors import FIRST_SIGNAL_CODE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 COMMENT_PREFIX = "regauge:"
 """Beginning of the comment of a job that Regauge submitted."""
@@ -62,11 +59,6 @@ class SlurmRecord:
         return self.fields.get("JobState", "").partition(" ")[0]
 
     @property
-    def is_completing(self) -> bool:
-        """Whether Slurm waits for the end of the processes of the job."""
-        return self.state == "COMPLETING"
-
-    @property
     def restarts(self) -> int:
         """Number of times that Slurm has requeued the job."""
         return int(self.fields.get("Restarts", "0"))
@@ -82,7 +74,8 @@ class SlurmRecord:
     @property
     def node_list(self) -> str:
         """The nodes in Slurm's notation, such as `n[1-4]`."""
-        return read_value(self.fields.get("NodeList", ""))
+        text = self.fields.get("NodeList", "")
+        return "" if text in MISSING_VALUES else text
 
     @property
     def work_folder(self) -> str:
@@ -105,20 +98,12 @@ class SlurmRecord:
         return convert_time(self.fields.get(name, ""))
 
 
-def read_value(text: str) -> str:
-    """Return a value; empty for the words with which Slurm marks a missing value."""
-    return "" if text in MISSING_VALUES else text
-
-
 def convert_time(text: str) -> str | None:
     """Return a time of Slurm, which is local, as ISO 8601 in UTC; None if it is unknown."""
-    if not read_value(text):
-        return None
     try:
-        local = dt.datetime.fromisoformat(text)
-    except ValueError:
+        return format_time(dt.datetime.fromisoformat(text))
+    except ValueError:  # such as `Unknown`
         return None
-    return format_time(local)
 
 
 def build_comment(facts: Mapping[str, str]) -> str:
@@ -138,7 +123,7 @@ def parse_records(text: str) -> list[SlurmRecord]:
 
     Slurm has one record for all pending jobs of an array.
     """
-    fields = (_parse_fields(line) for line in text.splitlines() if "JobId=" in line)
+    fields = (parse_fields(line) for line in text.splitlines() if "JobId=" in line)
     records = [SlurmRecord(entry) for document in fields for entry in _expand_array(document)]
     return sorted(records, key=lambda record: record.index)
 
@@ -157,7 +142,7 @@ def _expand_array(fields: dict[str, str]) -> list[dict[str, str]]:
     return [{**fields, "ArrayTaskId": str(number)} for number in numbers]
 
 
-def _parse_fields(line: str) -> dict[str, str]:
+def parse_fields(line: str) -> dict[str, str]:
     """Return the fields of `Key=value Key=value`; a value may contain spaces."""
     parts = _KEY.split(line)[1:]
     return {key: value.strip() for key, value in zip(parts[::2], parts[1::2], strict=True)}
@@ -182,8 +167,3 @@ def parse_assignments(text: str) -> dict[str, str]:
     """Return the values of `scontrol show config`, which has one `Name = value` per line."""
     pairs = (line.partition("=") for line in text.splitlines() if " = " in line)
     return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def parse_entity(text: str) -> dict[str, str]:
-    """Return the fields of one entity, such as a line of `scontrol show partition`."""
-    return _parse_fields(" ".join(text.split()))

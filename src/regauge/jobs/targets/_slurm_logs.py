@@ -10,26 +10,23 @@ A job of an array is `<array>_<index>`. Successors of a preempted job write to i
 from __future__ import annotations
 
 import re
+import signal
 import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from regauge.jobs.targets import JobEvent
-from regauge.system.errors import ERROR_PREFIX, SettingsError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from regauge.jobs.targets import LogRequest
-    from regauge.jobs.targets._slurm_jobs import SlurmRecord
+from regauge.jobs.targets import JobEvent, LogRequest
+from regauge.jobs.targets._log_files import LineReader, read_end
+from regauge.jobs.targets._slurm_jobs import SlurmRecord
+from regauge.system.errors import ERROR_PREFIX, FIRST_SIGNAL_CODE, SettingsError
 
 POLL_SECONDS = 0.5
+KILLED = FIRST_SIGNAL_CODE + signal.SIGKILL
 _EVENT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ) (.+)")
 _TASK_END = re.compile(r"srun: error: (\S+): tasks? \d+\S*: (?:Exited with exit code (\d+)|Killed)")
 _CANCELLATION = re.compile(r"CANCELLED AT \S+ DUE TO (.+?) \*\*\*")
-TAIL_BYTES = 65536
-"""Number of bytes at the end of a log that are searched for events and errors."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +53,10 @@ class LogFolder:
 
     def count_attempts(self) -> int:
         """Return the number of attempts that have begun; 0 if the folder cannot be read."""
-        try:
-            return len(
-                (self.folder / f"{self.job}.attempts").read_text(encoding="utf-8").splitlines()
-            )
-        except OSError:
-            return 0
+        with suppress(OSError):
+            path = self.folder / f"{self.job}.attempts"
+            return len(path.read_text(encoding="utf-8").splitlines())
+        return 0
 
     def list_nodes(self, attempt: int) -> dict[int, Path]:
         """Return the logs of the nodes of an attempt by the number of the node."""
@@ -86,57 +81,26 @@ class LogFolder:
 
     def read_events(self) -> Iterator[JobEvent]:
         """Yield the lines that the job script wrote."""
-        for line in _read_text(self.script_log).splitlines():
+        for line in read_end(self.script_log).splitlines():
             if match := _EVENT.fullmatch(line):
                 yield JobEvent(match[1], "job script", match[2])
 
     def read_task_ends(self) -> dict[str, int]:
         """Return the exit code by host, for the hosts that failed in the last attempt."""
-        text = _read_text(self.script_log).rpartition(" attempt ")
-        codes = {}
-        for host, code in _TASK_END.findall(text[0].rpartition(" of ")[2]):
-            codes[host] = int(code or 137)
-        return codes
+        text = read_end(self.script_log).rpartition(" attempt ")[0].rpartition(" of ")[2]
+        return {host: int(code or KILLED) for host, code in _TASK_END.findall(text)}
 
     def is_preempted(self) -> bool:
         """Return whether the last reason for which Slurm ended an attempt is a preemption."""
-        return _CANCELLATION.findall(_read_text(self.script_log))[-1:] == ["PREEMPTION"]
+        return _CANCELLATION.findall(read_end(self.script_log))[-1:] == ["PREEMPTION"]
 
     def find_error(self) -> str:
         """Return the last error line of the last attempt; empty if there is none."""
         for path in self.list_nodes(self.count_attempts()).values():
-            lines = _read_text(path).splitlines()
-            errors = (line for line in reversed(lines) if line.startswith(ERROR_PREFIX))
-            if error := next(errors, ""):
-                return error.removeprefix(ERROR_PREFIX)
+            lines = read_end(path).splitlines()
+            if errors := [line for line in lines if line.startswith(ERROR_PREFIX)]:
+                return errors[-1].removeprefix(ERROR_PREFIX)
         return ""
-
-
-def _read_text(path: Path) -> str:
-    """Return the end of a file; empty if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL_BYTES))
-            return file.read().decode("utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-class _LineReader:
-    """Reads the new whole lines of a file that another process writes."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
-
-    def read(self, *, is_last: bool) -> Iterator[str]:
-        """Yield the lines since the last call; the last call also yields an unfinished line."""
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            content = file.read()
-        end = len(content) if is_last else content.rfind(b"\n") + 1
-        self._offset += end
-        yield from content[:end].decode("utf-8", errors="replace").splitlines()
 
 
 def read_lines(
@@ -154,12 +118,12 @@ def read_lines(
         if node is not None or request.attempt is not None or not path.exists():
             problem = f"{logs.folder} has no such log of attempt {attempt}"
             raise SettingsError(problem, "correct --rank and --attempt, or wait for the start")
-    reader = _LineReader(path) if path else None
+    reader = LineReader(path) if path else None
     while True:
         has_next = request.attempt is None and logs.count_attempts() > attempt
         is_last = not request.follow or has_next or is_final()
         if reader is None and (path := logs.find_log(attempt, node)):
-            reader = _LineReader(path)
+            reader = LineReader(path)
         if reader is not None:
             yield from reader.read(is_last=is_last)
         if has_next and request.follow:

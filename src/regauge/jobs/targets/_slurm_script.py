@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from regauge.jobs.targets import is_local_folder
+from regauge.jobs.targets import JobSpec, is_local_folder
 from regauge.jobs.targets._secret_files import parse_secret_path
 from regauge.jobs.targets._slurm_jobs import COMMENT_PREFIX, build_comment
+from regauge.jobs.targets._slurm_target import SlurmTarget
 from regauge.system.errors import RESTART_CODES
 from regauge.system.units import SECONDS_PER_MINUTE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from regauge.jobs.targets import JobSpec
-    from regauge.jobs.targets._slurm_target import SlurmTarget
 
 FUNCTIONS = Path(__file__).with_name("slurm_job.sh")
 ARRAY_ID = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
@@ -31,7 +26,10 @@ _PLAIN = re.compile(r"[^\s'\"\\#]+")
 
 def render_script(job: JobSpec, target: SlurmTarget) -> str:
     """Return the job script of a job."""
-    options = [*list_options(job, target), *_list_extra_options(target)]
+    extra = (
+        (name, None if value is True else str(value)) for name, value in target.options.items()
+    )
+    options = [*list_options(job, target), *sorted(extra)]
     return "\n".join(
         [
             "#!/bin/bash",
@@ -134,7 +132,10 @@ def _list_resources(job: JobSpec, target: SlurmTarget) -> Iterator[tuple[str, st
         yield "mem", "0"
     else:
         yield "cpus-per-task", str(target.cpus)
-    if gres := find_gres(job, target):
+    gres = target.gres
+    if gres is None and job.machine and job.machine.chips:
+        gres = f"gpu:{job.machine.chips}"  # devices of every vendor (gres.conf, AutoDetect)
+    if gres:
         yield "gres", gres
 
 
@@ -143,16 +144,11 @@ def _list_limits(job: JobSpec, target: SlurmTarget) -> Iterator[tuple[str, str |
     if job.jobs > 1:
         yield "array", f"0-{job.jobs - 1}"
     if job.limit_seconds is not None:
-        yield "time", format_time(job.limit_seconds)
+        minutes, seconds = divmod(max(1, job.limit_seconds), SECONDS_PER_MINUTE)
+        yield "time", f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
     if target.grace_seconds:  # to the script, which passes it to the nodes and asks for a requeue
         yield "signal", f"B:TERM@{target.grace_seconds}"
     yield ("requeue" if target.requeue == "auto" else "no-requeue"), None
-
-
-def _list_extra_options(target: SlurmTarget) -> Iterator[tuple[str, str | None]]:
-    """Yield the options of the user."""
-    for option, value in sorted(target.options.items()):
-        yield option, None if value is True else str(value)
 
 
 def list_step_options(job: JobSpec, target: SlurmTarget) -> Iterator[str]:
@@ -168,26 +164,11 @@ def list_step_options(job: JobSpec, target: SlurmTarget) -> Iterator[str]:
     yield "--open-mode=append"
 
 
-def find_gres(job: JobSpec, target: SlurmTarget) -> str:
-    """Return the generic resources of a node: as set, or all accelerators of the machine.
-
-    `gpu` is the name for the devices of every vendor that Slurm detects (gres.conf manual,
-    AutoDetect).
-    """
-    if target.gres is not None:
-        return target.gres
-    return f"gpu:{job.machine.chips}" if job.machine and job.machine.chips else ""
-
-
-def format_time(limit_seconds: int) -> str:
-    """Return a time limit as `hours:minutes:seconds`, at least one second."""
-    minutes, seconds = divmod(max(1, limit_seconds), SECONDS_PER_MINUTE)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
-
-
-def _format_option(name: str, value: str | None) -> str:
-    if value is None:
+def _format_option(name: str, value: str | int | None) -> str:
+    """Return an option as `sbatch` reads it; None or true is an option without a value."""
+    if value is None or value is True:
         return f"--{name}"
+    value = str(value)
     if not _PLAIN.fullmatch(value):
         value = '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return f"--{name}={value}"

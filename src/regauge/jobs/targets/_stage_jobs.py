@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from regauge.jobs.targets import FINAL_STATES, Document, LaunchPlan, StageState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from regauge.jobs.targets import Handle, JobSpec, JobStatus
+from regauge.jobs.targets import Document, Handle, JobSpec, JobStatus, LaunchPlan, StageState
 
 NOTE = "Until the submission, a dependency has the name of a job in place of its id."
 RULE = "A stage starts after the success of the one before it; a failure ends the pipeline."
@@ -101,11 +96,6 @@ def join_statuses(handle: Handle, stages: Sequence[tuple[str, JobStatus]]) -> Jo
             for name, item in resolved
         ),
     )
-
-
-def is_active(stage: StageState) -> bool:
-    """Return whether the job of a stage has not ended."""
-    return stage.state not in FINAL_STATES
 
 
 def _add_prefix(job: JobSpec, name: str) -> str:

@@ -6,10 +6,12 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from regauge.jobs.targets import (
     COMMON_FIELDS,
@@ -23,44 +25,30 @@ from regauge.jobs.targets import (
     JobStatus,
     Launcher,
     LaunchPlan,
+    LeaderAddress,
     Leftover,
+    LogRequest,
+    NodeCommand,
     NodeStatus,
-    is_local_folder,
 )
-from regauge.jobs.targets._job_end import (
-    build_active_error,
-    build_ended_error,
-    list_output_leftovers,
-    wait_for_end,
-)
+from regauge.jobs.targets._job_end import cancel_job, check_ended, list_output_leftovers
 from regauge.jobs.targets._job_runner import GRACE_SECONDS, build_log_path
 from regauge.jobs.targets._local_job import (
-    CANCEL,
     JOB_FILE,
-    LOGS,
-    SCHEDULER_LOG,
     SIMULATED,
+    JobFolder,
     build_document,
     build_node_commands,
-    build_scheduler_command,
-    find_default_root,
-    is_scheduled,
     parse_job,
-    read_document,
-    read_events,
-    read_last_line,
 )
+from regauge.jobs.targets._log_files import LineReader, find_last_line
 from regauge.jobs.targets._secret_files import check_secret_files
 from regauge.system.errors import WRONG_KIND_ERRNOS, ChildError, SettingsError
 from regauge.system.files import write_atomic
 from regauge.system.processes import INHERITED_ENVIRONMENT
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from regauge.jobs.targets import LeaderAddress, LogRequest, NodeCommand
-
-USED = COMMON_FIELDS | {"jobs"}
+ENDED = FINAL_STATES | {"unknown"}
+"""States of a job without processes; its state is unknown if its scheduler has died."""
 START_SECONDS = 60.0
 """Maximum time until the scheduler of a job runs."""
 CANCEL_SECONDS = GRACE_SECONDS + 10.0
@@ -84,19 +72,19 @@ class LocalNodes(Launcher):
         return LaunchPlan(
             job,
             documents=(Document(JOB_FILE, build_document(job, str(Path.cwd()))),),
-            commands=(build_scheduler_command(self._find_folder(job.name)),),
+            commands=(_build_scheduler_command(self._find_folder(job.name)),),
             notes=_list_notes(job),
             restart_policy=_describe_restarts(job),
-            used=USED | SIMULATED,
+            used=COMMON_FIELDS | {"jobs"} | SIMULATED,
         )
 
     def list_node_commands(self, plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
-        return build_node_commands(plan.documents[0].content, leader)
+        return build_node_commands(parse_job(plan.documents[0].content), leader)
 
     def submit(self, plan: LaunchPlan) -> Handle:
         """Start the process that runs the job; it outlives this one."""
         folder = self._find_folder(plan.job.name)
-        handle = _build_handle(folder)
+        handle = Handle(self.kind, socket.gethostname(), str(folder).lstrip("/"))
         _create_folder(folder, plan, handle)
         try:
             _start_scheduler(folder)
@@ -107,11 +95,10 @@ class LocalNodes(Launcher):
 
     def find_status(self, handle: Handle) -> JobStatus:
         folder = _find_job(handle)
-        job = _read_job(folder)
-        is_alive = is_scheduled(folder)  # read first: the last event precedes the end of the lock
-        events = read_events(folder)
-        states = [event for event in events if "state" in event]
-        last: dict[str, Any] = states[-1] if states else {}
+        job = folder.job
+        is_alive = folder.is_scheduled  # read first: the last event precedes the end of the lock
+        events = folder.read_events()
+        last: dict[str, Any] = next((item for item in reversed(events) if "state" in item), {})
         state, reason = cast("JobState", last.get("state", "unknown")), last.get("message", "")
         if state not in FINAL_STATES and not is_alive:
             state, reason = "unknown", "the process that runs the job has died, and its nodes too"
@@ -122,12 +109,12 @@ class LocalNodes(Launcher):
             state,
             reason,
             attempt=max((event.get("attempt", 1) for event in events), default=None),
-            nodes=_read_nodes(events, is_alive=is_alive),
+            nodes=_list_nodes(events, is_alive=is_alive),
             exit_code=last.get("exit_code") if is_final else None,
-            failure=_find_failure(folder, last) if state == "failed" else None,
+            failure=_find_failure(folder, last.get("node")) if state == "failed" else None,
             usd_per_hour=job.usd_per_hour,
             price_date=job.machine.price_date if job.machine else None,
-            output=_find_output(folder),
+            output=folder.output,
             submitted_at=events[0]["time"] if events else None,
             started_at=next(started, None),
             finished_at=last["time"] if is_final else None,
@@ -140,58 +127,48 @@ class LocalNodes(Launcher):
                 f"node {event['node']}" if "node_state" in event else "job",
                 f"{event['state']}: {event['message']}" if "state" in event else event["message"],
             )
-            for event in read_events(_find_job(handle))
+            for event in _find_job(handle).read_events()
         ]
 
     def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
-        path = _find_log(_find_job(handle), request)
-        with path.open(encoding="utf-8", errors="replace") as file:
-            line = ""
-            is_last = not request.follow
-            while True:
-                text = file.readline()
-                line += text
-                if line.endswith("\n"):
-                    yield line[:-1]
-                    line = ""
-                elif not text and is_last:
-                    break
-                elif not text:
-                    is_last = _has_ended(self.find_status(handle))  # then read the rest once more
-                    time.sleep(0.0 if is_last else LOG_POLL_SECONDS)
-            if line:
-                yield line
+        reader = LineReader(_find_job(handle).find_log(request))
+        while True:
+            is_last = not request.follow or self.find_status(handle).state in ENDED
+            yield from reader.read(is_last=is_last)
+            if is_last:
+                return
+            time.sleep(LOG_POLL_SECONDS)
 
     def cancel(self, handle: Handle) -> None:
         """Stop a job and wait until its nodes have ended."""
-        status = self.find_status(handle)
-        if _has_ended(status):
-            raise build_ended_error(handle, status.state)
-        write_atomic(_find_job(handle) / CANCEL, "")
-        wait_for_end(
-            handle, lambda: _has_ended(self.find_status(handle)), CANCEL_SECONDS, LOG_POLL_SECONDS
+        cancel_job(
+            handle,
+            self.find_status,
+            lambda _: write_atomic(_find_job(handle).cancel_file, ""),
+            CANCEL_SECONDS,
+            ENDED,
         )
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
-        folder, status = _find_job(handle), self.find_status(handle)
-        if not _has_ended(status):
-            raise build_active_error(handle, status.state)
-        output = _find_output(folder)
-        shutil.rmtree(folder)
-        return list_output_leftovers(output)
+        status = self.find_status(handle)
+        check_ended(status, ENDED)
+        shutil.rmtree(_find_job(handle).path)
+        return list_output_leftovers(status.output)
 
     def _find_folder(self, name: str) -> Path:
-        root = Path(self.folder).expanduser() if self.folder else find_default_root()
-        return root.absolute() / name
+        """Return the folder of a job, by the XDG Base Directory Specification if none is set."""
+        if self.folder:
+            return Path(self.folder).expanduser().absolute() / name
+        state = os.environ.get("XDG_STATE_HOME", "")
+        base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+        return base / "regauge" / "jobs" / name
 
 
-def _has_ended(status: JobStatus) -> bool:
-    """Return whether no process of a job runs; its state is unknown if its scheduler has died."""
-    return status.is_final or status.state == "unknown"
+def _build_scheduler_command(folder: Path) -> tuple[str, ...]:
+    return (sys.executable, "-m", "regauge.jobs.targets._local_scheduler", str(folder))
 
 
 def _list_notes(job: JobSpec) -> tuple[str, ...]:
-    """Return the decisions of a plan."""
     notes = []
     defaults = JobSpec("", "", (), 1, 1, 1)
     unused = sorted(name for name in SIMULATED if getattr(job, name) != getattr(defaults, name))
@@ -213,10 +190,9 @@ def _describe_restarts(job: JobSpec) -> str:
         return f"A lost job starts again by itself, {attempts}; the other jobs continue."
     if job.max_nodes == 1:
         return f"The node starts again and resumes from its checkpoint, {attempts}."
+    text = "The other nodes wait for the lost node, which starts again"
     if job.is_elastic:
         text = f"At least {job.min_nodes} nodes continue; the lost node joins again"
-        return f"{text}, {attempts}. After the loss of node 0 all nodes start again."
-    text = "The other nodes wait for the lost node, which starts again"
     return f"{text}, {attempts}. After the loss of node 0 all nodes start again."
 
 
@@ -250,10 +226,10 @@ def _start_scheduler(folder: Path) -> None:
     environment.pop("TMPDIR", None)  # the folder of this command, which ends with it
     if "TMPDIR" in INHERITED_ENVIRONMENT:
         environment["TMPDIR"] = INHERITED_ENVIRONMENT["TMPDIR"]
-    log = folder / SCHEDULER_LOG
+    log = JobFolder(folder).scheduler_log
     with log.open("wb") as file:
         process = subprocess.run(
-            build_scheduler_command(folder),
+            _build_scheduler_command(folder),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=file,
@@ -263,98 +239,38 @@ def _start_scheduler(folder: Path) -> None:
             timeout=START_SECONDS,
         )
     if process.returncode:
-        raise ChildError(process.returncode, read_last_line(log) or f"no job starts in {folder}")
+        raise ChildError(process.returncode, find_last_line(log) or f"no job starts in {folder}")
 
 
-def _build_handle(folder: Path) -> Handle:
-    return Handle(LocalNodes.kind, socket.gethostname(), str(folder).lstrip("/"))
-
-
-def _find_job(handle: Handle) -> Path:
+def _find_job(handle: Handle) -> JobFolder:
     """Return the folder of a job; raises SettingsError if this machine has no such job."""
     host = socket.gethostname()
     if handle.context != host:
         problem = f"{handle} runs on host '{handle.context}', and this is '{host}'"
         raise SettingsError(problem, "run the command on that host")
-    folder = Path("/") / handle.job_id
-    if not (folder / JOB_FILE).is_file():
-        problem = f"no job {handle}"
-        raise SettingsError(problem, "use the handle that `launch` printed")
-    return folder
+    path = Path("/") / handle.job_id
+    if not (path / JOB_FILE).is_file():
+        raise SettingsError(f"no job {handle}", "use the handle that `launch` printed")
+    return JobFolder(path)
 
 
-def _read_job(folder: Path) -> JobSpec:
-    return parse_job(_read_document(folder))
-
-
-def _read_document(folder: Path) -> dict[str, Any]:
-    document = read_document(folder)
-    if document is None:
-        raise SettingsError(f"no job in {folder}", "use the handle that `launch` printed")
-    return document
-
-
-def _find_output(folder: Path) -> str:
-    """Return the absolute output folder of a run; an address of an object store is unchanged."""
-    document = _read_document(folder)
-    output = document["job"]["output"]
-    if not is_local_folder(output):
-        return str(output)
-    return str(Path(document["working_folder"]) / Path(output).expanduser())
-
-
-def _read_nodes(events: list[dict[str, Any]], *, is_alive: bool) -> tuple[NodeStatus, ...]:
+def _list_nodes(events: list[dict[str, Any]], *, is_alive: bool) -> tuple[NodeStatus, ...]:
     """Return the last state of every node."""
-    nodes: dict[int, NodeStatus] = {}
-    for event in events:
-        if "node_state" in event:
-            state = event["node_state"]
-            if state == "running" and not is_alive:
-                state = "unknown"
-            nodes[event["node"]] = NodeStatus(
-                event["node"],
-                state,
-                socket.gethostname(),
-                event.get("exit_code"),
-                event["message"],
-            )
-    return tuple(nodes[index] for index in sorted(nodes))
+    last = {event["node"]: event for event in events if "node_state" in event}
+    nodes = []
+    for index, event in sorted(last.items()):
+        state = event["node_state"]
+        if state == "running" and not is_alive:
+            state = "unknown"
+        host, code = socket.gethostname(), event.get("exit_code")
+        nodes.append(NodeStatus(index, state, host, code, event["message"]))
+    return tuple(nodes)
 
 
-def _find_failure(folder: Path, last: dict[str, Any]) -> JobFailure | None:
+def _find_failure(folder: JobFolder, node: int | None) -> JobFailure | None:
     """Return the node that ended a job, with the last line of its log."""
-    node = last.get("node")
     if node is None:
         return None
-    attempts = _list_attempts(folder, node)
-    log = build_log_path(folder / LOGS, attempts[0] if attempts else 1, node)
-    return JobFailure("unknown", node=node, message=read_last_line(log))
-
-
-def _find_log(folder: Path, request: LogRequest) -> Path:
-    """Return the log of a rank; the log of rank 0 is the output of the first node.
-
-    Other ranks of a training run write to `ranks/` in the output folder, one file for all attempts.
-    Raises SettingsError if the log does not exist.
-    """
-    job, rank = _read_job(folder), request.rank or 0
-    ranks = Path(_find_output(folder)) / "ranks" / f"{rank}.log"
-    if rank and request.attempt is None and job.jobs == 1 and ranks.is_file():
-        return ranks
-    per_node = job.processes if isinstance(job.processes, int) and job.jobs == 1 else 1
-    node = rank // per_node
-    attempts = [request.attempt] if request.attempt is not None else _list_attempts(folder, node)
-    for attempt in attempts:
-        path = build_log_path(folder / LOGS, attempt, node)
-        if path.is_file():
-            return path
-    suffix = f" in attempt {request.attempt}" if request.attempt is not None else ""
-    known = sorted(str(path.relative_to(folder / LOGS)) for path in folder.glob(f"{LOGS}/*/*.log"))
-    remedy = f"known logs: {', '.join(known)}" if known else "wait until a node starts"
-    raise SettingsError(f"no log of rank {rank}{suffix}", remedy)
-
-
-def _list_attempts(folder: Path, node: int) -> list[int]:
-    """Return the attempts in which a node started, the last one first."""
-    paths = folder.glob(f"{LOGS}/attempt-*/node-{node}.log")
-    return sorted((int(path.parent.name.removeprefix("attempt-")) for path in paths), reverse=True)
+    attempt = next(iter(folder.list_attempts(node)), 1)
+    log = build_log_path(folder.logs, attempt, node)
+    return JobFailure("unknown", node=node, message=find_last_line(log))

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import Field
 
 from regauge.config import Tables
 from regauge.jobs.targets import (
     COMMON_FIELDS,
+    FINAL_STATES,
     Document,
     Handle,
     JobEvent,
     JobFailure,
+    JobSpec,
     JobState,
     JobStatus,
     Launcher,
@@ -28,7 +30,7 @@ from regauge.jobs.targets import (
     NodeCommand,
     NodeStatus,
 )
-from regauge.jobs.targets._job_end import build_active_error, build_ended_error, wait_for_end
+from regauge.jobs.targets._job_end import cancel_job, check_ended
 from regauge.jobs.targets._nodes import build_leader_variables
 from regauge.jobs.targets._ray_driver import DriverOptions
 from regauge.jobs.targets._ray_log import read_events, read_lines
@@ -36,10 +38,6 @@ from regauge.jobs.targets._secret_files import check_secret_files
 from regauge.jobs.targets._times import format_epoch
 from regauge.system.errors import PreflightError, SettingsError, TransientError, first_line
 
-if TYPE_CHECKING:
-    from regauge.jobs.targets import JobSpec
-
-T = TypeVar("T")
 DRIVER = "regauge.jobs.targets._ray_driver"
 DOCUMENT = "job.json"
 CANCEL_SECONDS = 90.0
@@ -47,8 +45,6 @@ POLL_SECONDS = 0.5
 AUTHENTICATION_REMEDY = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the token of the cluster"
 INSTALL_COMMAND = "pip install 'regauge[ray]'"
 EXECUTOR_KEY = "execution.executor"
-FINAL_STATUSES = ("STOPPED", "SUCCEEDED", "FAILED")
-"""Statuses of Ray that a job does not leave."""
 STATES: dict[str, JobState] = {
     "PENDING": "pending",
     "RUNNING": "running",
@@ -180,10 +176,9 @@ class RayCluster(Launcher):
     def submit(self, plan: LaunchPlan) -> Handle:
         document = plan.documents[0].content
         handle = Handle("ray", self.address, document["submission_id"])
-        client = _connect(self.address)
+        remedy = "correct [[launch.target]] of kind ray"
         try:
-            remedy = "correct [[launch.target]] of kind ray"
-            _call(self.address, remedy, lambda: client.submit_job(**document))
+            _call(self.address, "submit_job", remedy=remedy, **document)
         except SettingsError as error:
             if "already exists" not in error.problem:
                 raise
@@ -193,8 +188,7 @@ class RayCluster(Launcher):
         return handle
 
     def find_status(self, handle: Handle) -> JobStatus:
-        info, log = _find_job(handle), _read_log(handle)
-        return build_status(handle, info, log)
+        return build_status(handle, _find_job(handle), _read_log(handle))
 
     def list_events(self, handle: Handle) -> list[JobEvent]:
         info = _find_job(handle)
@@ -211,42 +205,29 @@ class RayCluster(Launcher):
     def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
         node, count = request.rank or 0, 0
         while True:
-            has_ended = _find_job(handle).status in FINAL_STATUSES
-            log = _read_log(handle)
-            lines = [line for line in read_lines(log.splitlines()) if line.node == node]
-            attempt = request.attempt or max((line.attempt for line in lines), default=1)
-            if request.follow and request.attempt is None:
-                selection = lines
-            else:
-                selection = [line for line in lines if line.attempt == attempt]
-            yield from (line.text for line in selection[count:])
-            count = len(selection)
-            if not request.follow or has_ended:
+            is_last = not request.follow or STATES[_find_job(handle).status] in FINAL_STATES
+            lines = [line for line in read_lines(_read_log(handle)) if line.node == node]
+            if request.attempt or not request.follow:
+                attempt = request.attempt or max((line.attempt for line in lines), default=1)
+                lines = [line for line in lines if line.attempt == attempt]
+            yield from (line.text for line in lines[count:])
+            count = len(lines)
+            if is_last:
                 break
             time.sleep(POLL_SECONDS)
-        if not count and (has_ended or not request.follow):
+        if not count:
             problem = f"{handle} has no output of node {node}"
             raise SettingsError(problem, f"read its events with: regauge job events {handle}")
 
     def cancel(self, handle: Handle) -> None:
-        status = _find_job(handle).status
-        if status in FINAL_STATUSES:
-            raise build_ended_error(handle, STATES[status])
-        client = _connect(handle.context)
-        _call(handle.context, "try again", lambda: client.stop_job(handle.job_id))
-        wait_for_end(
-            handle,
-            lambda: _find_job(handle).status in FINAL_STATUSES,
-            CANCEL_SECONDS,
-            POLL_SECONDS,
-        )
+        def stop(_: JobStatus) -> None:
+            _call(handle.context, "stop_job", handle.job_id)
+
+        cancel_job(handle, self.find_status, stop, CANCEL_SECONDS)
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
-        status = _find_job(handle).status
-        if status not in FINAL_STATUSES:
-            raise build_active_error(handle, STATES[status])
-        client = _connect(handle.context)
-        _call(handle.context, "try again", lambda: client.delete_job(handle.job_id))
+        check_ended(self.find_status(handle))
+        _call(handle.context, "delete_job", handle.job_id)
         return []
 
 
@@ -261,15 +242,15 @@ def build_status(handle: Handle, info: Any, log: str) -> JobStatus:
     metadata = info.metadata or {}
     price = metadata.get("usd_per_hour")
     code = 0 if state == "succeeded" else info.driver_exit_code
-    has_failed = state == "failed"
+    failure = JobFailure("unknown", message=first_line(info.message)) if state == "failed" else None
     return JobStatus(
         handle,
         state,
         reason=reason,
         attempt=last.get("attempt"),
         nodes=tuple(_list_nodes(events, state)),
-        exit_code=code if info.status in FINAL_STATUSES else None,
-        failure=JobFailure("unknown", message=first_line(info.message)) if has_failed else None,
+        exit_code=code if state in FINAL_STATES else None,
+        failure=failure,
         usd_per_hour=float(price) if price else None,
         price_date=metadata.get("price_date"),
         output=metadata.get("output", ""),
@@ -310,30 +291,25 @@ def _count_nodes(job: JobSpec) -> int:
     return 0 if job.verb == "predict" else job.max_nodes
 
 
-def _connect(address: str) -> Any:
-    """Return a client of the job server at an address.
+def _call(
+    address: str, method: str, *arguments: Any, remedy: str = "try again", **keywords: Any
+) -> Any:
+    """Call a method of the client of a job server.
 
-    Raises PreflightError without Ray, TransientError if the server is unreachable.
+    Raises PreflightError without Ray, TransientError if the server is unreachable, and
+    SettingsError with a remedy if it refuses the request or the token.
     """
     try:
+        from ray.exceptions import RayError
         from ray.job_submission import JobSubmissionClient
     except ImportError:
         problem = "target 'ray' needs Ray with its dashboard"
         raise PreflightError(problem, INSTALL_COMMAND) from None
-    remedy = "set address to the host and port of the dashboard"
-    return _call(address, remedy, lambda: JobSubmissionClient(f"http://{address}"))
-
-
-def _call(address: str, remedy: str, request: Callable[[], T]) -> T:
-    """Return the answer to a request.
-
-    Raises TransientError if the server is unreachable, and SettingsError with a remedy if it
-    refuses the request or the token.
-    """
-    from ray.exceptions import RayError
-
+    step_remedy = "set address to the host and port of the dashboard"
     try:
-        return request()
+        client = JobSubmissionClient(f"http://{address}")
+        step_remedy = remedy
+        return getattr(client, method)(*arguments, **keywords)
     except RayError as error:  # the client raises it for a missing or wrong token alone
         problem = f"the Ray cluster at {address} needs a token: {first_line(error)}"
         raise SettingsError(problem, AUTHENTICATION_REMEDY) from None
@@ -341,7 +317,8 @@ def _call(address: str, remedy: str, request: Callable[[], T]) -> T:
         problem = f"no job server of Ray answers at {address}: {first_line(error)}"
         raise TransientError(problem, "check the address, and that the dashboard runs") from None
     except (RuntimeError, ValueError) as error:
-        raise SettingsError(f"Ray refuses the request: {_find_reason(error)}", remedy) from None
+        problem = f"Ray refuses the request: {_find_reason(error)}"
+        raise SettingsError(problem, step_remedy) from None
 
 
 def _find_reason(error: Exception) -> str:
@@ -352,9 +329,8 @@ def _find_reason(error: Exception) -> str:
 
 def _find_job(handle: Handle) -> Any:
     """Return Ray's record of a job; raises SettingsError if the cluster does not know it."""
-    client = _connect(handle.context)
     try:
-        return _call(handle.context, "try again", lambda: client.get_job_info(handle.job_id))
+        return _call(handle.context, "get_job_info", handle.job_id)
     except SettingsError as error:
         if "404" not in error.problem:
             raise
@@ -364,5 +340,4 @@ def _find_job(handle: Handle) -> Any:
 
 
 def _read_log(handle: Handle) -> str:
-    client = _connect(handle.context)
-    return str(_call(handle.context, "try again", lambda: client.get_job_logs(handle.job_id)) or "")
+    return str(_call(handle.context, "get_job_logs", handle.job_id) or "")

@@ -8,31 +8,30 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from regauge.jobs.targets import (
     COMMON_FIELDS,
+    FINAL_STATES,
     Document,
     Handle,
     JobEvent,
     JobSpec,
     JobStatus,
     LaunchPlan,
+    LeaderAddress,
     Leftover,
     LogRequest,
     NodeCommand,
     _slurm_client,
 )
-from regauge.jobs.targets._job_end import (
-    build_active_error,
-    build_ended_error,
-    list_output_leftovers,
-    wait_for_end,
-)
+from regauge.jobs.targets._job_end import cancel_job, check_ended, list_output_leftovers
 from regauge.jobs.targets._nodes import build_rendezvous_variables
 from regauge.jobs.targets._secret_files import check_secret_files
+from regauge.jobs.targets._slurm_jobs import SlurmRecord
 from regauge.jobs.targets._slurm_logs import LogFolder, read_lines
 from regauge.jobs.targets._slurm_script import (
     find_log_folder,
@@ -46,21 +45,10 @@ from regauge.jobs.targets._slurm_script import (
 )
 from regauge.jobs.targets._slurm_status import build_status, select_latest
 from regauge.jobs.targets._slurm_target import SlurmTarget
-from regauge.jobs.targets._stage_jobs import (
-    is_active,
-    join_plans,
-    join_statuses,
-    submit_stages,
-)
+from regauge.jobs.targets._stage_jobs import join_plans, join_statuses, submit_stages
 from regauge.jobs.targets._times import format_time
 from regauge.system.errors import SettingsError
 from regauge.system.log import logger
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from regauge.jobs.targets import LeaderAddress
-    from regauge.jobs.targets._slurm_jobs import SlurmRecord
 
 USED = COMMON_FIELDS | {"jobs"}
 SUBMIT = ("sbatch", "--parsable")
@@ -79,8 +67,8 @@ RESERVED = frozenset(
 )
 """Options that Regauge sets or that would change the meaning of the script."""
 EVENT_TIMES = {"SubmitTime": "submitted", "StartTime": "started", "EndTime": "ended"}
-POLL_SECONDS, CANCEL_SECONDS = 0.5, 90.0
-"""Interval and maximum of the wait for a cancelled job; Slurm's KillWait is 30 s by default."""
+CANCEL_SECONDS = 90.0
+"""Maximum wait for a cancelled job; Slurm's KillWait is 30 s by default."""
 
 
 class Slurm(SlurmTarget):
@@ -164,24 +152,21 @@ class Slurm(SlurmTarget):
     def submit(self, plan: LaunchPlan) -> Handle:
         """Create the folder of the logs and submit the script."""
         _slurm_client.find_program("sbatch")
-        cluster = _slurm_client.read_cluster(self.partition)
-        logger.info("%s", self._describe_preemption(cluster, plan))
+        partition = _slurm_client.find_partition(self.partition)
+        logger.info("%s", self._describe_preemption(partition, plan))
+        stages = [item.job.stage for item in plan.stages]
 
-        def submit_script(plan: LaunchPlan, earlier: list[Handle]) -> Handle:
-            jobs = {
-                item.job.stage: handle.job_id
-                for item, handle in zip(stages[: len(earlier)], earlier, strict=True)
-            }
-            options = list_submit_options(render_comment(plan.job, self), jobs) if jobs else ()
+        def submit_script(item: LaunchPlan, earlier: list[Handle]) -> Handle:
+            jobs = {stage: job.job_id for stage, job in zip(stages, earlier, strict=False)}
+            options = list_submit_options(render_comment(item.job, self), jobs) if jobs else ()
             remedy = "correct [[launch.target]] of kind slurm"
-            script = plan.documents[0].text
+            script = item.documents[0].text
             answer = _slurm_client.run_program(*SUBMIT, *options, text=script, remedy=remedy)
-            return Handle(self.kind, cluster.name, answer.strip().partition(";")[0])
+            return Handle(self.kind, partition.cluster, answer.strip().partition(";")[0])
 
-        stages = plan.stages
         new_folders = _create_folders(Path(find_log_folder(plan.job, self)))
         try:
-            if stages:
+            if plan.stages:
                 return submit_stages(plan, submit_script, lambda item: _stop_job(item.job_id))
             return submit_script(plan, [])
         except BaseException:
@@ -190,18 +175,21 @@ class Slurm(SlurmTarget):
                     folder.rmdir()
             raise
 
-    def _describe_preemption(self, cluster: _slurm_client.ClusterFacts, plan: LaunchPlan) -> str:
+    def _describe_preemption(
+        self, partition: _slurm_client.SlurmPartition, plan: LaunchPlan
+    ) -> str:
         """Return the effect of a preemption on a job, from the settings of the cluster."""
-        mode = f"PreemptMode of partition {cluster.partition} is {cluster.preempt_mode}"
-        if cluster.preempt_type == "preempt/none" or "OFF" in cluster.preempt_mode:
+        preempt_mode = partition.preempt_mode
+        mode = f"PreemptMode of partition {partition.name} is {preempt_mode}"
+        if partition.preempt_type == "preempt/none" or "OFF" in preempt_mode:
             return f"{mode}: jobs are not preempted"
         if self.requeue == "never":
             return f"{mode}: a preempted job ends, because requeue is 'never'"
-        if "REQUEUE" in cluster.preempt_mode:
+        if "REQUEUE" in preempt_mode:
             return f"{mode}: Slurm requeues a preempted job"
-        if "CANCEL" in cluster.preempt_mode and plan.stages:
+        if "CANCEL" in preempt_mode and plan.stages:
             return f"{mode}: a preempted stage ends the pipeline; launch it again to resume"
-        if "CANCEL" in cluster.preempt_mode:
+        if "CANCEL" in preempt_mode:
             return f"{mode}: a preempted job submits its successor with a dependency"
         return f"{mode}: a preempted job is suspended, and continues later"
 
@@ -250,7 +238,8 @@ class Slurm(SlurmTarget):
         if handle.target != self.kind or not JOB_ID.fullmatch(handle.job_id):
             problem = f"{handle} is not the handle of a job of Slurm"
             raise SettingsError(problem, "use the handle that `launch` printed: slurm://cluster/id")
-        if (name := _slurm_client.read_cluster_name()) != handle.context:
+        name = _slurm_client.read_config().get("ClusterName", "")
+        if name != handle.context:
             problem = f"{handle} is a job of another cluster; this machine reaches '{name}'"
             raise SettingsError(problem, f"run the command on a login node of '{handle.context}'")
 
@@ -301,30 +290,23 @@ class Slurm(SlurmTarget):
 
     def cancel(self, handle: Handle) -> None:
         """Stop a job, its successors and earlier stages; wait until their processes have ended."""
-        status = self.find_status(handle)
-        if status.is_final:
-            raise build_ended_error(handle, status.state)
-        records = self._find_records(handle)
-        successors = {record.fields["JobId"] for record in records if "first" in record.facts}
-        active = [Handle.parse(item.handle).job_id for item in status.stages if is_active(item)]
-        for job_id in (
-            *reversed(active),
-            *([] if active else [handle.job_id]),
-            *sorted(successors),
-        ):
-            _stop_job(job_id)
-        wait_for_end(
-            handle, lambda: self.find_status(handle).is_final, CANCEL_SECONDS, POLL_SECONDS
-        )
+
+        def stop(status: JobStatus) -> None:
+            records = self._find_records(handle)
+            successors = {item.fields["JobId"] for item in records if "first" in item.facts}
+            stages = (item for item in reversed(status.stages) if item.state not in FINAL_STATES)
+            active = [Handle.parse(item.handle).job_id for item in stages]
+            for job_id in (*(active or [handle.job_id]), *sorted(successors)):
+                _stop_job(job_id)
+
+        cancel_job(handle, self.find_status, stop, CANCEL_SECONDS)
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
         """Remove the logs of a job and of earlier stages; the output folder remains."""
-        status, records = self.find_status(handle), self._find_records(handle)
-        jobs = (*records[0].earlier_stages.values(), handle.job_id)
-        if not status.is_final:
-            raise build_active_error(handle, status.state)
-        folder = LogFolder.find(records[0]).folder
-        for job in jobs:
+        status, record = self.find_status(handle), self._find_records(handle)[0]
+        check_ended(status)
+        folder = LogFolder.find(record).folder
+        for job in (*record.earlier_stages.values(), handle.job_id):
             for path in LogFolder(folder, job).list_files():
                 path.unlink()
         with suppress(OSError):  # it has logs of other jobs

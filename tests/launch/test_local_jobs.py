@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from launch.training_jobs import wait_until
 from regauge.jobs.targets import Handle, JobSpec, JobStatus, LogRequest
 from regauge.jobs.targets._local_job import JobFolder
 from regauge.jobs.targets.local import LocalNodes
 from regauge.system.errors import ChildError, RegaugeError, SettingsError
 
-WAIT_SECONDS = 150.0
 COUNT = """
 import os, pathlib, sys
 file = pathlib.Path("starts")
@@ -30,6 +29,13 @@ with file.open("a") as stream:
 print("start", starts + 1, flush=True)
 """
 """Program that counts how often it was started, in the variable `starts`."""
+WAIT = """
+import os, time
+def wait(name):
+    while not os.path.exists(name):
+        time.sleep(0.02)
+"""
+"""Function of a program that waits for a file, which the test creates."""
 MEET = """
 import os, signal, socket, sys, time
 host, port = os.environ["PET_RDZV_ENDPOINT"].split(":")
@@ -71,13 +77,16 @@ class Cluster:
 
     def wait(self, handle: Handle, *states: str) -> JobStatus:
         """Wait until a job has ended, or is in one of some states; return its status."""
-        until = time.monotonic() + WAIT_SECONDS
-        while True:
+
+        def has_state() -> bool:
             status = self.launcher.find_status(handle)
-            if status.state in states or (status.is_final and not states):
-                return status
-            assert time.monotonic() < until, status
-            time.sleep(0.05)
+            return status.state in states or (status.is_final and not states)
+
+        wait_until(has_state, f"a state of {states}")
+        return self.launcher.find_status(handle)
+
+    def list_node_states(self, handle: Handle) -> list[str]:
+        return [node.state for node in self.launcher.find_status(handle).nodes]
 
     def read_log(self, handle: Handle, **request: Any) -> list[str]:
         return list(self.launcher.read_log(handle, LogRequest(**request)))
@@ -173,8 +182,7 @@ def test_a_node_that_ignores_a_stop_is_killed(cluster: Cluster) -> None:
     """
     handle = cluster.submit(program)
     cluster.wait(handle, "running")
-    while not cluster.read_log(handle):
-        time.sleep(0.05)
+    wait_until(lambda: bool(cluster.read_log(handle)), "the first line")
     cluster.launcher.cancel(handle)
     status = cluster.launcher.find_status(handle)
     assert (status.state, status.nodes[0].exit_code) == ("cancelled", 137)
@@ -185,7 +193,7 @@ def test_a_job_outlives_the_process_that_launched_it(cluster: Cluster) -> None:
     import os, sys, time
     from regauge.jobs.targets import JobSpec
     from regauge.jobs.targets.local import LocalNodes
-    program = "import time; time.sleep(2); print('end')"
+    program = {WAIT + "wait('go'); print('end')"!r}
     job = JobSpec("job", "train", (sys.executable, "-c", program), 1, 1, 1)
     launcher = LocalNodes(folder={str(cluster.root / "jobs")!r})
     print(launcher.submit(launcher.plan(job)), flush=True)
@@ -200,6 +208,7 @@ def test_a_job_outlives_the_process_that_launched_it(cluster: Cluster) -> None:
     process.wait()
     process.stdout.close()
     assert cluster.launcher.find_status(handle).state == "running"
+    Path("go").touch()
     assert cluster.wait(handle).state == "succeeded"
     assert cluster.read_log(handle) == ["end"]
 
@@ -209,29 +218,26 @@ def test_the_state_is_unknown_if_the_scheduler_dies(cluster: Cluster) -> None:
         "import os, time; print(os.getppid(), os.getpid(), flush=True); time.sleep(60)"
     )
     cluster.wait(handle, "running")
-    while not (lines := cluster.read_log(handle)):
-        time.sleep(0.05)
-    scheduler, node = map(int, lines[0].split())
+    wait_until(lambda: bool(cluster.read_log(handle)), "the first line")
+    scheduler, node = map(int, cluster.read_log(handle)[0].split())
     os.kill(scheduler, signal.SIGKILL)
     status = cluster.wait(handle, "unknown")
     assert "has died" in status.reason
     assert status.nodes[0].state == "unknown"
-    until = time.monotonic() + 10
-    while Path(f"/proc/{node}").exists():
-        assert time.monotonic() < until, "the node outlives its scheduler"
-        time.sleep(0.05)
+    wait_until(lambda: not Path(f"/proc/{node}").exists(), "the end of the node")
     with pytest.raises(SettingsError, match=r"has ended already \(unknown\)"):
         cluster.launcher.cancel(handle)
     assert cluster.launcher.clean_up(handle) == []
 
 
 def test_a_taken_name_is_refused_and_the_job_goes_on(cluster: Cluster) -> None:
-    handle = cluster.submit("import time; time.sleep(2)")
+    handle = cluster.submit(f"{WAIT}wait('go')")
     with pytest.raises(SettingsError, match="a job named 'job' exists: local://") as caught:
         cluster.submit("print('other')")
     assert f"regauge job cleanup {handle}" in caught.value.remedy
     assert read_events(handle)
     assert [path.name for path in (cluster.root / "jobs").iterdir()] == ["job"]
+    Path("go").touch()
     assert cluster.wait(handle).state == "succeeded"
 
 
@@ -309,7 +315,8 @@ def test_all_nodes_start_again_without_the_leader(cluster: Cluster) -> None:
     program = f"""{MEET}
 if not server:
     join()
-    time.sleep(0.2 if os.path.exists("lost") else 60)
+    if not os.path.exists("lost"):
+        time.sleep(60)
 else:
     server.accept()
     if not os.path.exists("lost"):
@@ -326,15 +333,17 @@ else:
 
 
 def test_an_elastic_job_continues_without_a_node(cluster: Cluster) -> None:
-    program = f"""{MEET}
+    program = f"""{MEET}{WAIT}
 if server:
     server.accept()
-    time.sleep(1)
+    wait("go")
 else:
     join()
     sys.exit(75)
 """
     handle = cluster.submit(program, min_nodes=1, max_nodes=2, max_attempts=1)
+    wait_until(lambda: "failed" in cluster.list_node_states(handle), "the loss of node 1")
+    Path("go").touch()
     status = cluster.wait(handle)
     assert status.state == "succeeded"
     assert [node.exit_code for node in status.nodes] == [0, 75]
@@ -402,17 +411,19 @@ def test_a_reference_of_another_target_is_refused_without_its_value(cluster: Clu
 
 
 def test_a_log_is_followed_to_the_end_of_the_job(cluster: Cluster) -> None:
-    program = """
-    import time
-    for n in range(4):
-        print("line", n, flush=True)
-        time.sleep(0.3)
-    print("no end", end="")
-    """
+    program = f"""{WAIT}
+for n in range(3):
+    print("line", n, flush=True)
+    wait(f"seen-{{n + 1}}")
+print("no end", end="")
+"""
     handle = cluster.submit(program)
-    while not list(find_job_folder(handle).glob("logs/*/*")):
-        time.sleep(0.05)
-    assert cluster.read_log(handle, follow=True) == [*(f"line {n}" for n in range(4)), "no end"]
+    wait_until(lambda: any(find_job_folder(handle).glob("logs/*/*")), "the log")
+    lines = []
+    for line in cluster.launcher.read_log(handle, LogRequest(follow=True)):
+        lines.append(line)
+        Path(f"seen-{len(lines)}").touch()
+    assert lines == [*(f"line {n}" for n in range(3)), "no end"]
     assert cluster.launcher.find_status(handle).is_final
 
 

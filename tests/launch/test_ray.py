@@ -21,6 +21,7 @@ from distributed.test_resume import assert_same
 from end_to_end.predicting import export_run, read_output_files, train_model, write_row_groups
 from faults.families import list_descendants
 from launch.ray_cluster import LoopbackCluster, kill_node, start_cluster
+from launch.training_jobs import wait_until
 from regauge.config import dump, merge
 
 __all__ = ["runs", "worlds"]
@@ -65,23 +66,21 @@ def read_status(handle: str) -> dict[str, Any]:
     return status
 
 
-def wait_for_state(handle: str, *states: str) -> dict[str, Any]:
-    """Wait until a job has one of some states; return its status."""
+def wait_for_status(
+    handle: str, is_reached: Callable[[dict[str, Any]], bool], *, may_fail: bool = False
+) -> dict[str, Any]:
+    """Wait for a condition on the status of a job; return the status."""
     until = time.monotonic() + WAIT_SECONDS
-    while (status := read_status(handle))["state"] not in states:
+    while not is_reached(status := read_status(handle)):
         assert time.monotonic() < until, status
-        assert status["state"] not in ("failed", "cancelled"), regauge("job", "logs", handle)
-        time.sleep(0.5)
+        has_failed = status["state"] in ("failed", "cancelled")
+        assert may_fail or not has_failed, regauge("job", "logs", handle)
     return status
 
 
-def wait_for_attempt(handle: str, attempt: int) -> None:
-    """Wait until a job is in an attempt."""
-    until = time.monotonic() + WAIT_SECONDS
-    while (status := read_status(handle))["attempt"] < attempt:
-        assert time.monotonic() < until, status
-        assert status["state"] not in ("failed", "cancelled"), regauge("job", "logs", handle)
-        time.sleep(0.5)
+def wait_for_state(handle: str, *states: str, may_fail: bool = False) -> dict[str, Any]:
+    """Wait until a job has one of some states; return its status."""
+    return wait_for_status(handle, lambda status: status["state"] in states, may_fail=may_fail)
 
 
 def write_job(path: Path, cluster: LoopbackCluster, tables: dict[str, Any]) -> Path:
@@ -98,12 +97,9 @@ def submit(run_file: Path, verb: str) -> str:
     return str(answer["handle"])
 
 
-def wait_for_step(handle: str, folder: Path, step: int) -> None:
+def wait_for_step(folder: Path, step: int) -> None:
     """Wait until the metrics of a run contain a step."""
-    path, until = folder / "metrics.jsonl", time.monotonic() + WAIT_SECONDS
-    while not has_step(path, step):
-        assert time.monotonic() < until, regauge("job", "logs", handle)
-        time.sleep(0.05)
+    wait_until(lambda: has_step(folder / "metrics.jsonl", step), f"step {step}")
 
 
 def has_step(path: Path, step: int) -> bool:
@@ -125,7 +121,7 @@ def test_a_training_that_loses_a_node_equals_the_undisturbed_run(
     run_file = write_job(tmp_path / "lost-node.json", cluster, build_training(runs, folder))
     handle = submit(run_file, "train")
     assert handle == f"ray://{cluster.dashboard}/lost-node"
-    wait_for_step(handle, folder, 30)
+    wait_for_step(folder, 30)
     status = read_status(handle)
     assert (status["state"], status["attempt"]) == ("running", 1)
     assert len({node["host"] for node in status["nodes"]}) == 2
@@ -134,7 +130,7 @@ def test_a_training_that_loses_a_node_equals_the_undisturbed_run(
     wait_for_state(handle, "restarting", "starting")
     cluster.start_worker()
     wait_for_state(handle, "running")
-    wait_for_step(handle, folder, step + 10)
+    wait_for_step(folder, step + 10)
     figure("Ray: seconds from the loss of a node to the next new step", time.monotonic() - lost_at)
     status = wait_for_state(handle, "succeeded")
     assert (status["attempt"], status["exit_code"]) == (2, 0)
@@ -180,16 +176,18 @@ def test_a_killed_actor_takes_its_command_with_it_and_a_cancelled_job_saves(
     folder = tmp_path / "out"
     tables = merge(build_training(runs, folder), {"stop": {"steps": 100_000}})
     handle = submit(write_job(tmp_path / "cancel.json", cluster, tables), "train")
-    wait_for_step(handle, folder, 25)
+    wait_for_step(folder, 25)
     actor = list_commands("NodeActor")[0]
     commands = list_descendants(actor)
     assert commands
     os.kill(actor, signal.SIGKILL)
-    wait_for_attempt(handle, 2)  # all nodes are there: a poll may miss the state "restarting"
+    wait_for_status(
+        handle, lambda status: status["attempt"] >= 2
+    )  # all nodes are there: a poll may miss the state "restarting"
     assert not [pid for pid in commands if Path(f"/proc/{pid}/cmdline").exists()]
     wait_for_state(handle, "running")
     step = len((folder / "metrics.jsonl").read_text().splitlines())
-    wait_for_step(handle, folder, step + 5)
+    wait_for_step(folder, step + 5)
     assert "stop it first" in regauge("job", "cleanup", handle, code=2)
     assert "has a job 'cancel' already" in regauge(
         "launch", str(tmp_path / "cancel.json"), "train", "--on", "ray", code=2
@@ -236,11 +234,8 @@ def test_a_prediction_that_loses_a_worker_has_the_same_output(
     alone = tmp_path / "alone"
     regauge("predict", str(run_file), f"output.folder={alone}", "execution.executor=inline")
     handle = submit(run_file, "predict")
-    until = time.monotonic() + WAIT_SECONDS
-    while not (workers := list_workers()):
-        assert time.monotonic() < until, regauge("job", "logs", handle)
-        time.sleep(0.05)
-    os.kill(workers[0], signal.SIGKILL)
+    wait_until(lambda: bool(list_workers()), "the first worker")
+    os.kill(list_workers()[0], signal.SIGKILL)
     wait_for_state(handle, "succeeded")
     assert read_output_files(tmp_path / "out") == read_output_files(alone)
 
@@ -250,16 +245,7 @@ def test_a_command_that_fails_is_reported_with_its_code(
 ) -> None:
     tables = merge(build_training(runs, tmp_path / "out"), {"data": {"path": "/no/data"}})
     handle = submit(write_job(tmp_path / "no-data.json", cluster, tables), "train")
-    status = wait_for_end(handle)
+    status = wait_for_state(handle, "failed", may_fail=True)
     assert (status["state"], status["exit_code"], status["attempt"]) == ("failed", 64, 1)
     assert "/no/data" in regauge("job", "logs", handle)
     assert "job logs" in regauge("job", "wait", handle, code=64)
-
-
-def wait_for_end(handle: str) -> dict[str, Any]:
-    """Wait until a job has ended; return its status."""
-    until = time.monotonic() + WAIT_SECONDS
-    while (status := read_status(handle))["state"] not in ("failed", "succeeded", "cancelled"):
-        assert time.monotonic() < until, status
-        time.sleep(0.5)
-    return status

@@ -25,9 +25,11 @@ from regauge.jobs.targets._slurm_jobs import (
     parse_table,
 )
 from regauge.jobs.targets._slurm_logs import LogFolder
+from regauge.jobs.targets._slurm_script import FUNCTIONS
 from regauge.jobs.targets._slurm_status import build_status, describe_reason
 from regauge.jobs.targets.slurm import USED, Slurm
 from regauge.system.errors import PreflightError, SettingsError
+from regauge.system.timing import wait_for
 
 BASH = shutil.which("bash") or "/bin/bash"
 GOLDEN = Path(__file__).parent / "golden"
@@ -83,21 +85,23 @@ SCRIPTS: dict[str, tuple[JobSpec, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_script_is_the_golden_one(name: str) -> None:
+def test_the_script_is_the_golden_one_around_its_functions(name: str) -> None:
     job, settings = SCRIPTS[name]
     path = GOLDEN / f"slurm-{name}.sh"
-    text = render(job, **settings)
+    functions = FUNCTIONS.read_text().partition("\n\n")[2]
+    before, after = render(job, **settings).split(functions)
+    text = f"{before}# The functions of slurm_job.sh.\n{after}"
     if "REGAUGE_WRITE_GOLDEN" in os.environ:
-        path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert text == path.read_text()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_script_passes_shellcheck(name: str) -> None:
-    program = Path(sys.executable).with_name("shellcheck")
-    command = [str(program), "--severity=style", str(GOLDEN / f"slurm-{name}.sh")]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    job, settings = SCRIPTS[name]
+    command = [str(Path(sys.executable).with_name("shellcheck")), "--severity=style", "-"]
+    text = render(job, **settings)
+    process = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout
 
 
@@ -247,28 +251,24 @@ class ScriptRun:
         """Run the script, and send SIGTERM in the first step; return its code and its calls."""
         (self.folder / "slow").touch()
         process = self.start()
-        wait_until((self.folder / "pid").exists)
-        time.sleep(0.2)
+        assert wait_for(self.read_pid, 20, poll_seconds=0.02)
         (self.folder / "record").write_text(record)
         process.terminate()
         if record != RUNNING:  # Slurm also signals the step
-            os.kill(int((self.folder / "pid").read_text()), signal.SIGTERM)
+            os.kill(int(self.read_pid()), signal.SIGTERM)
         self.output, _ = process.communicate(timeout=30)
         return process.returncode, self.calls
+
+    def read_pid(self) -> str:
+        """Return the process of the step when it handles signals; empty before."""
+        path = self.folder / "pid"
+        return path.read_text() if path.exists() else ""
 
     @property
     def calls(self) -> str:
         """The calls of Slurm's clients."""
         path = self.folder / "calls"
         return path.read_text() if path.exists() else ""
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 @pytest.fixture

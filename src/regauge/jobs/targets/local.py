@@ -47,7 +47,7 @@ from regauge.system.errors import WRONG_KIND_ERRNOS, ChildError, SettingsError
 from regauge.system.files import write_atomic
 from regauge.system.processes import INHERITED_ENVIRONMENT
 
-ENDED = FINAL_STATES | {"unknown"}
+ENDED: frozenset[JobState] = FINAL_STATES | {"unknown"}
 """States of a job without processes; its state is unknown if its scheduler has died."""
 START_SECONDS = 60.0
 """Maximum time until the scheduler of a job runs."""

@@ -16,8 +16,15 @@ from typing import Any
 import pytest
 
 from regauge.jobs.targets import Handle, JobSpec, LaunchPlan, LeaderAddress, Machine, _ray_driver
-from regauge.jobs.targets._ray_driver import Driver, DriverOptions, find_attempt_code
-from regauge.jobs.targets._ray_log import format_event, format_line, read_events, read_lines
+from regauge.jobs.targets._ray_driver import (
+    Driver,
+    DriverOptions,
+    find_attempt_code,
+    format_event,
+    format_line,
+    read_events,
+    read_lines,
+)
 from regauge.jobs.targets._ray_node import NodeActor
 from regauge.jobs.targets._secret_files import read_secret_files
 from regauge.jobs.targets.ray import RayCluster, build_status

@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 from architecture.tree import ROOT
 from regauge import config
 from regauge.commands import table_names
+from regauge.jobs.rehearsal import compute_max_difference
 from regauge.jobs.small_run import shrink_tables
-from regauge.jobs.weights_difference import compute_max_difference
 from regauge.training.settings import TrainSettings
 
 RUN_FILES = ("llama2-7b", "llama2-13b", "llama2-70b", "travel")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -17,12 +17,9 @@ from regauge import commands
 from regauge.jobs.job_progress import add_progress
 from regauge.jobs.planning import select_launcher
 from regauge.jobs.settings import Launch
-from regauge.jobs.targets import Handle, JobStatus, LogRequest
+from regauge.jobs.targets import Handle, JobStatus, Launcher, LogRequest
 from regauge.system import log, stop_signals
 from regauge.system.errors import ChildError, TransientError
-
-if TYPE_CHECKING:
-    from regauge.jobs.targets import Launcher
 
 Action = Literal["status", "events", "logs", "cancel", "wait", "cleanup"]
 POLL_SECONDS = 2.0

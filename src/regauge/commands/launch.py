@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -22,9 +23,6 @@ from regauge.planner.run_plans.job_forecast import forecast_job
 from regauge.planner.run_plans.plan_document import format_answer
 from regauge.system import choices, log
 from regauge.system.errors import SettingsError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROOT = LaunchSettings
 VERBS = ("compile", "evaluate", "export", "pipeline", "predict", "prepare", "train")

@@ -1,16 +1,16 @@
-"""The job of a run file: its command, its nodes and its machine."""
+"""The job of a run file: its command, its nodes and its machine; a pipeline has several."""
 
 from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from regauge import config
-from regauge.jobs.settings import MAX_NAME, is_job_name
-from regauge.jobs.targets import JobSpec, Machine, Volume
+from regauge.jobs.settings import MAX_NAME, Launch, is_job_name
+from regauge.jobs.targets import JobSpec, Launcher, Machine, Volume
 from regauge.machines.catalog import (
     REGION,
     MachinePrice,
@@ -21,10 +21,6 @@ from regauge.machines.catalog import (
 )
 from regauge.supervision.settings import parse_node_range
 from regauge.system.errors import SettingsError
-
-if TYPE_CHECKING:
-    from regauge.jobs.settings import Launch
-    from regauge.jobs.targets import Launcher
 
 IMAGE_FOLDER = PurePosixPath("/workspace")
 """Working folder of an image, which contains the run file."""
@@ -88,6 +84,59 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
         rendezvous_endpoint=nodes.get("endpoint"),
         labels=dict(launch.labels),
     )
+
+
+def build_pipeline(request: LaunchRequest, launch: Launch, launcher: Launcher) -> JobSpec:
+    """Return the job of a pipeline with the jobs of its stages, each after the one before it.
+
+    A job runs `regauge pipeline FILE --wait --until STAGE`, which skips finished stages. Training
+    has the nodes of `execution.nodes`; every other stage runs on one machine. With `--wait`, a job
+    that restarts waits until the lock of its lost machine is released.
+
+    Raises SettingsError for settings that contradict each other.
+    """
+    if launch.jobs > 1:
+        problem = f"launch.jobs = {launch.jobs} is for 'predict' alone, not for a pipeline"
+        raise SettingsError(problem, "remove it")
+    command = build_command(request, launch.jobs, is_container=launcher.is_container)
+    jobs: list[JobSpec] = []
+    price = {"price": request.tables.get("execution", {}).get("price", {})}
+    for stage in request.stages:
+        execution = {**price, **stage.tables.get("execution", {})}
+        tables = {**stage.tables, "output": request.tables["output"], "execution": execution}
+        job = build_job(replace(request, verb=stage.verb, tables=tables), launch, launcher)
+        jobs.append(
+            replace(
+                job,
+                name=_name_job(job.name, stage.name, {item.name for item in jobs}),
+                command=(*command, "--wait", "--until", stage.name),
+                stage=stage.name,
+                after=jobs[-1].name if jobs else "",
+            )
+        )
+    largest = max(jobs, key=lambda job: job.max_nodes)
+    name = resolve_name(launch.name, request.run_file)
+    return replace(
+        largest,
+        name=name,
+        verb=request.verb,
+        command=command,
+        stages=tuple(jobs),
+        stage="",
+        after="",
+    )
+
+
+def _name_job(pipeline: str, stage: str, names: set[str]) -> str:
+    """Return the name of the job of a stage; raises SettingsError if it is too long or taken."""
+    name = f"{pipeline}-{re.sub('[^a-z0-9]+', '-', stage).strip('-')}"
+    if not is_job_name(name):
+        problem = f"'{name}' is too long for the name of a job"
+        raise SettingsError(problem, f"shorten launch.name, or the name of stage '{stage}'")
+    if name in names:
+        problem = f"the jobs of two stages are named '{name}'"
+        raise SettingsError(problem, f"give stage '{stage}' another name")
+    return name
 
 
 def _read_text(run_file: Path) -> str:

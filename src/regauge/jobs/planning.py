@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regauge import config
-from regauge.jobs.job_spec import LaunchRequest, build_job
+from regauge.jobs.job_spec import LaunchRequest, build_job, build_pipeline
 from regauge.jobs.lints import Lint, run_lints
 from regauge.jobs.lints_tokens import check_tokens
-from regauge.jobs.pipeline_jobs import build_pipeline
-from regauge.jobs.targets import PIPELINE_FIELDS, JobSpec, LaunchPlan
+from regauge.jobs.settings import Launch
+from regauge.jobs.targets import PIPELINE_FIELDS, JobSpec, Launcher, LaunchPlan
 from regauge.system import choices
 from regauge.system.errors import SettingsError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from regauge.jobs.settings import Launch
-    from regauge.jobs.targets import Launcher
-
 FOLDER = "launchers"
-ALWAYS_USED = frozenset(
-    {
-        "name",
-        "verb",
-        "command",
-        "output",
-        "accelerator",
-        "processes",
-        "run_file_text",
-        *PIPELINE_FIELDS,
-    }
+ALWAYS_USED = PIPELINE_FIELDS.union(
+    ("name", "verb", "command", "output", "accelerator", "processes", "run_file_text")
 )
 """Fields that no launcher can ignore, or that the run reads itself."""
 KEYS = {

@@ -26,7 +26,6 @@ from regauge.jobs.targets import Launcher, LaunchPlan, LeaderAddress, NodeComman
 from regauge.jobs.targets._job_runner import JobRunner, build_log_path
 from regauge.jobs.targets._log_files import read_end
 from regauge.jobs.targets._nodes import clear_scheduler_variables
-from regauge.jobs.weights_difference import compute_max_difference
 from regauge.monitoring.trackers import TRAIN_LOSS
 from regauge.system import choices, jsonl, stop_signals
 from regauge.system.errors import ChildError, DifferenceError, SettingsError
@@ -246,3 +245,33 @@ def _read_losses(folder: Path) -> dict[int, float]:
     """Return the training loss of each step, from the last attempt that ran it."""
     lines = jsonl.read_lines(folder / METRICS, StepMetrics)
     return {line["step"]: line[TRAIN_LOSS] for line in lines if TRAIN_LOSS in line}
+
+
+def compute_max_difference(first: Path, second: Path) -> float:
+    """Return the largest difference of a weight, relative to the largest weight of its tensor.
+
+    The result is 0 if all weights are equal, and infinity if the folders have different tensors.
+    """
+    import numpy as np
+    from safetensors.numpy import load_file
+
+    models = [
+        {
+            name: tensor
+            for path in sorted(folder.glob("*.safetensors"))
+            for name, tensor in load_file(path).items()
+        }
+        for folder in (first, second)
+    ]
+    if not models[0] or models[0].keys() != models[1].keys():
+        return math.inf
+    largest = 0.0
+    for name, tensor in models[0].items():
+        other = models[1][name]
+        if tensor.shape != other.shape:
+            return math.inf
+        if np.array_equal(tensor, other):
+            continue
+        scale = max(float(np.abs(tensor).max()), sys.float_info.min)
+        largest = max(largest, float(np.abs(tensor - other).max()) / scale)
+    return largest

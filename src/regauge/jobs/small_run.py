@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import config
 from regauge.accelerators import REFERENCE_KIND
+from regauge.jobs.job_spec import LaunchRequest
 from regauge.supervision.settings import parse_node_range
 from regauge.system.processes import World
 
 if TYPE_CHECKING:
-    from regauge.jobs.job_spec import LaunchRequest
     from regauge.training.strategies import Strategy
 
 STEPS, CHECKPOINT_STEPS = 40, 5

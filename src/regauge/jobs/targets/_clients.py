@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from regauge.system.errors import PreflightError, SettingsError, TransientError, first_line
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 CLIENT_SECONDS = 60.0
 """Maximum duration of a command of a client."""

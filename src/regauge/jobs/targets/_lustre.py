@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from regauge.jobs.targets import Volume
 from regauge.system.errors import SettingsError
-
-if TYPE_CHECKING:
-    from regauge.jobs.targets import Volume
 
 _SOURCE = re.compile(r"(?P<id>fs-[0-9a-f]+)/(?P<mount>\w+)")
 

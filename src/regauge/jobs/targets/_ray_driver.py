@@ -14,17 +14,17 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import re
 import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from regauge.jobs.targets import LeaderAddress
 from regauge.jobs.targets._nodes import build_leader_variables
-from regauge.jobs.targets._ray_log import format_event, format_line
 from regauge.jobs.targets._ray_node import NodeActor
 from regauge.jobs.targets._times import format_now
 from regauge.system.errors import (
@@ -48,6 +48,47 @@ LOST = TransientError.exit_code
 """Exit code of an attempt that lost a node."""
 BUILT_IN = ("CPU", "GPU")
 """Resources that Ray has parameters for."""
+EVENT_PREFIX = "[event] "
+_LINE = re.compile(r"\[(\d+)/(\d+)\] (.*)", re.DOTALL)
+
+
+class NodeLine(NamedTuple):
+    """A line of output of a node."""
+
+    attempt: int
+    node: int
+    text: str
+
+
+def format_event(document: dict[str, Any]) -> str:
+    """Return the line of an event."""
+    return EVENT_PREFIX + json.dumps(document)
+
+
+def format_line(attempt: int, node: int, text: str) -> str:
+    """Return a line of a node with its attempt and its number."""
+    return f"[{attempt}/{node}] {text}"
+
+
+def read_events(log: str) -> list[dict[str, Any]]:
+    """Return the events of a log, oldest first; damaged lines are skipped."""
+    events = []
+    for line in log.splitlines():
+        if line.startswith(EVENT_PREFIX):
+            try:
+                document = json.loads(line.removeprefix(EVENT_PREFIX))
+            except ValueError:
+                continue
+            if isinstance(document, dict):
+                events.append(document)
+    return events
+
+
+def read_lines(log: str) -> Iterator[NodeLine]:
+    """Yield the lines of nodes in a log."""
+    for line in log.splitlines():
+        if match := _LINE.fullmatch(line):
+            yield NodeLine(int(match[1]), int(match[2]), match[3])
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,11 @@ A reference is `file:/path`. Every node of the job must be able to read the path
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from regauge.jobs.targets import JobSpec
 from regauge.system.errors import DataError, SettingsError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from regauge.jobs.targets import JobSpec
 
 PREFIX = "file:"
 

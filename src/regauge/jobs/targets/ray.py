@@ -32,8 +32,7 @@ from regauge.jobs.targets import (
 )
 from regauge.jobs.targets._job_end import cancel_job, check_ended
 from regauge.jobs.targets._nodes import build_leader_variables
-from regauge.jobs.targets._ray_driver import DriverOptions
-from regauge.jobs.targets._ray_log import read_events, read_lines
+from regauge.jobs.targets._ray_driver import DriverOptions, read_events, read_lines
 from regauge.jobs.targets._secret_files import check_secret_files
 from regauge.jobs.targets._times import format_epoch
 from regauge.system.errors import PreflightError, SettingsError, TransientError, first_line

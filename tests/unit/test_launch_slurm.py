@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from regauge.jobs.targets._slurm_jobs import (
     parse_table,
 )
 from regauge.jobs.targets._slurm_logs import LogFolder
-from regauge.jobs.targets._slurm_script import FUNCTIONS
+from regauge.jobs.targets._slurm_script import TEMPLATE
 from regauge.jobs.targets._slurm_status import build_status, describe_reason
 from regauge.jobs.targets.slurm import USED, Slurm
 from regauge.system.errors import PreflightError, SettingsError
@@ -88,9 +89,9 @@ SCRIPTS: dict[str, tuple[JobSpec, dict[str, Any]]] = {
 def test_the_script_is_the_golden_one_around_its_functions(name: str) -> None:
     job, settings = SCRIPTS[name]
     path = GOLDEN / f"slurm-{name}.sh"
-    functions = FUNCTIONS.read_text().partition("\n\n")[2]
+    functions = re.findall("{% raw %}\n(.*){% endraw %}", TEMPLATE.read_text(), re.DOTALL)[0]
     before, after = render(job, **settings).split(functions)
-    text = f"{before}# The functions of slurm_job.sh.\n{after}"
+    text = f"{before}# The functions of the template.\n{after}"
     if "REGAUGE_WRITE_GOLDEN" in os.environ:
         path.write_text(text)
     assert text == path.read_text()

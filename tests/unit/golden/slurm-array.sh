@@ -33,7 +33,7 @@ node_command=(
   "predict.job_index=$SLURM_ARRAY_TASK_ID"
 )
 
-# The functions of slurm_job.sh.
+# The functions of the template.
 
 begin_attempt
 run_attempts --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --cpus-per-task=4 --open-mode=append

@@ -32,7 +32,7 @@ node_command=(
   '/data/run file.toml'
 )
 
-# The functions of slurm_job.sh.
+# The functions of the template.
 
 begin_attempt
 run_attempts --ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill --wait=0 --cpu-bind=none --open-mode=append

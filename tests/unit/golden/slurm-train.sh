@@ -41,7 +41,7 @@ node_command=(
   '/data/run file.toml'
 )
 
-# The functions of slurm_job.sh.
+# The functions of the template.
 
 begin_attempt
 export HF_HOME='/data/hf $cache'

@@ -14,51 +14,28 @@ from regauge.jobs.targets._slurm_target import SlurmTarget
 from regauge.system.errors import RESTART_CODES
 from regauge.system.units import SECONDS_PER_MINUTE
 
-FUNCTIONS = Path(__file__).with_name("slurm_job.sh")
-ARRAY_ID = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
-NODE_COMMAND = "node_command"
-"""Variable of the script with the command line of a node."""
-BEGIN, RUN = "begin_attempt", "run_attempts"
-"""Functions that the script calls before and after the setup of the user."""
+TEMPLATE = Path(__file__).with_name("slurm_job.sh.jinja")
 _PLAIN = re.compile(r"[^\s'\"\\#]+")
 """Values of `#SBATCH` options that need no quotes."""
 
 
 def render_script(job: JobSpec, target: SlurmTarget) -> str:
     """Return the job script of a job."""
-    extra = (
-        (name, None if value is True else str(value)) for name, value in target.options.items()
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(  # noqa: S701 (it renders no HTML)
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    options = [*list_options(job, target), *sorted(extra)]
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            *(f"#SBATCH {_format_option(name, value)}" for name, value in options),
-            "",
-            "# A trap calls some functions, and values in single quotes are constants.",
-            "# shellcheck disable=SC2016,SC2329",
-            "set -eo pipefail",
-            "export SLURM_EXPORT_ENV=ALL",
-            f"logs={shlex.quote(find_log_folder(job, target))}",
-            f"comment={shlex.quote(render_comment(job, target))}",
-            f"max_attempts={job.max_attempts if target.requeue == 'auto' else 1}",
-            f"restart_codes='{' '.join(map(str, RESTART_CODES))}'",
-            f"is_elastic={int(job.is_elastic)}",
-            f"is_stage={int(bool(job.stage))}",
-            f"slurm_id={ARRAY_ID if job.jobs > 1 else '$SLURM_JOB_ID'}",
-            "job=${1:-$slurm_id}",
-            "num_signals=0 end='' successor=''",
-            *_list_command(job),
-            "",
-            FUNCTIONS.read_text(encoding="utf-8").partition("\n\n")[2].rstrip("\n"),
-            "",
-            BEGIN,
-            *(f"export {name}={shlex.quote(value)}" for name, value in job.environment.items()),
-            *target.setup,
-            *_list_secrets(job),
-            f"{RUN} " + " ".join(list_step_options(job, target)),
-            "",
-        ]
+    environment.filters["quote"] = shlex.quote
+    options = [*list_options(job, target), *sorted(target.options.items())]
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        job=job,
+        target=target,
+        options=[_format_option(name, value) for name, value in options],
+        logs=find_log_folder(job, target),
+        comment=render_comment(job, target),
+        restart_codes=RESTART_CODES,
+        secrets={name: parse_secret_path(path) for name, path in job.secrets.items()},
     )
 
 
@@ -151,19 +128,6 @@ def _list_limits(job: JobSpec, target: SlurmTarget) -> Iterator[tuple[str, str |
     yield ("requeue" if target.requeue == "auto" else "no-requeue"), None
 
 
-def list_step_options(job: JobSpec, target: SlurmTarget) -> Iterator[str]:
-    """Yield the options of `srun`, which starts the command once per node."""
-    yield "--ntasks-per-node=1"
-    yield f"--kill-on-bad-exit={int(not job.is_elastic)}"
-    if job.is_elastic:
-        yield "--no-kill"
-    yield "--wait=0"
-    yield "--cpu-bind=none"
-    if target.cpus is not None:
-        yield f"--cpus-per-task={target.cpus}"
-    yield "--open-mode=append"
-
-
 def _format_option(name: str, value: str | int | None) -> str:
     """Return an option as `sbatch` reads it; None or true is an option without a value."""
     if value is None or value is True:
@@ -174,33 +138,14 @@ def _format_option(name: str, value: str | int | None) -> str:
     return f"--{name}={value}"
 
 
-def _list_command(job: JobSpec) -> list[str]:
-    """Return the assignment of the command line of a node; a job of an array has its index."""
-    words = [shlex.quote(word) for word in job.command]
-    if job.jobs > 1:
-        words.append('"predict.job_index=$SLURM_ARRAY_TASK_ID"')
-    return [f"{NODE_COMMAND}=(", *(f"  {word}" for word in words), ")"]
-
-
-def _list_secrets(job: JobSpec) -> Iterator[str]:
-    """Yield the lines that read secrets on the first node; `srun` passes them to the others."""
-    for name, reference in job.secrets.items():
-        yield f"read_secret {name} {shlex.quote(parse_secret_path(reference))}"
-
-
 def read_command(script: str) -> tuple[str, ...]:
     """Return the command line of a node in a job script."""
-    text = script.partition(f"\n{NODE_COMMAND}=(\n")[2].partition("\n)\n")[0]
-    return tuple(shlex.split(text))
+    return tuple(shlex.split(script.partition("\nnode_command=(\n")[2].partition("\n)\n")[0]))
 
 
 def read_environment(script: str) -> dict[str, str]:
     """Return the variables that a job script exports with constant values."""
-    lines = script.partition(f"\n{BEGIN}\n")[2].partition(f"\n{RUN} ")[0]
-    words = [
-        word
-        for line in lines.splitlines()
-        if line.startswith("export ")
-        for word in shlex.split(line)[1:]
-    ]
+    text = script.partition("\nbegin_attempt\n")[2].partition("\nrun_attempts ")[0]
+    lines = (line for line in text.splitlines() if line.startswith("export "))
+    words = (word for line in lines for word in shlex.split(line)[1:])
     return dict(word.split("=", 1) for word in words)

@@ -313,13 +313,14 @@ else:
 
 def test_all_nodes_start_again_without_the_leader(cluster: Cluster) -> None:
     program = f"""{MEET}
+is_first = not os.path.exists("lost")
 if not server:
     join()
-    if not os.path.exists("lost"):
+    if is_first:
         time.sleep(60)
 else:
     server.accept()
-    if not os.path.exists("lost"):
+    if is_first:
         open("lost", "w").close()
         os.kill(os.getpid(), 9)
 """

@@ -27,10 +27,11 @@ from regauge.jobs.targets._job_runner import JobRunner, build_log_path
 from regauge.jobs.targets._log_files import read_end
 from regauge.jobs.targets._nodes import clear_scheduler_variables
 from regauge.monitoring.trackers import TRAIN_LOSS
-from regauge.system import choices, jsonl, stop_signals
+from regauge.system import jsonl, stop_signals
 from regauge.system.errors import ChildError, DifferenceError, SettingsError
 from regauge.system.json_files import read_json
 from regauge.system.log import logger
+from regauge.system.processes import restore_environment
 
 HOURS = 0.25
 """Time limit of one of the two runs."""
@@ -136,12 +137,13 @@ class Rehearsal:
         Raises ChildError if the job fails, and DifferenceError if no step follows the loss.
         """
         job = replace(self.plan.job, hours=HOURS)
-        inherited = clear_scheduler_variables(os.environ)
-        environment = {**inherited, **choices.module_folders_environment()}
-        runner = JobRunner(job, self._list_commands, self._logs, environment=environment)
+        runner = JobRunner(job, self._list_commands, self._logs)
         fault = _NodeFault(self._output / METRICS, runner, lost_node)
         began_at = time.monotonic()
-        runner.run(fault.update)
+        with restore_environment():
+            for name in os.environ.keys() - clear_scheduler_variables(os.environ).keys():
+                del os.environ[name]
+            runner.run(fault.update)
         self._check_success(runner)
         if lost_node is not None and fault.recovery_seconds is None:
             problem = f"no step followed the loss of node {lost_node}"

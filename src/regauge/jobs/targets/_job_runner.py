@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +25,12 @@ from regauge.system.errors import (
     LimitReachedError,
     PreemptedError,
 )
-from regauge.system.files import open_in_place
 from regauge.system.processes import (
+    Child,
     available_cores,
     convert_return_code,
-    die_with_parent,
     find_free_port,
+    spawn,
 )
 from regauge.system.units import SECONDS_PER_HOUR
 
@@ -61,25 +60,7 @@ class _Node:
     attempt: int = 0
     state: JobState = "pending"
     exit_code: int | None = None
-    process: subprocess.Popen[bytes] | None = None
-
-    def start(
-        self, command: NodeCommand, inherited: Mapping[str, str], folder: Path | None, log: Path
-    ) -> None:
-        """Start the command in a separate session; it dies with this thread."""
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "ab", opener=open_in_place) as file:
-            self.process = subprocess.Popen(
-                list(command.command),
-                env={**inherited, **command.environment},
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - it takes no lock
-                start_new_session=True,
-            )
-        self.state, self.exit_code = "running", None
+    process: Child | None = None
 
     def poll(self) -> int | None:
         """Return the exit code of the process as in shells; None if it runs."""
@@ -108,18 +89,14 @@ class JobRunner:
         job: JobSpec,
         list_commands: Callable[[LeaderAddress], list[NodeCommand]],
         logs: Path,
-        *,
-        environment: Mapping[str, str],
-        folder: Path | None = None,
         on_event: Callable[..., object] = lambda *_, **__: None,
     ) -> None:
-        """`environment` has the variables that every node inherits; `folder` is its working folder.
+        """Nodes inherit the environment of this process, and write to a log of each attempt.
 
-        The output of a node is in `<logs>/attempt-<n>/node-<n>.log`. `on_event` is called with the
-        message of each event, and with the other fields of `EventLine` as keywords.
+        `on_event` is called with the message of each event, and with the other fields of
+        `EventLine` as keywords.
         """
         self._job, self._list_commands, self._logs = job, list_commands, logs
-        self._environment, self._folder = environment, folder
         self._on_event = on_event
         self._is_gang = job.jobs == 1
         self._is_cancelled = False
@@ -217,7 +194,10 @@ class JobRunner:
             node.attempt = self.attempt if self._is_gang else node.attempt + 1
             self.attempt = max(self.attempt, node.attempt)
             log = build_log_path(self._logs, node.attempt, node.index)
-            node.start(self._commands[node.index], self._environment, self._folder, log)
+            log.parent.mkdir(parents=True, exist_ok=True)
+            command = self._commands[node.index]
+            node.process = spawn(list(command.command), log, command.environment, new_session=True)
+            node.state, node.exit_code = "running", None
             self._report_node(node, "started")
         if self._is_gang and self._list_nodes("pending"):
             if startable:

@@ -30,32 +30,24 @@ def main(path: Path) -> int:
     try:
         with hold_lock(path / LOCK, LOCK_SECONDS):
             folder = JobFolder(path)
-            runner = build_runner(folder)
+            secrets = read_secret_files(folder.job.secrets)
             folder.write_event("submitted", state="pending", attempt=1)
             if os.fork():
                 return 0
-            run(runner, folder)
+            for name in os.environ.keys() - clear_scheduler_variables(os.environ).keys():
+                del os.environ[name]
+            os.environ.update(secrets)
+            run(folder)
     except (RegaugeError, BlockingIOError) as error:
         sys.stderr.write(f"{error}\n")
         return getattr(error, "exit_code", 1)
     return 0
 
 
-def build_runner(folder: JobFolder) -> JobRunner:
-    """Return the runner of the job in a folder; raises DataError if a secret cannot be read."""
-    job = folder.job
-    return JobRunner(
-        job,
-        partial(build_node_commands, job),
-        folder.logs,
-        environment={**clear_scheduler_variables(os.environ), **read_secret_files(job.secrets)},
-        folder=Path(folder.document["working_folder"]),
-        on_event=folder.write_event,
-    )
-
-
-def run(runner: JobRunner, folder: JobFolder) -> None:
+def run(folder: JobFolder) -> None:
     """Run a job to its end; SIGTERM and the file `cancel` stop it."""
+    job = folder.job
+    runner = JobRunner(job, partial(build_node_commands, job), folder.logs, folder.write_event)
 
     def check_cancellation() -> None:
         if folder.cancel_file.exists():
@@ -63,6 +55,7 @@ def run(runner: JobRunner, folder: JobFolder) -> None:
 
     signal.signal(signal.SIGTERM, lambda *_: runner.cancel())
     try:
+        os.chdir(folder.document["working_folder"])
         runner.run(check_cancellation)
     except Exception as error:
         message = f"the process that runs the job failed: {first_line(error)}"

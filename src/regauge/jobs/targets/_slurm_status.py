@@ -1,13 +1,17 @@
 """The status of a job from Slurm's records and the logs of the job.
 
-The names of states and reasons follow the squeue manual, sections "JOB STATE CODES" and "JOB REASON
-CODES".
+`slurm_states.csv` and `slurm_reasons.csv` follow the squeue manual, sections "JOB STATE CODES" and
+"JOB REASON CODES".
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import cast
 
 from regauge.jobs.targets import (
     FINAL_STATES,
@@ -21,72 +25,8 @@ from regauge.jobs.targets import (
 from regauge.jobs.targets._slurm_jobs import SlurmRecord
 from regauge.jobs.targets._slurm_logs import LogFolder
 from regauge.system.errors import PreemptedError
+from regauge.system.files import read_csv_rows
 
-STATES: dict[str, JobState] = {
-    "BOOT_FAIL": "failed",
-    "CANCELLED": "cancelled",
-    "COMPLETED": "succeeded",
-    "COMPLETING": "running",
-    "CONFIGURING": "starting",
-    "DEADLINE": "failed",
-    "FAILED": "failed",
-    "NODE_FAIL": "failed",
-    "OUT_OF_MEMORY": "failed",
-    "PENDING": "pending",
-    "PREEMPTED": "preempted",
-    "REQUEUED": "restarting",
-    "REQUEUE_FED": "restarting",
-    "REQUEUE_HOLD": "restarting",
-    "RESIZING": "running",
-    "REVOKED": "cancelled",
-    "RUNNING": "running",
-    "SIGNALING": "running",
-    "SPECIAL_EXIT": "restarting",
-    "STAGE_OUT": "running",
-    "STOPPED": "preempted",
-    "SUSPENDED": "preempted",
-    "TIMEOUT": "failed",
-}
-FAILURE_KINDS = {
-    "BOOT_FAIL": "node",
-    "DEADLINE": "limit",
-    "NODE_FAIL": "node",
-    "OUT_OF_MEMORY": "memory",
-    "PREEMPTED": "preempted",
-    "TIMEOUT": "limit",
-}
-"""Kinds of failure by the state of the job, if the run recorded none."""
-REASONS = {
-    "AssocGrpBillingMinutes": "the account has used its budget",
-    "BadConstraints": "no node fulfils the constraints of the job",
-    "BeginTime": "the start time of the job is in the future, as after a requeue",
-    "Dependency": "it waits for the end of another job",
-    "DependencyNeverSatisfied": "the job that it waits for has failed",
-    "InvalidAccount": "the account does not exist",
-    "InvalidQOS": "the QOS does not exist",
-    "JobArrayTaskLimit": "enough jobs of the array run already",
-    "JobHeldAdmin": "an administrator holds the job",
-    "JobHeldUser": "a user holds the job",
-    "JobHoldMaxRequeue": "it was requeued too often",
-    "Licenses": "no license is free",
-    "NodeDown": "a node of the job is down",
-    "None": "the scheduler has not considered the job yet",
-    "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition is inactive",
-    "PartitionNodeLimit": "the partition does not allow this number of nodes",
-    "PartitionTimeLimit": "the time limit of the partition is shorter",
-    "Priority": "jobs with a higher priority are ahead",
-    "Prolog": "the prolog of the job runs",
-    "ReqNodeNotAvail": "requested nodes are down, reserved or in maintenance",
-    "Reservation": "the reservation has not begun",
-    "Resources": "not enough nodes, processors or devices are free",
-}
-"""Explanations by reason."""
-REASON_PREFIXES = (
-    ("QOS", "a limit of the QOS is reached"),
-    ("Assoc", "a limit of the account or user is reached"),
-    ("Max", "a limit of the account or user is reached"),
-)
 STATE_ORDER: tuple[JobState, ...] = (
     "running",
     "starting",
@@ -101,14 +41,26 @@ STATE_ORDER: tuple[JobState, ...] = (
 """The state of an array is the first of these that one of its jobs has."""
 
 
+@cache
+def _load_table(name: str) -> dict[str, dict[str, str]]:
+    """Return the rows of a table by their first column."""
+    rows = read_csv_rows(Path(__file__).with_name(f"slurm_{name}.csv"))
+    return {next(iter(row.values())): row for row in rows}
+
+
 def describe_reason(reason: str) -> str:
     """Return a reason of Slurm with its explanation, such as `Priority: jobs ... are ahead`."""
     if reason in ("", "(null)"):
         return ""
     name = re.split(r"[,\s(]", reason.strip("("))[0].rstrip(")")
-    prefixes = (text for prefix, text in REASON_PREFIXES if name.startswith(prefix))
-    explanation = REASONS.get(name) or next(prefixes, "")
-    return f"{reason}: {explanation}" if explanation else reason
+    rows = (row for pattern, row in _load_table("reasons").items() if fnmatchcase(name, pattern))
+    row = next(rows, None)
+    return f"{reason}: {row['explanation']}" if row else reason
+
+
+def _find_failure_kind(record: SlurmRecord) -> str:
+    """Return the kind of failure by the state alone; empty if the state has none."""
+    return _load_table("states").get(record.state, {}).get("failure", "")
 
 
 def select_latest(records: Sequence[SlurmRecord]) -> list[SlurmRecord]:
@@ -119,7 +71,8 @@ def select_latest(records: Sequence[SlurmRecord]) -> list[SlurmRecord]:
 
 def find_state(record: SlurmRecord) -> JobState:
     """Return the state of a job that has no successor."""
-    state = STATES.get(record.state, "unknown")
+    row = _load_table("states").get(record.state, {})
+    state = cast("JobState", row.get("job_state", "unknown"))
     if state == "preempted" and record.state == "PREEMPTED":
         return "failed"
     if state == "pending" and "first" in record.facts:
@@ -139,7 +92,7 @@ def describe_record(record: SlurmRecord) -> str:
     """Return the reason of a state in plain words; empty if there is nothing to explain."""
     if record.state in ("PENDING", "SUSPENDED") or record.state.startswith("REQUEUE"):
         return describe_reason(record.fields.get("Reason", ""))
-    if record.state in FAILURE_KINDS:
+    if _find_failure_kind(record):
         return f"Slurm ended the job: {record.state}"
     return "Slurm waits for the end of its processes" if record.state == "COMPLETING" else ""
 
@@ -236,4 +189,4 @@ def _describe_failure(
     failed = [host for host, code in codes.items() if code == record.exit_code]
     node = hosts.index(failed[0]) if failed and failed[0] in hosts else None
     message = (logs.find_error() if logs else "") or describe_record(record)
-    return JobFailure(FAILURE_KINDS.get(record.state, "unknown"), None, node, message)
+    return JobFailure(_find_failure_kind(record) or "unknown", None, node, message)

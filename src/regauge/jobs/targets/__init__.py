@@ -1,7 +1,7 @@
-"""Launchers: the schedulers that run a command of Regauge, such as Slurm or Kubernetes.
+"""Launchers: the schedulers that run a Regauge command, such as Slurm or Kubernetes.
 
-One choice per file. `Launcher.plan` returns the exact documents and command lines of a job. It is
-pure, works offline and needs no credentials. `submit` sends the documents. The other methods take a
+One choice per file. `Launcher.plan` returns a job's exact documents and command lines. It is pure,
+works offline and needs no credentials. `submit` sends the documents. The other methods take a
 `Handle`, and read the state from the scheduler. No file here imports torch.
 """
 
@@ -32,7 +32,7 @@ FINAL_STATES: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled
 """States that a job does not leave."""
 SEPARATOR = "://"
 SHARED_MEMORY_SHARE = 0.25
-"""Default size of /dev/shm, as a share of the memory of the machine."""
+"""Default size of /dev/shm, as a share of the machine memory."""
 COMMON_FIELDS = frozenset(
     (
         "min_nodes",
@@ -48,94 +48,94 @@ COMMON_FIELDS = frozenset(
         "labels",
     )
 )
-"""Fields of `JobSpec` that every launcher uses."""
+"""`JobSpec` fields that every launcher uses."""
 PIPELINE_FIELDS = frozenset({"stages", "stage", "after"})
-"""Fields of `JobSpec` about the stages of a pipeline."""
+"""`JobSpec` fields about pipeline stages."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The properties of a machine type that documents and checks need."""
+    """A machine type, as documents and checks describe it."""
 
     name: str
     chip: str
-    """Name of the chip in the catalog."""
+    """Chip name in the catalog."""
     vendor: str
-    """Vendor of the chip; `CPU` for a machine without accelerators."""
+    """Chip vendor; `CPU` for a machine without accelerators."""
     chips: int
     """Number of accelerators; 0 for a CPU machine."""
     efa_interfaces: int
-    """Number of EFA network interfaces (Elastic Fabric Adapter); 0 if it has none."""
+    """Number of EFA network interfaces (Elastic Fabric Adapter)."""
     vcpus: int | None
     memory_gib: int | None
     usd_per_hour: float | None
-    """Price of one machine in USD; None if it is unknown."""
+    """Price of one machine in USD; None if unknown."""
     price_date: str | None
-    """Date of the price, as YYYY-MM-DD."""
+    """Price date, as YYYY-MM-DD."""
     price_source: str = ""
-    """Source of the price, such as the catalog or the run file."""
+    """Price source, such as the catalog or the run file."""
 
 
 @dataclass(frozen=True)
 class Volume:
-    """A file system that every node of a job mounts."""
+    """A file system that every node mounts."""
 
     name: str
     mount: str
     """Absolute path in the container."""
     source: str
-    """Identifier of the file system: a claim, a file system id, or a path of the host."""
+    """A claim, a file system id, or a host path."""
     kind: Literal["claim", "fsx", "efs", "ebs", "host"]
     read_only: bool = False
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """A command of Regauge and its resources, the same for every launcher."""
+    """A Regauge command and its resources, the same for every launcher."""
 
     name: str
-    """Name of the job: at most 63 lowercase letters, digits and hyphens (RFC 1035 label)."""
+    """Job name: at most 63 lowercase letters, digits and hyphens (RFC 1035 label)."""
     verb: str
     command: tuple[str, ...]
-    """Command line of one node, from `regauge` on."""
+    """Command line of a node, from `regauge` on."""
     min_nodes: int
     max_nodes: int
     processes: int | Literal["auto"]
     """Processes per node."""
     accelerator: str | None = None
-    """Kind of the accelerator of the run; None if each node chooses it."""
+    """Accelerator kind of the run; None if each node chooses it."""
     jobs: int = 1
-    """Independent jobs of an array, which share the work of `predict`."""
+    """Independent array jobs, which share the work of `predict`."""
     machine: Machine | None = None
     spot: bool = False
     """Whether nodes may be interrupted in exchange for a lower price."""
     image: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
-    """References to secrets by environment variable. The values are never read."""
+    """Environment variable -> reference to its secret. The values are never read."""
     volumes: tuple[Volume, ...] = ()
     shared_memory_gib: float | None = None
-    """Size of /dev/shm; None for the default of the launcher."""
+    """Size of /dev/shm; None for the launcher's default."""
     max_attempts: int = 3
-    """Attempts of the job if its machine is lost or its exit code allows another one."""
+    """Maximum number of attempts; a lost machine or the exit code starts another one."""
     hours: float | None = None
-    """Job time limit in hours."""
+    """Time limit in hours."""
     output: str = ""
     """Output folder of the run."""
     run_file_text: str = ""
-    """Text of the run file, for launchers that copy it into a container."""
+    """Run file text, for launchers that copy it into a container."""
     rendezvous: Literal["c10d", "etcd"] = "c10d"
     rendezvous_endpoint: str | None = None
     """Host and port of an etcd server; None if a node serves the rendezvous."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels or tags of the documents."""
+    """Labels or tags for the documents."""
     stages: tuple[JobSpec, ...] = ()
-    """The jobs of a pipeline in their order, one per stage. The other fields are then those of the
-    stage with the most nodes."""
+    """Pipeline jobs in order, one per stage. The other fields then describe the stage with the most
+    nodes."""
     stage: str = ""
-    """Name of the stage that the job runs; empty if it is no stage of a pipeline."""
+    """Pipeline stage that the job runs; empty outside a pipeline."""
     after: str = ""
-    """Name of the job that must succeed before this one starts; empty if there is none."""
+    """Name of the job that must succeed before this one starts; empty if none."""
 
     @property
     def is_elastic(self) -> bool:
@@ -144,12 +144,12 @@ class JobSpec:
 
     @property
     def node_range(self) -> str:
-        """The number of nodes as `execution.nodes.count` and torchrun write it: `2`, or `1:4`."""
+        """Node count as `execution.nodes.count` and torchrun write it: `2`, or `1:4`."""
         return f"{self.min_nodes}:{self.max_nodes}" if self.is_elastic else str(self.max_nodes)
 
     @property
     def processes_per_node(self) -> int | None:
-        """The number of processes; `auto` is one per accelerator, or None without accelerators."""
+        """Process count; `auto` is one per accelerator, or None without accelerators."""
         if self.processes != "auto":
             return self.processes
         return self.machine.chips if self.machine and self.machine.chips else None
@@ -166,7 +166,7 @@ class JobSpec:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Price of all nodes and jobs per hour; None if it is unknown."""
+        """Price of all nodes and jobs per hour in USD; None if unknown."""
         price = self.machine.usd_per_hour if self.machine else None
         return None if price is None else price * self.max_nodes * self.jobs
 
@@ -182,7 +182,7 @@ class Document(NamedTuple):
     name: str
     """File name, such as `job.yaml`; its suffix is the format."""
     content: Any
-    """Text of a script, or a JSON-ready value."""
+    """Script text, or a JSON-ready value."""
 
     @property
     def text(self) -> str:
@@ -195,7 +195,7 @@ class Document(NamedTuple):
 
 
 def _format_yaml(documents: list[Any]) -> str:
-    """Return YAML documents without aliases; texts of several lines are literal blocks."""
+    """Return YAML documents without aliases; multi-line texts are literal blocks."""
     import yaml
 
     class BlockDumper(yaml.SafeDumper):
@@ -212,7 +212,7 @@ def _format_yaml(documents: list[Any]) -> str:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """The documents and command lines of a job, with the reasons for the launcher's decisions."""
+    """A job's documents and command lines, with the reasons for the launcher's decisions."""
 
     job: JobSpec
     documents: tuple[Document, ...] = ()
@@ -221,41 +221,45 @@ class LaunchPlan:
     notes: tuple[str, ...] = ()
     """Decisions with their reasons, one sentence each."""
     restart_policy: str = ""
-    """Reaction to the loss of a node and to exit codes, as one sentence."""
+    """Reaction to a lost node and to exit codes, as one sentence."""
     used: frozenset[str] = frozenset()
-    """Fields of `JobSpec` that the documents contain or that the launcher applies itself."""
+    """`JobSpec` fields that the documents contain or that the launcher applies itself."""
     stages: tuple[LaunchPlan, ...] = ()
-    """The plans of the stages of a pipeline, whose documents this plan contains."""
+    """Plans of the pipeline stages, whose documents this plan contains."""
 
 
 class LeaderAddress(NamedTuple):
-    """The address of the node that serves the rendezvous of an attempt."""
+    """The node that serves the rendezvous of an attempt."""
 
     host: str
     port: int
     run_id: str
-    """Name of the attempt at the rendezvous; it differs between attempts."""
+    """Rendezvous name of the attempt; it differs between attempts."""
 
 
 @dataclass(frozen=True)
 class NodeCommand:
-    """The process that a scheduler starts on a node, or for a job of an array."""
+    """The process that a scheduler starts on a node, or for an array job."""
 
     index: int
-    """Number of the node or of the job; node 0 is the leader."""
+    """Node or job number; node 0 is the leader."""
     command: tuple[str, ...]
     environment: Mapping[str, str]
-    """Variables of the documents, and the variables that the scheduler sets. No secrets."""
+    """Variables from the documents and from the scheduler. No secrets."""
 
 
 class Handle(NamedTuple):
-    """The address of a submitted job, written as `target://context/id`."""
+    """The address of a submitted job.
+
+    >>> Handle.parse("slurm://cluster/7").job_id
+    '7'
+    """
 
     target: str
     context: str
     """Cluster, region, Kubernetes context or host."""
     job_id: str
-    """Identifier of the job; it may contain slashes."""
+    """Job identifier; it may contain slashes."""
 
     def __str__(self) -> str:
         return f"{self.target}{SEPARATOR}{self.context}/{self.job_id}"
@@ -275,24 +279,24 @@ class Handle(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node of a job, or one job of an array."""
+    """A node of a job, or an array job."""
 
     index: int
-    """Number of the node, or of the job in its array, from 0."""
+    """Node or array index, from 0."""
     state: JobState
     host: str = ""
-    """Host that runs it, as the scheduler names it; empty if it is unknown."""
+    """Host name by the scheduler; empty if unknown."""
     exit_code: int | None = None
     reason: str = ""
-    """Reason of the scheduler for the state."""
+    """The scheduler's reason for the state."""
 
 
 @dataclass(frozen=True)
 class JobFailure:
-    """The failure of a job, as the scheduler or the run recorded it."""
+    """A job failure, as the scheduler or the run recorded it."""
 
     kind: str
-    """Kind of the failure, as in `failures/*.json` of a run; `unknown` if none is recorded."""
+    """Failure kind, as in `failures/*.json` of a run; `unknown` if none is recorded."""
     rank: int | None = None
     node: int | None = None
     message: str = ""
@@ -300,26 +304,26 @@ class JobFailure:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a run, read from its output folder if this machine can read it."""
+    """Run progress, from the output folder if this machine can read it."""
 
     step: int
     """Last step that the run logged."""
     total_steps: int | None = None
     eta_seconds: float | None = None
-    """Estimated time until the last step; None if it is unknown."""
+    """Estimated time until the last step; None if unknown."""
 
 
 @dataclass(frozen=True)
 class StageState:
-    """The job of one stage of a pipeline."""
+    """The job of a pipeline stage."""
 
     name: str
     state: JobState
     handle: str
-    """Handle of the job, for its log; empty before the scheduler has created the job."""
+    """Job handle, for its log; empty before the scheduler has created the job."""
     exit_code: int | None = None
     reason: str = ""
-    """Reason of the scheduler for the state."""
+    """The scheduler's reason for the state."""
 
 
 @dataclass(frozen=True)
@@ -329,25 +333,25 @@ class JobStatus:
     handle: Handle
     state: JobState
     reason: str = ""
-    """Reason of the scheduler, such as the resource that a pending job waits for."""
+    """The scheduler's reason, such as the resource that a pending job waits for."""
     attempt: int | None = None
     nodes: tuple[NodeStatus, ...] = ()
     exit_code: int | None = None
     failure: JobFailure | None = None
     progress: Progress | None = None
     usd_per_hour: float | None = None
-    """Price of all nodes per hour in USD, when the job was submitted."""
+    """Price of all nodes per hour in USD at submission."""
     price_date: str | None = None
     output: str = ""
-    """Output folder of the run, for its progress; empty if the scheduler does not know it."""
+    """Output folder, for the progress; empty if the scheduler does not know it."""
     submitted_at: str | None = None
-    """Time of the submission, as ISO 8601 in UTC."""
+    """Submission time, as ISO 8601 in UTC."""
     started_at: str | None = None
-    """Time of the first start of a node, as ISO 8601 in UTC."""
+    """First start of a node, as ISO 8601 in UTC."""
     finished_at: str | None = None
-    """Time of the end of the job, as ISO 8601 in UTC."""
+    """End time, as ISO 8601 in UTC."""
     stages: tuple[StageState, ...] = ()
-    """The stages of a pipeline in their order; the other fields are those of the current stage."""
+    """Pipeline stages in order; the other fields describe the current stage."""
 
     @property
     def is_final(self) -> bool:
@@ -356,7 +360,7 @@ class JobStatus:
 
 
 class JobEvent(NamedTuple):
-    """An event of a job."""
+    """A job event."""
 
     time: str
     """Time as ISO 8601 in UTC."""
@@ -366,12 +370,12 @@ class JobEvent(NamedTuple):
 
 
 class LogRequest(NamedTuple):
-    """The selection of a log; by default the log of the leader in its last attempt."""
+    """Selects a log; by default the leader's log in its last attempt."""
 
     rank: int | None = None
-    """Rank whose node is selected, or index of a job in an array; None for the leader."""
+    """Rank whose node is selected, or array index; None for the leader."""
     attempt: int | None = None
-    """Number of the attempt, from 1; None for the last one."""
+    """Attempt number, from 1; None for the last one."""
     follow: bool = False
     """Whether to wait for new lines until the job ends."""
 
@@ -391,22 +395,22 @@ class Launcher(Choice):
     is_container: ClassVar[bool] = False
     """Whether nodes run a container image; paths are then paths in the container."""
     supports_elastic: ClassVar[bool] = False
-    """Whether the number of nodes may change during a job."""
+    """Whether nodes may join and leave during a job."""
     supports_arrays: ClassVar[bool] = False
-    """Whether independent jobs of an array share the work of `predict`."""
+    """Whether independent array jobs share the work of `predict`."""
     supports_stages: ClassVar[bool] = False
-    """Whether the stages of a pipeline are jobs that wait for each other."""
+    """Whether pipeline stages are jobs that wait for each other."""
 
     @abstractmethod
     def plan(self, job: JobSpec) -> LaunchPlan:
-        """Return the documents and command lines of a job.
+        """Return a job's documents and command lines.
 
         Deterministic, offline and without credentials. Raises SettingsError if the launcher cannot
         run the job, or if a setting of the job would have no effect.
         """
 
     def list_node_commands(self, plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
-        """Return the processes that the scheduler starts for the documents of a plan.
+        """Return the processes that the scheduler starts for a plan's documents.
 
         They are read from the documents, so that a rehearsal runs the job that is submitted.
         `leader` replaces the address that the scheduler assigns. Raises SettingsError if the
@@ -418,7 +422,7 @@ class Launcher(Choice):
 
     @abstractmethod
     def submit(self, plan: LaunchPlan) -> Handle:
-        """Submit a plan and return the handle of the job.
+        """Submit a plan and return the job's handle.
 
         If a step fails, the objects of earlier steps are deleted. Raises PreflightError without the
         scheduler's client, SettingsError if the scheduler rejects the job, and TransientError if it
@@ -427,11 +431,11 @@ class Launcher(Choice):
 
     @abstractmethod
     def find_status(self, handle: Handle) -> JobStatus:
-        """Return the state of a job; raises SettingsError if the scheduler does not know it."""
+        """Return a job's state; raises SettingsError if the scheduler does not know it."""
 
     @abstractmethod
     def list_events(self, handle: Handle) -> list[JobEvent]:
-        """Return the events of a job, oldest first."""
+        """Return a job's events, oldest first."""
 
     @abstractmethod
     def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:

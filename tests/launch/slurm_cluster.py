@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from regauge.system.processes import find_free_port
+from regauge.system.processes import die_with_parent, find_free_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel")
 NODES = ("127.0.0.1", "127.0.0.2")
@@ -212,7 +212,12 @@ class SlurmCluster:
     def _start_daemon(self, name: str, *command: str) -> None:
         with (self.root / f"{re.sub('[^a-z0-9.]', '-', name)}.output.log").open("a") as log:
             self.daemons[name] = subprocess.Popen(
-                command, stdout=log, stderr=log, env=self.environment, start_new_session=True
+                command,
+                stdout=log,
+                stderr=log,
+                env=self.environment,
+                start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - an interrupted test leaves no daemon
             )
 
 

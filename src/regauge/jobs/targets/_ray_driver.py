@@ -91,8 +91,7 @@ def read_lines(log: str) -> Iterator[NodeLine]:
             yield NodeLine(int(match[1]), int(match[2]), match[3])
 
 
-@dataclass(frozen=True)
-class DriverOptions:
+class DriverOptions(argparse.Namespace):
     """The options of the entrypoint."""
 
     name: str
@@ -121,10 +120,11 @@ class DriverOptions:
         parser.add_argument("--hours", type=float)
         parser.add_argument("--secret", action="append", default=[], dest="secrets")
         parser.add_argument("command", nargs=argparse.REMAINDER)
-        values = vars(parser.parse_args(arguments))
-        values["secrets"] = dict(text.split("=", 1) for text in values["secrets"])
-        command = tuple(values.pop("command"))
-        return cls(command=command[1:] if command[:1] == ("--",) else command, **values)
+        options = parser.parse_args(arguments, cls())
+        options.secrets = dict(text.split("=", 1) for text in options.secrets)
+        words = tuple(options.command)
+        options.command = words[1:] if words[:1] == ("--",) else words
+        return options
 
 
 @dataclass

@@ -78,45 +78,47 @@ class RayCluster(Launcher):
 
     def plan(self, job: JobSpec) -> LaunchPlan:
         check_secret_files(job)
-        runtime_env: dict[str, Any] = {"env_vars": self._build_environment(job)}
+        # Ray kills the entrypoint after this time, which is 3 s by default.
+        wait = {"RAY_JOB_STOP_WAIT_TIME_S": str(round(self.grace_seconds + 15))}
+        runtime_env: dict[str, Any] = {"env_vars": {**job.environment, **wait}}
         if self.working_dir is not None:
             runtime_env["working_dir"] = self.working_dir
         if self.packages:
             runtime_env["pip"] = list(self.packages)
-        entrypoint = shlex.join(self._build_entrypoint(job))
+        entrypoint = self._build_entrypoint(job)
         metadata = _build_metadata(job)
         content = {
             "submission_id": job.name,
-            "entrypoint": entrypoint,
+            "entrypoint": shlex.join(entrypoint),
             "runtime_env": runtime_env,
             "metadata": metadata,
         }
         command = ["ray", "job", "submit", "--no-wait", "--address", f"http://{self.address}"]
         command += ["--submission-id", job.name, "--runtime-env-json", json.dumps(runtime_env)]
-        command += ["--metadata-json", json.dumps(metadata), "--"]
+        command += ["--metadata-json", json.dumps(metadata), "--", *entrypoint]
         restarts = f"the exit codes 75, 76 and 143, at most {job.max_attempts} attempts"
         return LaunchPlan(
             job,
             documents=(Document(DOCUMENT, content),),
-            commands=((*command, *shlex.split(entrypoint)),),
+            commands=(tuple(command),),
             notes=tuple(self._list_notes(job)),
             restart_policy=f"All nodes start again after the loss of a node and after {restarts}.",
             used=COMMON_FIELDS,
         )
 
-    def _build_environment(self, job: JobSpec) -> dict[str, str]:
-        # Ray kills the entrypoint after this time, which is 3 s by default.
-        wait = {"RAY_JOB_STOP_WAIT_TIME_S": str(round(self.grace_seconds + 15))}
-        return {**job.environment, **wait}
-
     def _build_entrypoint(self, job: JobSpec) -> list[str]:
-        """Return the command line of the driver; `exec` lets stop signals reach it."""
+        """Return the command line of the driver; `exec` lets stop signals reach it.
+
+        For `predict` the driver starts no node, because its executor uses the cluster itself.
+        """
         command = self._relocate(job.command)
-        options = ["--name", job.name, "--nodes", str(_count_nodes(job))]
-        if job.verb == "predict":
-            command = [*command, *self._select_executor(job)]
+        is_predict = job.verb == "predict"
+        options = ["--name", job.name, "--nodes", "0" if is_predict else str(job.max_nodes)]
+        if is_predict:
+            command += self._select_executor(job)
         else:
-            demand = self._list_resources(job)
+            demand = {"CPU": self._count_cpus(job), "GPU": self.gpus, **self.resources}
+            demand = {name: count for name, count in demand.items() if count}
             options += ["--resources", json.dumps(demand, separators=(",", ":"))]
             options += ["--strategy", self.placement_strategy]
         options += ["--max-attempts", str(job.max_attempts)]
@@ -149,10 +151,6 @@ class RayCluster(Launcher):
     def _count_cpus(self, job: JobSpec) -> float:
         default = job.processes if isinstance(job.processes, int) else 1
         return default if self.cpus is None else self.cpus
-
-    def _list_resources(self, job: JobSpec) -> dict[str, float]:
-        built_in = {"CPU": self._count_cpus(job), "GPU": self.gpus}
-        return {name: count for name, count in (built_in | self.resources).items() if count}
 
     def _list_notes(self, job: JobSpec) -> Iterator[str]:
         if job.verb == "predict":
@@ -283,11 +281,6 @@ def _build_metadata(job: JobSpec) -> dict[str, str]:
         metadata["usd_per_hour"] = f"{job.usd_per_hour:.6g}"
         metadata["price_date"] = job.machine.price_date or ""
     return metadata
-
-
-def _count_nodes(job: JobSpec) -> int:
-    """Return the number of actors; 0 for `predict`, whose executor uses the cluster itself."""
-    return 0 if job.verb == "predict" else job.max_nodes
 
 
 def _call(

@@ -42,7 +42,7 @@ class LaunchRequest:
     run_file: Path
     verb: str
     overrides: tuple[str, ...]
-    """Overrides for the command of the job; overrides of [launch] are applied already."""
+    """Overrides for the job's command; [launch] overrides are applied already."""
     tables: config.Tables
     """Tables of the run file with all overrides."""
     stages: tuple[StageRequest, ...] = ()
@@ -128,7 +128,7 @@ def build_pipeline(request: LaunchRequest, launch: Launch, launcher: Launcher) -
 
 
 def _name_job(pipeline: str, stage: str, names: set[str]) -> str:
-    """Return the name of the job of a stage; raises SettingsError if it is too long or taken."""
+    """Return a stage's job name; raises SettingsError if it is too long or taken."""
     name = f"{pipeline}-{re.sub('[^a-z0-9]+', '-', stage).strip('-')}"
     if not is_job_name(name):
         problem = f"'{name}' is too long for the name of a job"
@@ -148,7 +148,7 @@ def _read_text(run_file: Path) -> str:
 
 
 def _read_nodes(nodes: dict[str, Any]) -> tuple[int, int]:
-    """Return the minimum and maximum number of nodes of the table [execution.nodes].
+    """Return the minimum and maximum number of nodes in [execution.nodes].
 
     Raises SettingsError for an endpoint of the c10d rendezvous, which the target sets.
     """
@@ -167,7 +167,7 @@ def _read_accelerator(table: Any) -> str | None:
 
 
 def resolve_name(name: str | None, run_file: Path) -> str:
-    """Return the name of the job; the name of the run file is converted to an RFC 1035 label."""
+    """Return the job name; a run file name is converted to an RFC 1035 label."""
     if name is not None:
         return name
     label = re.sub(r"[^a-z0-9]+", "-", run_file.stem.lower()).strip("-")[:MAX_NAME].rstrip("-")

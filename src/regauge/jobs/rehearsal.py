@@ -34,7 +34,7 @@ from regauge.system.log import logger
 from regauge.system.processes import restore_environment
 
 HOURS = 0.25
-"""Time limit of one of the two runs."""
+"""Time limit for each of the two runs."""
 MIN_ATTEMPTS = 3
 KILL_STEP = 2 * CHECKPOINT_STEPS + 2
 """Step after which a node is killed: between two checkpoints."""
@@ -57,7 +57,7 @@ class RehearsalReport:
     weights_equal: bool
     """Whether the weights of both runs agree bit for bit."""
     max_weight_difference: float
-    """Maximum difference of a weight, relative to the largest weight of its tensor."""
+    """Largest weight difference, relative to the largest weight in the tensor."""
     rows_equal: bool
     """Whether both runs used the same tokens, and had the same loss in every step."""
     metrics_equal: bool
@@ -80,7 +80,7 @@ class RehearsalReport:
 
 
 class _Outcome(NamedTuple):
-    """The output folder and the times of one run of a rehearsal."""
+    """The output folder and the times of one run."""
 
     output: Path
     seconds: float
@@ -153,12 +153,12 @@ class Rehearsal:
         return _Outcome(self._output, seconds, runner.attempt, fault.step, recovery)
 
     def _list_commands(self, leader: LeaderAddress) -> list[NodeCommand]:
-        """Return the processes of the documents, with the paths of this machine."""
+        """Return the documents' processes, with paths of this machine."""
         nodes = self._launcher.list_node_commands(self.plan, leader)
         return [replace(node, command=self._localize(node.command)) for node in nodes]
 
     def _localize(self, command: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the command of a document with this Python and the run file of this machine."""
+        """Return a document's command, with this Python and the run file here."""
         image_path = str(IMAGE_FOLDER / self._request.run_file.name)
         run_file = str(self._request.run_file)
         words: list[str] = []
@@ -250,7 +250,7 @@ def _read_losses(folder: Path) -> dict[int, float]:
 
 
 def compute_max_difference(first: Path, second: Path) -> float:
-    """Return the largest difference of a weight, relative to the largest weight of its tensor.
+    """Return the largest weight difference, relative to the largest weight in its tensor.
 
     The result is 0 if all weights are equal, and infinity if the folders have different tensors.
     """

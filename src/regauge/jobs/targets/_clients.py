@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from regauge.system.errors import PreflightError, SettingsError, TransientError, first_line
 
 CLIENT_SECONDS = 60.0
-"""Maximum duration of a command of a client."""
+"""Time limit for a client command."""
 UNREACHABLE_PHRASES = (
     "connection refused",
     "connection timed out",
@@ -21,7 +21,7 @@ UNREACHABLE_PHRASES = (
     "unable to contact",
     "was refused",
 )
-"""Parts of the messages of clients if their server does not answer, in lowercase."""
+"""Phrases in client messages if the server does not answer, in lowercase."""
 _LOG_LINE = re.compile(r"[EWIF]\d{4} \d{2}:\d{2}:\d{2}\.|Warning: ")
 """Start of a line that kubectl logs before its message."""
 

@@ -52,6 +52,9 @@ class JobEnd(NamedTuple):
     node: int | None = None
 
 
+CANCELLATION = JobEnd("cancelled by a user", "cancelled")
+
+
 @dataclass
 class _Node:
     """A node of the job, with its process in the current attempt."""
@@ -91,7 +94,7 @@ class JobRunner:
         logs: Path,
         on_event: Callable[..., object] = lambda *_, **__: None,
     ) -> None:
-        """Nodes inherit the environment of this process, and write to a log of each attempt.
+        """Nodes inherit this process's environment, and write one log per attempt.
 
         `on_event` is called with the message of each event, and with the other fields of
         `EventLine` as keywords.
@@ -117,6 +120,8 @@ class JobRunner:
                 self._begin_attempt()
                 end = self._run_attempt(deadline, on_poll)
                 self._stop_nodes("cancelled" if self._is_cancelled else "failed")
+                if self._is_cancelled:  # also while nodes stopped that would start again
+                    end = end or CANCELLATION
         finally:
             for node in self._nodes:
                 node.kill()
@@ -128,7 +133,7 @@ class JobRunner:
         self._is_cancelled = True
 
     def kill_node(self, index: int) -> None:
-        """Kill the process of a node, as the loss of its machine does."""
+        """Kill a node's process, as the loss of its machine does."""
         self._nodes[index].kill()
 
     def _begin_attempt(self) -> None:
@@ -146,7 +151,7 @@ class JobRunner:
         """Run the nodes until the job ends; return None if all of them must start again."""
         while True:
             if self._is_cancelled:
-                return JobEnd("cancelled by a user", "cancelled")
+                return CANCELLATION
             if time.monotonic() >= deadline:
                 message = f"the time limit of {self._job.hours:g} h is reached"
                 return JobEnd(message, "failed", LimitReachedError.exit_code)
@@ -217,7 +222,7 @@ class JobRunner:
         return pending
 
     def _uses_port(self) -> bool:
-        """Return whether a variable of the nodes names the port of the leader."""
+        """Return whether a node variable names the leader's port."""
         port = str(self._port)
         values = self._commands[-1].environment.values()
         return any(value == port or value.endswith(f":{port}") for value in values)

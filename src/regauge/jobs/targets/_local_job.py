@@ -1,4 +1,4 @@
-"""The folder of a job of simulated nodes: its document, its events and its logs.
+"""The folder of a local job: its document, events and logs.
 
 | file | content |
 | --- | --- |
@@ -39,7 +39,7 @@ JOB_FILE = "job.json"
 SIMULATED = frozenset({"image", "volumes", "spot", "shared_memory_gib"})
 """Fields about machines and containers, which a process of this machine does not need."""
 ARRAY_VARIABLE = "JOB_COMPLETION_INDEX"
-"""Variable with the index of a job of an array, as in Kubernetes' indexed Jobs."""
+"""Variable with the index of an array job, as in Kubernetes' indexed Jobs."""
 
 
 class EventLine(DocumentShape):
@@ -69,7 +69,7 @@ def parse_job(document: dict[str, Any]) -> JobSpec:
 
 
 def build_node_commands(job: JobSpec, leader: LeaderAddress) -> list[NodeCommand]:
-    """Return the processes of the nodes, or of the jobs of an array."""
+    """Return the processes of the nodes or array jobs."""
     variables = {**job.environment, **build_rendezvous_variables(job, leader)}
     if job.jobs == 1:
         return [NodeCommand(node, job.command, variables) for node in range(job.max_nodes)]
@@ -104,7 +104,7 @@ class JobFolder:
 
     @property
     def output(self) -> str:
-        """The absolute output folder of the run; an address of an object store is unchanged."""
+        """The absolute output folder; an object store address is unchanged."""
         output = self.job.output
         if not is_local_folder(output):
             return output
@@ -136,7 +136,7 @@ class JobFolder:
         return sorted((int(name.removeprefix("attempt-")) for name in folders), reverse=True)
 
     def find_log(self, request: LogRequest) -> Path:
-        """Return the log of a rank; the log of rank 0 is the output of the first node.
+        """Return the log of a rank; rank 0 logs to the output of the first node.
 
         Other ranks of a training run write to `ranks/` in the output folder, one file for all
         attempts. Raises SettingsError if the log does not exist.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TAIL_BYTES = 65536
-"""Number of bytes at the end of a log that are searched for events and errors."""
+"""Bytes at the end of a log that are searched for events and errors."""
 
 
 class LineReader:

@@ -37,9 +37,9 @@ from regauge.system.units import SECONDS_PER_HOUR
 
 POLL_SECONDS = 0.5
 START_SECONDS = 300.0
-"""Maximum duration of the first call of a node, which starts a process there."""
+"""Time limit for the first call to a node, which starts a process there."""
 CALL_SECONDS = 5.0
-"""Maximum duration of a call of a node; a longer one counts as no answer."""
+"""Time limit for a call to a node; a longer one counts as no answer."""
 LOST_SECONDS = 10.0
 """Silence after which a node is lost, if Ray does not report its loss earlier."""
 FOLLOW_SECONDS = 10.0
@@ -53,7 +53,7 @@ _LINE = re.compile(r"\[(\d+)/(\d+)\] (.*)", re.DOTALL)
 
 
 class NodeLine(NamedTuple):
-    """A line of output of a node."""
+    """An output line of a node."""
 
     attempt: int
     node: int
@@ -129,11 +129,11 @@ class DriverOptions(argparse.Namespace):
 
 @dataclass
 class _Node:
-    """The state of one node of an attempt in the driver."""
+    """The driver's view of a node in an attempt."""
 
     index: int
     process: Any
-    """A `NodeActor`, or the handle of an actor of that class."""
+    """A `NodeActor`, or the handle of such an actor."""
     is_actor: bool
     code: int | None = None
     """Exit code; None while the command runs."""
@@ -174,7 +174,7 @@ class _Node:
 
 
 class Driver:
-    """Runs the attempts of a job until one of them decides its end."""
+    """Runs attempts until one of them decides how the job ends."""
 
     def __init__(self, options: DriverOptions) -> None:
         self._options = options
@@ -268,7 +268,7 @@ class Driver:
             remove_placement_group(group)
 
     def _watch(self, nodes: list[_Node]) -> int:
-        """Print the output of the nodes until all have ended; return the code of the attempt."""
+        """Print the nodes' output until all have ended; return the attempt's exit code."""
         stop_at = kill_at = None
         while any(node.is_running for node in nodes):
             for node in nodes:
@@ -312,7 +312,7 @@ class Driver:
 
 
 def find_attempt_code(codes: Sequence[int | None]) -> int:
-    """Return the exit code of an attempt from the codes of its nodes; None is a lost node.
+    """Return an attempt's exit code from the codes of its nodes; None is a lost node.
 
     A code that allows no restart decides. Otherwise a loss does, because it caused the others.
     """

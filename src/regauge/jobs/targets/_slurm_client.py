@@ -23,11 +23,11 @@ PACKAGE = "slurm-client, or use a login node of the cluster"
 HANDLE_REMEDY = "correct the handle of the job"
 CONFIG_REMEDY = "correct slurm.conf"
 UNKNOWN_JOB = "invalid job id"
-"""Part of the message of `scontrol` for a job that it does not know, in lowercase."""
+"""Part of the message of `scontrol` for an unknown job, in lowercase."""
 
 
 class SlurmPartition(NamedTuple):
-    """The settings of a partition and of its cluster that a submission depends on."""
+    """The partition and cluster settings that a submission depends on."""
 
     name: str
     cluster: str
@@ -37,12 +37,12 @@ class SlurmPartition(NamedTuple):
 
 
 def find_program(program: str) -> str:
-    """Return the path of a command of Slurm; raises PreflightError if it is not installed."""
+    """Return the path of a Slurm command; raises PreflightError if it is not installed."""
     return find_client(program, PACKAGE)
 
 
 def run_program(program: str, *arguments: str, text: str | None = None, remedy: str) -> str:
-    """Run a command of Slurm and return its output; raises the errors of `run_client`."""
+    """Run a Slurm command and return its output; raises as `run_client` does."""
     return run_client([find_program(program), *arguments], text=text, remedy=remedy)
 
 
@@ -52,7 +52,7 @@ def read_config() -> dict[str, str]:
 
 
 def find_partition(names: str | None) -> SlurmPartition:
-    """Return the first of some partitions, by default the default one of the cluster.
+    """Return the first of some partitions; the default is the cluster's default partition.
 
     Raises SettingsError if there is no such partition.
     """
@@ -77,7 +77,7 @@ def find_partition(names: str | None) -> SlurmPartition:
 
 
 def read_records(job_id: str) -> list[SlurmRecord]:
-    """Return the records of a job, one per job of an array; empty if Slurm does not know it."""
+    """Return a job's records, one per array job; empty if Slurm does not know it."""
     try:
         text = run_program("scontrol", "--oneliner", "show", "job", job_id, remedy=HANDLE_REMEDY)
     except SettingsError as error:
@@ -103,7 +103,7 @@ def _read_accounting(job_id: str) -> list[SlurmRecord]:
 def find_successors(first_job: str) -> list[SlurmRecord]:
     """Return the jobs that continue a job after preemptions, the oldest first.
 
-    `first_job` is the id of the job that `launch` submitted. Jobs of its array are included.
+    `first_job` is the id of the job that `launch` submitted. Its array jobs are included.
     """
     options = ("--noheader", "--states=all", "--format=%A|%k")
     text = run_program("squeue", *options, remedy=CONFIG_REMEDY)

@@ -13,7 +13,7 @@ from regauge.jobs.targets._times import format_time
 from regauge.system.errors import FIRST_SIGNAL_CODE
 
 COMMENT_PREFIX = "regauge:"
-"""Beginning of the comment of a job that Regauge submitted."""
+"""Prefix of the job comments that Regauge writes."""
 MISSING_VALUES = ("", "(null)", "Unknown", "None", "N/A")
 """Words with which Slurm marks a missing value."""
 SACCT_FIELDS = {
@@ -35,14 +35,14 @@ _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z0-9_:/]*)=")
 
 @dataclass(frozen=True)
 class SlurmRecord:
-    """Slurm's record of a job, or of one job of an array."""
+    """Slurm's record of a job or an array job."""
 
     fields: Mapping[str, str] = field(default_factory=dict)
     """The fields of `scontrol show job`."""
 
     @property
     def job_id(self) -> str:
-        """The number of the job; `array_index` for a job of an array."""
+        """Job number; `array_index` for an array job."""
         if "ArrayTaskId" in self.fields:
             return f"{self.fields['ArrayJobId']}_{self.fields['ArrayTaskId']}"
         return self.fields.get("JobId", "")
@@ -89,7 +89,7 @@ class SlurmRecord:
 
     @property
     def earlier_stages(self) -> dict[str, str]:
-        """The jobs of the stages before this one by name; empty outside of a pipeline."""
+        """Stage name -> job, for the stages before this one; empty outside a pipeline."""
         pairs = (item.partition(":") for item in self.facts.get("after", "").split(",") if item)
         return {name: job for name, _, job in pairs}
 
@@ -149,7 +149,7 @@ def parse_fields(line: str) -> dict[str, str]:
 
 
 def parse_table(text: str) -> list[SlurmRecord]:
-    """Return the records of `sacct --parsable2 --noheader` with the fields of `SACCT_FIELDS`."""
+    """Parse the output of `sacct --parsable2 --noheader` with the fields `SACCT_FIELDS`."""
     names = tuple(SACCT_FIELDS.values())
     records = []
     for line in text.splitlines():

@@ -31,11 +31,11 @@ _CANCELLATION = re.compile(r"CANCELLED AT \S+ DUE TO (.+?) \*\*\*")
 
 @dataclass(frozen=True)
 class LogFolder:
-    """The logs of a job, or of one job of an array."""
+    """The logs of a job or an array job."""
 
     folder: Path
     job: str
-    """The number of the job that was submitted first; `array_index` for a job of an array."""
+    """Number of the job that was submitted first; `array_index` for an array job."""
 
     @classmethod
     def find(cls, record: SlurmRecord) -> LogFolder:
@@ -59,18 +59,18 @@ class LogFolder:
         return 0
 
     def list_nodes(self, attempt: int) -> dict[int, Path]:
-        """Return the logs of the nodes of an attempt by the number of the node."""
+        """Return node number -> log for an attempt."""
         paths = self.folder.glob(f"{self.job}-{attempt}-*.log")
         nodes = {path.stem.rpartition("-")[2]: path for path in paths}
         return {int(node): nodes[node] for node in sorted(nodes, key=int)}
 
     def list_files(self) -> list[Path]:
-        """Return all files of the job, and of the jobs of its array."""
+        """Return all files of the job and its array jobs."""
         pattern = re.compile(rf"{re.escape(self.job)}(_\d+)?(-\d+-\d+)?\.(log|attempts)")
         return sorted(path for path in self.folder.glob("*") if pattern.fullmatch(path.name))
 
     def find_log(self, attempt: int, node: int | None) -> Path | None:
-        """Return the log of a node, by default of the leader; None if it does not exist yet.
+        """Return a node's log, by default the leader's; None if it does not exist yet.
 
         The rendezvous chooses the leader. Its log is the largest, because only it logs progress.
         """
@@ -108,7 +108,7 @@ def read_lines(
 ) -> Iterator[str]:
     """Yield the lines of a log; with `follow`, wait for new lines and later attempts.
 
-    Without a node it is the log of the leader, or of the job script before the nodes have started.
+    Without a node it is the leader's log, or the job script's before the nodes have started.
     Raises SettingsError if there is no such log.
     """
     attempt = request.attempt or max(1, logs.count_attempts())

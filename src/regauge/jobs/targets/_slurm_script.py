@@ -64,7 +64,7 @@ def render_comment(job: JobSpec, target: SlurmTarget) -> str:
 
 
 def list_stage_options(previous: str) -> tuple[str, ...]:
-    """Return the options of a stage that starts after the success of another job.
+    """Return the options of a stage that starts after another job has succeeded.
 
     If that job fails, Slurm cancels the stage.
     """

@@ -1,4 +1,4 @@
-"""The status of a job from Slurm's records and the logs of the job.
+"""The status of a job, from Slurm's records and the job's logs.
 
 `slurm_states.csv` and `slurm_reasons.csv` follow the squeue manual, sections "JOB STATE CODES" and
 "JOB REASON CODES".
@@ -38,7 +38,7 @@ STATE_ORDER: tuple[JobState, ...] = (
     "cancelled",
     "succeeded",
 )
-"""The state of an array is the first of these that one of its jobs has."""
+"""An array has the first of these states that one of its jobs has."""
 
 
 @cache
@@ -161,7 +161,7 @@ def _list_nodes(
     hosts: Sequence[str],
     logs: LogFolder | None,
 ) -> tuple[NodeStatus, ...]:
-    """Return the jobs of an array, or the nodes of a job."""
+    """Return the array jobs, or a job's nodes."""
     if len(latest) > 1 or "ArrayTaskId" in latest[0].fields:
         return tuple(
             NodeStatus(

@@ -14,7 +14,7 @@ RULE = "A stage starts after the success of the one before it; a failure ends th
 def join_plans(
     job: JobSpec, stages: tuple[LaunchPlan, ...], shared: Collection[str] = ()
 ) -> LaunchPlan:
-    """Return the plan of a pipeline, in which a document has the name of its job as a prefix.
+    """Return a pipeline's plan, in which the job name is the prefix of each document's name.
 
     Documents with a name in `shared` are those of the stage with the most nodes.
     """
@@ -48,7 +48,7 @@ def submit_stages(
     submit: Callable[[LaunchPlan, list[Handle]], Handle],
     withdraw: Callable[[Handle], object],
 ) -> Handle:
-    """Submit the stages of a pipeline; return the handle of the last one.
+    """Submit the stages of a pipeline; return the last one's handle.
 
     `submit` gets a plan and the handles of the stages before it. If it fails, `withdraw` removes
     the jobs of these stages, the last one first.
@@ -65,7 +65,7 @@ def submit_stages(
 
 
 def join_statuses(handle: Handle, stages: Sequence[tuple[str, JobStatus]]) -> JobStatus:
-    """Return the status of a pipeline: that of its current stage, with the states of all stages.
+    """Return a pipeline's status: its current stage, with the states of all stages.
 
     The current stage is the first one that has not ended. If all have ended, it is the first one
     that did not succeed. `stages` has the name and the status of each stage.

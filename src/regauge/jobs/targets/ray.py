@@ -229,7 +229,7 @@ class RayCluster(Launcher):
 
 
 def build_status(handle: Handle, info: Any, log: str) -> JobStatus:
-    """Return the status of a job from Ray's record `info` and from the log of its driver."""
+    """Return a job's status from Ray's record `info` and its driver's log."""
     events = read_events(log)
     state = STATES[info.status]
     last = events[-1] if events else {}
@@ -286,7 +286,7 @@ def _build_metadata(job: JobSpec) -> dict[str, str]:
 def _call(
     address: str, method: str, *arguments: Any, remedy: str = "try again", **keywords: Any
 ) -> Any:
-    """Call a method of the client of a job server.
+    """Call a method of Ray's job client.
 
     Raises PreflightError without Ray, TransientError if the server is unreachable, and
     SettingsError with a remedy if it refuses the request or the token.

@@ -178,7 +178,7 @@ class Slurm(SlurmTarget):
     def _describe_preemption(
         self, partition: _slurm_client.SlurmPartition, plan: LaunchPlan
     ) -> str:
-        """Return the effect of a preemption on a job, from the settings of the cluster."""
+        """Return how a preemption affects a job, by the cluster settings."""
         preempt_mode = partition.preempt_mode
         mode = f"PreemptMode of partition {partition.name} is {preempt_mode}"
         if partition.preempt_type == "preempt/none" or "OFF" in preempt_mode:
@@ -194,7 +194,7 @@ class Slurm(SlurmTarget):
         return f"{mode}: a preempted job is suspended, and continues later"
 
     def find_status(self, handle: Handle) -> JobStatus:
-        """Return the state of a job, or of the last of the jobs that continue it.
+        """Return the state of a job, or of the last job that continues it.
 
         A stage of a pipeline has the states of the stages before it, too.
         """
@@ -223,7 +223,7 @@ class Slurm(SlurmTarget):
         return JobStatus(handle, "succeeded" if has_run else "unknown", reason)
 
     def _find_records(self, handle: Handle) -> list[SlurmRecord]:
-        """Return the records of a job and of its successors, the oldest first."""
+        """Return the records of a job and its successors, oldest first."""
         self._check_handle(handle)
         records = _slurm_client.read_records(handle.job_id)
         if not records or any(record.state == "PREEMPTED" for record in records):
@@ -258,7 +258,7 @@ class Slurm(SlurmTarget):
         return sorted(events)
 
     def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
-        """Yield a log of a node; in an array, the rank is the index of a job.
+        """Yield a node's log; in an array, the rank is a job index.
 
         Of a pipeline, it is the log of the last stage that has started.
         """
@@ -283,7 +283,7 @@ class Slurm(SlurmTarget):
         yield from read_lines(LogFolder.find(record), request, node, is_final)
 
     def _list_chain_records(self, handle: Handle) -> list[SlurmRecord]:
-        """Return the records of a job after those of the stages of its pipeline before it."""
+        """Return the records of a job and the pipeline stages before it, oldest first."""
         records = self._find_records(handle)
         jobs = records[0].earlier_stages.values()
         return [*(item for job in jobs for item in _slurm_client.read_records(job)), *records]
@@ -302,7 +302,7 @@ class Slurm(SlurmTarget):
         cancel_job(handle, self.find_status, stop, CANCEL_SECONDS)
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
-        """Remove the logs of a job and of earlier stages; the output folder remains."""
+        """Remove the logs of a job and its earlier stages; the output folder remains."""
         status, record = self.find_status(handle), self._find_records(handle)[0]
         check_ended(status)
         folder = LogFolder.find(record).folder
@@ -315,7 +315,7 @@ class Slurm(SlurmTarget):
 
 
 def _build_status(handle: Handle, records: list[SlurmRecord]) -> JobStatus:
-    """Return the state of a job, or of the last of the jobs that continue it."""
+    """Return the state of a job, or of the last job that continues it."""
     hosts = _slurm_client.list_hosts([record.node_list for record in select_latest(records)])
     return build_status(handle, records, hosts)
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ import pytest
 
 from faults.families import list_descendants
 from regauge.system.processes import find_free_port
+from regauge.system.timing import wait_for
 
 START_SECONDS = 300.0
 TOKEN = uuid.uuid4().hex
@@ -83,11 +83,11 @@ class LoopbackCluster:
         return None
 
     def _wait_until(self, condition: Callable[[], bool], name: str) -> None:
-        until = time.monotonic() + START_SECONDS
-        while not condition():
+        def check_node() -> None:
             assert self.nodes[-1].poll() is None, f"{name} has ended: {self.read_logs()}"
-            assert time.monotonic() < until, f"{name} did not start: {self.read_logs()}"
-            time.sleep(0.2)
+
+        has_started = wait_for(condition, START_SECONDS, poll_seconds=0.2, on_poll=check_node)
+        assert has_started, f"{name} did not start: {self.read_logs()}"
 
     def read_logs(self) -> str:
         """Return the output of the commands of all nodes."""

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from regauge.system.processes import die_with_parent, find_free_port
+from regauge.system.timing import wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel")
 NODES = ("127.0.0.1", "127.0.0.2")
@@ -169,12 +169,12 @@ class SlurmCluster:
         self, condition: Callable[[], object], name: str, seconds: float = WAIT_SECONDS
     ) -> None:
         """Wait until a condition holds."""
-        until = time.monotonic() + seconds
-        while not condition():
-            for daemon, process in self.daemons.items():
-                assert process.poll() is None, f"{daemon} has ended: {self.read_logs()}"
-            assert time.monotonic() < until, f"{name} never came: {self.read_logs()}"
-            time.sleep(0.1)
+        has_come = wait_for(condition, seconds, poll_seconds=0.1, on_poll=self._check_daemons)
+        assert has_come, f"{name} never came: {self.read_logs()}"
+
+    def _check_daemons(self) -> None:
+        for daemon, process in self.daemons.items():
+            assert process.poll() is None, f"{daemon} has ended: {self.read_logs()}"
 
     def read_logs(self) -> str:
         """Return the ends of the logs of the daemons."""

@@ -17,6 +17,7 @@ from distributed import datasets
 from distributed.jobs import lines
 from distributed.runs import settings
 from regauge.config import dump, merge
+from regauge.system import timing
 
 STEPS = 120
 WAIT_SECONDS = 300.0
@@ -122,10 +123,7 @@ def find_folder(handle: str) -> Path:
 
 def wait_until(condition: Callable[[], bool], name: str) -> None:
     """Wait for a condition; fails with its name after a time limit."""
-    until = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < until, f"{name} did not happen"
-        time.sleep(0.05)
+    assert timing.wait_for(condition, WAIT_SECONDS, poll_seconds=0.05), f"{name} did not happen"
 
 
 def count_steps(folder: Path) -> int:

@@ -202,7 +202,8 @@ class RayCluster(Launcher):
     def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
         node, count = request.rank or 0, 0
         while True:
-            is_last = not request.follow or STATES[_find_job(handle).status] in FINAL_STATES
+            state = STATES[_find_job(handle).status]
+            is_last = not request.follow or state in FINAL_STATES
             lines = [line for line in read_lines(_read_log(handle)) if line.node == node]
             if request.attempt or not request.follow:
                 attempt = request.attempt or max((line.attempt for line in lines), default=1)

@@ -417,5 +417,5 @@ def test_an_unreachable_controller_is_transient(
         ):
             answer = workplace.run(*command)
             assert answer.code == 75, answer.error
-            assert "reaches no server" in answer.error
+            assert "cannot reach the server" in answer.error
     assert not list(workplace.root.glob("*.slurm"))

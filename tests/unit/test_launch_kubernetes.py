@@ -744,5 +744,5 @@ def test_a_log_of_an_unreachable_cluster_is_a_transient_error(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     lines = KubectlNamespace("eks", "default").stream("logs", "pod")
     assert [next(lines), next(lines)] == ["one", "two"]
-    with pytest.raises(TransientError, match=f"'kubectl' reaches no server: {message}"):
+    with pytest.raises(TransientError, match=f"'kubectl' cannot reach the server: {message}"):
         next(lines)

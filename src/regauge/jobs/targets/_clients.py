@@ -70,7 +70,7 @@ def build_client_error(
     """
     message = _find_message(errors) or _find_message(output) or "no message"
     if any(phrase in errors.lower() for phrase in UNREACHABLE_PHRASES):
-        problem = f"'{name}' reaches no server: {message}"
+        problem = f"'{name}' cannot reach the server: {message}"
         return TransientError(problem, "check that its server runs, then try again")
     return SettingsError(f"'{name}' failed: {message}", remedy)
 

@@ -47,7 +47,8 @@ from regauge.evaluation.benchmark.served_target import build_serve_command
 from regauge.evaluation.benchmark.server_process import RunningServer, run_server
 from regauge.evaluation.benchmark.serving_metrics import read_phase_seconds, subtract_phases
 from regauge.evaluation.benchmark.serving_settings import SaturationSettings
-from regauge.evaluation.report.drawing import Bar, ChartContext, build_standalone_svg, draw_bars
+from regauge.evaluation.report.charts import Bar, chart_bars
+from regauge.evaluation.report.drawing import draw_file
 from regauge.system import processes
 from regauge.system.errors import RegaugeError
 from regauge.system.files import write_atomic
@@ -383,8 +384,8 @@ def _draw_phases(programs: list[Program], path: Path) -> None:
         if (phases := repeats[-1]["phase_ms_per_text"])
     ]
     title = "Milliseconds of the server per text: connections x texts of a request"
-    for chart in draw_bars(title, bars, ChartContext("serve", REGAUGE), unit=" ms"):
-        write_atomic(path, build_standalone_svg(chart.svg))
+    for chart in chart_bars(title, bars, " ms"):
+        write_atomic(path, draw_file(chart, REGAUGE))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from regauge.evaluation.benchmark import inference
 from regauge.evaluation.benchmark.latency_worker import LoadedArtifact, build_request, measure_loads
 from regauge.evaluation.benchmark.load_generator import MIN_REQUESTS, percentile
 from regauge.evaluation.benchmark.settings import BenchmarkSettings, TrainingBenchmarkSettings
-from regauge.evaluation.report.inference_section import PERCENTILES
+from regauge.evaluation.report.benchmark_section import PERCENTILES
 from regauge.inference.export.artifact import open_artifact
 from regauge.inference.export.engine import load_engine
 from regauge.system import jsonl

@@ -18,11 +18,9 @@ from regauge.evaluation.benchmark.server_process import is_healthy, run_server
 from regauge.evaluation.benchmark.serving_metrics import subtract_phases
 from regauge.evaluation.benchmark.serving_settings import ServingBenchmarkSettings, TraceSettings
 from regauge.evaluation.benchmark.text_trace import read_trace
-from regauge.evaluation.report.benchmarks import read_benchmark
-from regauge.evaluation.report.drawing import ChartContext
+from regauge.evaluation.report.benchmarks import build_section, read_benchmark
 from regauge.evaluation.report.page import build_report
 from regauge.evaluation.report.render import render_html, render_markdown
-from regauge.evaluation.report.serving_section import build_charts, build_serving_section
 from regauge.run_folders.run_folder import read_run_folder
 from regauge.system.errors import (
     ChildError,
@@ -112,8 +110,8 @@ def test_a_report_has_the_loads_and_charts(result_folder: Path) -> None:
     for text in (render_html(report), render_markdown(report)):
         assert "Closed loop: each connection has one request at a time" in text
         assert "The server meets p99" in text
-    [section] = report.serving_benchmarks
-    titles = [chart.title for chart in build_charts(section, ChartContext("a", "b"))]
+    [section] = report.benchmarks
+    titles = [chart.title for chart in section.charts]
     assert titles[-1] == "Milliseconds of the server per text"
 
 
@@ -127,7 +125,7 @@ def test_refusals_are_part_of_the_result(tmp_path: Path) -> None:
     assert document["saturation"] is None
     assert crowded["statuses"]["429"] > 0
     assert crowded["dropped_fraction"] > 0
-    section = build_serving_section(document)
+    section = build_section(document)
     assert section is not None
     assert "429: " in section.tables[0].rows[1]["statuses"]
 
@@ -146,7 +144,7 @@ def test_a_regression_is_an_error_after_the_result_is_written(
         settings = build(ServingBenchmarkSettings, {**tables, "output": {"folder": str(tmp_path)}})
         with pytest.raises(DifferenceError):
             benchmark.run(settings)
-    section = build_serving_section(read(tmp_path))
+    section = build_section(read(tmp_path))
     assert section is not None
     assert section.summary[-1].startswith("2 of 2 figures are worse than the baseline")
     assert [table.title for table in section.tables][-1] == "Regressions"

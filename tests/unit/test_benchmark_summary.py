@@ -11,9 +11,8 @@ import pytest
 from regauge.config import FORMAT, build
 from regauge.evaluation.benchmark import summary
 from regauge.evaluation.benchmark.settings import BenchmarkSettings
-from regauge.evaluation.report import benchmarks, inference_section
-from regauge.evaluation.report.drawing import ChartContext
-from regauge.evaluation.report.inference_charts import build_charts
+from regauge.evaluation.report import benchmarks
+from regauge.evaluation.report.benchmark_section import ReportTable, format_milliseconds
 from regauge.inference.export.manifest import ArtifactManifest
 from regauge.machines.catalog import load_instances
 
@@ -189,7 +188,7 @@ def test_unknown_values_are_none() -> None:
     assert row["open_loop"][0]["dropped_fraction"] is None
     for name in ("price", "tdp_watts", "peak_memory_bytes", "peak_flops_per_second"):
         assert artifact[name] is None
-    section = inference_section.build_inference_section(document)
+    section = benchmarks.build_section(document)
     assert section is not None
     *_, closed, load, artifacts = section.tables
     for name in ("p99 ms", "% of peak", "joules", "$ per 1M"):
@@ -203,16 +202,14 @@ def test_unknown_values_are_none() -> None:
 def test_a_terminal_table_has_no_wide_columns_and_no_redundant_name() -> None:
     first, second = ({"batch": batch, "artifact": "a", "memory": "1 MB"} for batch in ("1", "2"))
     wide = ("memory",)
-    assert inference_section.ReportTable("", (first, second), wide).terminal_rows == [
+    assert ReportTable("", (first, second), wide).terminal_rows == [
         {"batch": "1"},
         {"batch": "2"},
     ]
     other = {**second, "artifact": "b"}
-    terminal_rows = inference_section.ReportTable("", (first, other), wide).terminal_rows
+    terminal_rows = ReportTable("", (first, other), wide).terminal_rows
     assert [row["artifact"] for row in terminal_rows] == ["a", "b"]
-    assert inference_section.ReportTable("", (first,), wide).terminal_rows == [
-        {"batch": "1", "artifact": "a"}
-    ]
+    assert ReportTable("", (first,), wide).terminal_rows == [{"batch": "1", "artifact": "a"}]
 
 
 def test_a_machine_type_without_a_catalog_price_has_no_price() -> None:
@@ -231,7 +228,7 @@ def test_energy_is_bounded_by_the_power_of_the_catalog_chip() -> None:
     assert document["artifacts"][0]["tdp_watts"] == 70.0
     assert closed["joules_per_inference"] == pytest.approx(70 * 0.010 / 4)
     assert closed["joules_method"] == "upper_bound"
-    section = inference_section.build_inference_section(document)
+    section = benchmarks.build_section(document)
     assert section is not None
     (closed_table,) = (table for table in section.tables if table.title.startswith("Closed loop"))
     assert closed_table.rows[0]["joules"] == "at most 0.175"
@@ -253,7 +250,7 @@ def test_dropped_requests_are_not_reported_as_unknown() -> None:
     assert load["dropped_fraction"] == pytest.approx(0.1)
     assert [load[f"p{percent}_ms"] for percent in (50, 90, 95)] == [5.0, 5.0, None]
     assert load["usd_per_million_inferences"] is None
-    section = inference_section.build_inference_section(document)
+    section = benchmarks.build_section(document)
     assert section is not None
     row = section.tables[1].rows[0]
     assert [row[f"p{percent} ms"] for percent in (50, 90, 95, 99)] == [
@@ -273,7 +270,7 @@ def test_the_second_artifact_is_compared_with_the_first() -> None:
     assert pair["latency_ratio"] == 0.25
     assert pair["throughput_ratio"] == pytest.approx(4.0)
     assert pair["cost_ratio"] == pytest.approx(0.25)
-    section = inference_section.build_inference_section(document, "bench")
+    section = benchmarks.build_section(document, "bench")
     assert section is not None
     assert section.summary == ("b has 0.25 times the median latency of a at one batch x length.",)
     row = section.tables[0].rows[0]
@@ -303,7 +300,7 @@ def test_overlapping_repeats_are_marked(
     both = [[build_lines([value] * 4) for value in repeats] for repeats in (first, second)]
     document = build_document(build_settings("a", "b"), *both)
     assert document["ratios"][0]["ranges_overlap"] is overlap
-    section = inference_section.build_inference_section(document)
+    section = benchmarks.build_section(document)
     assert section is not None
     assert section.tables[0].rows[0]["latency ratio"].endswith(" *") == bool(overlap)
     assert any("may be noise" in sentence for sentence in section.sentences) == bool(overlap)
@@ -324,7 +321,7 @@ def test_rows_name_their_model_if_there_are_several() -> None:
     document = build_document(
         build_settings("a", "b"), [build_lines([4.0] * 4)], [build_lines([4.0] * 4)], b=other
     )
-    section = inference_section.build_inference_section(document)
+    section = benchmarks.build_section(document)
     assert section is not None
     rows = section.tables[1].rows
     assert [row["model, batch x length"] for row in rows] == ["bert, 4 x 16", "electra, 4 x 16"]
@@ -380,7 +377,7 @@ def test_an_old_price_has_a_warning() -> None:
     )
     warning = document["artifacts"][0]["price"]["staleness_warning"]
     assert "days old; set execution.price.usd_per_hour" in warning
-    section = inference_section.build_inference_section(document)
+    section = benchmarks.build_section(document)
     assert section is not None
     assert warning in " ".join(section.sentences)
 
@@ -416,18 +413,18 @@ def test_charts_show_throughput_and_latency() -> None:
         rate = lines[2]["requests_per_second"]
         lines.insert(3, {**lines[2], "load_fraction": 0.8, "requests_per_second": 1.6 * rate})
         repeats.append([lines])
-    section = inference_section.build_inference_section(build_document(settings, *repeats))
+    section = benchmarks.build_section(build_document(settings, *repeats))
     assert section is not None
-    throughput, latency = build_charts(section, ChartContext("x", "a test"))
+    throughput, latency = section.charts
     assert throughput.title == "Inferences per second, closed loop"
     assert latency.title == "Latency at 4 x 16 by request rate"
     assert "4 x 16: b 800 inferences/s" in throughput.text
     assert "a p99" in latency.text
 
 
-@pytest.mark.parametrize("document", [{}, {"rows": [{}]}, {"kind": "training", "rows": [{}]}])
-def test_other_documents_have_no_inference_section(document: dict[str, Any]) -> None:
-    assert inference_section.build_inference_section(document) is None
+@pytest.mark.parametrize("document", [{}, {"rows": [{}]}, {"kind": "training", "rows": []}])
+def test_documents_without_results_have_no_section(document: dict[str, Any]) -> None:
+    assert benchmarks.build_section(document) is None
 
 
 @pytest.mark.parametrize(
@@ -444,4 +441,4 @@ def test_other_documents_have_no_inference_section(document: dict[str, Any]) -> 
     ],
 )
 def test_milliseconds_have_three_digits(value: float | None, text: str) -> None:
-    assert inference_section.format_milliseconds(value) == text
+    assert format_milliseconds(value) == text

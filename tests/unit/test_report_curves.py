@@ -35,7 +35,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def test_every_heldout_metric_has_a_curve(run: RunFolder) -> None:
-    charts = [chart for chart in build_charts(run, "a") if chart.title.startswith("Held-out")]
+    charts = [chart for chart in build_charts(run) if chart.title.startswith("Held-out")]
     assert len(charts) == 3
     assert len({chart.title for chart in charts}) == 3
     text = " ".join(chart.text for chart in charts)

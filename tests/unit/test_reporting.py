@@ -13,7 +13,8 @@ import pytest
 
 from regauge.commands import report
 from regauge.config import FORMAT
-from regauge.evaluation.report.drawing import MAX_POINTS, ChartContext, Curve, draw_curves
+from regauge.evaluation.report.charts import Curve, chart_curves
+from regauge.evaluation.report.drawing import MAX_POINTS, draw
 from regauge.evaluation.report.page import build_report
 from regauge.evaluation.report.render import render_html, render_json, render_markdown
 from regauge.evaluation.report.run_charts import build_charts
@@ -342,13 +343,14 @@ def test_the_page_is_deterministic(runs: tuple[RunFolder, ...]) -> None:
 
 def test_charts_are_readable_without_colour_and_have_a_description(tmp_path: Path) -> None:
     run = read_run_folder(write_run(tmp_path))
-    (loss,) = build_charts(run, "a")
-    assert "<title" in loss.svg
+    (loss,) = build_charts(run)
+    picture = draw(loss, "a", run.name)
+    assert "<title" in picture
     assert "heldout: from 0.450 to 0.300 between steps 20 and 30" in loss.text
-    assert loss.text in loss.svg
-    assert "stroke-dasharray" in loss.svg
-    assert not re.search(r"#0\d0\d0\d", loss.svg), "every colour comes from the page"
-    assert "<metadata" not in loss.svg
+    assert loss.text in picture
+    assert "stroke-dasharray" in picture
+    assert not re.search(r"#0\d0\d0\d", picture), "every colour comes from the page"
+    assert "<metadata" not in picture
 
 
 def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
@@ -430,11 +432,12 @@ def test_an_unwritable_folder_is_reported_in_one_line(tmp_path: Path) -> None:
 def test_a_legend_has_as_many_columns_as_fit(labels: tuple[str, ...], rows: int) -> None:
     series = [(step, 1.0 / step) for step in range(1, 9)]
     lines = [Curve(label, series, "mean") for label in labels]
-    (chart,) = draw_curves("loss", lines, ChartContext("key", "a run"))
+    (chart,) = chart_curves("loss", lines)
+    picture = draw(chart, "key", "a run")
     heights = [
         height
         for label in labels
-        for height in re.findall(rf' y="([\d.]+)"[^>]*>{label}<', chart.svg)
+        for height in re.findall(rf' y="([\d.]+)"[^>]*>{label}<', picture)
     ]
     assert len(heights) == len(labels)
     assert len(set(heights)) == rows

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from regauge.evaluation.benchmark.load_generator import percentile
-from regauge.evaluation.report.inference_section import PERCENTILES
+from regauge.evaluation.report.benchmark_section import PERCENTILES
 from regauge.system.errors import InconclusiveError
 from regauge.system.units import SECONDS_PER_HOUR
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from regauge.config import FORMAT, dump
 from regauge.evaluation.benchmark.load_generator import MAX_DURATION_FACTOR, percentile
-from regauge.evaluation.report.inference_section import PERCENTILES
+from regauge.evaluation.report.benchmark_section import PERCENTILES
 from regauge.inference.export.manifest import ARTIFACT, MODEL
 from regauge.machines.catalog import MachinePrice, find_chip, find_price
 from regauge.system.units import SECONDS_PER_HOUR

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from regauge.evaluation.report.drawing import Chart, ChartContext, draw_matrix
+from regauge.evaluation.report.charts import Chart, MatrixChart
 from regauge.run_folders import formatting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from regauge.run_folders.run_folder import RunFolder
-    from regauge.tasks import ClassMetrics
+    from regauge.tasks import ClassMetrics, ClassReport
 
 MAX_ROWS = 50
 """Classes that a report shows; the most frequent ones come first."""
@@ -34,42 +34,37 @@ class ClassesSection:
     matrix: tuple[tuple[int, ...], ...]
     """Numbers of rows, [actual class, predicted class]; empty if there is none to draw."""
 
+    @property
+    def charts(self) -> tuple[Chart, ...]:
+        """The confusion matrix; empty if there is none to draw."""
+        chart = MatrixChart("Confusion matrix", self.names, self.matrix)
+        return (chart,) if self.matrix else ()
+
 
 def build_classes_sections(runs: Iterable[RunFolder]) -> tuple[ClassesSection, ...]:
     """Return one section for each model of an evaluation, or for each held-out set of a run."""
-    reports = ((run, *item) for run in runs for item in run.class_reports.items())
-    sections = []
-    for run, name, report in reports:
-        classes = report["classes"]
-        if not classes:
-            continue
-        shown = sorted(classes, key=lambda row: -row["support"]) if _is_long(classes) else classes
-        matrix = report.get("confusion_matrix") or []
-        is_drawn = len(matrix) <= MAX_DRAWN_CLASSES
-        sections.append(
-            ClassesSection(
-                title=f"Classes: {run.name}, {name}",
-                rows=tuple(map(_format_row, shown[:MAX_ROWS])),
-                note=f"The {MAX_ROWS} most frequent of {len(classes)} classes."
-                if _is_long(classes)
-                else "",
-                names=tuple(row["name"] for row in classes),
-                matrix=tuple(map(tuple, matrix)) if is_drawn else (),
-            )
-        )
-    return tuple(sections)
+    return tuple(
+        _build_section(f"Classes: {run.name}, {name}", report)
+        for run in runs
+        for name, report in run.class_reports.items()
+        if report["classes"]
+    )
 
 
-def build_charts(section: ClassesSection, context: ChartContext) -> tuple[Chart, ...]:
-    """Return the confusion matrix as a picture; empty if there is none to draw."""
-    if not section.matrix:
-        return ()
-    cells = [list(row) for row in section.matrix]
-    return (draw_matrix("Confusion matrix", section.names, cells, context),)
-
-
-def _is_long(classes: list[ClassMetrics]) -> bool:
-    return len(classes) > MAX_ROWS
+def _build_section(title: str, report: ClassReport) -> ClassesSection:
+    classes = shown = report["classes"]
+    note = ""
+    if len(classes) > MAX_ROWS:
+        shown = sorted(classes, key=lambda row: -row["support"])[:MAX_ROWS]
+        note = f"The {MAX_ROWS} most frequent of {len(classes)} classes."
+    matrix = report.get("confusion_matrix") or []
+    return ClassesSection(
+        title=title,
+        rows=tuple(map(_format_row, shown)),
+        note=note,
+        names=tuple(row["name"] for row in classes),
+        matrix=tuple(map(tuple, matrix)) if len(matrix) <= MAX_DRAWN_CLASSES else (),
+    )
 
 
 def _format_row(row: ClassMetrics) -> dict[str, str]:

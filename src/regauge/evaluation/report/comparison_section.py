@@ -19,22 +19,9 @@ LIMIT_NOTE = (
     "The allowed difference is the largest of the tolerance, the run-to-run noise and, for a "
     "metric that counts items, the change by six items (sign test, p = 3%)."
 )
+Row = dict[str, str | bool]
 MAX_EVALUATIONS = 12
 """Most evaluations in a table; the ones with the largest differences are kept."""
-
-
-@dataclass(frozen=True)
-class EvaluationRow:
-    """One metric of one evaluation of both runs, formatted."""
-
-    metric: str
-    step: str
-    baseline: str
-    candidate: str
-    difference: str
-    limit: str
-    """Largest difference that counts as equal."""
-    is_within_limit: bool
 
 
 @dataclass(frozen=True)
@@ -45,27 +32,14 @@ class ComparisonSection:
     candidate: str
     verdict: str
     sentences: tuple[str, ...]
-    rows: tuple[EvaluationRow, ...]
+    rows: tuple[Row, ...]
+    """Metric, step, both values, difference and limit of each evaluation."""
     num_omitted: int
     """Number of evaluations with smaller differences that are not in the rows."""
     setting_differences: tuple[tuple[str, str, str], ...]
     """(key, value of the baseline, value of the candidate) of the settings that differ."""
     divergence: DivergenceSummary | None
     """First divergence of a recomputed step; None if no step was recomputed."""
-
-
-@dataclass(frozen=True)
-class CostRow:
-    """Cost of a run up to the target, formatted."""
-
-    run: str
-    step: str
-    machine_time: str
-    device_time: str
-    usd: str
-    energy: str
-    price: str
-    is_cheapest: bool
 
 
 def build_comparison_sections(comparison: ComparisonResult) -> tuple[ComparisonSection, ...]:
@@ -76,7 +50,7 @@ def build_comparison_sections(comparison: ComparisonResult) -> tuple[ComparisonS
     )
 
 
-def build_cost_rows(comparison: ComparisonResult) -> tuple[CostRow, ...]:
+def build_cost_rows(comparison: ComparisonResult) -> tuple[Row, ...]:
     """Return the cost of each run up to the target; empty without a target."""
     ranking = rank_by_cost(comparison.costs)
     cheapest = ranking[0].run if len(ranking) > 1 else None
@@ -107,30 +81,28 @@ def _build_section(parity: Parity, divergence: DivergenceSummary | None) -> Comp
     )
 
 
-def _build_row(metric: MetricComparison, gap: Gap) -> EvaluationRow:
+def _build_row(metric: MetricComparison, gap: Gap) -> Row:
     limit = metric.limit(gap)
-    return EvaluationRow(
-        metric=metric.name,
-        step=f"{gap.step:,}",
-        baseline=f"{gap.baseline:.5g}",
-        candidate=f"{gap.candidate:.5g}",
-        difference=sentences.format_difference(gap.difference),
-        limit=sentences.format_difference(limit),
-        is_within_limit=gap.difference <= limit,
-    )
+    return {
+        "metric": metric.name,
+        "step": f"{gap.step:,}",
+        "baseline": f"{gap.baseline:.5g}",
+        "candidate": f"{gap.candidate:.5g}",
+        "difference": sentences.format_difference(gap.difference),
+        "limit": sentences.format_difference(limit),
+        "is_within_limit": gap.difference <= limit,
+    }
 
 
-def _build_cost_row(cost: CostToTarget, cheapest: str | None) -> CostRow:
-    energy = formatting.UNKNOWN
-    if cost.max_joules is not None:
-        energy = f"at most {formatting.count(cost.max_joules)}J"
-    return CostRow(
-        run=cost.run,
-        step="not reached" if cost.step is None else f"{cost.step:,.4g}",
-        machine_time=formatting.duration(cost.machine_seconds),
-        device_time=formatting.duration(cost.device_seconds),
-        usd=formatting.dollars(cost.usd),
-        energy=energy,
-        price=formatting.UNKNOWN if cost.price is None else cost.price.description,
-        is_cheapest=cost.run == cheapest,
-    )
+def _build_cost_row(cost: CostToTarget, cheapest: str | None) -> Row:
+    joules = cost.max_joules
+    return {
+        "run": cost.run,
+        "step": "not reached" if cost.step is None else f"{cost.step:,.4g}",
+        "machine_time": formatting.duration(cost.machine_seconds),
+        "device_time": formatting.duration(cost.device_seconds),
+        "usd": formatting.dollars(cost.usd),
+        "energy": formatting.UNKNOWN if joules is None else f"at most {formatting.count(joules)}J",
+        "price": formatting.UNKNOWN if cost.price is None else cost.price.description,
+        "is_cheapest": cost.run == cheapest,
+    }

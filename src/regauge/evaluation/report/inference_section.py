@@ -2,85 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from regauge.evaluation.report.benchmark_section import (
+    ARTIFACT,
+    BenchmarkSection,
+    ReportTable,
+    build_tables,
+    format_latencies,
+    format_load,
+    format_milliseconds,
+    format_price,
+)
+from regauge.evaluation.report.charts import Bar, Curve, chart_bars, chart_latencies
 from regauge.run_folders import formatting
 from regauge.system.wording import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-Document = dict[str, Any]
-Row = dict[str, str]
-PERCENTILES = (50, 90, 95, 99)
-"""Latency percentiles in benchmark documents and tables."""
-DROPPED = "dropped"
-ARTIFACT = "artifact"
+    from regauge.evaluation.report.benchmark_section import Document
+    from regauge.evaluation.report.charts import Chart
+
+THROUGHPUT_TITLE = "Inferences per second, closed loop"
+CHARTED_PERCENTILES = (50, 99)
+"""Percentiles of the latency that are drawn."""
 
 
-@dataclass(frozen=True)
-class ReportTable:
-    """One table, formatted: heading -> cell in each row."""
-
-    title: str
-    rows: tuple[Row, ...]
-    wide_columns: tuple[str, ...] = ()
-    """Columns that do not fit a terminal."""
-
-    @property
-    def terminal_rows(self) -> list[Row]:
-        """Rows without the wide columns, and without the name of a single artifact."""
-        has_one_artifact = len({row.get(ARTIFACT) for row in self.rows}) == 1
-        is_redundant = has_one_artifact and len(self.rows) > 1
-        dropped = {*self.wide_columns, *([ARTIFACT] if is_redundant else [])}
-        return [
-            {name: cell for name, cell in row.items() if name not in dropped} for row in self.rows
-        ]
-
-
-@dataclass(frozen=True)
-class InferenceSection:
-    """One inference benchmark, formatted."""
-
-    title: str
-    tables: tuple[ReportTable, ...]
-    summary: tuple[str, ...]
-    """One sentence per pair of artifacts that is compared."""
-    sentences: tuple[str, ...]
-    """Method, formulas and sources."""
-    document: Document
-
-
-def build_inference_section(document: Document, name: str = "") -> InferenceSection | None:
-    """Return the section of an inference benchmark; None for any other document.
+def build_section(document: Document, name: str = "") -> BenchmarkSection | None:
+    """Return the section of an inference benchmark; None if it has no rows.
 
     `name` is the name of the output folder, for the title.
     """
-    if document.get("kind") != "inference" or not document.get("rows"):
+    if not document.get("rows"):
         return None
-    title = f"Inference{': ' if name else ''}{name}"
-    tables = (
-        *_build_pair_tables(document),
-        _build_closed_loop_table(document),
-        *_build_open_loop_table(document),
-        _build_artifact_table(document),
+    pairs = _group_pairs(document)
+    return BenchmarkSection(
+        title=f"Inference{': ' if name else ''}{name}",
+        tables=(
+            *(_build_pair_table(document, pair) for pair in pairs),
+            _build_closed_loop_table(document),
+            *_build_open_loop_table(document),
+            _build_artifact_table(document),
+        ),
+        summary=tuple(map(_describe_pair, pairs)),
+        sentences=tuple(_describe_method(document)),
+        document=document,
+        charts=(*_chart_throughput(document), *_chart_latencies(document)),
     )
-    summary = tuple(_describe_pair(pair) for pair in _group_pairs(document))
-    return InferenceSection(title, tables, summary, tuple(_describe_method(document)), document)
 
 
-def format_milliseconds(value: float | None) -> str:
-    """Return a latency with three digits: 0.42, 8.31, 72.9, 343, 1,204."""
-    if value is None:
-        return formatting.UNKNOWN
-    for minimum, decimals in ((100, 0), (10, 1)):
-        if round(value, decimals) >= minimum:
-            return f"{value:,.{decimals}f}"
-    return f"{value:.2f}"
-
-
-def format_shape(document: Document, row: Mapping[str, Any]) -> str:
+def _format_shape(document: Document, row: Mapping[str, Any]) -> str:
     """Return the batch x length of a row, after its model if the document has several models."""
     models = {artifact["name"]: artifact["model"] for artifact in document["artifacts"]}
     shape = f"{row['batch_size']} x {row['input_length']}"
@@ -88,19 +60,18 @@ def format_shape(document: Document, row: Mapping[str, Any]) -> str:
     return f"{model}, {shape}" if len(set(models.values())) > 1 else shape
 
 
-def order_rows(document: Document) -> list[Document]:
+def _order_rows(document: Document) -> list[Document]:
     """Return the rows ordered by batch x length, then by artifact."""
-    shapes = list(
-        dict.fromkeys((row["batch_size"], row["input_length"]) for row in document["rows"])
-    )
+    shapes = list(dict.fromkeys(map(_get_shape, document["rows"])))
     names = [artifact["name"] for artifact in document["artifacts"]]
     return sorted(
         document["rows"],
-        key=lambda row: (
-            shapes.index((row["batch_size"], row["input_length"])),
-            names.index(row["artifact"]),
-        ),
+        key=lambda row: (shapes.index(_get_shape(row)), names.index(row[ARTIFACT])),
     )
+
+
+def _get_shape(row: Document) -> tuple[int, int]:
+    return row["batch_size"], row["input_length"]
 
 
 def _shape_heading(document: Document) -> str:
@@ -113,9 +84,9 @@ def _build_closed_loop_table(document: Document) -> ReportTable:
     heading = _shape_heading(document)
     rows = tuple(
         {
-            heading: format_shape(document, row),
-            ARTIFACT: row["artifact"],
-            **_format_latencies(row["closed_loop"]),
+            heading: _format_shape(document, row),
+            ARTIFACT: row[ARTIFACT],
+            **format_latencies(row["closed_loop"]),
             "p50 range": " to ".join(map(format_milliseconds, row["closed_loop"]["p50_range_ms"])),
             "inferences/s": f"{row['closed_loop']['inferences_per_second']:,.4g}",
             "tokens/s": f"{row['closed_loop']['tokens_per_second']:,.0f}",
@@ -123,21 +94,10 @@ def _build_closed_loop_table(document: Document) -> ReportTable:
             "joules": _format_joules(row["closed_loop"]),
             "$ per 1M": formatting.dollars(row["closed_loop"]["usd_per_million_inferences"]),
         }
-        for row in order_rows(document)
+        for row in _order_rows(document)
     )
     title = "Closed loop: one request at a time"
     return ReportTable(title, rows, ("p50 range", "tokens/s", "joules"))
-
-
-def _format_latencies(figures: Mapping[str, Any]) -> Row:
-    """Return the percentiles; `dropped` and `unknown` are different."""
-    percent_lost = 100 * (figures.get("dropped_fraction") or 0.0)
-    cells = {}
-    for percent in PERCENTILES:
-        value = figures[f"p{percent}_ms"]
-        is_lost = value is None and percent_lost > 100 - percent
-        cells[f"p{percent} ms"] = DROPPED if is_lost else format_milliseconds(value)
-    return cells
 
 
 def _format_joules(closed: Mapping[str, Any]) -> str:
@@ -149,22 +109,21 @@ def _format_joules(closed: Mapping[str, Any]) -> str:
 def _build_open_loop_table(document: Document) -> Iterator[ReportTable]:
     """Yield the table of the open loop, if the benchmark has one."""
     heading = _shape_heading(document)
-    rows = tuple(
+    rows = (
         {
-            heading: format_shape(document, row),
-            ARTIFACT: row["artifact"],
-            "load": "fixed" if load["load_fraction"] is None else f"{load['load_fraction']:.0%}",
+            heading: _format_shape(document, row),
+            ARTIFACT: row[ARTIFACT],
+            "load": format_load(load["load_fraction"]),
             "requests/s": f"{load['requests_per_second']:,.4g}",
-            **_format_latencies(load),
+            **format_latencies(load),
             "dropped": formatting.percent(load["dropped_fraction"]),
             "$ per 1M": formatting.dollars(load["usd_per_million_inferences"]),
         }
-        for row in order_rows(document)
+        for row in _order_rows(document)
         for load in row["open_loop"]
     )
-    if rows:
-        title = "Open loop: Poisson arrivals, latency from the moment of arrival"
-        yield ReportTable(title, rows, ("$ per 1M",))
+    title = "Open loop: Poisson arrivals, latency from the moment of arrival"
+    return build_tables(title, rows, ("$ per 1M",))
 
 
 def _build_artifact_table(document: Document) -> ReportTable:
@@ -208,36 +167,32 @@ def _group_pairs(document: Document) -> list[list[Document]]:
     return list(pairs.values())
 
 
-def _build_pair_tables(document: Document) -> Iterator[ReportTable]:
-    """Yield one table per pair: both values and their ratio, of latency, throughput and cost."""
-    closed = {
-        (row["artifact"], row["batch_size"], row["input_length"]): row["closed_loop"]
-        for row in document["rows"]
-    }
+def _build_pair_table(document: Document, pair: Sequence[Document]) -> ReportTable:
+    """Return the table of a pair: both values and their ratio of latency, throughput and cost."""
+    closed = {(row[ARTIFACT], *_get_shape(row)): row["closed_loop"] for row in document["rows"]}
     heading = _shape_heading(document)
-    for pair in _group_pairs(document):
-        first, second = pair[0]["baseline"], pair[0]["candidate"]
-        rows = []
-        for ratios in pair:
-            shape = ratios["batch_size"], ratios["input_length"]
-            figures = closed[first, *shape], closed[second, *shape]
-            overlap = " *" if ratios["ranges_overlap"] else ""
-            usd = _format_both(figures, "usd_per_million_inferences", formatting.dollars)
-            rows.append(
-                {
-                    heading: format_shape(document, ratios),
-                    "p50 ms": _format_both(figures, "p50_ms", format_milliseconds),
-                    "latency ratio": _format_ratio(ratios["latency_ratio"]) + overlap,
-                    "inferences/s": _format_both(
-                        figures, "inferences_per_second", lambda value: f"{value:,.4g}"
-                    ),
-                    "throughput ratio": _format_ratio(ratios["throughput_ratio"]),
-                    "$ per 1M": usd,
-                    "cost ratio": _format_ratio(ratios["cost_ratio"]),
-                }
-            )
-        title = f"{first} / {second}, and the ratio of {second} to {first}"
-        yield ReportTable(title, tuple(rows))
+    first, second = pair[0]["baseline"], pair[0]["candidate"]
+    rows = []
+    for ratios in pair:
+        shape = _get_shape(ratios)
+        figures = closed[first, *shape], closed[second, *shape]
+        overlap = " *" if ratios["ranges_overlap"] else ""
+        usd = _format_both(figures, "usd_per_million_inferences", formatting.dollars)
+        rows.append(
+            {
+                heading: _format_shape(document, ratios),
+                "p50 ms": _format_both(figures, "p50_ms", format_milliseconds),
+                "latency ratio": _format_ratio(ratios["latency_ratio"]) + overlap,
+                "inferences/s": _format_both(
+                    figures, "inferences_per_second", lambda value: f"{value:,.4g}"
+                ),
+                "throughput ratio": _format_ratio(ratios["throughput_ratio"]),
+                "$ per 1M": usd,
+                "cost ratio": _format_ratio(ratios["cost_ratio"]),
+            }
+        )
+    title = f"{first} / {second}, and the ratio of {second} to {first}"
+    return ReportTable(title, tuple(rows))
 
 
 def _format_both(
@@ -288,27 +243,24 @@ def _describe_method(document: Document) -> Iterator[str]:
         f"Inference: {formulas['inference']}. Inferences/s: {formulas['inferences_per_second']}. "
         "Tokens exclude padding."
     )
-    peaks = dict.fromkeys(
-        f"{artifact['peak_flops_per_second']:.4g} FLOP/s, {artifact['peak_source']}"
-        if artifact["peak_flops_per_second"]
-        else f"unknown for {artifact['name']}"
-        for artifact in document["artifacts"]
+    peaks = _describe_artifacts(
+        document, "peak_flops_per_second", "{peak_flops_per_second:.4g} FLOP/s, {peak_source}"
     )
     flops = formulas["flops_per_inference"]
-    yield f"% of peak: {formulas['peak_fraction']}. FLOPs: {flops}. Peak: {'; '.join(peaks)}."
-    yield f"Joules: {formulas['joules_per_inference']}. {_describe_power(document)}."
+    yield f"% of peak: {formulas['peak_fraction']}. FLOPs: {flops}. Peak: {peaks}."
+    power = _describe_artifacts(document, "tdp_watts", "{tdp_watts:g} W, {tdp_source}")
+    yield f"Joules: {formulas['joules_per_inference']}. Thermal design power: {power}."
     yield f"Dollars: {formulas['usd_per_million_inferences']}. Price: {_describe_prices(document)}."
     yield f"Startup: {formulas['startup_seconds']}. Memory: {formulas['peak_memory_bytes']}."
 
 
-def _describe_power(document: Document) -> str:
-    powers = dict.fromkeys(
-        f"{artifact['tdp_watts']:g} W, {artifact['tdp_source']}"
-        if artifact["tdp_watts"]
-        else f"unknown for {artifact['name']}"
+def _describe_artifacts(document: Document, key: str, template: str) -> str:
+    """Return a figure of each artifact with its source, equal ones once."""
+    texts = dict.fromkeys(
+        template.format(**artifact) if artifact[key] else f"unknown for {artifact['name']}"
         for artifact in document["artifacts"]
     )
-    return f"Thermal design power: {'; '.join(powers)}"
+    return "; ".join(texts)
 
 
 def _describe_prices(document: Document) -> str:
@@ -320,8 +272,35 @@ def _describe_prices(document: Document) -> str:
             prices.append(f"unknown for {artifact['name']}, set execution.price")
             continue
         instance = f"{price['instance']}, " if price["instance"] else ""
-        date = f", {price['as_of']}" if price["as_of"] else ""
         warning = f"; {price['staleness_warning']}" if price["staleness_warning"] else ""
-        source = f"{price['source']}{date}"
-        prices.append(f"{instance}{price['usd_per_hour']:g} USD per hour ({source}){warning}")
+        prices.append(f"{instance}{format_price(price)}{warning}")
     return "; ".join(dict.fromkeys(prices))
+
+
+def _chart_throughput(document: Document) -> list[Chart]:
+    """Return a chart of the inferences per second of every artifact and batch x length."""
+    bars = [
+        Bar(
+            _format_shape(document, row),
+            ((row[ARTIFACT], row["closed_loop"]["inferences_per_second"]),),
+        )
+        for row in _order_rows(document)
+    ]
+    return chart_bars(THROUGHPUT_TITLE, bars, " inferences/s")
+
+
+def _chart_latencies(document: Document) -> Iterator[Chart]:
+    """Yield a chart of the latency by request rate for each batch x length with several rates."""
+    for shape in dict.fromkeys(map(_get_shape, document["rows"])):
+        rows = [row for row in document["rows"] if _get_shape(row) == shape]
+        curves = [_build_curve(row, percent) for row in rows for percent in CHARTED_PERCENTILES]
+        title = f"Latency at {shape[0]} x {shape[1]} by request rate"
+        yield from chart_latencies(title, curves, "requests/s")
+
+
+def _build_curve(row: Document, percent: int) -> Curve:
+    """Return a latency percentile of a row by request rate."""
+    loads = sorted(row["open_loop"], key=lambda load: load["requests_per_second"])
+    points = [(load["requests_per_second"], load[f"p{percent}_ms"]) for load in loads]
+    known = tuple((rate, value) for rate, value in points if value is not None)
+    return Curve(f"{row[ARTIFACT]} p{percent}", known, "points")

@@ -11,10 +11,11 @@ from regauge.config import flatten
 from regauge.evaluation.compare import sentences
 from regauge.evaluation.compare.compare import ComparisonResult
 from regauge.evaluation.compare.verdict import heldout_metrics
-from regauge.evaluation.report.benchmark_sections import build_benchmark_sections
+from regauge.evaluation.report import benchmarks, comparison_charts, run_charts
+from regauge.evaluation.report.classes_section import ClassesSection, build_classes_sections
 from regauge.evaluation.report.comparison_section import (
     ComparisonSection,
-    CostRow,
+    Row,
     build_comparison_sections,
     build_cost_rows,
 )
@@ -30,9 +31,8 @@ from regauge.run_folders.evaluation_table import EvaluationTable, build_table
 from regauge.run_folders.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from regauge.evaluation.report.inference_section import InferenceSection
-    from regauge.evaluation.report.scaling_section import ScalingSection
-    from regauge.evaluation.report.serving_section import ServingSection
+    from regauge.evaluation.report.benchmark_section import BenchmarkSection
+    from regauge.evaluation.report.charts import Chart
 
 ACCOUNT_DESCRIPTIONS = {
     "init": "starting processes, loading the model and the data",
@@ -88,6 +88,11 @@ class RunSection:
             return self.run.seconds
         return sum(account.seconds for account in self.time_breakdown)
 
+    @property
+    def charts(self) -> list[Chart]:
+        """Training curves, and the memory by content."""
+        return run_charts.build_charts(self.run)
+
 
 @dataclass(frozen=True)
 class Report:
@@ -100,14 +105,20 @@ class Report:
     """Key figures over all runs."""
     tables: tuple[EvaluationTable, ...]
     run_sections: tuple[RunSection, ...]
-    training_benchmarks: tuple[ScalingSection, ...] = ()
-    """Benchmarks of training."""
-    inference_benchmarks: tuple[InferenceSection, ...] = ()
-    """Benchmarks of artifacts."""
-    serving_benchmarks: tuple[ServingSection, ...] = ()
-    """Benchmarks of servers."""
+    benchmarks: tuple[BenchmarkSection, ...] = ()
+    """Benchmarks of training, then of artifacts, then of servers."""
     comparison: ComparisonResult | None = None
     """Comparison with a baseline; None if no comparison was requested."""
+
+    @property
+    def class_sections(self) -> tuple[ClassesSection, ...]:
+        """One section per model whose classes were evaluated."""
+        return build_classes_sections(section.run for section in self.run_sections)
+
+    @property
+    def comparison_charts(self) -> list[Chart]:
+        """Charts of all compared runs."""
+        return comparison_charts.build_charts(self.comparison) if self.comparison else []
 
     @property
     def comparison_sections(self) -> tuple[ComparisonSection, ...]:
@@ -115,7 +126,7 @@ class Report:
         return build_comparison_sections(self.comparison) if self.comparison else ()
 
     @property
-    def cost_rows(self) -> tuple[CostRow, ...]:
+    def cost_rows(self) -> tuple[Row, ...]:
         """Cost of each compared run up to the target."""
         return build_cost_rows(self.comparison) if self.comparison else ()
 
@@ -149,20 +160,18 @@ def build_report(
     """Return the report on runs in the given order, and on a comparison if there is one."""
     tables = tuple(build_table(run.evaluation) for run in runs if run.evaluation)
     run_sections = tuple(_build_run_section(run) for run in runs)
-    benchmarks = build_benchmark_sections(runs)
+    benchmark_sections = benchmarks.build_sections(runs)
     return Report(
         title=title or _build_title(runs, comparison),
         summary=(
             *_describe_comparison(comparison),
             *_describe_results(tables, run_sections),
-            *benchmarks.summary,
+            *(sentence for section in benchmark_sections for sentence in section.summary),
         ),
         figures=_build_key_figures(tables, run_sections),
         tables=tables,
         run_sections=run_sections,
-        training_benchmarks=benchmarks.training,
-        inference_benchmarks=benchmarks.inference,
-        serving_benchmarks=benchmarks.serving,
+        benchmarks=benchmark_sections,
         comparison=comparison,
     )
 

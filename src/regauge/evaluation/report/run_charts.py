@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from regauge.evaluation.report.drawing import (
-    STYLES,
+from regauge.evaluation.report.charts import (
+    NUM_LOOKS,
     Bar,
     Chart,
-    ChartContext,
     Curve,
-    draw_bars,
-    draw_curves,
+    chart_bars,
+    chart_curves,
 )
 from regauge.monitoring.trackers import is_train_metric
 from regauge.run_folders.series import Series, smooth
@@ -25,19 +23,33 @@ if TYPE_CHECKING:
     from regauge.run_folders.run_folder import RunFolder
 
 
-def build_charts(run: RunFolder, key: str) -> tuple[Chart, ...]:
-    """Return the charts of a run; `key` makes their ids unique in the page."""
-    context = ChartContext(key, run.name)
+def build_charts(run: RunFolder) -> list[Chart]:
+    """Return the charts of a run."""
     series = run.series
-    speed = _smoothed_curves(series, "train/tokens_per_second")
-    return (
-        *draw_curves("Loss", _loss_curves(series), context),
-        *_draw_heldout_curves(series, context),
-        *draw_curves("Real tokens per second", speed, context),
-        *draw_curves("Learning rate", _plain_curve(series, "train/learning_rate"), context),
-        *draw_curves("Gradient norm", _smoothed_curves(series, "train/grad_norm"), context),
-        *draw_bars("Memory of rank 0", build_memory_bars([run]), context, unit=" MB"),
-    )
+    return [
+        *chart_curves("Loss", _loss_curves(series)),
+        *_chart_heldout_metrics(series),
+        *chart_curves(
+            "Real tokens per second", _smoothed_curves(series, "train/tokens_per_second")
+        ),
+        *chart_curves("Learning rate", _plain_curve(series, "train/learning_rate")),
+        *chart_curves("Gradient norm", _smoothed_curves(series, "train/grad_norm")),
+        *chart_memory([run]),
+    ]
+
+
+def chart_memory(runs: Iterable[RunFolder]) -> list[Chart]:
+    """Return a chart with one bar per run: the memory of rank 0 by content."""
+    bars = []
+    for run in runs:
+        parts = dict(run.ledger.get("memory_bytes") or {})
+        if not parts:
+            continue
+        peak = parts.pop("peak", None)
+        rest = {} if peak is None else {"other": max(0, peak - sum(parts.values()))}
+        pieces = {**parts, **rest}.items()
+        bars.append(Bar(run.name, tuple((name, size / MEGA) for name, size in pieces)))
+    return chart_bars("Memory of rank 0", bars, " MB")
 
 
 def _loss_curves(series: dict[str, Series]) -> list[Curve]:
@@ -46,36 +58,33 @@ def _loss_curves(series: dict[str, Series]) -> list[Curve]:
         for name, points in series.items()
         if name.endswith("/loss") and not is_train_metric(name)
     ]
-    tasks = [name for name in series if name.startswith("train.") and name.endswith("/loss")]
-    if tasks:
-        by_task = [
-            replace(_smoothed_curves(series, name)[-1], label=name.removesuffix("/loss"))
-            for name in tasks
-        ]
-        return [*by_task, *heldout]
+    by_task = [
+        replace(_smoothed_curves(series, name)[-1], label=name.removesuffix("/loss"))
+        for name in series
+        if name.startswith("train.") and name.endswith("/loss")
+    ]
     train = _smoothed_curves(series, "train/loss")
-    return [*(replace(curve, label=f"train, {curve.label}") for curve in train), *heldout]
+    labelled = [replace(curve, label=f"train, {curve.label}") for curve in train]
+    return [*(by_task or labelled), *heldout]
 
 
-def _draw_heldout_curves(series: dict[str, Series], context: ChartContext) -> list[Chart]:
+def _chart_heldout_metrics(series: dict[str, Series]) -> list[Chart]:
     """Return charts of all held-out metrics except losses and counts.
 
-    Metrics between -1 and 1 share charts, as many as there are line styles; any other metric has a
-    chart of its own.
+    Metrics between -1 and 1 share charts, as many as there are looks; any other metric has a chart
+    of its own.
     """
-    curves = [
-        Curve(name, points, "points")
-        for name, points in series.items()
-        if not is_train_metric(name) and not name.endswith(("/loss", "/items"))
-    ]
-    is_bounded = [all(abs(value) <= 1 for _, value in curve.points) for curve in curves]
-    bounded = list(itertools.compress(curves, is_bounded))
-    groups = [bounded[start : start + len(STYLES)] for start in range(0, len(bounded), len(STYLES))]
-    groups += [[curve] for curve, shares in zip(curves, is_bounded, strict=True) if not shares]
+    bounded, unbounded = [], []
+    for name, points in series.items():
+        if is_train_metric(name) or name.endswith(("/loss", "/items")):
+            continue
+        is_bounded = all(abs(value) <= 1 for _, value in points)
+        (bounded if is_bounded else unbounded).append(Curve(name, points, "points"))
+    groups = [bounded[start : start + NUM_LOOKS] for start in range(0, len(bounded), NUM_LOOKS)]
     charts: list[Chart] = []
-    for number, group in enumerate(groups, start=1):
+    for number, group in enumerate([*groups, *([curve] for curve in unbounded)], start=1):
         title = "Held-out metrics" if number == 1 else f"Held-out metrics ({number})"
-        charts += draw_curves(title, group, context)
+        charts += chart_curves(title, group)
     return charts
 
 
@@ -88,17 +97,3 @@ def _smoothed_curves(series: dict[str, Series], name: str) -> list[Curve]:
 
 def _plain_curve(series: dict[str, Series], name: str) -> list[Curve]:
     return [Curve(name.rpartition("/")[2].replace("_", " "), series.get(name, ()), "mean")]
-
-
-def build_memory_bars(runs: Iterable[RunFolder]) -> list[Bar]:
-    """Return one bar per run: the memory of rank 0 in MB, by content."""
-    bars = []
-    for run in runs:
-        parts = dict(run.ledger.get("memory_bytes") or {})
-        if not parts:
-            continue
-        peak = parts.pop("peak", None)
-        rest = {} if peak is None else {"other": max(0, peak - sum(parts.values()))}
-        pieces = {**parts, **rest}.items()
-        bars.append(Bar(run.name, tuple((name, size / MEGA) for name, size in pieces)))
-    return bars

@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from regauge.evaluation.report.benchmark_section import BenchmarkSection, ReportTable
+from regauge.evaluation.report.charts import AxisScale, chart_scaling
 from regauge.run_folders import formatting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from regauge.evaluation.report.drawing import Chart, ChartContext
+    from regauge.evaluation.report.benchmark_section import Document, Row
 
-Document = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class ScalingSection:
-    """One benchmark of training, formatted."""
-
-    title: str
-    rows: tuple[dict[str, str], ...]
-    """One row per number of processes: heading -> cell."""
-    sentence: str
-    """Method and formulas."""
-    document: Document
+WIDE_COLUMNS = ("learning rate", "range", "$ per 1M tokens")
+"""Columns that do not fit a terminal."""
 
 
-def build_scaling_section(document: Document, name: str = "") -> ScalingSection | None:
-    """Return the section of a training benchmark; None for any other document.
+def build_section(document: Document, name: str = "") -> BenchmarkSection | None:
+    """Return the section of a training benchmark; None if it has no rows.
 
     `name` is the name of the output folder, for the title.
     """
-    if document.get("kind") != "training" or not document.get("rows"):
+    rows = document.get("rows", ())
+    if not rows:
         return None
     title = f"{document['scaling'].capitalize()} scaling{' of ' if name else ''}{name}"
-    rows = tuple(map(_build_row, document["rows"]))
-    return ScalingSection(title, rows, _describe_method(document), document)
+    table = ReportTable(title, tuple(map(_build_row, rows)), WIDE_COLUMNS)
+    speeds = tuple((row["processes"], row["tokens_per_second"]) for row in rows)
+    charts = chart_scaling(
+        "Real tokens per second by number of processes",
+        speeds,
+        AxisScale(x="process", y="real tokens/s"),
+    )
+    return BenchmarkSection(
+        title, (table,), (), (_describe_method(document),), document, tuple(charts)
+    )
 
 
-def _build_row(row: Mapping[str, Any]) -> dict[str, str]:
+def _build_row(row: Mapping[str, Any]) -> Row:
     low, high = row["tokens_per_second_range"]
     return {
         "processes": row["name"],
@@ -65,18 +64,3 @@ def _describe_method(document: Mapping[str, Any]) -> str:
         f"Sequences/s: {formulas['sequences_per_second']}. Efficiency: {formulas['efficiency']}. "
         f"MFU: {row['mfu_formula']}; peak: {row['peak_source']}."
     )
-
-
-def build_charts(scaling: ScalingSection, context: ChartContext) -> list[Chart]:
-    """Draw the tokens per second by number of processes, and linear scaling for reference."""
-    from regauge.evaluation.report.drawing import AxisScale, Curve, draw_curves
-
-    rows = scaling.document["rows"]
-    smallest = rows[0]
-    per_process = smallest["tokens_per_second"] / smallest["processes"]
-    measured = tuple((row["processes"], row["tokens_per_second"]) for row in rows)
-    linear = tuple((row["processes"], per_process * row["processes"]) for row in rows)
-    lines = [Curve("measured", measured, "points"), Curve("linear scaling", linear, "mean")]
-    scale = AxisScale(x="process", y="real tokens/s")
-    title = "Real tokens per second by number of processes"
-    return draw_curves(title, lines, context, scale=scale)

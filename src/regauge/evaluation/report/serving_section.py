@@ -2,102 +2,89 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from regauge.evaluation.report.inference_section import (
-    PERCENTILES,
+from regauge.evaluation.report.benchmark_section import (
+    BenchmarkSection,
     ReportTable,
-    format_milliseconds,
+    build_tables,
+    format_latencies,
+    format_load,
+    format_price,
 )
+from regauge.evaluation.report.charts import Bar, Curve, chart_bars, chart_latencies
 from regauge.run_folders import formatting
 from regauge.system.wording import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
-    from regauge.evaluation.report.drawing import Chart, ChartContext
+    from regauge.evaluation.report.benchmark_section import Document, Row
+    from regauge.evaluation.report.charts import Chart
 
-Document = dict[str, Any]
-Row = dict[str, str]
-LOG_SCALE_RATIO = 20
-"""Ratio of the largest to the smallest latency above which the axis is logarithmic."""
+LATENCY_TITLE = "p99 latency by throughput"
 WIDE_COLUMNS = ("p90 ms", "p95 ms", "requests", "statuses")
 """Columns that do not fit a terminal."""
 OK = "200"
 
 
-@dataclass(frozen=True)
-class ServingSection:
-    """One benchmark of a server, formatted."""
-
-    title: str
-    tables: tuple[ReportTable, ...]
-    summary: tuple[str, ...]
-    """The saturation rate, and the regressions if there is a baseline."""
-    sentences: tuple[str, ...]
-    """Method, formulas and sources."""
-    document: Document
-
-
-def build_serving_section(document: Document, name: str = "") -> ServingSection | None:
-    """Return the section of a benchmark of a server; None for any other document.
+def build_section(document: Document, name: str = "") -> BenchmarkSection:
+    """Return the section of a benchmark of a server.
 
     `name` is the name of the output folder, for the title.
     """
-    if document.get("kind") != "serving":
-        return None
-    title = f"Serving{': ' if name else ''}{name}"
-    tables = (
-        _build_closed_table(document["closed_loop"]),
-        *_build_open_table(document["open_loop"]),
-        *_build_trial_table(document["saturation"]),
-        *_build_regression_table(document.get("regression")),
+    saturation, regression = document["saturation"], document.get("regression")
+    return BenchmarkSection(
+        title=f"Serving{': ' if name else ''}{name}",
+        tables=tuple(_build_tables(document)),
+        summary=(*_describe_saturation(saturation), *_describe_regression(regression)),
+        sentences=tuple(_describe_method(document)),
+        document=document,
+        charts=(*_chart_latencies(document), *_chart_phases(document)),
     )
-    summary = (*_describe_saturation(document), *_describe_regression(document.get("regression")))
-    return ServingSection(title, tables, summary, tuple(_describe_method(document)), document)
 
 
-def _build_closed_table(rows: Sequence[Document]) -> ReportTable:
-    cells = tuple(
+def _build_tables(document: Document) -> Iterator[ReportTable]:
+    """Yield the tables of the loads and of the regressions, as far as there are any."""
+    closed_rows = tuple(
         {
-            "connections x texts": f"{row['concurrency']} x {row['texts_per_request']}",
+            "connections x texts": _name_connections(row),
             "texts/s": f"{row['texts_per_second']:,.4g}",
             **_format_load(row),
         }
-        for row in rows
+        for row in document["closed_loop"]
     )
     title = "Closed loop: each connection has one request at a time"
-    return ReportTable(title, cells, WIDE_COLUMNS)
-
-
-def _build_open_table(rows: Sequence[Document]) -> Iterator[ReportTable]:
-    """Yield the table of the open loop, if the benchmark has one."""
-    cells = tuple(
+    yield ReportTable(title, closed_rows, WIDE_COLUMNS)
+    open_rows = (
         {
             "arrivals": row["arrivals"],
-            "load": "fixed" if row["load_fraction"] is None else f"{row['load_fraction']:.0%}",
+            "load": format_load(row["load_fraction"]),
             "requests/s": f"{row['rate']:,.4g}",
             **_format_load(row),
         }
-        for row in rows
+        for row in document["open_loop"]
     )
-    if cells:
-        yield ReportTable("Open loop: latency from the moment of arrival", cells, WIDE_COLUMNS)
-
-
-def _build_trial_table(saturation: Document | None) -> Iterator[ReportTable]:
-    """Yield the table of the trials of the search, if there was one."""
-    cells = tuple(
+    title = "Open loop: latency from the moment of arrival"
+    yield from build_tables(title, open_rows, WIDE_COLUMNS)
+    trials = (document["saturation"] or {}).get("trials", ())
+    trial_rows = (
         {
             "requests/s": f"{trial['rate']:,.4g}",
             "meets objective": "yes" if trial["meets_objective"] else "no",
             **_format_load(trial),
         }
-        for trial in sorted((saturation or {}).get("trials", ()), key=lambda trial: trial["rate"])
+        for trial in sorted(trials, key=lambda trial: trial["rate"])
     )
-    if cells:
-        yield ReportTable("Search of the saturation rate", cells, WIDE_COLUMNS)
+    yield from build_tables("Search of the saturation rate", trial_rows, WIDE_COLUMNS)
+    regressions = (document.get("regression") or {}).get("rows", ())
+    yield from build_tables(
+        "Regressions", (_format_regression(row) for row in regressions if row["is_regression"])
+    )
+
+
+def _name_connections(row: Document) -> str:
+    return f"{row['concurrency']} x {row['texts_per_request']}"
 
 
 def _format_load(row: Mapping[str, Any]) -> Row:
@@ -106,7 +93,7 @@ def _format_load(row: Mapping[str, Any]) -> Row:
     failed = {status: count for status, count in row["statuses"].items() if status != OK}
     is_slow = "" if row["generator"]["kept_up"] else " *"
     return {
-        **{f"p{percent} ms": _format_latency(row, percent) for percent in PERCENTILES},
+        **format_latencies(row),
         "goodput": formatting.percent(row["goodput_fraction"]),
         "dropped": formatting.percent(row["dropped_fraction"]),
         "requests": f"{row['num_requests']:,}",
@@ -116,31 +103,17 @@ def _format_load(row: Mapping[str, Any]) -> Row:
     }
 
 
-def _format_latency(row: Mapping[str, Any], percent: int) -> str:
-    value = row[f"p{percent}_ms"]
-    is_lost = value is None and 100 * (row["dropped_fraction"] or 0.0) > 100 - percent
-    return "dropped" if is_lost else format_milliseconds(value)
+def _format_regression(row: Mapping[str, Any]) -> Row:
+    return {
+        "load": row["load"],
+        "figure": row["figure"].replace("_", " "),
+        "baseline": f"{row['baseline']:,.4g}",
+        "now": f"{row['now']:,.4g}",
+        "change": f"{row['change']:+.1%}",
+    }
 
 
-def _build_regression_table(regression: Document | None) -> Iterator[ReportTable]:
-    """Yield the figures that became worse than permitted, if there are any."""
-    cells = tuple(
-        {
-            "load": row["load"],
-            "figure": row["figure"].replace("_", " "),
-            "baseline": f"{row['baseline']:,.4g}",
-            "now": f"{row['now']:,.4g}",
-            "change": f"{row['change']:+.1%}",
-        }
-        for row in (regression or {}).get("rows", ())
-        if row["is_regression"]
-    )
-    if cells:
-        yield ReportTable("Regressions", cells)
-
-
-def _describe_saturation(document: Document) -> Iterator[str]:
-    saturation = document["saturation"]
+def _describe_saturation(saturation: Document | None) -> Iterator[str]:
     if saturation is None:
         return
     objective = f"p{saturation['percentile']} <= {saturation['slo_ms']:g} ms"
@@ -178,7 +151,9 @@ def _describe_method(document: Document) -> Iterator[str]:
     yield f"Percentiles: {formulas['percentiles_ms']}. Texts/s: {formulas['texts_per_second']}."
     yield f"Goodput: {formulas['goodput']}. Saturation: {formulas['saturation']}."
     yield f"Client: processor time of the load generator per second. {_describe_client(document)}"
-    yield f"Dollars: {formulas['usd_per_million_texts']}. {_describe_price(document['price'])}."
+    price = document["price"]
+    price_text = format_price(price) if price else "unknown, set execution.price"
+    yield f"Dollars: {formulas['usd_per_million_texts']}. Price: {price_text}."
 
 
 def _describe_client(document: Document) -> str:
@@ -189,26 +164,8 @@ def _describe_client(document: Document) -> str:
     return f"*: it did not keep up, so the latency may be the client's; {formula}."
 
 
-def _describe_price(price: Mapping[str, Any] | None) -> str:
-    if price is None:
-        return "Price: unknown, set execution.price"
-    date = f", {price['as_of']}" if price["as_of"] else ""
-    return f"Price: {price['usd_per_hour']:g} USD per hour ({price['source']}{date})"
-
-
-def build_charts(section: ServingSection, context: ChartContext) -> list[Chart]:
-    """Draw the latency by throughput of all loads, and the time of the server's phases."""
-    return [
-        *build_latency_chart(section, context),
-        *_build_phase_chart(section.document, context),
-    ]
-
-
-def build_latency_chart(section: ServingSection, context: ChartContext) -> list[Chart]:
-    """Draw the latency by throughput: a curve per request size and per kind of arrivals."""
-    from regauge.evaluation.report.drawing import AxisScale, Curve, draw_curves
-
-    document = section.document
+def _chart_latencies(document: Document) -> list[Chart]:
+    """Return a chart with a curve per request size and per kind of arrivals."""
     groups: dict[str, list[Document]] = {}
     for row in document["closed_loop"]:
         count = format_count(row["texts_per_request"], "text")
@@ -217,28 +174,22 @@ def build_latency_chart(section: ServingSection, context: ChartContext) -> list[
         groups.setdefault(row["arrivals"], []).append(row)
     curves = []
     for label, rows in groups.items():
-        ordered = sorted(rows, key=lambda row: row["texts_per_second"])
-        points = tuple(
+        points = (
             (row["texts_per_second"], row["p99_ms"] or row["max_ms"])
-            for row in ordered
-            if row["p99_ms"] or row["max_ms"]
+            for row in sorted(rows, key=lambda row: row["texts_per_second"])
         )
-        curves.append(Curve(label, points, "points"))
-    values = [value for curve in curves for _, value in curve.points]
-    logarithmic = bool(values) and max(values) > LOG_SCALE_RATIO * min(values)
-    scale = AxisScale(x="texts/s", y="ms", logarithmic=logarithmic)
-    return draw_curves("p99 latency by throughput", curves, context, scale=scale)
+        known = tuple((speed, latency) for speed, latency in points if latency)
+        curves.append(Curve(label, known, "points"))
+    return chart_latencies(LATENCY_TITLE, curves, "texts/s")
 
 
-def _build_phase_chart(document: Document, context: ChartContext) -> list[Chart]:
-    """Draw the milliseconds per text of each phase of the server, if it has counters of them."""
-    from regauge.evaluation.report.drawing import Bar, draw_bars
-
+def _chart_phases(document: Document) -> list[Chart]:
+    """Return a chart of the milliseconds per text of each phase, if the server counts them."""
     bars = []
     for row in document["closed_loop"]:
         phases = row["phase_seconds"] or {}
         texts = row["texts_per_second"] * row["duration_seconds"]
         if phases and texts:
             pieces = tuple((name, 1e3 * seconds / texts) for name, seconds in phases.items())
-            bars.append(Bar(f"{row['concurrency']} x {row['texts_per_request']}", pieces))
-    return draw_bars("Milliseconds of the server per text", bars, context, unit=" ms")
+            bars.append(Bar(_name_connections(row), pieces))
+    return chart_bars("Milliseconds of the server per text", bars, " ms")

@@ -22,6 +22,17 @@ class KeyFigure:
     """Formula, source or explanation."""
 
 
+@dataclass(frozen=True)
+class TimeShare:
+    """The time of one activity."""
+
+    name: str
+    description: str
+    seconds: float
+    fraction: float
+    """Fraction of the total time."""
+
+
 def build_reliability_figures(run: RunFolder) -> tuple[KeyFigure, ...]:
     """Return the goodput, and the straggler if there was one."""
     if run.goodput is None:

@@ -22,6 +22,7 @@ from regauge.evaluation.report.comparison_section import (
 from regauge.evaluation.report.failures_section import FailureSection, build_failure_sections
 from regauge.evaluation.report.figures import (
     KeyFigure,
+    TimeShare,
     build_reliability_figures,
     build_throughput_figures,
 )
@@ -48,17 +49,6 @@ ACCOUNT_DESCRIPTIONS = {
 
 Environment = tuple[tuple[str, str], ...]
 """(key, value) of a run's environment."""
-
-
-@dataclass(frozen=True)
-class TimeShare:
-    """The time of one ledger account."""
-
-    name: str
-    description: str
-    seconds: float
-    fraction: float
-    """Fraction of the total time of the run."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from regauge.evaluation.report.figures import TimeShare
 from regauge.run_folders import formatting
 
 if TYPE_CHECKING:
@@ -26,15 +27,9 @@ REST = "all other modules"
 
 
 @dataclass(frozen=True)
-class ProfileRow:
-    """Time of one kind of operation or of one module."""
+class ProfileRow(TimeShare):
+    """Time per step of one kind of operation or of one module."""
 
-    name: str
-    description: str
-    seconds: float
-    """Seconds per step."""
-    fraction: float
-    """Fraction of the step."""
     cells: tuple[str, ...] = ()
     """For a module: forward ms, backward ms, and GFLOP/s and GB/s of its matmuls."""
 
@@ -102,22 +97,17 @@ def _describe_profile(profile: Mapping[str, Any], step: float) -> Iterator[str]:
 
 def _build_module_rows(modules: list[dict[str, Any]], step: float) -> Iterator[ProfileRow]:
     for module in modules[:MAX_MODULES]:
+        name, seconds = module["name"].removeprefix("model."), module["seconds"]
         cells = (
             _format_scaled(module["forward_seconds"], 1e-3),
             _format_scaled(module["backward_seconds"], 1e-3),
             _format_scaled(module["flops_per_second"], 1e9),
             _format_scaled(module["bytes_per_second"], 1e9),
         )
-        yield ProfileRow(
-            module["name"].removeprefix("model."),
-            "",
-            module["seconds"],
-            module["seconds"] / step,
-            cells,
-        )
-    if modules[MAX_MODULES:]:
+        yield ProfileRow(name, "", seconds, seconds / step, cells)
+    if rest := modules[MAX_MODULES:]:
         names = ("seconds", "forward_seconds", "backward_seconds")
-        seconds, *passes = (sum(module[name] for module in modules[MAX_MODULES:]) for name in names)
+        seconds, *passes = (sum(module[name] for module in rest) for name in names)
         milliseconds = (_format_scaled(duration, 1e-3) for duration in passes)
         yield ProfileRow(REST, "", seconds, seconds / step, (*milliseconds, "", ""))
 

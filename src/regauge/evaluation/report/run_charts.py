@@ -74,7 +74,8 @@ def _chart_heldout_metrics(series: dict[str, Series]) -> list[Chart]:
     Metrics between -1 and 1 share charts, as many as there are looks; any other metric has a chart
     of its own.
     """
-    bounded, unbounded = [], []
+    bounded: list[Curve] = []
+    unbounded: list[Curve] = []
     for name, points in series.items():
         if is_train_metric(name) or name.endswith(("/loss", "/items")):
             continue

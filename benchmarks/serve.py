@@ -227,7 +227,7 @@ def _start(name: str, command: list[str], port: int, scratch: Scratch) -> Progra
         raise SystemExit(f"{error}: {' '.join(lines[-3:])[-500:]}") from None
     client_folder = scratch.folder / f"client-{port}"
     client_folder.mkdir()
-    target = asyncio.run(detect_target(HttpTarget(url, "openai"), "openai", None))
+    target = asyncio.run(detect_target(HttpTarget(url, "openai")))
     load = scratch.stack.enter_context(LoadProcesses(target, scratch.texts, client_folder))
     load.run_closed(8, 8, 1.0)
     return Program(name, server, load)

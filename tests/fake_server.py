@@ -180,7 +180,9 @@ class BrokenResponse(Response):
 def run_fake_server(**behaviour: Any) -> Iterator[FakeServer]:
     """Run a server in a thread for the duration of the block; yield it with its address."""
     fake = FakeServer(**behaviour)
-    settings = uvicorn.Config(fake.build_app(), port=0, log_level="critical", lifespan="off")
+    # A timer of uvloop may end up to 1 ms early; no answer may take less than `seconds`.
+    options: dict[str, Any] = {"loop": "asyncio", "log_level": "critical", "lifespan": "off"}
+    settings = uvicorn.Config(fake.build_app(), port=0, **options)
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, name="fake server")
     thread.start()

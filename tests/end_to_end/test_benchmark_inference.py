@@ -249,7 +249,7 @@ def test_repeats_alternate_between_the_artifacts(
     monkeypatch.setattr(
         inference, "_measure_once", lambda _, name, number: order.append((number, name)) or []
     )
-    monkeypatch.setattr(inference.summary, "build_document", lambda *_: {})
+    monkeypatch.setattr(inference.inference_summary, "build_document", lambda *_: {})
     inference.run(
         build_settings(tmp_path / "out", first=artifact / "first", other=artifact / "second")
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from regauge.config import FORMAT, build
-from regauge.evaluation.benchmark import summary
+from regauge.evaluation.benchmark import inference_summary
 from regauge.evaluation.benchmark.settings import BenchmarkSettings
 from regauge.evaluation.report import benchmarks
 from regauge.evaluation.report.benchmark_section import ReportTable, format_milliseconds
@@ -101,7 +101,7 @@ def build_document(
     names = list(settings.inference.artifacts)
     by_name = {name: manifests.get(name, build_manifest()) for name in names}
     lines = dict(zip(names, repeats, strict=True))
-    return summary.build_document(settings, by_name, lines, {})
+    return inference_summary.build_document(settings, by_name, lines, {})
 
 
 def test_figures_are_medians_over_repeats_and_consistent() -> None:
@@ -346,10 +346,10 @@ def test_another_job_adds_the_artifacts_of_another_machine() -> None:
     first = build_priced_settings(usd_per_hour=1.0)
     first_document = build_document(first, [build_lines([20.0] * 4)])
     second = build_settings("b", execution={"price": {"usd_per_hour": 2.0}})
-    second_document = summary.build_document(
+    second_document = inference_summary.build_document(
         second, {"b": build_manifest()}, {"b": [build_lines([5.0] * 4)]}, first_document
     )
-    assert summary.shared_settings(first) == summary.shared_settings(second)
+    assert inference_summary.shared_settings(first) == inference_summary.shared_settings(second)
     assert [artifact["name"] for artifact in second_document["artifacts"]] == ["a", "b"]
     assert [artifact["price"]["usd_per_hour"] for artifact in second_document["artifacts"]] == [
         1.0,
@@ -362,12 +362,14 @@ def test_another_job_adds_the_artifacts_of_another_machine() -> None:
         0.25,
         pytest.approx(0.5),
     )
-    third_document = summary.build_document(
+    third_document = inference_summary.build_document(
         first, {"a": build_manifest()}, {"a": [build_lines([10.0] * 4)]}, second_document
     )
     assert [row["artifact"] for row in third_document["rows"]] == ["b", "a"]
     assert third_document["rows"][1]["closed_loop"]["p50_ms"] == 10.0
-    assert summary.shared_settings(build_settings("a", seed=1)) != summary.shared_settings(first)
+    assert inference_summary.shared_settings(
+        build_settings("a", seed=1)
+    ) != inference_summary.shared_settings(first)
 
 
 def test_an_old_price_has_a_warning() -> None:

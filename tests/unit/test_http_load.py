@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fake_server import run_fake_server
-from regauge.evaluation.benchmark import serving_summary
+from regauge.evaluation.benchmark import serving_summary, summary
 from regauge.evaluation.benchmark.http_load import (
     HttpLoad,
     HttpTarget,
@@ -106,16 +106,16 @@ def test_a_connection_pauses_after_a_refusal() -> None:
 @pytest.mark.parametrize(("protocol", "detected"), [("auto", "openai"), ("tei", "tei")])
 def test_the_protocol_and_the_model_are_detected(protocol: str, detected: str) -> None:
     with run_fake_server(models=("large", "small")) as fake:
-        target = asyncio.run(detect_target(HttpTarget(fake.url, protocol), protocol, None))
+        target = asyncio.run(detect_target(HttpTarget(fake.url, protocol)))
         assert (target.protocol, target.model) == (detected, "large")
-        named = asyncio.run(detect_target(HttpTarget(fake.url, protocol), protocol, "small"))
+        named = asyncio.run(detect_target(HttpTarget(fake.url, protocol, "small")))
         assert named.model == "small"
 
 
 def test_a_server_without_a_known_route_is_an_error() -> None:
     failures = [(404, {"error": "no route"}), (500, {"error": "broken"})]
     with run_fake_server(failures=failures) as fake, pytest.raises(SettingsError) as error:
-        asyncio.run(detect_target(HttpTarget(fake.url, "auto"), "auto", None))
+        asyncio.run(detect_target(HttpTarget(fake.url, "auto")))
     assert '/v1/embeddings 404 {"error":"no route"}' in str(error.value)
     assert '/embed 500 {"error":"broken"}' in str(error.value)
 
@@ -290,6 +290,6 @@ def test_a_baseline_without_equal_loads_is_inconclusive() -> None:
 
 
 def test_dollars_follow_from_the_price() -> None:
-    assert serving_summary.compute_usd_per_million(3.6, 1000.0) == pytest.approx(1.0)
-    assert serving_summary.compute_usd_per_million(None, 1000.0) is None
-    assert serving_summary.compute_usd_per_million(1.0, 0.0) is None
+    assert summary.compute_usd_per_million(3.6, 1000.0) == pytest.approx(1.0)
+    assert summary.compute_usd_per_million(None, 1000.0) is None
+    assert summary.compute_usd_per_million(1.0, 0.0) is None

@@ -196,7 +196,7 @@ def _plan_training(settings: TrainingBenchmarkSettings) -> Answer:
 
 def _run_training(settings: TrainingBenchmarkSettings) -> Answer:
     """Do all short runs of a training benchmark; return the document with the results."""
-    from regauge.evaluation.benchmark import training
+    from regauge.evaluation.benchmark import summary, training
     from regauge.evaluation.report import benchmarks
     from regauge.training.dry_run import check_run
 
@@ -205,13 +205,13 @@ def _run_training(settings: TrainingBenchmarkSettings) -> Answer:
     for num_processes in process_counts:
         check_run(training.build_short_run(settings, num_processes, 1))
     num_nodes, train = training.count_nodes(settings), commands.import_verb("train")
-    timed_steps: dict[int, list[Any]] = {num_processes: [] for num_processes in process_counts}
-    for repeat in range(1, settings.benchmark.repeats + 1):
-        for num_processes in process_counts:
-            short_run = training.build_short_run(settings, num_processes, repeat)
-            train.run(short_run)
-            folder = Path(short_run.output.folder)
-            timed_steps[num_processes].append(training.read_timed_steps(folder, settings.benchmark))
+
+    def measure(num_processes: int, repeat: int) -> training.TimedSteps:
+        short_run = training.build_short_run(settings, num_processes, repeat)
+        train.run(short_run)
+        return training.read_timed_steps(Path(short_run.output.folder), settings.benchmark)
+
+    timed_steps = summary.repeat_alternately(process_counts, settings.benchmark.repeats, measure)
     rows = [
         training.build_row(training.build_short_run(settings, num_processes, 1), steps, num_nodes)
         for num_processes, steps in timed_steps.items()

@@ -11,8 +11,9 @@ import asyncio
 import json
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from regauge.system.errors import SettingsError
@@ -43,8 +44,9 @@ class HttpTarget:
 
     url: str
     protocol: str
-    """`openai` or `tei`."""
-    model: str = "model"
+    """`openai`, `tei`, or `auto` if it must be detected."""
+    model: str | None = None
+    """Name of the model in requests; None if it must be detected."""
     encoding_format: str = "float"
     api_key: str | None = field(default=None, repr=False)
     timeout_seconds: float = 30.0
@@ -64,7 +66,7 @@ class HttpTarget:
         """Return the body of a request."""
         if self.protocol == TEI:
             return json.dumps({"inputs": list(texts), "truncate": True}).encode()
-        document = {"model": self.model, "input": list(texts)}
+        document = {"model": self.model or "model", "input": list(texts)}
         return json.dumps({**document, "encoding_format": self.encoding_format}).encode()
 
 
@@ -188,12 +190,7 @@ class HttpLoad:
             self._target.build_body([texts[(index * size + i) % len(texts)] for i in range(size)])
             for index in range(count)
         ]
-        return _repeat(bodies)
-
-
-def _repeat(bodies: Sequence[bytes]) -> Iterator[bytes]:
-    while True:
-        yield from bodies
+        return cycle(bodies)
 
 
 def _find_pause(header: str | None) -> float:
@@ -218,28 +215,21 @@ def merge_results(results: Sequence[LoadResult]) -> LoadResult:
     )
 
 
-async def detect_target(target: HttpTarget, protocol: str, model: str | None) -> HttpTarget:
+async def detect_target(target: HttpTarget) -> HttpTarget:
     """Return the target with a protocol that the server answers, and the name of its model.
 
     Raises SettingsError with the server's answers if it answers no protocol.
     """
     timeout = aiohttp.ClientTimeout(total=target.timeout_seconds)
     async with aiohttp.ClientSession(timeout=timeout, headers=target.headers) as session:
-        name = model or await _find_model(session, target.url) or target.model
+        model = target.model or await _find_model(session, target.url)
         answers = []
-        for option in ROUTES if protocol == "auto" else (protocol,):
-            candidate = HttpTarget(
-                target.url,
-                option,
-                name,
-                target.encoding_format,
-                target.api_key,
-                target.timeout_seconds,
-            )
+        for protocol in ROUTES if target.protocol == "auto" else (target.protocol,):
+            candidate = replace(target, protocol=protocol, model=model)
             status, text = await _probe(session, candidate)
             if status == HTTPStatus.OK:
                 return candidate
-            answers.append(f"{ROUTES[option]} {text}")
+            answers.append(f"{ROUTES[protocol]} {text}")
     problem = f"{target.url} answers no request for vectors: {'; '.join(answers)}"
     raise SettingsError(problem, "correct the address, or set server.protocol and server.model")
 
@@ -254,11 +244,11 @@ async def _probe(session: aiohttp.ClientSession, target: HttpTarget) -> tuple[in
         return 0, str(error) or type(error).__name__
 
 
-async def _find_model(session: aiohttp.ClientSession, url: str) -> str | None:
-    """Return the first model that a server lists; None if it lists none."""
+async def _find_model(session: aiohttp.ClientSession, url: str) -> str:
+    """Return the first model that a server lists, or else a placeholder."""
     try:
         async with session.get(url + "/v1/models") as answer:
             document: Any = await answer.json(content_type=None)
-            return str(document["data"][0]["id"])
+            return str(document["data"][0]["id"]) or "model"
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
-        return None
+        return "model"

@@ -1,24 +1,22 @@
 """Benchmark of artifacts: alternating repeats in separate processes, summarized in one document.
 
-The speed of a machine drifts from minute to minute. Therefore every artifact is measured once
-before any of them is measured again. The raw lines of each repeat stay in the output folder.
+The raw lines of each repeat stay in the output folder.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge.config import dump
-from regauge.evaluation.benchmark import summary
+from regauge.evaluation.benchmark import inference_summary, summary
 from regauge.evaluation.benchmark.settings import BENCHMARK
-from regauge.evaluation.report.benchmarks import read_benchmark
 from regauge.inference.export.artifact import read_manifest
-from regauge.inference.export.manifest import ARTIFACT, MANIFEST
-from regauge.machines.catalog import find_instance, find_price
+from regauge.inference.export.manifest import ARTIFACT
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import ChildError, NoProgressError, SettingsError, find_refusal
 from regauge.system.log import logger
@@ -70,7 +68,7 @@ def plan(settings: BenchmarkSettings) -> dict[str, Any]:
     inference, open_loop = settings.inference, settings.open_loop
     manifests = _read_manifests(settings)
     folder = Path(settings.output.folder)
-    refusal = find_refusal(lambda: _check_folder(settings))
+    refusal = find_refusal(lambda: _read_earlier(settings))
     for name, manifest in manifests.items():
         _check_lengths(name, manifest, inference.input_lengths)
     earlier = {} if refusal else _read_earlier(settings)
@@ -79,14 +77,11 @@ def plan(settings: BenchmarkSettings) -> dict[str, Any]:
         if name not in names:
             problem = f"inference.compare names an unknown artifact '{name}'"
             raise SettingsError(problem, did_you_mean(name, names))
-    if settings.execution.price.instance is not None:
-        find_instance(settings.execution.price.instance)
-    price = find_price(settings.execution.price)
     shapes = [
         f"{rows} x {length}"
         for length, rows in product(inference.input_lengths, inference.batch_sizes)
     ]
-    num_rates = len((*open_loop.load_fractions, *open_loop.requests_per_second))
+    num_rates = len(summary.list_rates(open_loop, 1.0))
     shape_seconds = inference.duration_seconds + open_loop.duration_seconds * num_rates
     num_measurements = len(shapes) * inference.repeats * len(manifests)
     return {
@@ -99,29 +94,28 @@ def plan(settings: BenchmarkSettings) -> dict[str, Any]:
         ],
         "repeats": inference.repeats,
         "min_seconds": round(shape_seconds * num_measurements),
-        "price": price.description if price else "unknown",
+        "price": summary.format_price(settings.execution.price),
         **refusal,
     }
 
 
 def run(settings: BenchmarkSettings) -> dict[str, Any]:
-    """Measure every artifact; return the benchmark document of `summary.build_document`."""
+    """Measure every artifact; return the document of `inference_summary.build_document`."""
     settings = _limit_input_lengths(settings)
     plan(settings)
-    _check_folder(settings)
+    earlier = _read_earlier(settings)
     inference, folder = settings.inference, Path(settings.output.folder)
     (folder / REPEATS).mkdir(parents=True, exist_ok=True)
-    price = find_price(settings.execution.price)
-    warning = price.staleness_warning(summary.today()) if price else None
-    if warning:
-        logger.warning("%s", warning)
-    if (folder / BENCHMARK).exists() and not _read_earlier(settings):
+    price = summary.describe_price(settings.execution.price)
+    if price and price["staleness_warning"]:
+        logger.warning("%s", price["staleness_warning"])
+    if (folder / BENCHMARK).exists() and not earlier:
         logger.warning("replacing %s: it was measured with other requests", folder / BENCHMARK)
-    repeats: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in inference.artifacts}
-    for repeat, name in product(range(1, inference.repeats + 1), inference.artifacts):
-        repeats[name].append(_measure_once(settings, name, repeat))
+    repeats = summary.repeat_alternately(
+        inference.artifacts, inference.repeats, partial(_measure_once, settings)
+    )
     manifests = _read_manifests(settings)
-    return summary.build_document(settings, manifests, repeats, _read_earlier(settings))
+    return inference_summary.build_document(settings, manifests, repeats, _read_earlier(settings))
 
 
 def _read_manifests(settings: BenchmarkSettings) -> dict[str, ArtifactManifest]:
@@ -174,24 +168,15 @@ def _max_silence_seconds(settings: BenchmarkSettings) -> float:
     return settings.inference.timeout_seconds + longest
 
 
-def _check_folder(settings: BenchmarkSettings) -> None:
-    """Raise SettingsError for an output folder with other content."""
-    folder = Path(settings.output.folder)
-    if (folder / MANIFEST).exists():
-        raise SettingsError(f"{folder} is an artifact or a dataset", "set another output.folder")
-    _read_earlier(settings)
-
-
 def _read_earlier(settings: BenchmarkSettings) -> dict[str, Any]:
     """Return the document of an earlier benchmark in this folder, if it had the same requests.
 
-    Raises SettingsError for a file of another kind of benchmark, or one that is not JSON.
+    Raises the errors of `summary.read_earlier`.
     """
-    path = Path(settings.output.folder) / BENCHMARK
-    document = read_benchmark(path) if path.exists() else {}
-    if document and document.get("kind") != "inference":
-        raise SettingsError(f"{path} is no inference benchmark", "set another output.folder")
-    return document if document.get("shared_settings") == summary.shared_settings(settings) else {}
+    folder = Path(settings.output.folder)
+    document = summary.read_earlier(folder, "inference", "inference benchmark")
+    shared = inference_summary.shared_settings(settings)
+    return document if document.get("shared_settings") == shared else {}
 
 
 def _check_lengths(name: str, manifest: ArtifactManifest, lengths: Sequence[int]) -> None:
@@ -207,7 +192,7 @@ def _check_lengths(name: str, manifest: ArtifactManifest, lengths: Sequence[int]
 def _describe_artifact(name: str, manifest: ArtifactManifest) -> dict[str, Any]:
     return {
         "name": name,
-        "model": summary.model_name(manifest),
-        "backend_description": summary.describe_computation(manifest),
+        "model": inference_summary.model_name(manifest),
+        "backend_description": inference_summary.describe_computation(manifest),
         "chip": manifest.target.chip,
     }

@@ -21,6 +21,7 @@ from regauge import config
 from regauge.data.randomness import hash_keys
 from regauge.evaluation.benchmark import load_generator
 from regauge.evaluation.benchmark.settings import BenchmarkSettings
+from regauge.evaluation.benchmark.summary import list_rates
 from regauge.inference.export.artifact import open_artifact
 from regauge.inference.export.engine import load_engine, warm_up
 from regauge.inference.export.manifest import MODEL
@@ -168,7 +169,7 @@ def measure_loads(loaded: LoadedArtifact, request: LatencyRequest) -> Iterator[d
     throughput = f"{per_second * request.batch_size:.4g} inferences/s"
     _log_load(loaded, request, throughput, closed.milliseconds)
     duration = settings.open_loop.duration_seconds
-    for index, (fraction, rate) in enumerate(_list_rates(settings, per_second)):
+    for index, (fraction, rate) in enumerate(list_rates(settings.open_loop, per_second)):
         key = (settings.seed, request.batch_size, request.input_length, index, loaded.repeat)
         arrivals = load_generator.draw_arrivals(rate, duration, *key).tolist()
         latencies = load_generator.run_open_loop(
@@ -184,15 +185,6 @@ def measure_loads(loaded: LoadedArtifact, request: LatencyRequest) -> Iterator[d
             ],
         }
         _log_load(loaded, request, f"{rate:.4g} requests/s", latencies)
-
-
-def _list_rates(
-    settings: BenchmarkSettings, closed_loop_rate: float
-) -> list[tuple[float | None, float]]:
-    """Return (fraction of the closed loop or None, requests per second) of the open loop."""
-    fractions = settings.open_loop.load_fractions
-    relative = [(fraction, fraction * closed_loop_rate) for fraction in fractions]
-    return [*relative, *((None, rate) for rate in settings.open_loop.requests_per_second)]
 
 
 def _log_load(

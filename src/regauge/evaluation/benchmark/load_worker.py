@@ -25,22 +25,20 @@ def main() -> None:
     first = parse_object(sys.stdin.readline())
     texts = read_json_list(Path(first["texts"]), "start the benchmark again")
     with asyncio.Runner(loop_factory=_find_loop_factory()) as runner:
-        load = runner.run(_open(HttpTarget(**first["target"]), texts))
-        try:
-            _write_line({})
-            for line in sys.stdin:
-                _write_line(runner.run(_run_load(load, parse_object(line)))._asdict())
-        finally:
-            runner.run(load.__aexit__())
+        runner.run(_run_loads(HttpTarget(**first["target"]), texts))
+
+
+async def _run_loads(target: HttpTarget, texts: list[str]) -> None:
+    async with HttpLoad(target, texts) as load:
+        _write_line({})
+        for line in sys.stdin:
+            result = await _run_load(load, parse_object(line))
+            _write_line(result._asdict())
 
 
 def _write_line(document: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
-
-
-async def _open(target: HttpTarget, texts: list[str]) -> HttpLoad:
-    return await HttpLoad(target, texts).__aenter__()
 
 
 async def _run_load(load: HttpLoad, spec: dict[str, Any]) -> LoadResult:

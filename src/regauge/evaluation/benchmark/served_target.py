@@ -50,12 +50,12 @@ def _detect(server: ServerTarget, url: str) -> HttpTarget:
     target = HttpTarget(
         url,
         server.protocol,
-        server.model or "model",
+        server.model,
         server.encoding_format,
         read_key(server),
         server.timeout_seconds,
     )
-    return asyncio.run(detect_target(target, server.protocol, server.model))
+    return asyncio.run(detect_target(target))
 
 
 def read_key(server: ServerTarget) -> str | None:

@@ -24,8 +24,6 @@ from regauge.evaluation.benchmark.serving_metrics import read_phase_seconds, sub
 from regauge.evaluation.benchmark.settings import BENCHMARK
 from regauge.evaluation.benchmark.text_trace import read_trace
 from regauge.evaluation.report.benchmarks import read_benchmark
-from regauge.inference.export.manifest import MANIFEST
-from regauge.machines.catalog import find_instance, find_price
 from regauge.system import processes
 from regauge.system.errors import SettingsError, find_refusal
 from regauge.system.log import logger
@@ -37,11 +35,11 @@ if TYPE_CHECKING:
 
     from regauge.evaluation.benchmark.http_load import HttpTarget, LoadResult
     from regauge.evaluation.benchmark.serving_settings import ServingBenchmarkSettings
+    from regauge.evaluation.benchmark.summary import Document
     from regauge.evaluation.benchmark.text_trace import TextTrace
 
-Document = dict[str, Any]
-KIND = "serving"
-"""Kind of the benchmark document."""
+KIND, DESCRIPTION = "serving", "benchmark of a server"
+"""Kind of the benchmark document, and its description in errors."""
 SERVER_LOG = "server.log"
 POISSON = "poisson"
 MIN_PERCENTILE_REQUESTS = 110
@@ -59,11 +57,8 @@ def plan(settings: ServingBenchmarkSettings) -> Document:
         remedy = "name the address of a server or an artifact"
         raise SettingsError("no server to benchmark", remedy)
     read_key(server)
-    if settings.execution.price.instance is not None:
-        find_instance(settings.execution.price.instance)
-    price = find_price(settings.execution.price)
     folder = Path(settings.output.folder)
-    num_rates = len((*open_loop.load_fractions, *open_loop.requests_per_second))
+    num_rates = len(summary.list_rates(open_loop, 1.0))
     seconds = closed.warmup_seconds + closed.duration_seconds * len(_list_closed(settings))
     seconds += open_loop.duration_seconds * num_rates * len(open_loop.arrivals)
     search_seconds = settings.saturation.trial_seconds * settings.saturation.max_trials
@@ -76,8 +71,8 @@ def plan(settings: ServingBenchmarkSettings) -> Document:
         "objective": f"p{settings.saturation.percentile} <= {settings.saturation.slo_ms:g} ms",
         "min_seconds": round(seconds),
         "search_seconds": round(search_seconds),
-        "price": price.description if price else "unknown",
-        **find_refusal(lambda: _check_folder(folder)),
+        "price": summary.format_price(settings.execution.price),
+        **find_refusal(lambda: summary.read_earlier(folder, KIND, DESCRIPTION)),
     }
 
 
@@ -88,7 +83,7 @@ def run(settings: ServingBenchmarkSettings) -> Document:
     """
     plan(settings)
     folder = Path(settings.output.folder)
-    _check_folder(folder)
+    summary.read_earlier(folder, KIND, DESCRIPTION)
     baseline = _read_baseline(settings)
     folder.mkdir(parents=True, exist_ok=True)
     trace = read_trace(settings.trace)
@@ -116,12 +111,12 @@ def build_document(
     settings: ServingBenchmarkSettings, trace: TextTrace, measurements: Document
 ) -> Document:
     """Return the benchmark document: figures, formulas, machine, price and settings."""
-    price = find_price(settings.execution.price)
+    price = summary.describe_price(settings.execution.price)
     saturation = measurements["saturation"]
     if saturation is not None:
         texts = (saturation["requests_per_second"] or 0.0) * settings.open_loop.texts_per_request
-        usd = price.usd_per_hour if price else None
-        saturation["usd_per_million_texts"] = serving_summary.compute_usd_per_million(usd, texts)
+        usd = price["usd_per_hour"] if price else None
+        saturation["usd_per_million_texts"] = summary.compute_usd_per_million(usd, texts)
     return {
         "format": FORMAT,
         "kind": KIND,
@@ -134,7 +129,7 @@ def build_document(
             "cores": processes.available_cores(),
             "load_average": os.getloadavg()[0],
         },
-        "price": summary.describe_price(price, settings.execution.price.instance),
+        "price": price,
         **measurements,
         "settings": dump(settings),
     }
@@ -173,7 +168,7 @@ class ServerMeasurement:
 
     def _search_saturation(self, closed_loop: list[Document]) -> Document | None:
         """Return the saturation rate with its trials; None if the search is off."""
-        saturation, trials = self.settings.saturation, list[Document]()
+        saturation, trials = self.settings.saturation, list[dict[str, Any]]()
         if not saturation.max_trials:
             return None
 
@@ -210,10 +205,7 @@ class ServerMeasurement:
         open_loop = self.settings.open_loop
         highest = (saturation or {}).get("requests_per_second")
         highest = highest or max(row["requests_per_second"] for row in closed_loop)
-        rates: list[tuple[float | None, float]] = [
-            *((fraction, fraction * highest) for fraction in open_loop.load_fractions),
-            *((None, rate) for rate in open_loop.requests_per_second),
-        ]
+        rates = summary.list_rates(open_loop, highest)
         rows: list[Document] = []
         for (fraction, rate), arrivals in product(rates, open_loop.arrivals):
             if rate <= 0:
@@ -272,12 +264,3 @@ def _read_baseline(settings: ServingBenchmarkSettings) -> Document | None:
         return None
     path = Path(settings.regression.baseline)
     return read_benchmark(path / BENCHMARK if path.is_dir() else path)
-
-
-def _check_folder(folder: Path) -> None:
-    """Raise SettingsError for an output folder with other content."""
-    if (folder / MANIFEST).exists():
-        raise SettingsError(f"{folder} is an artifact or a dataset", "set another output.folder")
-    path = folder / BENCHMARK
-    if path.exists() and read_benchmark(path).get("kind") != KIND:
-        raise SettingsError(f"{path} is no benchmark of a server", "set another output.folder")

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import math
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from regauge.evaluation.benchmark import summary
 from regauge.evaluation.benchmark.load_generator import percentile
 from regauge.evaluation.report.benchmark_section import PERCENTILES
 from regauge.system.errors import InconclusiveError
-from regauge.system.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from regauge.evaluation.benchmark.http_load import LoadResult
     from regauge.evaluation.benchmark.serving_settings import SaturationSettings
+    from regauge.evaluation.benchmark.summary import Document
 
-Document = dict[str, Any]
 OK = str(int(HTTPStatus.OK))
 MAX_PROCESSOR_SHARE = 0.85
 """Processor time per second of a process that sends requests, above which it is too slow."""
@@ -60,7 +60,10 @@ def summarize_load(result: LoadResult, texts_per_request: int, slo_ms: float) ->
         "duration_seconds": result.seconds,
         "requests_per_second": num_answered / seconds,
         "texts_per_second": texts_per_request * num_answered / seconds,
-        **{f"p{percent}_ms": find_percentile(latencies, percent) for percent in PERCENTILES},
+        **{
+            f"p{percent}_ms": summary.find_finite(percentile(latencies, percent))
+            for percent in PERCENTILES
+        },
         "max_ms": max(filter(math.isfinite, latencies), default=None),
         "goodput_requests_per_second": num_within / seconds,
         "goodput_fraction": num_within / count if count else None,
@@ -70,13 +73,7 @@ def summarize_load(result: LoadResult, texts_per_request: int, slo_ms: float) ->
     }
 
 
-def find_percentile(latencies: Sequence[float], percent: int) -> float | None:
-    """Return a percentile; None if it is infinite or if there are too few requests."""
-    value = percentile(latencies, percent)
-    return None if value is None or math.isinf(value) else value
-
-
-def find_tail(values: Sequence[float]) -> float:
+def _find_tail(values: Sequence[float]) -> float:
     """Return the 99th percentile, or the largest of few values; 0 without values."""
     return percentile(values, 99) or max(values, default=0.0)
 
@@ -85,8 +82,8 @@ def describe_generator(result: LoadResult) -> Document:
     """Return the load of the processes that sent the requests, and whether they kept up."""
     share = max(result.processor_shares, default=0.0)
     answered = [latency for latency in result.latencies_ms if latency is not None]
-    delay = find_tail(result.send_delays_ms)
-    max_delay = max(MIN_DELAY_MS, MAX_DELAY_FRACTION * find_tail(answered))
+    delay = _find_tail(result.send_delays_ms)
+    max_delay = max(MIN_DELAY_MS, MAX_DELAY_FRACTION * _find_tail(answered))
     return {
         "processor_share": share,
         "p99_delay_ms": delay if result.send_delays_ms else None,
@@ -105,13 +102,6 @@ def meets_objective(figures: Document, saturation: SaturationSettings) -> bool:
     return is_complete and latency is not None and latency <= saturation.slo_ms
 
 
-def compute_usd_per_million(usd_per_hour: float | None, texts_per_second: float) -> float | None:
-    """Return the dollars per million texts at a throughput."""
-    if usd_per_hour is None or texts_per_second <= 0:
-        return None
-    return usd_per_hour / SECONDS_PER_HOUR / texts_per_second * 1e6
-
-
 def find_regressions(
     document: Document, baseline: Document, max_regression: float
 ) -> list[Document]:
@@ -120,7 +110,7 @@ def find_regressions(
     A row has the load, the figure, both values and whether the change is permitted. Raises
     InconclusiveError if no load is in both documents.
     """
-    before, now = dict(_list_figures(baseline)), dict(_list_figures(document))
+    before, now = _list_figures(baseline), _list_figures(document)
     shared = [key for key in now if key in before]
     if not shared:
         problem = "the baseline has no load of this benchmark"
@@ -142,22 +132,17 @@ def find_regressions(
     return rows
 
 
-def _list_figures(document: Document) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield ((load, figure), value) of the figures that are compared; unknown ones are left out."""
+def _list_figures(document: Document) -> dict[tuple[str, str], float]:
+    """Return the figures that are compared by (load, figure); unknown ones are left out."""
+    figures = {}
     for row in document["closed_loop"]:
-        yield from _list_known(name_closed_load(row), row, ("p99_ms", "texts_per_second"))
+        figures[name_closed_load(row), "p99_ms"] = row.get("p99_ms")
+        figures[name_closed_load(row), "texts_per_second"] = row.get("texts_per_second")
     for row in document["open_loop"]:
-        yield from _list_known(name_open_load(row), row, ("p99_ms",))
-    if rate := (document.get("saturation") or {}).get("requests_per_second"):
-        yield ("saturation", "requests_per_second"), rate
-
-
-def _list_known(
-    load: str, row: Document, names: Sequence[str]
-) -> Iterator[tuple[tuple[str, str], float]]:
-    for name in names:
-        if row.get(name):
-            yield (load, name), row[name]
+        figures[name_open_load(row), "p99_ms"] = row.get("p99_ms")
+    saturation = document.get("saturation") or {}
+    figures["saturation", "requests_per_second"] = saturation.get("requests_per_second")
+    return {key: value for key, value in figures.items() if value}
 
 
 def name_closed_load(row: Document) -> str:

@@ -1,12 +1,10 @@
-"""Benchmark of training on 1, 2, 4, ... processes: alternating short runs and their ledgers.
+"""Benchmark of training on 1, 2, 4, ... processes: alternating short runs.
 
-The speed of a machine drifts from minute to minute. Therefore every number of processes runs once
-before any of them runs again. All figures come from the ledgers and metrics of the runs.
+All figures come from the ledgers and metrics of the runs.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 import statistics
 from dataclasses import dataclass
@@ -16,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import accelerators
 from regauge.config import FORMAT, build, dump, merge
+from regauge.evaluation.benchmark import summary
 from regauge.machines.catalog import find_price
 from regauge.run_folders.cost_meter import LedgerLine
 from regauge.supervision.nodes.topology import resolve_topology
 from regauge.system import jsonl, processes
 from regauge.system.errors import SettingsError
 from regauge.system.processes import World
-from regauge.system.units import SECONDS_PER_HOUR
 from regauge.training.defaults import count_local_processes
 from regauge.training.optimizers.optimizer_defaults import resolve_optimizer
 from regauge.training.settings import TrainSettings
@@ -202,7 +200,7 @@ def build_row(
     seconds = statistics.median(value for repeat in repeats for value in repeat.seconds_per_step)
     speed = statistics.median(speeds)
     price = find_price(settings.execution.price)
-    usd = price.usd_per_hour * num_nodes / SECONDS_PER_HOUR / speed * 1e6 if price else None
+    usd_per_hour = price.usd_per_hour * num_nodes if price else None
     return {
         "name": f"{num_nodes} x {local_size}" if num_nodes > 1 else str(world_size),
         "processes": world_size,
@@ -214,7 +212,7 @@ def build_row(
         "tokens_per_second_range": [min(speeds), max(speeds)],
         "seconds_per_step": seconds,
         "mfu": statistics.median(mfu) if mfu else None,
-        "usd_per_million_tokens": usd,
+        "usd_per_million_tokens": summary.compute_usd_per_million(usd_per_hour, speed),
         **repeats[-1].chip,
     }
 
@@ -245,7 +243,7 @@ def build_document(
         "kind": "training",
         "scaling": benchmark.scaling,
         "description": SCALING_DESCRIPTIONS[benchmark.scaling],
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "date": summary.today().isoformat(),
         "steps": _count_timed_steps(benchmark),
         "repeats": benchmark.repeats,
         "formulas": {"sequences_per_second": SEQUENCES_FORMULA, "efficiency": EFFICIENCY_FORMULA},

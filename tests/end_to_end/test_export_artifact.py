@@ -25,7 +25,7 @@ from regauge.accelerators.cpu import Cpu
 from regauge.cli import main
 from regauge.commands.export import load_settings
 from regauge.config import merge, parse_choice
-from regauge.evaluation.artifact_metrics import compute_heldout_metrics, load_as_module
+from regauge.evaluation.offline import compute_heldout_metrics, load_as_module
 from regauge.inference.backends import inductor
 from regauge.inference.backends.eager import EagerBackend
 from regauge.inference.export.artifact import open_artifact

@@ -15,8 +15,11 @@ from regauge.evaluation.compare import sentences
 from regauge.evaluation.compare.compare import ComparisonResult, DivergenceSummary, compare_runs
 from regauge.evaluation.compare.first_divergence import build_value_table, describe_divergence
 from regauge.evaluation.compare.settings import Comparison
-from regauge.evaluation.report import comparison_charts
-from regauge.evaluation.report.comparison_section import build_comparison_sections, build_cost_rows
+from regauge.evaluation.report.comparison_section import (
+    build_charts,
+    build_comparison_sections,
+    build_cost_rows,
+)
 from regauge.evaluation.report.drawing import draw
 from regauge.evaluation.report.page import build_report
 from regauge.evaluation.report.render import render_html, render_json, render_markdown
@@ -129,7 +132,7 @@ def test_runs_that_cost_nothing_have_no_saving(three_runs: ComparisonResult) -> 
 
 
 def test_noise_and_tolerance_are_drawn_around_the_baseline(three_runs: ComparisonResult) -> None:
-    charts = {chart.title: chart for chart in comparison_charts.build_charts(three_runs)}
+    charts = {chart.title: chart for chart in build_charts(three_runs)}
     assert list(charts) == [
         "heldout/loss",
         "Training loss, smoothed",
@@ -154,7 +157,7 @@ def test_noise_and_tolerance_are_drawn_around_the_baseline(three_runs: Compariso
 def test_costs_are_drawn_in_dollars_if_all_prices_are_known(tmp_path: Path) -> None:
     def titles(**prices: Any) -> set[str]:
         comparison = compare_runs(Comparison(runs=runs, **prices))
-        return {chart.title for chart in comparison_charts.build_charts(comparison)}
+        return {chart.title for chart in build_charts(comparison)}
 
     runs = (write_run(tmp_path / "a"), write_run(tmp_path / "b", 0.0, 18.0))
     assert "heldout/loss against dollars" in titles()

@@ -175,7 +175,7 @@ def _export_artifact(settings: ExportSettings, model: Path, run: Path) -> dict[s
     from functools import partial
 
     with log_phase(f"load: {model}"), pause_collection():
-        from regauge.evaluation.artifact_metrics import compute_heldout_metrics
+        from regauge.evaluation.offline import compute_heldout_metrics
         from regauge.inference.export import sources
         from regauge.inference.export.export import export_artifact
         from regauge.inference.export.uncompiled import find_trained_task

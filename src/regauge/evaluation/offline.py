@@ -6,37 +6,37 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import torch
 import torch.distributed as dist
 
-from regauge.accelerators import claim_device, init_process_group, wait_for_all
-from regauge.config import FORMAT, build, dump, read_saved_run
+from regauge.accelerators import REFERENCE_KIND, claim_device, init_process_group, wait_for_all
+from regauge.config import FORMAT, dump, parse_choice
 from regauge.data.dataset import Dataset
 from regauge.data.row_order import sample_rows
 from regauge.data.tokenizer import check_same_tokenizer
-from regauge.evaluation.artifact_metrics import load_as_module
+from regauge.evaluation.runs import find_trained_task
 from regauge.evaluation.settings import DEFAULT_MICROBATCH_ROWS, EVALUATION
 from regauge.evaluation.start_weights import StartWeights, add_references, load_weights
 from regauge.inference.export.artifact import Artifact, is_artifact, open_artifact, open_unchecked
+from regauge.inference.export.engine import EngineModule, load_engine
 from regauge.models.settings import Model
 from regauge.models.tensors import precision_dtype
 from regauge.system import jsonl
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.hub import final_model_dir
 from regauge.system.json_files import write_sealed
+from regauge.system.processes import World
 from regauge.training.defaults import resolve_execution
 from regauge.training.generation import SAMPLES, generate_samples
 from regauge.training.heldout import HeldoutSet, compute_means, load_custom_metrics
-from regauge.training.run_record import RUN
-from regauge.training.settings import TrainSettings
+from regauge.training.settings import Evaluation
 from regauge.training.task_runtime import build_loader
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from regauge.accelerators import Accelerator
     from regauge.evaluation.settings import EvaluateSettings
-    from regauge.system.processes import World
     from regauge.tasks import ClassReport, Task
 
 Row = dict[str, Any]
@@ -69,7 +69,14 @@ def evaluate_models(settings: EvaluateSettings, world: World) -> dict[str, Any]:
     accelerator, execution = resolve_execution(settings.accelerator, settings.execution, world)
     device = claim_device(accelerator, world.device_index, execution.threads or 1)
     init_process_group(accelerator, world, execution.timeout_seconds)
-    build_heldout = partial(_build_heldout_set, settings, dataset, world, (accelerator, device))
+    build_heldout = partial(
+        _build_heldout_set,
+        dataset=dataset,
+        target=(accelerator, device),
+        world=world,
+        evaluation=settings.evaluation,
+        seed=settings.seed,
+    )
     models = {
         name: (_open_model(folders[name], task, accelerator.attention), build_heldout(task))
         for name, task in tasks.items()
@@ -105,11 +112,13 @@ def _open_model(folder: Path, task: Task, attention: Literal["sdpa", "chunked"])
 
 
 def _build_heldout_set(
-    settings: EvaluateSettings,
-    dataset: Dataset,
-    world: World,
-    target: tuple[Accelerator, torch.device],
     task: Task,
+    dataset: Dataset,
+    target: tuple[Accelerator, torch.device],
+    *,
+    world: World,
+    evaluation: Evaluation,
+    seed: int,
 ) -> HeldoutSet:
     """Return the held-out rows for a task, evaluated on a device of an accelerator."""
     accelerator, device = target
@@ -118,20 +127,43 @@ def _build_heldout_set(
         dataset,
         "heldout",
         world=world,
-        rows=settings.evaluation.microbatch_rows or DEFAULT_MICROBATCH_ROWS,
+        rows=evaluation.microbatch_rows or DEFAULT_MICROBATCH_ROWS,
         bucket_lengths=task.bucket_lengths(dataset.manifest),
-        seed=settings.seed,
+        seed=seed,
     )
-    row_numbers = sample_rows(len(loader), settings.evaluation.rows, dataset.manifest.fingerprint)
     return HeldoutSet(
         task,
         accelerator,
         accelerator.end_microbatch,
         device,
         loader,
-        row_numbers,
-        custom_metrics=load_custom_metrics(settings.evaluation.metrics),
+        sample_rows(len(loader), evaluation.rows, dataset.manifest.fingerprint),
+        custom_metrics=load_custom_metrics(evaluation.metrics),
     )
+
+
+def load_as_module(artifact: Artifact) -> EngineModule:
+    """Load an artifact on the accelerator that it was compiled for, as the module of a task."""
+    program = artifact.manifest.program
+    engine = load_engine(artifact, batch_invariant=False)
+    return EngineModule(engine, program.output_kind, program.fields)
+
+
+def compute_heldout_metrics(
+    module: nn.Module, task: Task, dataset: Path, rows: int
+) -> dict[str, float]:
+    """Return the metrics of a module on at most `rows` held-out rows of a dataset, on the CPU.
+
+    Returns an empty dict if the dataset has no held-out rows.
+    """
+    opened = Dataset(dataset)
+    if not len(opened.rows("heldout")):
+        return {}
+    task = task.resolve_defaults(opened.manifest)
+    target = parse_choice("accelerators", REFERENCE_KIND), torch.device("cpu")
+    evaluation = Evaluation(rows=rows)
+    heldout = _build_heldout_set(task, opened, target, world=World(), evaluation=evaluation, seed=0)
+    return heldout.compute_metrics(module)
 
 
 def _resolve_task(settings: EvaluateSettings, folder: Path, dataset: Dataset) -> Task:
@@ -150,20 +182,16 @@ def _resolve_task(settings: EvaluateSettings, folder: Path, dataset: Dataset) ->
 
 
 def _read_trained_task(folder: Path) -> Task:
-    """Return the task that the final model of a run was trained on."""
-    parent, run = folder.parent, _find_run(folder)
-    if run is None:
+    trained = find_trained_task(folder)
+    if trained is None:
         problem = f"{folder} is not from a run, so its task is unknown"
         raise SettingsError(problem, 'set evaluate.task_settings = "given"')
-    configs = build(TrainSettings, read_saved_run(run)).task_configs
-    named = (config.task for config in configs if run != parent and config.name == parent.name)
-    return next(named, configs[0].task)
+    return trained.config.task
 
 
 def _find_run(folder: Path) -> Path | None:
-    """Return the run that a model folder is from, or None."""
-    parent = folder.parent
-    return next((run for run in (parent, parent.parent.parent) if (run / RUN).is_file()), None)
+    trained = find_trained_task(folder)
+    return trained.run if trained else None
 
 
 def _resolve_folder(path: str, dataset: Dataset) -> Path:

@@ -167,14 +167,11 @@ def _describe_verdict(parity: Parity) -> str:
     )
     gap = metric.worst_gap
     difference = format_difference(gap.difference)
-    by = f"by {difference} in {metric.name} at step {gap.step}"
-    sentence = f"{parity.candidate} differs from {parity.baseline} {by}"
-    if parity.verdict == "fail":
-        return f"Fail: {sentence}; {_describe_limit(parity, metric, gap)}."
-    if not is_pass:
-        return f"Inconclusive: {sentence}; {_describe_limit(parity, metric, gap)}."
-    if gap.difference > metric.tolerance:
-        return f"Pass within noise: {sentence}; {_describe_limit(parity, metric, gap)}."
+    if not is_pass or gap.difference > metric.tolerance:
+        verdict = "Pass within noise" if is_pass else parity.verdict.capitalize()
+        by = f"by {difference} in {metric.name} at step {gap.step}"
+        limit = _describe_limit(parity, metric, gap)
+        return f"{verdict}: {parity.candidate} differs from {parity.baseline} {by}; {limit}."
     count = len({gap.step for metric in parity.metrics for gap in metric.gaps})
     evaluations = "the only evaluation" if count == 1 else f"all {count} evaluations"
     if not gap.difference:

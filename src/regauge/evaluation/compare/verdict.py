@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
 from regauge.config import flatten
@@ -143,29 +144,27 @@ def compare_pair(
     compute = tuple(item for item in differences if not blocks_comparison(item.key))
     candidate_metrics = heldout_metrics(candidate)
     names = [name for name in heldout_metrics(baseline) if name in candidate_metrics]
-    rates = align(baseline.series.get(LEARNING_RATE, ()), candidate.series.get(LEARNING_RATE, ()))
-    expects_equal_bits = not compute and _is_bitwise_reproducible(baseline, candidate)
     compared = (
         _compare_metric(name, (baseline, candidate), noise_runs, tolerance)
         for name in metrics or names
         if name in names
     )
-    measured = tuple(metric for metric in compared if metric.gaps)
+    rates = align(baseline.series.get(LEARNING_RATE, ()), candidate.series.get(LEARNING_RATE, ()))
+    lr_differences = (gap.step for gap in rates if gap.difference > ROUNDING_TOLERANCE)
+    expects_equal_bits = not compute and _is_bitwise_reproducible(baseline, candidate)
     return Parity(
         baseline=baseline.name,
         candidate=candidate.name,
         blocking_differences=blocking,
         compute_differences=compute,
-        metrics=measured,
+        metrics=tuple(metric for metric in compared if metric.gaps),
         loss_gaps=_align_series(TRAIN_LOSS, baseline, candidate),
         noise_floor=_noise_floor(TRAIN_LOSS, baseline, noise_runs),
         first_divergence=_find_first_divergence(
             (baseline, candidate), noise_runs, expects_equal_bits=expects_equal_bits
         ),
         expects_equal_bits=expects_equal_bits,
-        first_lr_difference=next(
-            (gap.step for gap in rates if gap.difference > ROUNDING_TOLERANCE), None
-        ),
+        first_lr_difference=next(lr_differences, None),
         has_noise_floor=bool(noise_runs),
     )
 
@@ -188,8 +187,9 @@ def heldout_metrics(run: RunFolder) -> dict[str, Series]:
     A metric of a training run has one point per evaluation. A metric of an `evaluation.json` has
     one point, at step 0, and is named after its row: `trained: loss`.
     """
-    series_by_name = _heldout_series(run).items()
-    return {name: series for name, series in series_by_name if _short_name(name) != ITEMS}
+    return {
+        name: series for name, series in _heldout_series(run).items() if _short_name(name) != ITEMS
+    }
 
 
 def _count_items(run: RunFolder, name: str) -> float | None:
@@ -239,11 +239,10 @@ def _find_first_divergence(
 
     If the runs should be equal to the last bit, any difference counts.
     """
-    baseline, candidate = pair
     divergences = []
     for name in (TRAIN_LOSS, GRADIENT_NORM):
-        floor = _noise_floor(name, baseline, noise_runs)
-        for gap in _align_series(name, baseline, candidate):
+        floor = _noise_floor(name, pair[0], noise_runs)
+        for gap in _align_series(name, *pair):
             noise = max(ROUNDING_TOLERANCE, NOISE_FACTOR * value_at(floor, gap.step))
             if gap.difference > (0.0 if expects_equal_bits else noise):
                 divergences.append(FirstDivergence(name, gap))
@@ -271,16 +270,10 @@ def _is_bitwise_reproducible(baseline: RunFolder, candidate: RunFolder) -> bool:
 
 def _noise_floor(name: str, baseline: RunFolder, noise_runs: Sequence[RunFolder]) -> Series:
     """Return the running maximum of the difference between the baseline and its repeats."""
-    differences: dict[int, float] = {}
-    for run in noise_runs:
-        for gap in _align_series(name, baseline, run):
-            differences[gap.step] = max(differences.get(gap.step, 0.0), gap.difference)
-    largest = 0.0
-    floor = []
-    for step in sorted(differences):
-        largest = max(largest, differences[step])
-        floor.append((step, largest))
-    return tuple(floor)
+    gaps = [gap for run in noise_runs for gap in _align_series(name, baseline, run)]
+    gaps.sort(key=lambda gap: gap.step)
+    largest = accumulate((gap.difference for gap in gaps), max)
+    return tuple({gap.step: floor for gap, floor in zip(gaps, largest, strict=True)}.items())
 
 
 def _align_series(name: str, baseline: RunFolder, candidate: RunFolder) -> tuple[Gap, ...]:
@@ -305,15 +298,12 @@ def _find_series(run: RunFolder, name: str) -> Series:
 def _comparable_values(run: RunFolder) -> Mapping[str, Any]:
     """Return the facts, settings and package versions of a run by key."""
     facts = {words: run.identity.get(name) for name, words in FACT_NAMES.items()}
-    packages = {f"package {name}": version for name, version in _packages(run).items()}
+    versions = run.environment.get("packages") or {}
+    packages = {f"package {name}": version for name, version in versions.items()}
     settings = {_TASK_SETTING.sub(r"\2.\1", key): value for key, value in flatten(run.settings)}
     device = run.environment.get("device") or {}
     products = {f"fp32 {name}": value for name, value in flatten(device.get("fp32_products") or {})}
     return {**facts, **settings, **packages, **products}
-
-
-def _packages(run: RunFolder) -> dict[str, str]:
-    return dict(run.environment.get("packages") or {})
 
 
 def _is_in_tables(key: str, tables: tuple[str, ...], but: tuple[str, ...] = ()) -> bool:

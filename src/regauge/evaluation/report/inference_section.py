@@ -21,7 +21,7 @@ from regauge.system.wording import format_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from regauge.evaluation.report.benchmark_section import Document
+    from regauge.evaluation.report.benchmark_section import Document, Row
     from regauge.evaluation.report.charts import Chart
 
 THROUGHPUT_TITLE = "Inferences per second, closed loop"
@@ -52,12 +52,14 @@ def build_section(document: Document, name: str = "") -> BenchmarkSection | None
     )
 
 
-def _format_shape(document: Document, row: Mapping[str, Any]) -> str:
-    """Return the batch x length of a row, after its model if the document has several models."""
+def _format_shape(document: Document, row: Mapping[str, Any]) -> Row:
+    """Return the cell of a batch x length, with its model if the document has several models."""
     models = {artifact["name"]: artifact["model"] for artifact in document["artifacts"]}
     shape = f"{row['batch_size']} x {row['input_length']}"
-    model = models.get(row.get("artifact") or row.get("baseline"))
-    return f"{model}, {shape}" if len(set(models.values())) > 1 else shape
+    if len(set(models.values())) == 1:
+        return {"batch x length": shape}
+    model = models[row.get(ARTIFACT) or row["baseline"]]
+    return {"model, batch x length": f"{model}, {shape}"}
 
 
 def _order_rows(document: Document) -> list[Document]:
@@ -74,17 +76,11 @@ def _get_shape(row: Document) -> tuple[int, int]:
     return row["batch_size"], row["input_length"]
 
 
-def _shape_heading(document: Document) -> str:
-    has_several_models = len({artifact["model"] for artifact in document["artifacts"]}) > 1
-    return "model, batch x length" if has_several_models else "batch x length"
-
-
 def _build_closed_loop_table(document: Document) -> ReportTable:
     """Return the table of the closed loop: one request at a time."""
-    heading = _shape_heading(document)
     rows = tuple(
         {
-            heading: _format_shape(document, row),
+            **_format_shape(document, row),
             ARTIFACT: row[ARTIFACT],
             **format_latencies(row["closed_loop"]),
             "p50 range": " to ".join(map(format_milliseconds, row["closed_loop"]["p50_range_ms"])),
@@ -108,10 +104,9 @@ def _format_joules(closed: Mapping[str, Any]) -> str:
 
 def _build_open_loop_table(document: Document) -> Iterator[ReportTable]:
     """Yield the table of the open loop, if the benchmark has one."""
-    heading = _shape_heading(document)
     rows = (
         {
-            heading: _format_shape(document, row),
+            **_format_shape(document, row),
             ARTIFACT: row[ARTIFACT],
             "load": format_load(load["load_fraction"]),
             "requests/s": f"{load['requests_per_second']:,.4g}",
@@ -170,7 +165,6 @@ def _group_pairs(document: Document) -> list[list[Document]]:
 def _build_pair_table(document: Document, pair: Sequence[Document]) -> ReportTable:
     """Return the table of a pair: both values and their ratio of latency, throughput and cost."""
     closed = {(row[ARTIFACT], *_get_shape(row)): row["closed_loop"] for row in document["rows"]}
-    heading = _shape_heading(document)
     first, second = pair[0]["baseline"], pair[0]["candidate"]
     rows = []
     for ratios in pair:
@@ -180,7 +174,7 @@ def _build_pair_table(document: Document, pair: Sequence[Document]) -> ReportTab
         usd = _format_both(figures, "usd_per_million_inferences", formatting.dollars)
         rows.append(
             {
-                heading: _format_shape(document, ratios),
+                **_format_shape(document, ratios),
                 "p50 ms": _format_both(figures, "p50_ms", format_milliseconds),
                 "latency ratio": _format_ratio(ratios["latency_ratio"]) + overlap,
                 "inferences/s": _format_both(
@@ -279,13 +273,10 @@ def _describe_prices(document: Document) -> str:
 
 def _chart_throughput(document: Document) -> list[Chart]:
     """Return a chart of the inferences per second of every artifact and batch x length."""
-    bars = [
-        Bar(
-            _format_shape(document, row),
-            ((row[ARTIFACT], row["closed_loop"]["inferences_per_second"]),),
-        )
-        for row in _order_rows(document)
-    ]
+    bars = []
+    for row in _order_rows(document):
+        (label,) = _format_shape(document, row).values()
+        bars.append(Bar(label, ((row[ARTIFACT], row["closed_loop"]["inferences_per_second"]),)))
     return chart_bars(THROUGHPUT_TITLE, bars, " inferences/s")
 
 

@@ -11,7 +11,7 @@ from regauge.config import flatten
 from regauge.evaluation.compare import sentences
 from regauge.evaluation.compare.compare import ComparisonResult
 from regauge.evaluation.compare.verdict import heldout_metrics
-from regauge.evaluation.report import benchmarks, comparison_charts, run_charts
+from regauge.evaluation.report import benchmarks, comparison_section, run_charts
 from regauge.evaluation.report.classes_section import ClassesSection, build_classes_sections
 from regauge.evaluation.report.comparison_section import (
     ComparisonSection,
@@ -108,7 +108,7 @@ class Report:
     @property
     def comparison_charts(self) -> list[Chart]:
         """Charts of all compared runs."""
-        return comparison_charts.build_charts(self.comparison) if self.comparison else []
+        return comparison_section.build_charts(self.comparison) if self.comparison else []
 
     @property
     def comparison_sections(self) -> tuple[ComparisonSection, ...]:

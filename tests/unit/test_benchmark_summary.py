@@ -12,7 +12,11 @@ from regauge.config import FORMAT, build
 from regauge.evaluation.benchmark import inference_summary
 from regauge.evaluation.benchmark.settings import BenchmarkSettings
 from regauge.evaluation.report import benchmarks
-from regauge.evaluation.report.benchmark_section import ReportTable, format_milliseconds
+from regauge.evaluation.report.benchmark_section import (
+    BenchmarkSection,
+    ReportTable,
+    format_milliseconds,
+)
 from regauge.inference.export.manifest import ArtifactManifest
 from regauge.machines.catalog import load_instances
 
@@ -104,6 +108,12 @@ def build_document(
     return inference_summary.build_document(settings, by_name, lines, {})
 
 
+def build_section(document: dict[str, Any], name: str = "") -> BenchmarkSection:
+    section = benchmarks.build_section(document, name)
+    assert section is not None
+    return section
+
+
 def test_figures_are_medians_over_repeats_and_consistent() -> None:
     settings = build_priced_settings(usd_per_hour=3.6)
     repeats = [
@@ -176,20 +186,14 @@ def test_unknown_values_are_none() -> None:
     unknown = {"peak_flops_per_second": None, "peak_memory_bytes": None, "open_loop": []}
     document = build_document(build_settings("a"), [build_lines([5.0] * 3, flops=None, **unknown)])
     row, artifact = document["rows"][0], document["artifacts"][0]
-    for name in (
-        "flops_per_inference",
-        "peak_fraction",
-        "joules_per_inference",
-        "joules_method",
-    ):
+    for name in ("flops_per_inference", "peak_fraction", "joules_per_inference", "joules_method"):
         assert row["closed_loop"][name] is None
     assert row["closed_loop"]["usd_per_million_inferences"] is None
     assert row["open_loop"][0]["p50_ms"] is None
     assert row["open_loop"][0]["dropped_fraction"] is None
     for name in ("price", "tdp_watts", "peak_memory_bytes", "peak_flops_per_second"):
         assert artifact[name] is None
-    section = benchmarks.build_section(document)
-    assert section is not None
+    section = build_section(document)
     *_, closed, load, artifacts = section.tables
     for name in ("p99 ms", "% of peak", "joules", "$ per 1M"):
         assert closed.rows[0][name] == "unknown"
@@ -213,10 +217,8 @@ def test_a_terminal_table_has_no_wide_columns_and_no_redundant_name() -> None:
 
 
 def test_a_machine_type_without_a_catalog_price_has_no_price() -> None:
-    document = build_document(
-        build_priced_settings(instance="trn2.48xlarge"),
-        [build_lines([5.0] * 3)],
-    )
+    settings = build_priced_settings(instance="trn2.48xlarge")
+    document = build_document(settings, [build_lines([5.0] * 3)])
     assert document["artifacts"][0]["price"] is None
 
 
@@ -228,8 +230,7 @@ def test_energy_is_bounded_by_the_power_of_the_catalog_chip() -> None:
     assert document["artifacts"][0]["tdp_watts"] == 70.0
     assert closed["joules_per_inference"] == pytest.approx(70 * 0.010 / 4)
     assert closed["joules_method"] == "upper_bound"
-    section = benchmarks.build_section(document)
-    assert section is not None
+    section = build_section(document)
     (closed_table,) = (table for table in section.tables if table.title.startswith("Closed loop"))
     assert closed_table.rows[0]["joules"] == "at most 0.175"
 
@@ -242,23 +243,16 @@ def test_measured_energy_replaces_the_bound() -> None:
 
 
 def test_dropped_requests_are_not_reported_as_unknown() -> None:
-    latencies: list[float | None] = [*[5.0] * 90, *[None] * 10]
-    document = build_document(
-        build_priced_settings(usd_per_hour=1.0), [build_lines([1.0] * 100, open_loop=latencies)]
-    )
+    lines = build_lines([1.0] * 100, open_loop=[*[5.0] * 90, *[None] * 10])
+    document = build_document(build_priced_settings(usd_per_hour=1.0), [lines])
     load = document["rows"][0]["open_loop"][0]
     assert load["dropped_fraction"] == pytest.approx(0.1)
     assert [load[f"p{percent}_ms"] for percent in (50, 90, 95)] == [5.0, 5.0, None]
     assert load["usd_per_million_inferences"] is None
-    section = benchmarks.build_section(document)
-    assert section is not None
+    section = build_section(document)
     row = section.tables[1].rows[0]
-    assert [row[f"p{percent} ms"] for percent in (50, 90, 95, 99)] == [
-        "5.00",
-        "5.00",
-        "dropped",
-        "dropped",
-    ]
+    latencies = [row[f"p{percent} ms"] for percent in (50, 90, 95, 99)]
+    assert latencies == ["5.00", "5.00", "dropped", "dropped"]
 
 
 def test_the_second_artifact_is_compared_with_the_first() -> None:
@@ -270,8 +264,7 @@ def test_the_second_artifact_is_compared_with_the_first() -> None:
     assert pair["latency_ratio"] == 0.25
     assert pair["throughput_ratio"] == pytest.approx(4.0)
     assert pair["cost_ratio"] == pytest.approx(0.25)
-    section = benchmarks.build_section(document, "bench")
-    assert section is not None
+    section = build_section(document, "bench")
     assert section.summary == ("b has 0.25 times the median latency of a at one batch x length.",)
     row = section.tables[0].rows[0]
     assert row == {
@@ -300,8 +293,7 @@ def test_overlapping_repeats_are_marked(
     both = [[build_lines([value] * 4) for value in repeats] for repeats in (first, second)]
     document = build_document(build_settings("a", "b"), *both)
     assert document["ratios"][0]["ranges_overlap"] is overlap
-    section = benchmarks.build_section(document)
-    assert section is not None
+    section = build_section(document)
     assert section.tables[0].rows[0]["latency ratio"].endswith(" *") == bool(overlap)
     assert any("may be noise" in sentence for sentence in section.sentences) == bool(overlap)
     assert ("the repeats overlap at 1 of 1" in section.summary[0]) == bool(overlap)
@@ -321,8 +313,7 @@ def test_rows_name_their_model_if_there_are_several() -> None:
     document = build_document(
         build_settings("a", "b"), [build_lines([4.0] * 4)], [build_lines([4.0] * 4)], b=other
     )
-    section = benchmarks.build_section(document)
-    assert section is not None
+    section = build_section(document)
     rows = section.tables[1].rows
     assert [row["model, batch x length"] for row in rows] == ["bert, 4 x 16", "electra, 4 x 16"]
     assert document["artifacts"][1]["backend_description"] == "eager bf16"
@@ -349,27 +340,19 @@ def test_another_job_adds_the_artifacts_of_another_machine() -> None:
     second_document = inference_summary.build_document(
         second, {"b": build_manifest()}, {"b": [build_lines([5.0] * 4)]}, first_document
     )
-    assert inference_summary.shared_settings(first) == inference_summary.shared_settings(second)
+    shared = inference_summary.shared_settings(first)
+    assert shared == inference_summary.shared_settings(second)
     assert [artifact["name"] for artifact in second_document["artifacts"]] == ["a", "b"]
-    assert [artifact["price"]["usd_per_hour"] for artifact in second_document["artifacts"]] == [
-        1.0,
-        2.0,
-    ]
-    assert (
-        second_document["ratios"][0]["latency_ratio"],
-        second_document["ratios"][0]["cost_ratio"],
-    ) == (
-        0.25,
-        pytest.approx(0.5),
-    )
+    prices = [artifact["price"]["usd_per_hour"] for artifact in second_document["artifacts"]]
+    assert prices == [1.0, 2.0]
+    (ratios,) = second_document["ratios"]
+    assert (ratios["latency_ratio"], ratios["cost_ratio"]) == (0.25, pytest.approx(0.5))
     third_document = inference_summary.build_document(
         first, {"a": build_manifest()}, {"a": [build_lines([10.0] * 4)]}, second_document
     )
     assert [row["artifact"] for row in third_document["rows"]] == ["b", "a"]
     assert third_document["rows"][1]["closed_loop"]["p50_ms"] == 10.0
-    assert inference_summary.shared_settings(
-        build_settings("a", seed=1)
-    ) != inference_summary.shared_settings(first)
+    assert shared != inference_summary.shared_settings(build_settings("a", seed=1))
 
 
 def test_an_old_price_has_a_warning() -> None:
@@ -379,8 +362,7 @@ def test_an_old_price_has_a_warning() -> None:
     )
     warning = document["artifacts"][0]["price"]["staleness_warning"]
     assert "days old; set execution.price.usd_per_hour" in warning
-    section = benchmarks.build_section(document)
-    assert section is not None
+    section = build_section(document)
     assert warning in " ".join(section.sentences)
 
 
@@ -400,11 +382,8 @@ def test_the_csv_file_has_one_line_per_load(tmp_path: Path) -> None:
     assert float(lines[2]["p50_ms"]) == 5.0
     assert lines[2]["p99_ms"] == lines[2]["usd_per_million_inferences"] == "unknown"
     assert lines[2]["dropped_fraction"] == lines[3]["peak_fraction"] == ""
-    assert (lines[0]["batch_size"], lines[0]["input_length"], lines[0]["model"]) == (
-        "4",
-        "16",
-        "bert",
-    )
+    names = ("batch_size", "input_length", "model")
+    assert [lines[0][name] for name in names] == ["4", "16", "bert"]
 
 
 def test_charts_show_throughput_and_latency() -> None:
@@ -415,8 +394,7 @@ def test_charts_show_throughput_and_latency() -> None:
         rate = lines[2]["requests_per_second"]
         lines.insert(3, {**lines[2], "load_fraction": 0.8, "requests_per_second": 1.6 * rate})
         repeats.append([lines])
-    section = benchmarks.build_section(build_document(settings, *repeats))
-    assert section is not None
+    section = build_section(build_document(settings, *repeats))
     throughput, latency = section.charts
     assert throughput.title == "Inferences per second, closed loop"
     assert latency.title == "Latency at 4 x 16 by request rate"

@@ -22,6 +22,7 @@ from regauge.run_folders.series import Series
 from regauge.training.settings import Target
 
 LOSS: Series = ((10, 5.0), (20, 4.0), (30, 3.0))
+UNREACHED = Target(metric="heldout/loss", at_most=1.0)
 SECONDS: Series = tuple((step, 2.0 * step) for step in range(1, 31))
 
 
@@ -55,14 +56,9 @@ def test_a_rising_metric_reaches_its_target_from_below() -> None:
 
 
 def test_a_target_that_is_not_reached_has_the_best_value() -> None:
-    cost = compute_cost_to_target(
-        run(heldout=((10, 5.0), (20, 3.5), (30, 3.6))), Target(metric="heldout/loss", at_most=1.0)
-    )
+    cost = compute_cost_to_target(run(heldout=((10, 5.0), (20, 3.5), (30, 3.6))), UNREACHED)
     assert (cost.step, cost.usd, cost.best) == (None, None, (20, 3.5))
-    assert (
-        compute_cost_to_target(run(heldout=()), Target(metric="heldout/loss", at_most=1.0)).best
-        is None
-    )
+    assert compute_cost_to_target(run(heldout=()), UNREACHED).best is None
 
 
 def test_a_run_of_unknown_price_is_not_ranked() -> None:

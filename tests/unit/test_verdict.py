@@ -11,7 +11,7 @@ import pytest
 
 from regauge.evaluation.compare.gaps import Gap, align, relative_difference, value_at
 from regauge.evaluation.compare.sentences import describe_parity
-from regauge.evaluation.compare.verdict import Parity, compare_pair
+from regauge.evaluation.compare.verdict import Parity, SettingDifference, compare_pair
 from regauge.run_folders.run_folder import RunFolder
 from regauge.run_folders.series import Series
 
@@ -52,24 +52,23 @@ def shift(series: Series, share: float, since: int = 0) -> Series:
     return tuple((step, value * (1 + share * (step >= since))) for step, value in series)
 
 
+def with_series(plain: RunFolder, name: str, series: Series) -> RunFolder:
+    return replace(plain, series={**plain.series, name: series})
+
+
 def test_equal_runs_pass() -> None:
     parity = compare_pair(run("a"), run("b"))
     assert parity.verdict == "pass"
-    assert (parity.first_divergence, parity.blocking_differences, parity.compute_differences) == (
-        None,
-        (),
-        (),
-    )
+    assert parity.first_divergence is None
+    assert parity.blocking_differences == parity.compute_differences == ()
     assert [gap.difference for gap in parity.metrics[0].gaps] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.0009, "pass"), (0.0011, "fail")])
 def test_the_default_tolerance_is_a_tenth_of_a_percent(share: float, verdict: str) -> None:
-    assert compare_pair(run("a"), run("b", heldout=shift(HELDOUT, share, 40))).verdict == verdict
-    assert (
-        compare_pair(run("a"), run("b", heldout=shift(HELDOUT, share)), tolerance=0.01).verdict
-        == "pass"
-    )
+    other = run("b", heldout=shift(HELDOUT, share, 40))
+    assert compare_pair(run("a"), other).verdict == verdict
+    assert compare_pair(run("a"), other, tolerance=0.01).verdict == "pass"
 
 
 @pytest.mark.parametrize(("noise", "verdict"), [(0.004, "pass"), (0.002, "fail")])
@@ -103,12 +102,8 @@ def test_a_metric_of_few_items_cannot_resolve_the_tolerance(
     right: tuple[int, ...], items: int, verdict: str
 ) -> None:
     first = (300, 359) if items == 4780 else (30000, 35900)
-    assert (
-        compare_pair(
-            build_accuracy_run("a", first, items), build_accuracy_run("b", right, items)
-        ).verdict
-        == verdict
-    )
+    pair = build_accuracy_run("a", first, items), build_accuracy_run("b", right, items)
+    assert compare_pair(*pair).verdict == verdict
 
 
 def test_a_metric_of_few_items_does_not_prevent_a_pass_by_the_loss() -> None:
@@ -132,9 +127,8 @@ def test_a_mean_reciprocal_rank_is_not_a_share_of_items() -> None:
         series = {"heldout/mrr": ((20, value),), "heldout/items": ((20, 1000.0),)}
         return replace(run(name), series=series)
 
-    assert (
-        compare_pair(build_mrr_run("a", 0.5501234), build_mrr_run("b", 0.5511334)).verdict == "fail"
-    )
+    pair = build_mrr_run("a", 0.5501234), build_mrr_run("b", 0.5511334)
+    assert compare_pair(*pair).verdict == "fail"
 
 
 def test_later_noise_does_not_explain_an_earlier_difference() -> None:
@@ -163,13 +157,9 @@ def test_the_first_diverging_step_is_detected(since: int) -> None:
 
 def test_gradients_diverge_before_the_loss() -> None:
     norms: Series = tuple((step, 1.0) for step in STEPS)
-    ours, theirs = (
-        replace(plain, series={**plain.series, "train/grad_norm": norm})
-        for plain, norm in (
-            (run("a"), norms),
-            (run("b", losses=shift(LOSSES, 1e-3, 8)), shift(norms, 1e-3, 7)),
-        )
-    )
+    ours = with_series(run("a"), "train/grad_norm", norms)
+    theirs = run("b", losses=shift(LOSSES, 1e-3, 8))
+    theirs = with_series(theirs, "train/grad_norm", shift(norms, 1e-3, 7))
     parted = compare_pair(ours, theirs).first_divergence
     assert parted is not None
     assert (parted.series_name, parted.gap.step) == ("train/grad_norm", 7)
@@ -207,21 +197,19 @@ def test_losses_over_different_steps_are_not_compared() -> None:
         "b", losses=tuple((step, value * 2 if step == 7 else value) for step, value in LOSSES)
     )
     windows = tuple((step, 3.0 if step == 7 else 1.0) for step in STEPS)
-    stopped = replace(stopped, series={**stopped.series, "train/averaged_steps": windows})
+    stopped = with_series(stopped, "train/averaged_steps", windows)
     parity = compare_pair(run("a"), stopped)
     assert parity.first_divergence is None
     assert [gap.step for gap in parity.loss_gaps] == [step for step in STEPS if step != 7]
-    unknown = replace(stopped, series={**stopped.series, "train/averaged_steps": windows[7:]})
+    unknown = with_series(stopped, "train/averaged_steps", windows[7:])
     assert compare_pair(run("a"), unknown).first_divergence is None
     assert compare_pair(unknown, unknown, [unknown]).noise_floor[0][0] == 8
 
 
 def test_the_first_step_with_another_learning_rate_is_detected() -> None:
     rates: Series = tuple((step, 1e-3) for step in STEPS)
-    first = replace(run("a"), series={**run("a").series, "train/learning_rate": rates})
-    second = replace(
-        run("b"), series={**run("b").series, "train/learning_rate": shift(rates, 0.01, 5)}
-    )
+    first = with_series(run("a"), "train/learning_rate", rates)
+    second = with_series(run("b"), "train/learning_rate", shift(rates, 0.01, 5))
     assert compare_pair(first, second).first_lr_difference == 5
     assert compare_pair(first, first).first_lr_difference is None
 
@@ -248,12 +236,9 @@ def test_runs_with_different_blocking_settings_are_not_comparable(
 
 @pytest.mark.parametrize("fact", ["data_fingerprint", "weights_checksum"])
 def test_runs_on_different_data_or_weights_are_not_comparable(fact: str) -> None:
-    other = replace(run("b"), identity={**run("b").identity, fact: "x"})
-    [difference] = compare_pair(run("a"), other).blocking_differences
-    assert (difference.baseline, difference.candidate) == (
-        {"data_fingerprint": "d", "weights_checksum": "w"}[fact],
-        "x",
-    )
+    ours, theirs = run("a"), replace(run("b"), identity={**run("b").identity, fact: "x"})
+    [difference] = compare_pair(ours, theirs).blocking_differences
+    assert (difference.baseline, difference.candidate) == (ours.identity[fact], "x")
 
 
 def test_execution_settings_are_listed_and_do_not_block() -> None:
@@ -271,36 +256,31 @@ def test_execution_settings_are_listed_and_do_not_block() -> None:
     assert keys == {"execution.precision", "batch.microbatch_rows", "model.attention"}
 
 
-def test_another_torch_version_does_not_block() -> None:
-    ours, theirs = (
-        replace(run(name), environment={"packages": {"torch": torch, "numpy": "2.1"}})
-        for name, torch in (("a", "2.13.0"), ("b", "2.9.0"))
-    )
-    [difference] = compare_pair(ours, theirs).compute_differences
-    assert (difference.key, difference.baseline, difference.candidate) == (
-        "package torch",
-        "2.13.0",
-        "2.9.0",
-    )
-
-
-def test_other_settings_of_fp32_products_are_printed() -> None:
-    """Two fp32 runs of which one computes products in tf32 differ by the setting of its device."""
-    ours, theirs = (
-        replace(run(name), environment={"device": {"kind": kind, "fp32_products": settings}})
-        for name, kind, settings in (
-            ("a", "cuda", {"allow_tf32": True, "float32_matmul_precision": "highest"}),
-            ("b", "generic", {"float32_matmul_precision": "highest"}),
-        )
-    )
+@pytest.mark.parametrize(
+    ("environments", "difference"),
+    [
+        (
+            [{"packages": {"torch": torch, "numpy": "2.1"}} for torch in ("2.13.0", "2.9.0")],
+            SettingDifference("package torch", "2.13.0", "2.9.0"),
+        ),
+        (  # two fp32 runs, of which one computes products in tf32
+            [
+                {"device": {"fp32_products": {**tf32, "float32_matmul_precision": "highest"}}}
+                for tf32 in ({"allow_tf32": True}, {})
+            ],
+            SettingDifference("fp32 allow_tf32", baseline=True, candidate=None),
+        ),
+    ],
+)
+def test_versions_and_device_settings_are_listed_and_do_not_block(
+    environments: list[dict[str, Any]], difference: SettingDifference
+) -> None:
+    first, second = environments
+    ours, theirs = replace(run("a"), environment=first), replace(run("b"), environment=second)
     parity = compare_pair(ours, theirs)
-    [difference] = parity.compute_differences
-    assert (difference.key, difference.baseline, difference.candidate) == (
-        "fp32 allow_tf32",
-        True,
-        None,
-    )
-    assert "fp32 allow_tf32" in " ".join(describe_parity(parity))
+    assert parity.compute_differences == (difference,)
+    assert parity.verdict == "pass"
+    assert difference.key in " ".join(describe_parity(parity))
 
 
 def test_runs_without_a_common_evaluation_are_inconclusive() -> None:

@@ -1,6 +1,7 @@
-"""Benchmarks of artifacts (latency, throughput, cost) and of training at growing world sizes.
+"""Benchmarks of artifacts, of servers, and of training at growing world sizes.
 
-Entry points: `inference.run`, and `training.build_short_run` with `training.build_document`.
-`latency_worker` measures one artifact in a separate process with the loops of `load_generator`.
-`summary` computes medians, ratios and costs; it measures nothing. `settings` imports no torch.
+Entry points: `inference.run`, `serving.run`, and `training.build_short_run` with
+`training.build_document`. `latency_worker` measures one artifact in a separate process, and
+`load_processes` a server. The `*_summary` modules compute the figures of a document; `summary` has
+what all benchmarks share. Settings modules import no torch.
 """

@@ -31,6 +31,8 @@ ROUTES = {OPENAI: "/v1/embeddings", TEI: "/embed"}
 """Route of each protocol."""
 TIMEOUT, CONNECTION = "timeout", "connection"
 """Statuses of requests without an answer: too late, or a lost connection."""
+DEFAULT_MODEL = "model"
+"""Name of the model in requests to a server that lists none."""
 MAX_BODIES = 512
 """Request bodies that are built before a measurement; more requests repeat them."""
 REFUSAL_PAUSE_SECONDS = 0.05
@@ -66,7 +68,7 @@ class HttpTarget:
         """Return the body of a request."""
         if self.protocol == TEI:
             return json.dumps({"inputs": list(texts), "truncate": True}).encode()
-        document = {"model": self.model or "model", "input": list(texts)}
+        document = {"model": self.model or DEFAULT_MODEL, "input": list(texts)}
         return json.dumps({**document, "encoding_format": self.encoding_format}).encode()
 
 
@@ -249,6 +251,6 @@ async def _find_model(session: aiohttp.ClientSession, url: str) -> str:
     try:
         async with session.get(url + "/v1/models") as answer:
             document: Any = await answer.json(content_type=None)
-            return str(document["data"][0]["id"]) or "model"
+            return str(document["data"][0]["id"]) or DEFAULT_MODEL
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
-        return "model"
+        return DEFAULT_MODEL

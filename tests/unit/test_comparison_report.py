@@ -15,11 +15,7 @@ from regauge.evaluation.compare import sentences
 from regauge.evaluation.compare.compare import ComparisonResult, DivergenceSummary, compare_runs
 from regauge.evaluation.compare.first_divergence import build_value_table, describe_divergence
 from regauge.evaluation.compare.settings import Comparison
-from regauge.evaluation.report.comparison_section import (
-    build_charts,
-    build_comparison_sections,
-    build_cost_rows,
-)
+from regauge.evaluation.report.comparison_section import build_run_comparison
 from regauge.evaluation.report.drawing import draw
 from regauge.evaluation.report.page import build_report
 from regauge.evaluation.report.render import render_html, render_json, render_markdown
@@ -97,7 +93,7 @@ def three_runs(tmp_path: Path) -> ComparisonResult:
 
 
 def test_each_run_has_a_verdict(three_runs: ComparisonResult) -> None:
-    first, second = build_comparison_sections(three_runs)
+    first, second = build_run_comparison(three_runs).sections
     assert (first.verdict, second.verdict) == ("pass", "fail")
     assert first.sentences[0] == (
         "Pass: b is within 0.1% of a at all 2 evaluations; "
@@ -113,7 +109,7 @@ def test_each_run_has_a_verdict(three_runs: ComparisonResult) -> None:
 def test_the_target_is_the_best_value_that_every_run_reached(three_runs: ComparisonResult) -> None:
     assert three_runs.target is not None
     assert three_runs.target.at_most == pytest.approx(3.06), "the last value of run c"
-    baseline, cheap, unpriced = build_cost_rows(three_runs)
+    baseline, cheap, unpriced = build_run_comparison(three_runs).cost_rows
     assert baseline["usd"] == "$1.94", "at step 97: 194 seconds at a cent each"
     assert baseline["machine_time"] == "3 min 14 s"
     assert cheap["is_cheapest"]
@@ -132,7 +128,7 @@ def test_runs_that_cost_nothing_have_no_saving(three_runs: ComparisonResult) -> 
 
 
 def test_noise_and_tolerance_are_drawn_around_the_baseline(three_runs: ComparisonResult) -> None:
-    charts = {chart.title: chart for chart in build_charts(three_runs)}
+    charts = {chart.title: chart for chart in build_run_comparison(three_runs).charts}
     assert list(charts) == [
         "heldout/loss",
         "Training loss, smoothed",
@@ -157,7 +153,7 @@ def test_noise_and_tolerance_are_drawn_around_the_baseline(three_runs: Compariso
 def test_costs_are_drawn_in_dollars_if_all_prices_are_known(tmp_path: Path) -> None:
     def titles(**prices: Any) -> set[str]:
         comparison = compare_runs(Comparison(runs=runs, **prices))
-        return {chart.title for chart in build_charts(comparison)}
+        return {chart.title for chart in build_run_comparison(comparison).charts}
 
     runs = (write_run(tmp_path / "a"), write_run(tmp_path / "b", 0.0, 18.0))
     assert "heldout/loss against dollars" in titles()
@@ -238,6 +234,6 @@ def test_evaluations_of_saved_models_are_compared(tmp_path: Path) -> None:
             },
         )
     folders = tuple(str(tmp_path / name) for name in "abc")
-    near, far = build_comparison_sections(compare_runs(Comparison(runs=folders)))
+    near, far = build_run_comparison(compare_runs(Comparison(runs=folders))).sections
     assert (near.verdict, far.verdict) == ("pass", "fail")
     assert near.rows[0]["metric"] == "trained: recall@10"

@@ -68,19 +68,39 @@ class ComparisonSection:
     """First divergence of a recomputed step; None if no step was recomputed."""
 
 
-def build_comparison_sections(comparison: ComparisonResult) -> tuple[ComparisonSection, ...]:
-    """Return one section per run that is compared with the baseline."""
+@dataclass(frozen=True)
+class RunComparison:
+    """Comparison of runs with the first one, formatted."""
+
+    names: tuple[str, ...]
+    """Names of the runs."""
+    summary: tuple[str, ...]
+    """The verdict on each compared run, and the cheapest run."""
+    sections: tuple[ComparisonSection, ...]
+    """One section per run that is compared with the baseline."""
+    cost_rows: tuple[Row, ...]
+    """Cost of each run up to the target; empty without a target."""
+    cost_sentences: tuple[str, ...]
+    charts: tuple[Chart, ...]
+
+
+def build_run_comparison(comparison: ComparisonResult) -> RunComparison:
+    """Return the formatted results of a comparison."""
     divergences = {divergence.run: divergence for divergence in comparison.divergences}
-    return tuple(
-        _build_section(parity, divergences.get(parity.candidate)) for parity in comparison.parities
-    )
-
-
-def build_cost_rows(comparison: ComparisonResult) -> tuple[Row, ...]:
-    """Return the cost of each run up to the target; empty without a target."""
+    verdicts = [sentences.describe_parity(parity)[0] for parity in comparison.parities]
     ranking = rank_by_cost(comparison.costs)
     cheapest = ranking[0].run if len(ranking) > 1 else None
-    return tuple(_build_cost_row(cost, cheapest) for cost in comparison.costs)
+    return RunComparison(
+        names=tuple(run.name for run in comparison.runs),
+        summary=(*verdicts, *sentences.describe_cheapest(comparison)),
+        sections=tuple(
+            _build_section(parity, divergences.get(parity.candidate))
+            for parity in comparison.parities
+        ),
+        cost_rows=tuple(_build_cost_row(cost, cheapest) for cost in comparison.costs),
+        cost_sentences=sentences.describe_costs(comparison),
+        charts=tuple(_build_charts(comparison)),
+    )
 
 
 def _build_section(parity: Parity, divergence: DivergenceSummary | None) -> ComparisonSection:
@@ -134,7 +154,7 @@ def _build_cost_row(cost: CostToTarget, cheapest: str | None) -> Row:
     }
 
 
-def build_charts(comparison: ComparisonResult) -> list[Chart]:
+def _build_charts(comparison: ComparisonResult) -> list[Chart]:
     """Return the charts of a comparison."""
     return [
         *(

@@ -78,8 +78,7 @@ def render_markdown(report: Report) -> str:
 def render_json(report: Report) -> str:
     """Return the report as JSON, with every series of every run."""
     document = {"format": FORMAT, **_to_dict(report)}
-    del document["comparison"]  # its runs are run sections, or would be written twice
-    del document["benchmarks"]
+    del document["comparison"], document["benchmarks"]  # their parts have keys of their own
     for kind in benchmarks.BUILDERS:
         sections = [section for section in report.benchmarks if section.document["kind"] == kind]
         document[f"{kind}_benchmarks"] = sections
@@ -94,9 +93,9 @@ def render_json(report: Report) -> str:
     ]
     document["class_sections"] = report.class_sections
     if report.comparison:
-        document["comparison_sections"] = report.comparison_sections
-        document["cost_rows"] = report.cost_rows
-        document["cost_sentences"] = report.cost_sentences
+        document["comparison_sections"] = report.comparison.sections
+        document["cost_rows"] = report.comparison.cost_rows
+        document["cost_sentences"] = report.comparison.cost_sentences
     return json.dumps(document, indent=2, default=_to_jsonable) + "\n"
 
 

@@ -5,7 +5,6 @@ An unknown value is None, never zero. This module measures nothing.
 
 from __future__ import annotations
 
-import math
 import statistics
 from itertools import product
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from regauge.config import FORMAT, dump
 from regauge.evaluation.benchmark import summary
 from regauge.evaluation.benchmark.load_generator import MAX_DURATION_FACTOR, percentile
-from regauge.evaluation.report.benchmark_section import PERCENTILES
 from regauge.inference.export.manifest import ARTIFACT, MODEL
 from regauge.machines.catalog import find_chip
 
@@ -221,7 +219,7 @@ def _summarize_closed_loop(
     tokens, flops = loops[-1]["tokens"], loops[-1]["flops"]
     return {
         "num_requests": [len(loop["latencies_ms"]) for loop in loops],
-        **_median_percentiles([loop["latencies_ms"] for loop in loops]),
+        **summary.find_percentiles([loop["latencies_ms"] for loop in loops]),
         "p50_range_ms": [min(medians), max(medians)],
         "requests_per_second": per_second,
         "inferences_per_second": batch_size * per_second,
@@ -237,36 +235,17 @@ def _summarize_open_loop(
 ) -> Document:
     """Return the figures of one arrival rate; `loads` has one line per repeat."""
     per_second = _median(loads, lambda load: float(load["requests_per_second"]))
-    latencies = [
-        [math.inf if latency is None else latency for latency in load["latencies_ms"]]
-        for load in loads
-    ]
-    num_requests = sum(map(len, latencies))
-    num_dropped = sum(math.isinf(latency) for repeat in latencies for latency in repeat)
-    usd = None if num_dropped else _compute_usd_per_million(artifact, batch_size * per_second)
+    latencies = [load["latencies_ms"] for load in loads]
+    dropped_fraction = summary.find_dropped_fraction(latencies)
+    usd = None if dropped_fraction else _compute_usd_per_million(artifact, batch_size * per_second)
     return {
         "load_fraction": loads[0]["load_fraction"],
         "requests_per_second": per_second,
         "num_requests": [len(repeat) for repeat in latencies],
-        "dropped_fraction": num_dropped / num_requests if num_requests else None,
-        **_median_percentiles(latencies),
+        "dropped_fraction": dropped_fraction,
+        **summary.find_percentiles(latencies),
         "usd_per_million_inferences": usd,
     }
-
-
-def _median_percentiles(repeats: Sequence[Sequence[float]]) -> dict[str, float | None]:
-    """Return the median over repeats of each percentile.
-
-    None if a repeat has too few requests for it: the median of the other repeats could be below a
-    smaller percentile. Also None if the median is infinite, which means dropped.
-    """
-    medians = {}
-    for percent in PERCENTILES:
-        values = [percentile(latencies, percent) for latencies in repeats]
-        known = [value for value in values if value is not None]
-        median = statistics.median(known) if len(known) == len(values) else math.inf
-        medians[f"p{percent}_ms"] = summary.find_finite(median)
-    return medians
 
 
 def _compute_joules(

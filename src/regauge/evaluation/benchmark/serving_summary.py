@@ -5,13 +5,11 @@ An unknown value is None, never zero. This module measures nothing.
 
 from __future__ import annotations
 
-import math
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from regauge.evaluation.benchmark import summary
 from regauge.evaluation.benchmark.load_generator import percentile
-from regauge.evaluation.report.benchmark_section import PERCENTILES
 from regauge.system.errors import InconclusiveError
 
 if TYPE_CHECKING:
@@ -50,24 +48,20 @@ FORMULAS = {
 
 def summarize_load(result: LoadResult, texts_per_request: int, slo_ms: float) -> Document:
     """Return the figures of one load."""
-    latencies = [math.inf if latency is None else latency for latency in result.latencies_ms]
-    num_answered = result.statuses.get(OK, 0)
+    latencies = [latency for latency in result.latencies_ms if latency is not None]
+    num_answered, count = result.statuses.get(OK, 0), len(result.latencies_ms)
     num_within = sum(latency <= slo_ms for latency in latencies)
-    count = len(latencies)
     seconds = max(result.seconds, 1e-9)
     return {
         "num_requests": count,
         "duration_seconds": result.seconds,
         "requests_per_second": num_answered / seconds,
         "texts_per_second": texts_per_request * num_answered / seconds,
-        **{
-            f"p{percent}_ms": summary.find_finite(percentile(latencies, percent))
-            for percent in PERCENTILES
-        },
-        "max_ms": max(filter(math.isfinite, latencies), default=None),
+        **summary.find_percentiles([result.latencies_ms]),
+        "max_ms": max(latencies, default=None),
         "goodput_requests_per_second": num_within / seconds,
         "goodput_fraction": num_within / count if count else None,
-        "dropped_fraction": 1 - num_answered / count if count else None,
+        "dropped_fraction": summary.find_dropped_fraction([result.latencies_ms]),
         "statuses": result.statuses,
         "generator": describe_generator(result),
     }

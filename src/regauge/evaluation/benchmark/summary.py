@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import statistics
+from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from regauge.evaluation.benchmark.load_generator import percentile
 from regauge.evaluation.benchmark.settings import BENCHMARK
+from regauge.evaluation.report.benchmark_section import PERCENTILES
 from regauge.evaluation.report.benchmarks import read_benchmark
 from regauge.inference.export.manifest import MANIFEST
 from regauge.machines.catalog import find_price
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
     from regauge.machines.settings import Price
 
 Document = dict[str, Any]
+Latencies = Sequence[float | None]
+"""Milliseconds of each request; None if it was dropped or refused."""
 Name = TypeVar("Name")
 Result = TypeVar("Result")
 
@@ -33,11 +39,6 @@ Result = TypeVar("Result")
 def today() -> dt.date:
     """Return the current UTC date."""
     return dt.datetime.now(dt.UTC).date()
-
-
-def find_finite(value: float | None) -> float | None:
-    """Return a finite value; None for infinity, the latency of a dropped request."""
-    return None if value is None or math.isinf(value) else value
 
 
 def repeat_alternately(
@@ -52,6 +53,30 @@ def repeat_alternately(
     for repeat, name in product(range(1, num_repeats + 1), results):
         results[name].append(measure(name, repeat))
     return results
+
+
+def find_percentiles(repeats: Sequence[Latencies]) -> dict[str, float | None]:
+    """Return the median over repeats of each latency percentile.
+
+    It is None if a repeat has too few requests for it: the median of the other repeats could be
+    below a smaller percentile. It is also None if the median belongs to a dropped request.
+    """
+    medians = {}
+    for percent in PERCENTILES:
+        values = [
+            percentile([math.inf if value is None else value for value in latencies], percent)
+            for latencies in repeats
+        ]
+        known = [value for value in values if value is not None]
+        median = statistics.median(known) if len(known) == len(values) else math.inf
+        medians[f"p{percent}_ms"] = median if math.isfinite(median) else None
+    return medians
+
+
+def find_dropped_fraction(repeats: Sequence[Latencies]) -> float | None:
+    """Return the fraction of the requests that were dropped; None without requests."""
+    latencies = [latency for repeat in repeats for latency in repeat]
+    return latencies.count(None) / len(latencies) if latencies else None
 
 
 def list_rates(

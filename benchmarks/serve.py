@@ -40,12 +40,14 @@ import regauge
 from regauge.accelerators.cpu import Cpu
 from regauge.evaluation.benchmark import serving_summary
 from regauge.evaluation.benchmark.http_load import HttpTarget, LoadResult, detect_target
-from regauge.evaluation.benchmark.load_generator import draw_arrivals
+from regauge.evaluation.benchmark.load_generator import draw_arrivals, search_rate
 from regauge.evaluation.benchmark.load_processes import LoadProcesses
-from regauge.evaluation.benchmark.saturation import search_rate
-from regauge.evaluation.benchmark.served_target import build_serve_command
+from regauge.evaluation.benchmark.served_target import (
+    build_serve_command,
+    read_phase_seconds,
+    subtract_phases,
+)
 from regauge.evaluation.benchmark.server_process import RunningServer, run_server
-from regauge.evaluation.benchmark.serving_metrics import read_phase_seconds, subtract_phases
 from regauge.evaluation.benchmark.serving_settings import SaturationSettings
 from regauge.evaluation.report.charts import Bar, chart_bars
 from regauge.evaluation.report.drawing import draw_file

@@ -19,9 +19,8 @@ from regauge.evaluation.benchmark.http_load import (
     detect_target,
     merge_results,
 )
-from regauge.evaluation.benchmark.load_generator import draw_arrivals, draw_bursts
+from regauge.evaluation.benchmark.load_generator import draw_arrivals, draw_bursts, search_rate
 from regauge.evaluation.benchmark.load_processes import LoadProcesses
-from regauge.evaluation.benchmark.saturation import search_rate
 from regauge.evaluation.benchmark.serving_settings import SaturationSettings
 from regauge.system.errors import ChildError, InconclusiveError, SettingsError
 

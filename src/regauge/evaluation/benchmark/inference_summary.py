@@ -17,7 +17,7 @@ from regauge.inference.export.manifest import ARTIFACT, MODEL
 from regauge.machines.catalog import find_chip
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from regauge.evaluation.benchmark.settings import BenchmarkSettings
     from regauge.evaluation.benchmark.summary import Document
@@ -215,10 +215,12 @@ def _summarize_closed_loop(
 ) -> Document:
     """Return the figures of the closed loop; `loops` has one line per repeat."""
     medians = [percentile(loop["latencies_ms"], 50) or 0.0 for loop in loops]
-    per_second = _median(loops, lambda loop: len(loop["latencies_ms"]) / loop["duration_seconds"])
+    counts = [len(loop["latencies_ms"]) for loop in loops]
+    rates = [count / loop["duration_seconds"] for count, loop in zip(counts, loops, strict=True)]
+    per_second = statistics.median(rates)
     tokens, flops = loops[-1]["tokens"], loops[-1]["flops"]
     return {
-        "num_requests": [len(loop["latencies_ms"]) for loop in loops],
+        "num_requests": counts,
         **summary.find_percentiles([loop["latencies_ms"] for loop in loops]),
         "p50_range_ms": [min(medians), max(medians)],
         "requests_per_second": per_second,
@@ -234,7 +236,7 @@ def _summarize_open_loop(
     artifact: Document, batch_size: int, loads: Sequence[Document]
 ) -> Document:
     """Return the figures of one arrival rate; `loads` has one line per repeat."""
-    per_second = _median(loads, lambda load: float(load["requests_per_second"]))
+    per_second = statistics.median(float(load["requests_per_second"]) for load in loads)
     latencies = [load["latencies_ms"] for load in loads]
     dropped_fraction = summary.find_dropped_fraction(latencies)
     usd = None if dropped_fraction else _compute_usd_per_million(artifact, batch_size * per_second)
@@ -253,10 +255,8 @@ def _compute_joules(
 ) -> Document:
     """Return the joules per inference, and whether they are measured or an upper bound."""
     if all(loop["joules"] is not None for loop in loops):
-        joules = _median(
-            loops, lambda loop: loop["joules"] / len(loop["latencies_ms"]) / batch_size
-        )
-        return {"joules_per_inference": joules, "joules_method": "measured"}
+        joules = (loop["joules"] / len(loop["latencies_ms"]) / batch_size for loop in loops)
+        return {"joules_per_inference": statistics.median(joules), "joules_method": "measured"}
     if artifact["tdp_watts"] is None:
         return {"joules_per_inference": None, "joules_method": None}
     return {
@@ -268,10 +268,6 @@ def _compute_joules(
 def _compute_usd_per_million(artifact: Document, per_second: float) -> float | None:
     price = artifact["price"] or {"usd_per_hour": None}
     return summary.compute_usd_per_million(price["usd_per_hour"], per_second)
-
-
-def _median(lines: Sequence[Document], get_value: Callable[[Document], float]) -> float:
-    return statistics.median(map(get_value, lines))
 
 
 RATIOS = {

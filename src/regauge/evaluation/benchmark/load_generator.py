@@ -28,6 +28,9 @@ SPIN_SECONDS = 1e-4
 A longer spin would look like work, and a busy machine would take the processor from the server.
 """
 
+SEARCH_FACTOR = 2.0
+"""Ratio of two rates before the search is between two of them."""
+
 
 class Clock:
     """Monotonic clock of this machine, in seconds."""
@@ -119,3 +122,29 @@ def percentile(values: Sequence[float], percent: int) -> float | None:
     if len(values) * (100 - percent) < 100:  # noqa: PLR2004 - percent
         return None
     return sorted(values)[-(-len(values) * percent // 100) - 1]
+
+
+def search_rate(
+    meets: Callable[[float], bool], start: float, *, precision: float, max_trials: int
+) -> float | None:
+    """Return the largest rate that meets an objective; None if no tried rate does.
+
+    The rate is doubled until a trial fails, or halved until one succeeds. Then the interval between
+    the best and the next failed rate is bisected, in the geometric mean, until they differ by less
+    than `precision`. `meets` runs one trial.
+    """
+    lowest_failed, highest_met, rate = math.inf, 0.0, start
+    for _ in range(max_trials):
+        if meets(rate):
+            highest_met = rate
+        else:
+            lowest_failed = rate
+        if highest_met == 0.0:
+            rate = lowest_failed / SEARCH_FACTOR
+        elif math.isinf(lowest_failed):
+            rate = highest_met * SEARCH_FACTOR
+        elif lowest_failed <= highest_met * (1 + precision):
+            break
+        else:
+            rate = math.sqrt(highest_met * lowest_failed)
+    return highest_met or None

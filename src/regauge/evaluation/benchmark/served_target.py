@@ -1,10 +1,15 @@
-"""The server that a benchmark measures: a running one, or an artifact that is served for it."""
+"""The server that a benchmark measures, and its counters.
+
+It is a running one, or one that serves an artifact for the benchmark.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
+import urllib.error
+import urllib.request
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,6 +25,8 @@ if TYPE_CHECKING:
     from regauge.evaluation.benchmark.serving_settings import ServerTarget
 
 LOOPBACK = "127.0.0.1"
+PHASES = "regauge_serve_phase_seconds"
+METRICS_SECONDS = 5.0
 
 
 @contextmanager
@@ -66,3 +73,29 @@ def read_key(server: ServerTarget) -> str | None:
     if name not in os.environ:
         raise SettingsError(f"the environment variable {name} is not set", f"export {name}=KEY")
     return os.environ[name]
+
+
+def read_phase_seconds(url: str) -> dict[str, float]:
+    """Return the seconds of each phase since the start of a server; empty if it has no counters."""
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError:
+        return {}
+    try:
+        with urllib.request.urlopen(url + "/metrics", timeout=METRICS_SECONDS) as answer:  # noqa: S310
+            text = answer.read().decode()
+        families = list(text_string_to_metric_families(text))
+    except (OSError, urllib.error.URLError, ValueError):
+        return {}
+    seconds: dict[str, float] = {}
+    for family in families:
+        for sample in family.samples:
+            if sample.name == f"{PHASES}_total" and "phase" in sample.labels:
+                phase = sample.labels["phase"]
+                seconds[phase] = seconds.get(phase, 0.0) + sample.value
+    return seconds
+
+
+def subtract_phases(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+    """Return the seconds of each phase between two readings."""
+    return {phase: value - before.get(phase, 0.0) for phase, value in after.items()}

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from regauge.config import FORMAT, dump
 from regauge.evaluation.benchmark import serving_summary, summary
-from regauge.evaluation.benchmark.load_generator import draw_arrivals, draw_bursts
+from regauge.evaluation.benchmark.load_generator import draw_arrivals, draw_bursts, search_rate
 from regauge.evaluation.benchmark.load_processes import LoadProcesses
-from regauge.evaluation.benchmark.saturation import search_rate
-from regauge.evaluation.benchmark.served_target import open_server, read_key
-from regauge.evaluation.benchmark.serving_metrics import read_phase_seconds, subtract_phases
+from regauge.evaluation.benchmark.served_target import (
+    open_server,
+    read_key,
+    read_phase_seconds,
+    subtract_phases,
+)
 from regauge.evaluation.benchmark.settings import BENCHMARK
 from regauge.evaluation.benchmark.text_trace import read_trace
 from regauge.evaluation.report.benchmarks import read_benchmark

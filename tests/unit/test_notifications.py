@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,9 @@ import pytest
 
 from regauge import config
 from regauge.monitoring.notify import delivery
-from regauge.monitoring.notify.delivery import JOURNAL, Journal, SinkQueue
+from regauge.monitoring.notify.delivery import JOURNAL, SinkQueue
 from regauge.monitoring.notify.events import EVENTS, MAX_TEXT_LENGTH, Event, EventSource
-from regauge.monitoring.notify.notifier import Notifier, name_exit, notify_end
-from regauge.monitoring.notify.rate_limit import RateLimit
-from regauge.monitoring.notify.send_request import SendOutcome
+from regauge.monitoring.notify.notifier import Notifier, RateLimit, name_exit, notify_end
 from regauge.monitoring.notify.settings import Email, Notifications
 from regauge.monitoring.notify.sinks import Sink, build_mail, build_sinks, build_slack_message
 from regauge.system.errors import ChildError, LimitReachedError, SettingsError, StopSignalError
@@ -240,7 +239,7 @@ def test_the_end_of_a_command_is_one_event(
 
 def start_queue(tmp_path: Path, **settings: Any) -> SinkQueue:
     sink = Sink("webhook at x", lambda _: {})
-    return SinkQueue(sink, build_settings(**settings), Journal(tmp_path))
+    return SinkQueue(sink, build_settings(**settings), tmp_path)
 
 
 def read_journal(folder: Path) -> list[tuple[str, str, int]]:
@@ -253,9 +252,9 @@ def test_transient_problems_are_retried_and_permanent_ones_are_not(
 ) -> None:
     monkeypatch.setattr(delivery, "MIN_PAUSE_SECONDS", 0.001)
     outcomes = [
-        *[SendOutcome("status 500"), SendOutcome("status 503"), SendOutcome()],
-        SendOutcome("status 404", is_permanent=True),
-        *[SendOutcome("status 500")] * 4,
+        *[("status 500", False), ("status 503", False), ("", False)],
+        ("status 404", True),
+        *[("status 500", False)] * 4,
     ]
     monkeypatch.setattr(SinkQueue, "_send", lambda *_: outcomes.pop(0))
     queue = start_queue(tmp_path)
@@ -279,16 +278,28 @@ def test_a_full_queue_drops_its_oldest_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(delivery, "MAX_QUEUED_EVENTS", 2)
-    monkeypatch.setattr("threading.Thread.start", lambda _: None)
+    release = threading.Event()
+    monkeypatch.setattr(SinkQueue, "_send", lambda *_: ("", not release.wait(60)))
     queue = start_queue(tmp_path)
-    for name in ("failed", "recovered", "finished"):
+    for name in ("stuck", "failed", "recovered", "finished"):
         queue.put(build_event(name))
     assert read_journal(tmp_path) == [("failed", "dropped", 0)]
-    assert [event.name for event in queue._events] == ["recovered", "finished"]
     assert "event 'failed' not delivered to webhook at x: the queue is full" in caplog.text
+    release.set()
+    queue.begin_close()
+    queue.close(time.monotonic() + 60)
+    delivered = [(name, "delivered", 1) for name in ("stuck", "recovered", "finished")]
+    assert read_journal(tmp_path)[1:] == delivered
 
 
-def test_a_journal_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+def test_a_journal_that_cannot_be_written_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / JOURNAL).mkdir()
-    Journal(tmp_path).write(build_event(), "webhook", "failed", "x", 1)
-    Journal(tmp_path / "missing").write(build_event(), "webhook", "failed", "x", 1)
+    monkeypatch.setattr(SinkQueue, "_send", lambda *_: ("status 404", True))
+    for folder in (tmp_path, tmp_path / "missing"):
+        queue = start_queue(folder)
+        queue.put(build_event())
+        queue.begin_close()
+        queue.close(time.monotonic() + 60)
+    assert caplog.messages == ["event 'failed' not delivered to webhook at x: status 404"] * 2

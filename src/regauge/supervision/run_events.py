@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge.monitoring.notify.events import EventName, EventSource
-from regauge.monitoring.notify.notifier import name_exit, open_notifier, send_error
+from regauge.monitoring.notify.notifier import (
+    name_exit,
+    open_notifier,
+    send_error,
+    split_remedy,
+)
 from regauge.run_folders.cost_meter import ATTEMPTS, AttemptLine
 from regauge.system import jsonl
 
@@ -105,7 +110,7 @@ class RunEvents:
         if self._is_stuck and failure.kind in STUCK_KINDS:
             return
         when = f"in {wait_seconds:g} s" if wait_seconds else "now"
-        problem, _ = _split_problem(failure.problem)
+        problem, _ = split_remedy(failure.problem)
         self._send(
             "stuck" if failure.kind in STUCK_KINDS else "failed",
             problem=problem,
@@ -117,7 +122,7 @@ class RunEvents:
     def report_end(self, failure: Failure, error: RegaugeError) -> None:
         """Send a failure after which the run is not restarted."""
         name = name_exit(error.exit_code)
-        problem, remedy = _split_problem(str(error))
+        problem, remedy = split_remedy(str(error))
         if name == "failed" and failure.kind in STUCK_KINDS and not self._is_stuck:
             name = "stuck"
         self._send(
@@ -199,9 +204,3 @@ def _read_last_outcome(folder: Path) -> str:
         return ""
     outcome = last.get("outcome") or "killed"
     return "" if outcome == FINISHED else str(outcome)
-
-
-def _split_problem(line: str) -> tuple[str, str]:
-    """Return the problem and the remedy of a message."""
-    problem, separator, remedy = line.rpartition("; ")
-    return (problem, remedy) if separator else (line, "")

@@ -4,8 +4,7 @@
 | --- | --- |
 | `settings` | The table `monitoring.notifications` of a run file |
 | `events` | One event with its JSON document and its texts |
-| `notifier` | Sends the events of one command to every sink |
-| `rate_limit` | Combines repeated events |
+| `notifier` | Sends the events of one command to every sink, and combines repeated ones |
 | `sinks` | The request of an event for each sink, with its secrets |
 | `delivery` | The queue, the retries and the time limits of a sink |
 | `send_request` | The process that sends one request |

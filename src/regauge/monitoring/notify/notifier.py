@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regauge.monitoring.notify.delivery import Journal, SinkQueue
+from regauge.monitoring.notify.delivery import SinkQueue
 from regauge.monitoring.notify.events import Event, EventName, EventSource
-from regauge.monitoring.notify.rate_limit import RateLimit
 from regauge.monitoring.notify.sinks import build_sinks
 from regauge.system.errors import LimitReachedError, describe_error
 from regauge.system.stop_signals import EXIT_CODES, defer_stop
@@ -20,6 +20,48 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from regauge.monitoring.notify.settings import Notifications
+
+
+class RateLimit:
+    """Admits at most one event of a name and kind of failure within `repeat_seconds`.
+
+    The last event that was not admitted is sent when the time is over, because it describes the
+    state of the run. The number of the others is sent with the next event. `now` is in seconds of
+    a clock that never jumps.
+    """
+
+    def __init__(self, repeat_seconds: float) -> None:
+        self._repeat_seconds = repeat_seconds
+        self._sent_at: dict[tuple[str, str], float] = {}
+        self._repeats: Counter[str] = Counter()
+        self._last: Event | None = None
+        self._due_at = 0.0
+
+    def admit(self, event: Event, now: float) -> Event | None:
+        """Return the event with the number of those before it, or None if it must wait."""
+        sent_at = self._sent_at.get((event.name, event.failure_kind))
+        is_first = sent_at is None or now - sent_at >= self._repeat_seconds
+        if is_first or event.is_final:
+            return self._release(event, now)
+        if self._last is None:
+            self._due_at = (sent_at or 0.0) + self._repeat_seconds
+        self._repeats[event.name] += 1
+        self._last = event
+        return None
+
+    def take_due(self, now: float) -> Event | None:
+        """Return the event whose wait is over, once; None if there is none."""
+        if self._last is None or now < self._due_at:
+            return None
+        self._repeats[self._last.name] -= 1
+        return self._release(self._last, now)
+
+    def _release(self, event: Event, now: float) -> Event:
+        self._sent_at[event.name, event.failure_kind] = now
+        repeats = {name: count for name, count in self._repeats.items() if count}
+        self._repeats.clear()
+        self._last = None
+        return replace(event, repeats=repeats)
 
 
 class Notifier:
@@ -38,8 +80,8 @@ class Notifier:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings, self._source, self._clock = settings, source, clock
-        journal = Journal(journal_folder or Path(source.folder))
-        self._queues = [SinkQueue(sink, settings, journal) for sink in build_sinks(settings)]
+        folder = journal_folder or Path(source.folder)
+        self._queues = [SinkQueue(sink, settings, folder) for sink in build_sinks(settings)]
         self._rate_limit = RateLimit(settings.repeat_seconds)
 
     @property
@@ -48,10 +90,7 @@ class Notifier:
         return bool(self._queues)
 
     def send(self, name: EventName, **fields: Any) -> None:
-        """Queue an event with fields of `Event`; never waits.
-
-        An event that the settings leave out is not sent.
-        """
+        """Queue an event with fields of `Event`, unless the settings leave it out; never waits."""
         if self._queues and name in self._settings.events:
             event = Event(name, self._source, time.time(), **fields)
             self._put(self._rate_limit.admit(event, self._clock()))
@@ -76,15 +115,6 @@ class Notifier:
                 queue.put(event)
 
 
-@dataclass
-class EndReport:
-    """Fields of the last event of a command, which the command sets when it knows them."""
-
-    read_usd: Callable[[], float | None] = lambda: None
-    """Returns the dollars so far."""
-    next_action: str = ""
-
-
 @contextmanager
 def open_notifier(
     settings: Notifications, source: EventSource, journal_folder: Path | None = None
@@ -95,6 +125,15 @@ def open_notifier(
         yield notifier
     finally:
         notifier.close()
+
+
+@dataclass
+class EndReport:
+    """Fields of the last event of a command, which the command sets when it knows them."""
+
+    read_usd: Callable[[], float | None] = lambda: None
+    """Returns the dollars so far."""
+    next_action: str = ""
 
 
 @contextmanager
@@ -119,14 +158,14 @@ def notify_end(
 def send_error(notifier: Notifier, error: BaseException, **fields: Any) -> None:
     """Send the event of an error that ends a command."""
     line, code = describe_error(error)
-    problem, _, remedy = line.rpartition("; ")
-    notifier.send(
-        name_exit(code),
-        problem=problem or remedy,
-        next_action=remedy if problem else "",
-        is_final=True,
-        **fields,
-    )
+    problem, remedy = split_remedy(line)
+    notifier.send(name_exit(code), problem=problem, next_action=remedy, is_final=True, **fields)
+
+
+def split_remedy(line: str) -> tuple[str, str]:
+    """Return the problem and the remedy of a message; the remedy may be empty."""
+    problem, separator, remedy = line.rpartition("; ")
+    return (problem, remedy) if separator else (line, "")
 
 
 def name_exit(code: int) -> EventName:

@@ -30,6 +30,13 @@ class SecretUrl(Settings):
     ca_file: str | None = None
     """CA certificates (PEM) to trust; by default the system's."""
 
+    @model_validator(mode="after")
+    def _check_one_url(self) -> Self:
+        names = [name for name in ("url", "url_variable", "url_file") if hasattr(self, name)]
+        if _count_keys(self, *names) != 1:
+            raise ValueError(f"the sink has one address; set {' or '.join(names)}")
+        return self
+
 
 class Webhook(SecretUrl):
     """A sink that receives each event as one JSON document by POST."""
@@ -52,19 +59,13 @@ class Webhook(SecretUrl):
         return url
 
     @model_validator(mode="after")
-    def _check_one_url(self) -> Self:
-        _require_one(("url", "url_variable", "url_file"), self)
-        _require_at_most_one(("token_variable", "token_file"), self)
+    def _check_one_token(self) -> Self:
+        _require_at_most_one(self, "token_variable", "token_file")
         return self
 
 
 class Slack(SecretUrl):
     """An incoming webhook of Slack, or of a compatible chat such as Mattermost."""
-
-    @model_validator(mode="after")
-    def _check_one_url(self) -> Self:
-        _require_one(("url_variable", "url_file"), self)
-        return self
 
 
 class Email(Settings):
@@ -91,7 +92,7 @@ class Email(Settings):
 
     @model_validator(mode="after")
     def _check_login(self) -> Self:
-        _require_at_most_one(("password_variable", "password_file"), self)
+        _require_at_most_one(self, "password_variable", "password_file")
         has_password = bool(self.password_variable or self.password_file)
         if has_password != (self.username is not None):
             raise ValueError("a login has a name and a password; set username and password_file")
@@ -144,12 +145,11 @@ def check_url(url: str) -> None:
         raise ValueError("the address is not valid; write https://host/path")
 
 
-def _require_one(names: tuple[str, ...], table: Settings) -> None:
-    """Raise ValueError unless one of some keys is set."""
-    if sum(getattr(table, name) is not None for name in names) != 1:
-        raise ValueError(f"the sink has one address; set {' or '.join(names)}")
+def _count_keys(table: Settings, *names: str) -> int:
+    """Return the number of keys that are set."""
+    return sum(getattr(table, name) is not None for name in names)
 
 
-def _require_at_most_one(names: tuple[str, ...], table: Settings) -> None:
-    if sum(getattr(table, name) is not None for name in names) > 1:
+def _require_at_most_one(table: Settings, *names: str) -> None:
+    if _count_keys(table, *names) > 1:
         raise ValueError(f"{' and '.join(names)} exclude each other; remove one")

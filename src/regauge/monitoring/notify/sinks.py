@@ -35,6 +35,8 @@ ICONS = {
 }
 """Emoji of a message in a chat; other events have `:warning:`."""
 TABLE = "monitoring.notifications"
+EMAIL_KEYS = ("host", "security", "username", "ca_file", "sender", "to")
+"""Settings that the sending process needs as they are."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ def build_sinks(settings: Notifications) -> list[Sink]:
     if settings.webhook is not None:
         sinks.append(_build_webhook(settings.webhook))
     if settings.slack is not None:
-        sinks.append(_build_slack(settings.slack))
+        url = _read_url(settings.slack, "slack")
+        sinks.append(_build_http_sink("slack", url, settings.slack.ca_file, build_slack_message))
     if settings.email is not None:
         sinks.append(_build_email(settings.email))
     return sinks
@@ -69,41 +72,43 @@ def build_sinks(settings: Notifications) -> list[Sink]:
 def _build_webhook(settings: Webhook) -> Sink:
     url = settings.url or _read_url(settings, "webhook")
     token = _read_secret(settings.token_variable, settings.token_file, "webhook.token")
+    return _build_http_sink("webhook", url, settings.ca_file, lambda event: event.document, token)
+
+
+def _build_http_sink(
+    name: str,
+    url: str,
+    ca_file: str | None,
+    build_document: Callable[[Event], dict[str, Any]],
+    token: str = "",
+) -> Sink:
+    """Return a sink that receives documents by POST; every part of the URL may be secret."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers |= {"Content-Type": "application/json", "User-Agent": "regauge"}
 
     def build_request(event: Event) -> dict[str, Any]:
-        return _build_post(url, event.document, headers, settings.ca_file)
+        body = json.dumps(build_document(event))
+        return {"kind": "http", "url": url, "headers": headers, "body": body, "ca_file": ca_file}
 
-    return Sink(f"webhook at {urlsplit(url).hostname}", build_request, (token, *_hide_url(url)))
-
-
-def _build_slack(settings: Slack) -> Sink:
-    url = _read_url(settings, "slack")
-
-    def build_request(event: Event) -> dict[str, Any]:
-        return _build_post(url, build_slack_message(event), {}, settings.ca_file)
-
-    return Sink(f"slack at {urlsplit(url).hostname}", build_request, _hide_url(url))
+    parts = urlsplit(url)
+    path = parts.path if len(parts.path) > 1 else ""
+    secrets = (token, url, path, parts.query, parts.password or "")
+    return Sink(f"{name} at {parts.hostname}", build_request, secrets)
 
 
 def _build_email(settings: Email) -> Sink:
     password = _read_secret(settings.password_variable, settings.password_file, "email.password")
     login = f"\0{settings.username}\0{password}"
     encoded = [base64.b64encode(text.encode()).decode() for text in (password, login) if password]
+    request = {
+        **{name: getattr(settings, name) for name in EMAIL_KEYS},
+        "kind": "smtp",
+        "port": settings.resolved_port,
+        "password": password,
+    }
 
     def build_request(event: Event) -> dict[str, Any]:
-        return {
-            "kind": "smtp",
-            "host": settings.host,
-            "port": settings.resolved_port,
-            "security": settings.security,
-            "username": settings.username,
-            "password": password,
-            "ca_file": settings.ca_file,
-            "sender": settings.sender,
-            "to": list(settings.to),
-            "message": build_mail(event, settings).as_bytes().decode("ascii"),
-        }
+        return {**request, "message": build_mail(event, settings).as_bytes().decode("ascii")}
 
     return Sink(f"email by {settings.host}", build_request, (password, *encoded))
 
@@ -138,23 +143,9 @@ def build_mail(event: Event, settings: Email) -> EmailMessage:
     return message
 
 
-def _build_post(
-    url: str, document: dict[str, Any], headers: dict[str, str], ca_file: str | None
-) -> dict[str, Any]:
-    headers = {**headers, "Content-Type": "application/json", "User-Agent": "regauge"}
-    body = json.dumps(document)
-    return {"kind": "http", "url": url, "headers": headers, "body": body, "ca_file": ca_file}
-
-
 def _escape_markup(text: str) -> str:
     """Return a text without links and mentions of Slack."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _hide_url(url: str) -> tuple[str, ...]:
-    """Return the parts of an address that may be secret."""
-    parts = urlsplit(url)
-    return (url, parts.path if len(parts.path) > 1 else "", parts.query, parts.password or "")
 
 
 def _read_url(settings: Webhook | Slack, name: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from regauge import config
 from regauge.monitoring.notify import delivery
-from regauge.monitoring.notify.delivery import JOURNAL, SinkQueue
+from regauge.monitoring.notify.delivery import JOURNAL, SendError, SinkQueue
 from regauge.monitoring.notify.events import EVENTS, MAX_TEXT_LENGTH, Event, EventSource
 from regauge.monitoring.notify.notifier import Notifier, RateLimit, name_exit, notify_end
 from regauge.monitoring.notify.settings import Email, Notifications
@@ -250,18 +250,20 @@ def read_journal(folder: Path) -> list[tuple[str, str, int]]:
 def test_transient_problems_are_retried_and_permanent_ones_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(delivery, "MIN_PAUSE_SECONDS", 0.001)
-    outcomes = [
-        *[("status 500", False), ("status 503", False), ("", False)],
-        ("status 404", True),
-        *[("status 500", False)] * 4,
-    ]
-    monkeypatch.setattr(SinkQueue, "_send", lambda *_: outcomes.pop(0))
+    monkeypatch.setattr(SinkQueue, "min_pause_seconds", 0.001)
+    transient, permanent = SendError("status 500"), SendError("status 404", is_permanent=True)
+    outcomes = [transient, transient, None, permanent, *[transient] * 4]
+
+    def answer(*_: object) -> None:
+        if (error := outcomes.pop(0)) is not None:
+            raise error
+
+    monkeypatch.setattr(SinkQueue, "_send", answer)
     queue = start_queue(tmp_path)
     for name in ("failed", "stuck", "finished"):
         queue.put(build_event(name))
-    queue.begin_close()
-    queue.close(time.monotonic() + 60)
+    queue.begin_close(time.monotonic() + 60)
+    queue.close()
     assert outcomes == []
     assert read_journal(tmp_path) == [
         ("failed", "delivered", 3),
@@ -279,15 +281,15 @@ def test_a_full_queue_drops_its_oldest_event(
 ) -> None:
     monkeypatch.setattr(delivery, "MAX_QUEUED_EVENTS", 2)
     release = threading.Event()
-    monkeypatch.setattr(SinkQueue, "_send", lambda *_: ("", not release.wait(60)))
+    monkeypatch.setattr(SinkQueue, "_send", lambda *_: release.wait(60))
     queue = start_queue(tmp_path)
     for name in ("stuck", "failed", "recovered", "finished"):
         queue.put(build_event(name))
     assert read_journal(tmp_path) == [("failed", "dropped", 0)]
     assert "event 'failed' not delivered to webhook at x: the queue is full" in caplog.text
     release.set()
-    queue.begin_close()
-    queue.close(time.monotonic() + 60)
+    queue.begin_close(time.monotonic() + 60)
+    queue.close()
     delivered = [(name, "delivered", 1) for name in ("stuck", "recovered", "finished")]
     assert read_journal(tmp_path)[1:] == delivered
 
@@ -296,10 +298,14 @@ def test_a_journal_that_cannot_be_written_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / JOURNAL).mkdir()
-    monkeypatch.setattr(SinkQueue, "_send", lambda *_: ("status 404", True))
+
+    def refuse(*_: object) -> None:
+        raise SendError("status 404", is_permanent=True)
+
+    monkeypatch.setattr(SinkQueue, "_send", refuse)
     for folder in (tmp_path, tmp_path / "missing"):
         queue = start_queue(folder)
         queue.put(build_event())
-        queue.begin_close()
-        queue.close(time.monotonic() + 60)
+        queue.begin_close(time.monotonic() + 60)
+        queue.close()
     assert caplog.messages == ["event 'failed' not delivered to webhook at x: status 404"] * 2

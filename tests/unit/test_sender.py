@@ -12,7 +12,7 @@ from regauge.monitoring.trackers._sender import MetricsLine, Sender
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_sender, "MIN_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(Sender, "min_pause_seconds", 0.01)
 
 
 class Server:

@@ -105,9 +105,9 @@ class Notifier:
         deadline = time.monotonic() + self._settings.exit_seconds
         with defer_stop(has_limit=False):  # a repeated signal has a limit
             for queue in self._queues:
-                queue.begin_close()
+                queue.begin_close(deadline)
             for queue in self._queues:
-                queue.close(deadline)
+                queue.close()
 
     def _put(self, event: Event | None) -> None:
         if event is not None:

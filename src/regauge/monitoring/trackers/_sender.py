@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
+from regauge.monitoring.delivery import DeliveryThread
 from regauge.system.errors import first_line
 from regauge.system.log import logger
 
 MAX_QUEUED_LINES = 10_000
 """Capacity of the queue; lines beyond it are lost."""
 MAX_LINES_PER_DELIVERY = 100
-MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0
-"""First and longest pause before a retry; the pause doubles each time."""
-
-T = TypeVar("T")
+WAIT_SECONDS = 0.5
+"""Interval of the calls of `on_wait`."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +38,14 @@ class MetricsLine:
 Deliver = Callable[[list[MetricsLine]], None]
 
 
-class Sender:
+class Sender(DeliveryThread[MetricsLine]):
     """Delivers lines to a destination in their order, in a background thread.
 
     `connect` returns the function that delivers lines. Both are retried after an error until the
     run ends, unless `is_permanent` is true for the error. `destination` names it in warnings.
     """
+
+    min_pause_seconds, max_pause_seconds = 0.5, 30.0
 
     def __init__(
         self,
@@ -55,14 +53,11 @@ class Sender:
         connect: Callable[[], Deliver],
         is_permanent: Callable[[Exception], bool],
     ) -> None:
+        super().__init__("sender")
         self._destination, self._connect, self._is_permanent = destination, connect, is_permanent
-        self._queue: deque[MetricsLine] = deque()
-        self._changed = threading.Condition()
-        self._deadline: float | None = None
         self._num_queued = self._num_delivered = 0
         self._problem = ""
-        self._thread = threading.Thread(target=self._deliver_lines, name="sender", daemon=True)
-        self._thread.start()
+        self.start()
 
     def put(self, line: MetricsLine) -> None:
         """Queue a line without waiting; the line is lost if the queue is full."""
@@ -77,64 +72,35 @@ class Sender:
 
         `on_wait` is called repeatedly while it waits.
         """
-        deadline = time.monotonic() + seconds
-        with self._changed:
-            self._deadline = deadline
-            self._changed.notify()
-        while self._thread.is_alive() and (seconds_left := deadline - time.monotonic()) > 0:
+        self.begin_close(time.monotonic() + seconds)
+        while self.is_alive() and (seconds_left := self._seconds_left()) > 0:
             on_wait()
-            self._thread.join(min(seconds_left, MIN_PAUSE_SECONDS))
+            self.join(min(seconds_left, WAIT_SECONDS))
         num_lost = self._num_queued - self._num_delivered
         if num_lost:
             reason = self._problem or f"no answer within {seconds:g} s"
             logger.warning("%d values not delivered to %s: %s", num_lost, self._destination, reason)
         return num_lost
 
-    def _deliver_lines(self) -> None:
+    def run(self) -> None:
+        """Connect, and deliver the lines."""
         deliver = self._retry(self._connect)
-        while deliver is not None and (lines := self._take_lines()):
-            if self._retry(partial(_deliver, deliver, lines)):
-                self._num_delivered += sum(map(len, lines))
+        while deliver is not None and self._wait_for_work():
+            with self._changed:
+                count = min(len(self._queue), MAX_LINES_PER_DELIVERY)
+                lines = [self._queue.popleft() for _ in range(count)]
+            self._num_delivered += self._retry(partial(_deliver, deliver, lines)) or 0
 
-    def _take_lines(self) -> list[MetricsLine]:
-        """Wait for lines and take some of them from the queue; returns none at the end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._deadline is not None)
-            count = min(len(self._queue), MAX_LINES_PER_DELIVERY)
-            return [self._queue.popleft() for _ in range(count)]
-
-    def _retry(self, action: Callable[[], T]) -> T | None:
-        """Run an action until it succeeds; None after a permanent error or the deadline."""
-        pause = MIN_PAUSE_SECONDS
-        while True:
-            try:
-                return action()
-            except Exception as error:  # noqa: BLE001 - no error of a tracker may end the run
-                is_first = not self._problem
-                self._problem = first_line(error)[:200]
-                is_permanent = self._is_permanent(error)
-            if is_first and not is_permanent:
-                logger.warning(
-                    "%s is unreachable, retrying in the background: %s",
-                    self._destination,
-                    self._problem,
-                )
-            if is_permanent or self._pause(pause):
-                return None
-            pause = min(2 * pause, MAX_PAUSE_SECONDS)
-
-    def _pause(self, seconds: float) -> bool:
-        """Pause, only briefly after the end of the run; return whether the deadline is over."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._deadline is not None, seconds)
-            deadline = self._deadline
-        if deadline is None:
-            return False
-        seconds_left = deadline - time.monotonic()
-        time.sleep(max(0.0, min(seconds_left, MIN_PAUSE_SECONDS)))
-        return seconds_left <= 0
+    def _gives_up(self, error: Exception) -> bool:
+        is_first, is_permanent = not self._problem, self._is_permanent(error)
+        self._problem = first_line(error)[:200]
+        if is_first and not is_permanent:
+            message = "%s is unreachable, retrying in the background: %s"
+            logger.warning(message, self._destination, self._problem)
+        return is_permanent
 
 
-def _deliver(deliver: Deliver, lines: list[MetricsLine]) -> bool:
+def _deliver(deliver: Deliver, lines: list[MetricsLine]) -> int:
+    """Deliver lines; return the number of their values."""
     deliver(lines)
-    return True
+    return sum(map(len, lines))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from regauge.monitoring.trackers import is_train_metric
 from regauge.monitoring.trackers._sender import MetricsLine
+from regauge.monitoring.trackers.jsonl import FILE
 from regauge.system import jsonl
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     Recorded = Collection[tuple[str, int]]
     """Names of metrics, as the destination writes them, with their steps."""
 
-METRICS_FILE = "metrics.jsonl"
-"""The file of the tracker `jsonl`."""
 _OTHER_KEYS = {"attempt", "step", "seconds"}
 
 
@@ -41,7 +40,7 @@ def read_earlier_lines(run: RunInfo) -> list[MetricsLine]:
     """
     documents = [
         document
-        for document in jsonl.read_lines(run.folder / METRICS_FILE, jsonl.StepLine)
+        for document in jsonl.read_lines(run.folder / FILE, jsonl.StepLine)
         if document["attempt"] < run.attempt and "summary" not in document
     ]
     documents.sort(key=lambda document: int(document["attempt"]))

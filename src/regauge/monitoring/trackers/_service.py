@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, model_validator
 
 from regauge.monitoring.trackers import RunInfo, Tracker
 from regauge.monitoring.trackers._sender import Deliver, MetricsLine, Sender
+from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 FINISHED, FAILED = "FINISHED", "FAILED"
 """Final statuses of a run."""
@@ -29,6 +31,20 @@ class ServiceTracker(Tracker):
     _is_finished: bool = PrivateAttr(default=False)
     _step: int = PrivateAttr(default=0)
     _run: RunInfo | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _is_installed(self) -> Self:
+        for package in self.list_packages():
+            if importlib.util.find_spec(package) is None:
+                raise SettingsError(
+                    f"the tracker '{self.kind}' needs the package {package}",
+                    f'pip install "regauge[{self.kind}]", or remove the tracker',
+                )
+        return self
+
+    def list_packages(self) -> tuple[str, ...]:
+        """Return the packages that must be installed."""
+        return ()
 
     def name_destination(self, run: RunInfo) -> str:
         """Return the name of the service in warnings."""
@@ -73,12 +89,12 @@ class ServiceTracker(Tracker):
 
     def finish(self, summary: Mapping[str, object]) -> None:
         """Queue the result: numbers as metrics `result/…`, texts as tags `result.…`."""
-        numbers = {f"result/{name}": float(value) for name, value in _select_numbers(summary)}
-        texts = {
-            f"result.{name}": str(value)
-            for name, value in summary.items()
-            if f"result/{name}" not in numbers
-        }
+        numbers, texts = {}, {}
+        for name, value in summary.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                numbers[f"result/{name}"] = float(value)
+            else:
+                texts[f"result.{name}"] = str(value)
         self._is_finished = True
         if self._sender:
             self._sender.put(MetricsLine(self._step, numbers, texts, final_status=FINISHED))
@@ -93,9 +109,3 @@ class ServiceTracker(Tracker):
         for name in self._changed_variables:
             os.environ.pop(name, None)
         self._changed_variables = ()
-
-
-def _select_numbers(summary: Mapping[str, object]) -> Iterator[tuple[str, float]]:
-    for name, value in summary.items():
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            yield name, value

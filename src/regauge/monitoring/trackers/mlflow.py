@@ -8,17 +8,16 @@ differs in a later attempt is a tag, such as `attempt-2/execution.processes`.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from pydantic import field_validator, model_validator
+from pydantic import field_validator
 
 from regauge.config import flatten
 from regauge.monitoring.trackers import RunInfo
@@ -51,7 +50,7 @@ PERMANENT_ERROR_CODES = {
     "UNAUTHENTICATED",
 }
 """Error codes of MLflow that no retry can fix."""
-MAX_METRICS_PER_REQUEST, MAX_TEXTS_PER_REQUEST = 1000, 100
+MAX_ENTITIES_PER_REQUEST = {"metrics": 1000, "params": 100, "tags": 100}
 MAX_NAME_LENGTH, MAX_PARAMETER_LENGTH, MAX_TAG_LENGTH = 250, 6000, 5000
 """Limits of MLflow for one request and for the lengths of texts."""
 
@@ -80,17 +79,9 @@ class Mlflow(ServiceTracker):
             )
         return value
 
-    @model_validator(mode="after")
-    def _is_installed(self) -> Self:
+    def list_packages(self) -> tuple[str, ...]:
         is_database = self.uri is None or self.uri.startswith("sqlite")
-        packages = ("mlflow", "sqlalchemy", "alembic") if is_database else ("mlflow",)
-        missing = [name for name in packages if importlib.util.find_spec(name) is None]
-        if missing:
-            raise SettingsError(
-                f"the tracker 'mlflow' needs the package {missing[0]}",
-                'pip install "regauge[mlflow]", or remove the tracker',
-            )
-        return self
+        return ("mlflow", "sqlalchemy", "alembic") if is_database else ("mlflow",)
 
     def name_destination(self, run: RunInfo) -> str:
         return f"mlflow at {self._find_uri(run)}"
@@ -174,8 +165,7 @@ def _deliver(client: Any, run_id: str, lines: list[MetricsLine]) -> None:
         for line in lines
         for key, value in line.values.items()
     ]
-    for start in range(0, len(metrics), MAX_METRICS_PER_REQUEST):
-        client.log_batch(run_id, metrics=metrics[start : start + MAX_METRICS_PER_REQUEST])
+    _log_batches(client, run_id, "metrics", metrics)
     _log_texts(client, run_id, {}, {key: text for line in lines for key, text in line.tags.items()})
     for status in (line.final_status for line in lines if line.final_status):
         client.set_terminated(run_id, status=status)
@@ -184,17 +174,22 @@ def _deliver(client: Any, run_id: str, lines: list[MetricsLine]) -> None:
 def _log_texts(
     client: Any, run_id: str, parameters: Mapping[str, str], tags: Mapping[str, str]
 ) -> None:
-    """Send parameters and tags, in requests of limited size."""
+    """Send parameters and tags."""
     from mlflow.entities import Param, RunTag
 
     params = [Param(key, parameters[key]) for key in sorted(parameters)]
-    for start in range(0, len(params), MAX_TEXTS_PER_REQUEST):
-        client.log_batch(run_id, params=params[start : start + MAX_TEXTS_PER_REQUEST])
+    _log_batches(client, run_id, "params", params)
     run_tags = [
         RunTag(_format_name(key), _truncate(tags[key], MAX_TAG_LENGTH)) for key in sorted(tags)
     ]
-    for start in range(0, len(run_tags), MAX_TEXTS_PER_REQUEST):
-        client.log_batch(run_id, tags=run_tags[start : start + MAX_TEXTS_PER_REQUEST])
+    _log_batches(client, run_id, "tags", run_tags)
+
+
+def _log_batches(client: Any, run_id: str, kind: str, entities: list[Any]) -> None:
+    """Send metrics, parameters or tags, in requests of limited size."""
+    size = MAX_ENTITIES_PER_REQUEST[kind]
+    for start in range(0, len(entities), size):
+        client.log_batch(run_id, **{kind: entities[start : start + size]})
 
 
 def _format_name(name: str) -> str:

@@ -6,19 +6,17 @@ those before it that a killed attempt has lost.
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from regauge.monitoring.trackers._earlier_attempts import deliver_once
 from regauge.monitoring.trackers._service import FINISHED, ServiceTracker
-from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -39,14 +37,8 @@ class TensorBoard(ServiceTracker):
     wait_seconds: float = Field(default=2.0, ge=0)
     """Maximum wait at the end of the run for values not yet written."""
 
-    @model_validator(mode="after")
-    def _is_installed(self) -> Self:
-        if importlib.util.find_spec("tensorboard") is None:
-            raise SettingsError(
-                "the tracker 'tensorboard' needs the package tensorboard",
-                'pip install "regauge[tensorboard]", or remove the tracker',
-            )
-        return self
+    def list_packages(self) -> tuple[str, ...]:
+        return ("tensorboard",)
 
     def name_destination(self, run: RunInfo) -> str:
         return f"tensorboard in {run.folder / FOLDER}"

@@ -12,24 +12,20 @@ to `wandb/incomplete`, and records its steps again from `metrics.jsonl`.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from regauge.monitoring.trackers import RunInfo
-from regauge.monitoring.trackers._earlier_attempts import (
-    METRICS_FILE,
-    has_train_metrics,
-    read_earlier_lines,
-)
+from regauge.monitoring.trackers._earlier_attempts import has_train_metrics, read_earlier_lines
 from regauge.monitoring.trackers._service import FINISHED, ServiceTracker
+from regauge.monitoring.trackers.jsonl import FILE
 from regauge.system import jsonl
-from regauge.system.errors import SettingsError, first_line
+from regauge.system.errors import first_line
 from regauge.system.json_files import DocumentShape
 from regauge.system.log import logger
 
@@ -69,14 +65,8 @@ class Wandb(ServiceTracker):
     wait_seconds: float = Field(default=20.0, ge=0)
     """Maximum wait at the end of the run for values not yet delivered."""
 
-    @model_validator(mode="after")
-    def _is_installed(self) -> Self:
-        if importlib.util.find_spec("wandb") is None:
-            raise SettingsError(
-                "the tracker 'wandb' needs the package wandb",
-                'pip install "regauge[wandb]", or remove the tracker',
-            )
-        return self
+    def list_packages(self) -> tuple[str, ...]:
+        return ("wandb",)
 
     def name_destination(self, run: RunInfo) -> str:
         return f"wandb in {run.folder / FOLDER}"
@@ -156,7 +146,7 @@ class _Session:
         self._owns_process = SESSION_VARIABLE not in os.environ
         exit_functions = sys.exit, sys.excepthook
         self._folders = OfflineFolders(run.folder / FOLDER)
-        if run.attempt > 1 and (run.folder / METRICS_FILE).is_file():
+        if run.attempt > 1 and (run.folder / FILE).is_file():
             self._folders.move_incomplete(run.resumed_step)
         try:
             self._run = self._open()

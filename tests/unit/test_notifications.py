@@ -14,7 +14,7 @@ from regauge import config
 from regauge.monitoring.notify import delivery
 from regauge.monitoring.notify.delivery import JOURNAL, SendError, SinkQueue
 from regauge.monitoring.notify.events import EVENTS, MAX_TEXT_LENGTH, Event, EventSource
-from regauge.monitoring.notify.notifier import Notifier, RateLimit, name_exit, notify_end
+from regauge.monitoring.notify.notifier import Notifier, RateLimit, name_exit, open_notifier
 from regauge.monitoring.notify.settings import Email, Notifications
 from regauge.monitoring.notify.sinks import Sink, build_mail, build_sinks, build_slack_message
 from regauge.system.errors import ChildError, LimitReachedError, SettingsError, StopSignalError
@@ -224,14 +224,16 @@ def test_the_end_of_a_command_is_one_event(
     monkeypatch.setattr(Notifier, "_put", lambda _, event: sent.extend([event] if event else []))
     settings = build_settings(webhook={"url": "http://127.0.0.1:1/"})
 
-    def fail() -> None:
-        with notify_end(settings, SOURCE, tmp_path):
+    def fail(*last_events: Any) -> None:
+        with open_notifier(settings, SOURCE, tmp_path) as notifier:
+            for last in last_events:
+                notifier.send(last, is_final=True)
             raise error
 
     with pytest.raises(type(error)):
         fail()
-    with notify_end(settings, SOURCE, tmp_path) as report:
-        report.next_action = "regauge export x"
+    with pytest.raises(type(error)):
+        fail("finished")
     assert [event.name for event in sent] == [name, "finished"]
     assert all(event.is_final for event in sent)
     assert name_exit(66) == "failed"

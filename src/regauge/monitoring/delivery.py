@@ -64,7 +64,7 @@ class DeliveryThread(threading.Thread, Generic[Work]):
         with self._changed:
             if not self._changed.wait_for(lambda: self._deadline is not None, seconds):
                 return True
-        time.sleep(max(0.0, min(self._seconds_left(), seconds, LAST_PAUSE_SECONDS)))
+            self._changed.wait(max(0.0, min(self._seconds_left(), seconds, LAST_PAUSE_SECONDS)))
         return self._seconds_left() > 0
 
     def _seconds_left(self) -> float:

@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regauge.monitoring.notify.events import EventName, EventSource
-from regauge.monitoring.notify.notifier import (
-    name_exit,
-    open_notifier,
-    send_error,
-    split_remedy,
-)
+from regauge.monitoring.notify.notifier import name_exit, open_notifier, split_remedy
 from regauge.run_folders.cost_meter import ATTEMPTS, AttemptLine
 from regauge.system import jsonl
 
@@ -68,7 +63,7 @@ class RunEvents:
         """How the last attempt ended, until a later attempt does a step; empty for none."""
         self._observed_at = -OBSERVE_SECONDS
         self._step, self._progress_at = 0, 0.0
-        self._is_stuck = self._is_ended = False
+        self._is_stuck = False
 
     def begin_attempt(self, attempt: AttemptFacts) -> None:
         """Begin an attempt; its processes have done no step yet."""
@@ -133,18 +128,12 @@ class RunEvents:
             next_action=remedy or "run the same command to resume",
             is_final=True,
         )
-        self._is_ended = True
+        self._notifier.has_ended = True
 
     def report_finish(self) -> None:
         """Send that the run is finished."""
         self._send("finished", next_action=f"regauge export {self._folder}", is_final=True)
-        self._is_ended = True
-
-    def report_error(self, error: BaseException) -> None:
-        """Send an error that ended the supervisor, unless the end of the run was sent."""
-        if not self._is_ended:
-            self._is_ended = True
-            send_error(self._notifier, error)
+        self._notifier.has_ended = True
 
     def _send_recovery(self, now: float) -> None:
         """Send that the run does steps again."""
@@ -189,12 +178,7 @@ def send_run_events(settings: Notifications, folder: Path) -> Iterator[RunEvents
     """
     source = EventSource("train", folder.resolve().name, str(folder.resolve()))
     with open_notifier(settings, source) as notifier:
-        events = RunEvents(notifier, settings, folder)
-        try:
-            yield events
-        except BaseException as error:
-            events.report_error(error)
-            raise
+        yield RunEvents(notifier, settings, folder)
 
 
 def _read_last_outcome(folder: Path) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from regauge import config
 from regauge.monitoring.notify.events import EventSource
-from regauge.monitoring.notify.notifier import open_notifier, send_error
+from regauge.monitoring.notify.notifier import open_notifier
 from regauge.monitoring.settings import Monitoring
 from regauge.system.errors import DifferenceError
 
@@ -38,9 +38,6 @@ def send_pipeline_events(
             notifier.send(
                 "gate_refused", problem=error.problem, next_action=error.remedy, is_final=True
             )
-            raise
-        except BaseException as error:
-            send_error(notifier, error)
             raise
         if is_last:
             notifier.send("finished", is_final=True)

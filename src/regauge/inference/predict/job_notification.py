@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from regauge.monitoring.notify.events import EventSource
-from regauge.monitoring.notify.notifier import notify_end
+from regauge.monitoring.notify.notifier import open_notifier
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator
 
     from regauge.inference.predict.job import PredictJob
-    from regauge.monitoring.notify.notifier import EndReport
+    from regauge.monitoring.notify.notifier import Notifier
 
 
-def notify_job_end(job: PredictJob) -> AbstractContextManager[EndReport]:
-    """Return a block that sends an event at its end; the messages name the job of several."""
+@contextmanager
+def notify_job_end(job: PredictJob) -> Iterator[Notifier]:
+    """Send an event at the end of the block; the messages name the job of several."""
     folder, slot = job.folder.resolve(), job.slot
     name = folder.name if slot.count == 1 else f"{folder.name} (job {slot.index} of {slot.count})"
     source = EventSource("predict", name, str(folder))
-    return notify_end(job.settings.monitoring.notifications, source, job.job_folder)
+    settings = job.settings.monitoring.notifications
+    with open_notifier(settings, source, job.job_folder) as notifier:
+        yield notifier
+        notifier.send("finished", usd=notifier.read_usd(), is_final=True)

@@ -175,14 +175,14 @@ def predict(settings: PredictSettings) -> dict[str, Any]:
     write_lineage(job, plan.artifact, plan.version)
     with ExitStack() as stack:
         stack.enter_context(FolderLock(job.job_folder))
-        end_report = stack.enter_context(notify_job_end(job))
+        notifier = stack.enter_context(notify_job_end(job))
         _clear_scratch(job)
         finished = job.find_finished_shards()
         shard_queue = job.build_queue(finished)
         meter = _start_meter(job, started_at)
         start = {"started_at": started_at, **meter.start_fields}
         progress = ProgressBar(job, finished, meter)
-        end_report.read_usd = lambda: progress.usd
+        notifier.read_usd = lambda: progress.usd
         stack.enter_context(stop_signals.record_signals())
         _log_slot(job)
         if shard_queue.num_unfinished:

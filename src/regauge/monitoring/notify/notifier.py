@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +83,10 @@ class Notifier:
         folder = journal_folder or Path(source.folder)
         self._queues = [SinkQueue(sink, settings, folder) for sink in build_sinks(settings)]
         self._rate_limit = RateLimit(settings.repeat_seconds)
+        self.read_usd: Callable[[], float | None] = lambda: None
+        """Returns the dollars so far, for an error that ends the command."""
+        self.has_ended = False
+        """Whether the last event of the command was sent."""
 
     @property
     def is_active(self) -> bool:
@@ -91,6 +95,7 @@ class Notifier:
 
     def send(self, name: EventName, **fields: Any) -> None:
         """Queue an event with fields of `Event`, unless the settings leave it out; never waits."""
+        self.has_ended |= fields.get("is_final", False)
         if self._queues and name in self._settings.events:
             event = Event(name, self._source, time.time(), **fields)
             self._put(self._rate_limit.admit(event, self._clock()))
@@ -119,47 +124,23 @@ class Notifier:
 def open_notifier(
     settings: Notifications, source: EventSource, journal_folder: Path | None = None
 ) -> Iterator[Notifier]:
-    """Yield a notifier, and wait for its unsent events at the end of the block."""
+    """Yield a notifier, and wait for its unsent events at the end of the block.
+
+    An error that ends the block is sent, unless a last event was sent before. Raises SettingsError
+    if a secret of a sink cannot be read.
+    """
     notifier = Notifier(settings, source, journal_folder)
     try:
         yield notifier
+    except BaseException as error:
+        if not notifier.has_ended:
+            line, code = describe_error(error)
+            problem, remedy = split_remedy(line)
+            fields = {"next_action": remedy, "usd": notifier.read_usd(), "is_final": True}
+            notifier.send(name_exit(code), problem=problem, **fields)
+        raise
     finally:
         notifier.close()
-
-
-@dataclass
-class EndReport:
-    """Fields of the last event of a command, which the command sets when it knows them."""
-
-    read_usd: Callable[[], float | None] = lambda: None
-    """Returns the dollars so far."""
-    next_action: str = ""
-
-
-@contextmanager
-def notify_end(
-    settings: Notifications, source: EventSource, journal_folder: Path | None = None
-) -> Iterator[EndReport]:
-    """Send an event at the end of the block: finished, or how it failed.
-
-    Raises SettingsError if a secret of a sink cannot be read.
-    """
-    report = EndReport()
-    with open_notifier(settings, source, journal_folder) as notifier:
-        try:
-            yield report
-        except BaseException as error:
-            send_error(notifier, error, usd=report.read_usd())
-            raise
-        action = report.next_action
-        notifier.send("finished", usd=report.read_usd(), next_action=action, is_final=True)
-
-
-def send_error(notifier: Notifier, error: BaseException, **fields: Any) -> None:
-    """Send the event of an error that ends a command."""
-    line, code = describe_error(error)
-    problem, remedy = split_remedy(line)
-    notifier.send(name_exit(code), problem=problem, next_action=remedy, is_final=True, **fields)
 
 
 def split_remedy(line: str) -> tuple[str, str]:

@@ -1,6 +1,6 @@
-"""Class names in the card of a dataset: the features in the metadata of its README.
+"""Class names in the features that `datasets` writes to the schema of a table and to a README.
 
-`datasets` writes them under `dataset_info`, one table for each subset:
+The metadata of a README has them under `dataset_info`, one table for each subset:
 https://huggingface.co/docs/hub/datasets-cards
 """
 
@@ -9,6 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from regauge.data.sources._splits import DEFAULT
+
+CLASS_LABEL = "ClassLabel"
+"""The type of a feature with classes, in the schema of a table."""
 
 
 def read_class_names(dataset_info: Any, subset: str) -> dict[str, tuple[str, ...]]:
@@ -26,18 +29,27 @@ def read_class_names(dataset_info: Any, subset: str) -> dict[str, tuple[str, ...
     features = matches[0].get("features") if matches else None
     names: dict[str, tuple[str, ...]] = {}
     for feature in features if isinstance(features, list) else ():
-        if isinstance(feature, dict) and (texts := _find_names(feature)):
+        if isinstance(feature, dict) and (texts := find_names(feature)):
             names[str(feature.get("name"))] = texts
     return names
 
 
-def _find_names(feature: dict[str, Any]) -> tuple[str, ...]:
-    """Return the names of a ClassLabel or of a list of them; empty for other features."""
-    label = feature.get("class_label")
-    if isinstance(label, dict):
+def find_names(feature: Any) -> tuple[str, ...]:
+    """Return the names of a ClassLabel or of a list of them; empty for other features.
+
+    `feature` is as in a README (`dtype`) or as in the schema of a table (`_type`).
+    """
+    if isinstance(feature, list) and len(feature) == 1:
+        return find_names(feature[0])
+    if not isinstance(feature, dict):
+        return ()
+    if feature.get("_type") == CLASS_LABEL:
+        return _sort_names(feature.get("names"))
+    if isinstance(label := feature.get("class_label"), dict):
         return _sort_names(label.get("names"))
     inner = (feature.get(key) for key in ("dtype", "sequence", "list"))
-    return next((_find_names(value) for value in inner if isinstance(value, dict)), ())
+    tables = (value for value in inner if isinstance(value, dict))
+    return find_names(next(tables, feature.get("feature")))
 
 
 def _sort_names(names: Any) -> tuple[str, ...]:

@@ -36,7 +36,9 @@ def open_decompressed(file: BinaryIO, name: str) -> BinaryIO:
 
 def list_damage_errors() -> tuple[type[Exception], ...]:
     """Return the exception types that reading a damaged compressed file raises."""
-    return (EOFError, zlib.error, gzip.BadGzipFile, *_list_zstd_errors())
+    import zstandard
+
+    return (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError)
 
 
 class _ZstandardReader(io.RawIOBase):
@@ -75,11 +77,3 @@ class _ZstandardReader(io.RawIOBase):
         import zstandard
 
         return zstandard.ZstdDecompressor().decompressobj()
-
-
-def _list_zstd_errors() -> tuple[type[Exception], ...]:
-    try:
-        import zstandard
-    except ImportError:
-        return ()
-    return (zstandard.ZstdError,)

@@ -41,11 +41,9 @@ class FileSource(Source):
     folders. A path that exists as written is not a glob."""
 
     def remote_location(self) -> str:
-        """Return the first URL, if any."""
         return next(filter(_remote.is_url, self.files), "")
 
     def list_pieces(self) -> tuple[Piece, ...]:
-        """Return the pieces of all files."""
         return self.divide_files(find_files(self.files))
 
     @abstractmethod

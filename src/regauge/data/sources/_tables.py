@@ -10,6 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from regauge.data.sources import UNDECODABLE, Piece, Record, Rejected, _documents, _files
+from regauge.data.sources._cards import find_names
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import DataError
 from regauge.system.log import logger
@@ -24,11 +25,8 @@ OPEN_THREADS = 8
 """Number of files whose metadata is read at the same time, because remote reads have latency."""
 INT64_DIGITS = 18
 """Every integer with this many decimal digits fits into 64 bits."""
-
-
 FEATURES_KEY = b"huggingface"
 """Key of the schema's metadata in which the library `datasets` stores the types of columns."""
-CLASS_LABEL = "ClassLabel"
 
 
 class TableSource(_files.FileSource):
@@ -43,7 +41,6 @@ class TableSource(_files.FileSource):
     """Name of a part of a file, such as "row group", for locations."""
 
     def field_names(self) -> tuple[str, ...]:
-        """Return the configured columns, if any."""
         return self.columns
 
     def divide_files(self, files: list[_files.InputFile]) -> tuple[Piece, ...]:
@@ -52,7 +49,6 @@ class TableSource(_files.FileSource):
             return tuple(chain.from_iterable(pool.map(self._divide_if_readable, files)))
 
     def read(self, piece: Piece) -> Iterator[Record | Rejected]:
-        """Yield the rows of a piece."""
         import pyarrow as pa
 
         name = piece.files[0]
@@ -90,7 +86,7 @@ class TableSource(_files.FileSource):
         except _list_damage_errors(pa):
             return {}
         features = _read_features(metadata.get(FEATURES_KEY, b"{}"))
-        names = {field: _read_class_names(feature) for field, feature in features.items()}
+        names = {field: find_names(feature) for field, feature in features.items()}
         return {field: texts for field, texts in names.items() if texts}
 
     @abstractmethod
@@ -147,17 +143,6 @@ def _read_features(document: bytes) -> dict[str, Any]:
     except (ValueError, TypeError, LookupError):
         return {}
     return features if isinstance(features, dict) else {}
-
-
-def _read_class_names(feature: Any) -> tuple[str, ...]:
-    """Return the names of a ClassLabel or of a list of them; empty for other features."""
-    if isinstance(feature, list) and len(feature) == 1:
-        return _read_class_names(feature[0])
-    if not isinstance(feature, dict):
-        return ()
-    if feature.get("_type") == CLASS_LABEL and isinstance(feature.get("names"), list):
-        return tuple(map(str, feature["names"]))
-    return _read_class_names(feature.get("feature"))
 
 
 @cache

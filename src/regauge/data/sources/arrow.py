@@ -44,7 +44,6 @@ class Arrow(_tables.TableSource):
             yield Piece(label, piece_bytes, piece_bytes, version, (file.name,), start, stop)
 
     def read_schema(self, name: str) -> Any:
-        """Return the schema of a file or of a stream."""
         with _open(name) as reader:
             return reader.schema
 

@@ -61,7 +61,6 @@ class Csv(_files.FileSource):
         return self
 
     def field_names(self) -> tuple[str, ...]:
-        """Return the configured columns, if any."""
         return self.columns or self.column_names
 
     def divide_files(self, files: list[_files.InputFile]) -> tuple[Piece, ...]:

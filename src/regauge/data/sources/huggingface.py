@@ -52,11 +52,9 @@ class HuggingFace(Source):
         return "" if Path(self.name).is_dir() else f"the dataset '{self.name}' of the hub"
 
     def field_names(self) -> tuple[str, ...]:
-        """Return the configured columns, if any."""
         return self.columns
 
     def list_pieces(self) -> tuple[Piece, ...]:
-        """Return the pieces of the split's files."""
         try:
             is_local = Path(self.name).is_dir()
             files = self._list_folder(Path(self.name)) if is_local else self._list_hub()

@@ -25,7 +25,6 @@ class JsonLines(_files.FileSource):
     """Piece size in MiB."""
 
     def field_names(self) -> tuple[str, ...]:
-        """Return the configured columns, if any."""
         return self.columns
 
     def divide_files(self, files: list[_files.InputFile]) -> tuple[Piece, ...]:

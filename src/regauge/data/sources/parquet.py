@@ -34,7 +34,6 @@ class Parquet(_tables.TableSource):
             yield Piece(label, compressed_bytes, num_bytes, version, (file.name,), index, index + 1)
 
     def read_schema(self, name: str) -> Any:
-        """Return the Arrow schema of a file."""
         import pyarrow.parquet as pq
 
         with _files.open_seekable(name) as location:

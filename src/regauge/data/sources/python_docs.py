@@ -33,7 +33,6 @@ class PythonDocs(DocumentationSource):
     """Whether to keep or to drop repeated records, such as vendored copies; "drop" by default."""
 
     def field_names(self) -> tuple[str, ...]:
-        """Return the fields of every record."""
         return ("text", "summary", "body", *(("name",) if self.qualified_names else ()))
 
     def list_pieces(self) -> tuple[Piece, ...]:

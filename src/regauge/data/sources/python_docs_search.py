@@ -54,7 +54,6 @@ class PythonDocsSearch(DocumentationSource):
     """Candidates per query, including the correct one."""
 
     def field_names(self) -> tuple[str, ...]:
-        """Return the fields of the records."""
         features = ("module", "kind", "parameters", "words", "depth", "overlap")
         return ("query", "document", *features, "label")
 

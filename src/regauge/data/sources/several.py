@@ -92,7 +92,6 @@ class SeveralSources(Source):
         return self
 
     def remote_location(self) -> str:
-        """Return the first remote location, if any."""
         return next(filter(None, (entry.source.remote_location() for entry in self.sources)), "")
 
     def field_names(self) -> tuple[str, ...]:

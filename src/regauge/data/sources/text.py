@@ -28,7 +28,6 @@ class Text(_files.FileSource):
         return 'set source.document = "line" to divide it'
 
     def field_names(self) -> tuple[str, ...]:
-        """Return the only field."""
         return ("text",)
 
     def divide_files(self, files: list[_files.InputFile]) -> tuple[Piece, ...]:
@@ -41,7 +40,6 @@ class Text(_files.FileSource):
         return tuple(piece._replace(unit=unit) for piece in pieces)
 
     def read(self, piece: Piece) -> Iterator[Record | Rejected]:
-        """Yield the documents of a piece."""
         if piece.unit == "file":
             for name in piece.files:
                 yield _read_file(name)

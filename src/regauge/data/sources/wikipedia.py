@@ -35,7 +35,6 @@ class Wikipedia(_files.FileSource):
     """Size of a piece in MiB; a file is never divided."""
 
     def field_names(self) -> tuple[str, ...]:
-        """Return the two fields."""
         return FIELDS
 
     def divide_files(self, files: list[_files.InputFile]) -> tuple[Piece, ...]:

@@ -243,10 +243,13 @@ def test_the_cursor_of_the_terminal_is_restored(how: str, interrupt_at: bytes, e
     assert screen.rindex(SHOWN) > screen.rindex(HIDDEN)
 
 
-def test_a_missing_package_is_one_line_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard", None)  # as if it were not installed
-    with pytest.raises(SettingsError, match=r'pip install "regauge\[tensorboard\]"'):
-        config.parse_choice("trackers", "tensorboard")
+@pytest.mark.parametrize("kind", ["tensorboard", "mlflow", "wandb"])
+def test_a_missing_package_is_one_line_with_a_remedy(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, kind, None)  # as if it were not installed
+    with pytest.raises(SettingsError, match=rf'package {kind}; pip install "regauge\[{kind}\]"'):
+        config.parse_choice("trackers", kind)
 
 
 def test_tensorboard_purges_repeated_steps(tmp_path: Path) -> None:

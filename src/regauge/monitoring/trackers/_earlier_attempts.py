@@ -10,9 +10,8 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from regauge.monitoring.trackers import is_train_metric
+from regauge.monitoring.trackers import METRICS_FILE, is_train_metric
 from regauge.monitoring.trackers._sender import MetricsLine
-from regauge.monitoring.trackers.jsonl import FILE
 from regauge.system import jsonl
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def read_earlier_lines(run: RunInfo) -> list[MetricsLine]:
     """
     documents = [
         document
-        for document in jsonl.read_lines(run.folder / FILE, jsonl.StepLine)
+        for document in jsonl.read_lines(run.folder / METRICS_FILE, jsonl.StepLine)
         if document["attempt"] < run.attempt and "summary" not in document
     ]
     documents.sort(key=lambda document: int(document["attempt"]))

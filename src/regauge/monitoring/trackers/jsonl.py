@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PrivateAttr
 
-from regauge.monitoring.trackers import RunInfo, Tracker
+from regauge.monitoring.trackers import METRICS_FILE, RunInfo, Tracker
 from regauge.system import jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from io import FileIO
-
-FILE = "metrics.jsonl"
 
 
 class Jsonl(Tracker):
@@ -35,7 +33,7 @@ class Jsonl(Tracker):
         """Open the file for appending."""
         self.close()
         run.folder.mkdir(parents=True, exist_ok=True)
-        file = jsonl.open_for_append(run.folder / FILE)
+        file = jsonl.open_for_append(run.folder / METRICS_FILE)
         self._file = _MetricsFile(file, run.attempt, run.resumed_step)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

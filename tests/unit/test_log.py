@@ -69,3 +69,10 @@ def test_other_errors_of_output_are_raised(tmp_path: Path) -> None:
     path.touch()
     with path.open(encoding="utf-8") as file, pytest.raises(io.UnsupportedOperation):
         log.Terminal(file=file).print("line")
+
+
+def test_a_line_number_is_not_an_emoji(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("w", encoding="utf-8") as file:
+        log.Terminal(file=file).print("error in init.py:100: [bold]", markup=False)
+    assert path.read_text(encoding="utf-8") == "error in init.py:100: [bold]\n"

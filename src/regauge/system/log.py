@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Terminal(Console):
-    """A console that discards its output after its terminal was closed.
+    """A console that prints texts as they are, and discards output after its terminal closed.
 
     The command then stops at SIGHUP as at any other signal, and does not fail at its next line.
     """
@@ -28,8 +28,10 @@ class Terminal(Console):
     has_document = False
     """Whether the command has printed its JSON document."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, emoji=False, **options)  # `file.py:100:` is not an emoji
+
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print objects as rich does."""
         try:
             super().print(*objects, **options)
         except OSError as error:
@@ -40,8 +42,8 @@ class Terminal(Console):
             os.close(null)
 
 
-stderr = Terminal(stderr=True, highlight=False, soft_wrap=True)
-stdout = Terminal(highlight=False, soft_wrap=True)
+stderr = Terminal(stderr=True, soft_wrap=True)
+stdout = Terminal(soft_wrap=True)
 logger = logging.getLogger("regauge")
 logger.addHandler(logging.NullHandler())
 PROGRESS_INTERVAL_SECONDS = 10.0

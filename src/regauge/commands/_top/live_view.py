@@ -86,7 +86,7 @@ def show_live(reader: SnapshotReader) -> Snapshot:
     Raises RegaugeError if the target cannot be read at the start.
     """
     first = reader.read()
-    console = Terminal(highlight=False, _environ=_copy_environment())
+    console = Terminal(_environ=_copy_environment())
     view = Live(console=console, screen=True, auto_refresh=False)
     with (
         stop_signals.raise_interrupts(),

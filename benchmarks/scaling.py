@@ -33,7 +33,7 @@ from train_mlm import build_model
 
 from regauge.accelerators.cpu import Cpu
 from regauge.config import merge
-from regauge.evaluation.benchmark.settings import BENCHMARK
+from regauge.config.output_files import BENCHMARK
 
 WIDTH, LAYERS, VOCABULARY, LENGTH, ROWS, MICROBATCHES = 256, 4, 4096, 128, 16, 2
 """Sizes of a model whose gradients need a second at 100 Mb/s."""

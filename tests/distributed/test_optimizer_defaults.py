@@ -12,6 +12,7 @@ import pytest
 from distributed import datasets
 from distributed.runs import TASKS, Runs
 from regauge.config import build, dump, merge
+from regauge.config.output_files import SAVED_RUN
 from regauge.system.errors import SettingsError
 from regauge.system.processes import World
 from regauge.training import dry_run, run_record
@@ -141,7 +142,7 @@ def test_a_run_records_its_defaults_and_keeps_them_when_its_length_changes(
     assert f"optimizer: {line}" in caplog.text
     plan = dry_run.plan_run(run)
     assert plan["optimizer"] == line
-    document = json.loads((tmp_path / "run" / run_record.RUN).read_text())
+    document = json.loads((tmp_path / "run" / SAVED_RUN).read_text())
     assert document["optimizer"]["learning_rate"] == 2e-5
     assert document["optimizer"]["schedule"]["warmup_steps"] == 2
     assert document["run"]["defaults"]["values"][WARMUP_STEPS] == 2

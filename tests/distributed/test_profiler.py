@@ -14,6 +14,7 @@ import torch
 
 from distributed.jobs import lines, losses
 from distributed.runs import Runs, cases, settings
+from regauge.config.output_files import PROFILE
 from regauge.evaluation.report.profile_section import build_profile_section
 from regauge.run_folders import run_folder as folders
 from regauge.system import processes
@@ -32,7 +33,7 @@ AT_ONCE = {"data": {"workers": 0, "prefetch_steps": 1}}
 
 
 def read_profile(folder: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((folder / profiler.REPORT).read_text())
+    document: dict[str, Any] = json.loads((folder / PROFILE).read_text())
     return document
 
 
@@ -120,7 +121,7 @@ def test_a_run_that_ends_while_profiled_writes_no_profile(runs: Runs) -> None:
     reached = {"target": {"metric": "heldout/loss", "at_most": 100.0}}
     changes = {"stop": reached, "evaluation": {"every_steps": profiler.SKIPPED_STEPS + 1}}
     folder = runs.train_once(1, "mlm", strategy="single", profile=True, **changes)
-    assert not (folder / profiler.REPORT).exists()
+    assert not (folder / PROFILE).exists()
     assert not torch._C._autograd._profiler_enabled()
 
 
@@ -143,6 +144,6 @@ def test_modules_in_compiled_blocks_are_not_annotated(runs: Runs) -> None:
 
 def test_without_the_option_there_is_no_profile(runs: Runs) -> None:
     folder = runs.train_once(1, "mlm", strategy="single")
-    assert not (folder / profiler.REPORT).exists()
+    assert not (folder / PROFILE).exists()
     assert not (folder / profiler.TRACE).exists()
     assert build_profile_section(folders.read_run_folder(folder).profile) is None

@@ -10,8 +10,8 @@ import pytest
 
 from distributed.jobs import lines
 from faults.conftest import FULL, Jobs
+from regauge.config.output_files import ATTEMPTS
 from regauge.run_folders.checkpoint_files import checkpoint_name, read_state
-from regauge.run_folders.cost_meter import ATTEMPTS
 
 DOLLAR_A_SECOND = {"price": {"usd_per_hour": 3600.0}}
 LAST_SECONDS = 2.5

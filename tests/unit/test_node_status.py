@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from regauge.run_folders.node_status import RANKS, Beat, read_node_statuses, write_node_status
+from regauge.config.output_files import RANKS
+from regauge.run_folders.node_status import Beat, read_node_statuses, write_node_status
 from regauge.system import timing
 from regauge.system.processes import inspect_process
 

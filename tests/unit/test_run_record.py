@@ -12,6 +12,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from distributed.runs import settings
 from regauge import config
 from regauge.config import build
+from regauge.config.output_files import ENVIRONMENT, RESULT, SAVED_RUN
 from regauge.system import processes
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.files import write_json
@@ -57,7 +58,7 @@ def test_the_folder_of_another_run_is_refused_with_the_different_key(
 
 
 def test_the_run_of_an_earlier_format_is_neither_resumed_nor_read(owned_folder: Path) -> None:
-    path = owned_folder / run_record.RUN
+    path = owned_folder / SAVED_RUN
     document = json.loads(path.read_text())
     document[config.RUN_IDENTITY]["format"] = 1
     path.write_text(json.dumps(document))
@@ -104,18 +105,18 @@ def test_files_of_other_processes_of_a_new_run_are_accepted(
 
 
 def test_a_damaged_record_is_refused(owned_folder: Path) -> None:
-    (owned_folder / run_record.RUN).write_text("{")
+    (owned_folder / SAVED_RUN).write_text("{")
     with pytest.raises(DataError, match=r"run.json cannot be read: .*; name another"):
         run_record.check_same_run(owned_folder, run(owned_folder), "f00")
 
 
 def test_the_record_is_a_valid_run_file(owned_folder: Path) -> None:
-    saved = json.loads((owned_folder / run_record.RUN).read_text())
+    saved = json.loads((owned_folder / SAVED_RUN).read_text())
     facts = saved.pop("run")
     assert (facts["run_id"], facts["data_fingerprint"]) == ("id-1", "f00")
     assert facts["format"] == config.FORMAT
     assert build(TrainSettings, saved) == run(owned_folder)
-    environment = json.loads((owned_folder / run_record.ENVIRONMENT).read_text())
+    environment = json.loads((owned_folder / ENVIRONMENT).read_text())
     assert environment["packages"]["torch"]
 
 
@@ -125,7 +126,7 @@ def test_environment_variables_are_logged_and_recorded(
     outside = {"OMP_PROC_BIND": "true", "DNNL_VERBOSE": "1", "MY_TOKEN": "x"}
     monkeypatch.setattr(processes, "INHERITED_ENVIRONMENT", outside)
     run_record.write_records(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1", "w")
-    recorded = json.loads((tmp_path / run_record.ENVIRONMENT).read_text())["variables"]
+    recorded = json.loads((tmp_path / ENVIRONMENT).read_text())["variables"]
     assert recorded == {"OMP_PROC_BIND": "true", "DNNL_VERBOSE": "1"}
     assert "DNNL_VERBOSE=1, OMP_PROC_BIND=true" in caplog.text
     run_record.write_records(tmp_path, run(tmp_path, accelerator="cpu"), "f00", "id-1", "w")
@@ -203,7 +204,7 @@ def test_a_run_is_finished_if_its_settings_would_end_it_again(
 ) -> None:
     run_record.write_records(tmp_path, run(tmp_path, stop=before, **EVALUATED), "f", "id", "w")
     result = {"steps": 4, "stop_reason": reason}
-    write_json(tmp_path / run_record.RESULT, result)
+    write_json(tmp_path / RESULT, result)
     current = run(tmp_path, stop=after, **EVALUATED)
     total_steps = current.stop.total_steps(1)
     assert run_record.find_result(tmp_path, current, total_steps) is None, "there is no model"
@@ -216,7 +217,7 @@ def test_a_run_is_finished_if_its_settings_would_end_it_again(
 def test_a_run_without_the_model_of_a_task_is_not_finished(tmp_path: Path) -> None:
     several = settings(tmp_path, DATA, "several")
     run_record.write_records(tmp_path, several, "f", "id", "w")
-    write_json(tmp_path / run_record.RESULT, {"steps": 12, "stop_reason": "finished"})
+    write_json(tmp_path / RESULT, {"steps": 12, "stop_reason": "finished"})
     for folder in ("model", "tasks/words/model", "tasks/topics/model"):
         assert run_record.find_result(tmp_path, several, 12) is None
         (tmp_path / folder).mkdir(parents=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from regauge.run_folders.cost_meter import ATTEMPTS, LAST_SEEN
+from regauge.config.output_files import ATTEMPTS, LAST_SEEN
 from regauge.run_folders.run_tail import FRESH_SECONDS, read_run_tail
 from regauge.system.files import LOCK, hold_lock
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import regauge
-from regauge.run_folders.cost_meter import ATTEMPTS
+from regauge.config.output_files import ATTEMPTS
 from regauge.run_folders.run_list import list_runs
 from regauge.run_folders.run_removal import REMOVED, remove_run
 from regauge.system.errors import SettingsError

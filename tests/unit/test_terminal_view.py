@@ -16,23 +16,12 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from rich.console import Console
 
 from regauge.commands._top.predict_reader import PredictReader
-from regauge.commands._top.screen import render
+from regauge.commands._top.screen import format_label, format_value, render
 from regauge.commands._top.server_reader import ServerReader
-from regauge.commands._top.snapshot import (
-    Column,
-    Figure,
-    FigureGroup,
-    Snapshot,
-    TableRow,
-    ViewEvent,
-    ViewProgress,
-    ViewTable,
-)
+from regauge.commands._top.snapshot import Snapshot, TableRow, ViewEvent, ViewProgress
 from regauge.commands._top.targets import open_reader
 from regauge.monitoring import vocabulary
 from regauge.system.errors import DataError, SettingsError, TransientError
-
-COLUMNS = (Column("rank", "RANK"), Column("state", "STATE", "text"), Column("step", "STEP"))
 
 
 def build_snapshot(num_ranks: int, problems: tuple[int, ...] = (), events: int = 5) -> Snapshot:
@@ -43,7 +32,7 @@ def build_snapshot(num_ranks: int, problems: tuple[int, ...] = (), events: int =
         )
         for rank in range(num_ranks)
     )
-    figures = tuple(Figure(f"f{index}", f"figure {index}", 0.5) for index in range(8))
+    values = {f"figure_{index}": 0.5 for index in range(8)}
     return Snapshot(
         name="a run with a name that is rather long for a terminal",
         verb="train",
@@ -51,8 +40,9 @@ def build_snapshot(num_ranks: int, problems: tuple[int, ...] = (), events: int =
         read_at=0.0,
         facts=("attempt 1", "1 h 05 min", "host-1"),
         progress=ViewProgress("steps", 1200, 10_000, 3725.0),
-        groups=tuple(FigureGroup(name, figures) for name in ("Rates", "Cost", "State")),
-        table=ViewTable("Ranks", COLUMNS, rows),
+        groups=dict.fromkeys(("rates", "cost", "state"), values),
+        table="ranks",
+        rows=rows,
         events=tuple(ViewEvent(60.0 * index, f"event {index} " * 20) for index in range(events)),
     )
 
@@ -97,8 +87,10 @@ def test_without_a_height_everything_is_shown() -> None:
 
 
 def build_shard(piece: int, part: int, *, is_last: bool, rows: int = 100) -> dict[str, Any]:
-    counts = {"quarantined": 1, "truncated": 2, "tokens": 500, "computed_tokens": 1000}
-    return {"piece": piece, "part": part, "is_last": is_last, "rows": rows, **counts}
+    counts = {"quarantined": 1, "skipped": 0, "truncated": 2, "tokens": 500}
+    seconds = {"read": 0.1, "compute": 0.2, "write": 0.1}
+    shard = {"piece": piece, "part": part, "is_last": is_last, "rows": rows, **counts}
+    return {**shard, "computed_tokens": 1000, "bytes": {}, "sha256": {}, "seconds": seconds}
 
 
 def test_batch_inference(tmp_path: Path) -> None:
@@ -257,3 +249,25 @@ def test_wrong_targets(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError, match=problem):
         open_reader(target)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "label", "text"),
+    [
+        ("goodput_ratio", 0.769, "goodput", "76.9%"),
+        ("budget_usd", 2, "budget", "$2.00"),
+        ("usd_per_million_records", 1500.0, "per 1M records", "$1,500.00"),
+        ("lost_seconds", 125.0, "lost work", "2 min 05 s"),
+        ("peak_memory_bytes", 760_000_000, "peak memory", "0.76 GB"),
+        ("tokens_per_second", 16_543.2, "tokens/s", "16.5k"),
+        ("requests_per_second", 0.25, "requests/s", "0.250"),
+        ("p99_seconds", 0.1, "p99 s", "0.100"),
+        ("heldout/bytes_seconds", 3.0, "heldout/bytes_seconds", "3.000"),
+        ("exit_code", None, "exit code", "-"),
+        ("loss", "NaN", "loss", "NaN"),
+    ],
+)
+def test_the_unit_of_a_key_decides_how_its_value_is_shown(
+    key: str, value: float | str | None, label: str, text: str
+) -> None:
+    assert (format_label(key), format_value(key, value)) == (label, text)

@@ -15,9 +15,9 @@ from cyclopts import Parameter
 
 from regauge import commands, config
 from regauge.commands import AsJson, DryRun
+from regauge.config.output_files import BENCHMARK
 from regauge.evaluation.benchmark.serving_settings import ServingBenchmarkSettings
 from regauge.evaluation.benchmark.settings import (
-    BENCHMARK,
     BenchmarkSettings,
     TrainingBenchmarkSettings,
 )

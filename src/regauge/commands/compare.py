@@ -139,7 +139,7 @@ def build_repeat(folder: Path) -> TrainSettings:
 
     Only the order in which its gradients are summed differs. Its folder is next to the run's.
     """
-    path = folder / "run.json"
+    path = folder / config.SAVED_RUN
     # Unlike `commands.load_settings`, this permits no custom code: the user did not write the file.
     tables = config.read_saved_run(folder)
     settings = config.build(TrainSettings, tables, commands.table_names(), str(path))

@@ -15,8 +15,9 @@ from cyclopts import Parameter
 
 from regauge import commands, config
 from regauge.commands import AsJson, DryRun, Override
+from regauge.config.output_files import EVALUATION
 from regauge.data.sources._suffixes import build_source_table
-from regauge.evaluation.settings import EVALUATION, EvaluateSettings
+from regauge.evaluation.settings import EvaluateSettings
 from regauge.system import choices, log, processes
 from regauge.system.errors import SettingsError
 from regauge.system.files import check_folder

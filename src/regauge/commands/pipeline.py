@@ -25,13 +25,13 @@ from regauge.commands._stages import plan as stage_plan
 from regauge.commands._stages.pipeline_file import PipelineSettings, read_pipeline_file
 from regauge.commands._stages.stage_node import is_follower
 from regauge.commands._stages.status import StageStatus, explain_stage, inspect_stages
+from regauge.config.output_files import PIPELINE
 from regauge.registry.pipelines.deadline import DeadlineTracker
 from regauge.registry.pipelines.rounds import ROUNDS, read_clocks
 from regauge.supervision.forks import open_fork_server
 from regauge.system import choices, files, log, processes, stop_signals, timing
 from regauge.system.errors import DifferenceError, RegaugeError, SettingsError, TransientError
 
-RECORD = "pipeline.json"
 LAST_RESULTS = ("report", "next")
 """Keys of a stage's result that the result of the pipeline repeats, from the last stage with one:
 the path of a report, and the command that uses the output."""
@@ -348,12 +348,12 @@ def _show_reasons(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
 def _find_folder_refusal(job: PipelineJob) -> SettingsError | None:
     """Return the refusal of a folder with files that do not belong to this kind of pipeline."""
     folder, remedy = job.folder, "set another output.folder"
-    if (folder / RECORD).exists() and (folder / ROUNDS).exists() != (job.repetition is not None):
+    if (folder / PIPELINE).exists() and (folder / ROUNDS).exists() != (job.repetition is not None):
         kind = "no pipeline that repeats" if job.repetition else "a pipeline that repeats"
         return SettingsError(f"{folder} has {kind}", remedy)
     entries = list(folder.iterdir()) if folder.is_dir() else []
     visible_entries = [entry for entry in entries if not entry.name.startswith(".")]
-    is_known = any((folder / name).exists() for name in (RECORD, ROUNDS))
+    is_known = any((folder / name).exists() for name in (PIPELINE, ROUNDS))
     if folder.is_file() or (visible_entries and not is_known):
         return SettingsError(f"{folder} is not a pipeline's folder", remedy)
     return None
@@ -404,7 +404,7 @@ def _build_record(stage: _stages.ResolvedStage, state: str) -> dict[str, Any]:
 
 
 def _save_records(job: PipelineJob, records: list[dict[str, Any]]) -> None:
-    config.save(job.folder / RECORD, {"run_file": str(job.run_file), "stages": records})
+    config.save(job.folder / PIPELINE, {"run_file": str(job.run_file), "stages": records})
 
 
 def _show_plan(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:

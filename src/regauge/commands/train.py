@@ -97,10 +97,10 @@ def run(
         return record_result(
             attempt(settings, processes.detect_world(settings.execution.processes))
         )
+    from regauge.config.output_files import RESULT
     from regauge.supervision import supervisor
     from regauge.supervision.faults.faults import read_plan
     from regauge.training.defaults import count_local_processes
-    from regauge.training.run_record import RESULT
 
     if chaos is not None:
         read_plan(chaos)

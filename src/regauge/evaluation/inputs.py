@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from regauge import __version__
 from regauge.config import FORMAT, Tables, dump
+from regauge.config.output_files import EVALUATION, INPUTS, SAMPLES
 from regauge.data.dataset import read_manifest
 from regauge.data.input_hashes import find_custom_code, stamp_files
-from regauge.evaluation.settings import EVALUATION
 from regauge.inference.export.artifact import is_artifact
 from regauge.inference.export.manifest import MANIFEST
 from regauge.system import choices
@@ -25,8 +25,7 @@ from regauge.system.json_files import find_valid_json
 if TYPE_CHECKING:
     from regauge.evaluation.settings import EvaluateSettings
 
-INPUTS = "inputs.json"
-OUTPUTS = (EVALUATION, "samples.jsonl")
+OUTPUTS = (EVALUATION, SAMPLES)
 
 
 def describe_inputs(settings: EvaluateSettings) -> Tables:

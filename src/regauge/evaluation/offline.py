@@ -11,11 +11,12 @@ import torch.distributed as dist
 
 from regauge.accelerators import REFERENCE_KIND, claim_device, init_process_group, wait_for_all
 from regauge.config import FORMAT, dump, parse_choice
+from regauge.config.output_files import EVALUATION, SAMPLES
 from regauge.data.dataset import Dataset
 from regauge.data.row_order import sample_rows
 from regauge.data.tokenizer import check_same_tokenizer
 from regauge.evaluation.runs import find_trained_task
-from regauge.evaluation.settings import DEFAULT_MICROBATCH_ROWS, EVALUATION
+from regauge.evaluation.settings import DEFAULT_MICROBATCH_ROWS
 from regauge.evaluation.start_weights import StartWeights, add_references, load_weights
 from regauge.inference.export.artifact import Artifact, is_artifact, open_artifact, open_unchecked
 from regauge.inference.export.engine import EngineModule, load_engine
@@ -27,7 +28,7 @@ from regauge.system.hub import final_model_dir
 from regauge.system.json_files import write_sealed
 from regauge.system.processes import World
 from regauge.training.defaults import resolve_execution
-from regauge.training.generation import SAMPLES, generate_samples
+from regauge.training.generation import generate_samples
 from regauge.training.heldout import HeldoutSet, compute_means, load_custom_metrics
 from regauge.training.settings import Evaluation
 from regauge.training.task_runtime import build_loader

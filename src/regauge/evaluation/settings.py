@@ -13,7 +13,6 @@ from regauge.data.sources import Source
 from regauge.tasks import Task
 from regauge.training.settings import Evaluation, Execution, Output
 
-EVALUATION = "evaluation.json"
 DEFAULT_MICROBATCH_ROWS = 64
 
 

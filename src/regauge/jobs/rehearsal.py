@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regauge.jobs.job_progress import METRICS, RESULT, StepMetrics
+from regauge.config.output_files import METRICS, RESULT
 from regauge.jobs.job_spec import IMAGE_FOLDER, LaunchRequest
 from regauge.jobs.planning import plan_job
 from regauge.jobs.settings import Launch
@@ -27,6 +27,7 @@ from regauge.jobs.targets._job_runner import JobRunner, build_log_path
 from regauge.jobs.targets._log_files import read_end
 from regauge.jobs.targets._nodes import clear_scheduler_variables
 from regauge.monitoring.trackers import TRAIN_LOSS
+from regauge.run_folders.documents import StepMetrics
 from regauge.system import jsonl, stop_signals
 from regauge.system.errors import ChildError, DifferenceError, SettingsError
 from regauge.system.json_files import read_json

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regauge import config
+from regauge.config.output_files import ENVIRONMENT, RESULT
 from regauge.registry.model_files import PARITY_FILE, ModelFiles, find_manifest
 from regauge.system import files
 from regauge.system.json_files import DocumentShape, find_json
 
 Document = dict[str, Any]
-ENVIRONMENT, RUN_RESULT = "environment.json", "result.json"
 REPEAT_RUN = "repeat the run, or name another one"
 GIT_SECONDS = 10.0
 
@@ -73,7 +73,7 @@ def collect_lineage(model: ModelFiles, run: Path | None = None) -> Document:
     TrainedRunShape.model_validate(settings)
     identity = settings.pop(config.RUN_IDENTITY, {})
     environment = config.find_document(folder / ENVIRONMENT, REPEAT_RUN) or {}
-    result = config.find_document(folder / RUN_RESULT, REPEAT_RUN, RunResultShape) or {}
+    result = config.find_document(folder / RESULT, REPEAT_RUN, RunResultShape) or {}
     checkpoint |= {
         "run": str(folder.resolve()),
         "run_id": identity.get("run_id"),
@@ -108,7 +108,7 @@ def find_figures(model: ModelFiles, run: Path | None = None) -> Document:
     parity = find_json(model.folder / PARITY_FILE, "export the model again")
     result = {}
     if folder is not None:
-        result = config.find_document(folder / RUN_RESULT, REPEAT_RUN, RunResultShape) or {}
+        result = config.find_document(folder / RESULT, REPEAT_RUN, RunResultShape) or {}
     metrics = result.get("metrics")
     return {
         "parity": parity,

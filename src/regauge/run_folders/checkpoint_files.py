@@ -12,6 +12,7 @@ the size in the manifest.
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from regauge.config import FORMAT, find_document
@@ -21,7 +22,7 @@ from regauge.system.json_files import DocumentShape, read_json
 from regauge.system.jsonl import Count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 CHECKPOINTS = "checkpoints"
@@ -183,6 +184,19 @@ def _read_file_list(path: Path) -> dict[str, Any] | str:
     files: dict[str, Any] = manifest["files"]
     unlisted = sorted({file.name for file in path.iterdir()} - {MANIFEST} - files.keys())
     return f"{path / unlisted[0]} is not in the manifest" if unlisted else files
+
+
+def list_saved(folder: Path) -> Iterator[tuple[int, float]]:
+    """Yield the steps of the checkpoints of a run, newest first, and their times since the epoch.
+
+    `folder` is the output folder. Checkpoints that are incomplete or just removed are skipped.
+    """
+    root = folder / CHECKPOINTS
+    for step in list_steps(root):
+        path = root / checkpoint_name(step)
+        with suppress(OSError):
+            if find_missing_file(path) is None:
+                yield step, (path / MANIFEST).stat().st_mtime
 
 
 def read_state(path: Path) -> dict[str, Any]:

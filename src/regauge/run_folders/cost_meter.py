@@ -3,6 +3,11 @@
 A run pays from the moment its command locks the output folder until its last process has ended,
 including starts and lost work. The cost is written at the start and the end of each attempt
 (`attempts.jsonl`), and continues from there on any number of machines. No torch here.
+
+The file `.seen` has the time at which a run was last alive. It bounds the cost of an attempt that
+was killed before its end was written. The supervisor writes it once a second. The first process
+writes it with each checkpoint, so that no checkpoint contains a cost that the next command does not
+know.
 """
 
 from __future__ import annotations
@@ -13,71 +18,15 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
+from regauge.config.output_files import ATTEMPTS, LAST_SEEN, LEDGER
+from regauge.run_folders.documents import LedgerLine, PaidLine
 from regauge.system import jsonl
 from regauge.system.errors import DataError
 from regauge.system.files import open_in_place, read_content
-from regauge.system.json_files import DocumentShape
 from regauge.system.units import SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-ATTEMPTS = "attempts.jsonl"
-LAST_SEEN = ".seen"
-"""File with the time at which a run was last alive, in seconds since the epoch.
-
-It bounds the cost of an attempt that was killed before its end was written. The supervisor writes
-it once a second. The first process writes it with each checkpoint, so that no checkpoint contains
-a cost that the next command does not know.
-"""
-
-
-class CostLine(DocumentShape):
-    """A line with the cost of a run up to a moment."""
-
-    machine_seconds: float = Field(default=0.0, ge=0)
-    device_seconds: float = Field(default=0.0, ge=0)
-    usd: float | None = None
-
-
-class PaidLine(CostLine):
-    """A line of `attempts.jsonl`: the start or the end of an attempt or of a command."""
-
-    started_at: float | None = None
-    ended_at: float | None = None
-    nodes: int = Field(default=1, ge=1)
-    processes: int = Field(default=1, ge=1)
-    usd_per_hour: float | None = None
-    outcome: str | None = None
-
-
-class AttemptLine(PaidLine):
-    """A line of a training run's `attempts.jsonl`."""
-
-    attempt: jsonl.Count
-    planned_steps: jsonl.Count | None = None
-    accelerator: str | None = None
-
-
-class StragglerShape(DocumentShape):
-    """The straggler of a ledger line."""
-
-    rank: int
-    delay_seconds: float
-
-
-class LedgerLine(jsonl.StepLine, CostLine):
-    """A line of a training run's `ledger.jsonl`."""
-
-    seconds: dict[str, float] = {}
-    tokens: jsonl.Count | None = None
-    compiled_graphs: jsonl.Count | None = None
-    mfu: float | None = None
-    padding_fraction: float | None = None
-    straggler: StragglerShape | None = None
-    memory_bytes: dict[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -190,6 +139,11 @@ def read_paid(folder: Path, started_at: float, last_seen_at: float | None) -> tu
         return parse_cost(last), max(started_at, float(last["ended_at"]))
     until = last_seen_at if last_seen_at is not None and began < started_at else began
     return extend_cost(last, until), max(started_at, float(began))
+
+
+def read_ledger_cost(folder: Path) -> Cost:
+    """Return the cost up to the last ledger line of a run, without a later attempt."""
+    return parse_cost(jsonl.read_last_line(folder / LEDGER, LedgerLine) or {})
 
 
 def extend_cost(line: dict[str, Any], until: float) -> Cost:

@@ -10,19 +10,23 @@ one that outlived its supervisor.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import uuid
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import Self
 
+from regauge.config.output_files import ATTEMPT_TOKEN
 from regauge.system.errors import DataError, PreemptedError, SettingsError
 from regauge.system.files import LOCK, hold_lock, read_content, write_atomic
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 MAX_OWNER_BYTES = 200
-ATTEMPT_TOKEN = ".token"  # noqa: S105 - the name of a file
+LOCKS = Path("/proc/locks")
+_OWNER = re.compile(r"process \d+ of (\S+)")
+
+FileId = tuple[int, int]
+"""Device and inode of a file."""
 
 
 class FolderLock:
@@ -47,7 +51,7 @@ class FolderLock:
         try:
             handle = self._lock.enter_context(hold_lock(file, self._wait_seconds))
         except BlockingIOError:
-            owner = _read_owner(file) or "another process"
+            owner = _read_owner(self._folder) or "another process"
             raise SettingsError(
                 f"{self._folder} is being written by {owner}",
                 "wait until it ends, stop it, or set another output.folder",
@@ -70,10 +74,49 @@ class FolderLock:
         return token
 
 
-def _read_owner(lock: Path) -> str:
-    """Return the process that a lock file names; empty if it names none."""
-    content = read_content(lock, "remove it") or b""
+def _read_owner(folder: Path) -> str:
+    """Return the process that the lock file names; empty if it names none."""
+    content = read_content(folder / LOCK, "remove it") or b""
     return content[:MAX_OWNER_BYTES].decode(errors="replace").strip()
+
+
+def read_lock_owner(folder: Path) -> str:
+    """Return the host of the process that locked a folder last; empty if it is unknown."""
+    try:
+        match = _OWNER.match(_read_owner(folder))
+    except (DataError, OSError):
+        return ""
+    return match[1] if match else ""
+
+
+def list_held_locks() -> frozenset[FileId]:
+    """Return the files that processes of this machine have locked, as Linux lists them.
+
+    A lock is not tried, because that would hold it for a moment. Empty on other systems.
+    """
+    try:
+        lines = LOCKS.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(filter(None, map(_parse_lock, lines)))
+
+
+def _parse_lock(line: str) -> FileId | None:
+    """Return the file of a line of /proc/locks, such as `1: FLOCK ADVISORY WRITE 9 08:01:123 …`."""
+    fields = line.split()
+    if "->" in fields or len(fields) < 6 or fields[5].count(":") != 2:  # noqa: PLR2004  (a waiter)
+        return None
+    major, minor, inode = fields[5].split(":")
+    return os.makedev(int(major, 16), int(minor, 16)), int(inode)
+
+
+def find_file_id(path: Path) -> FileId | None:
+    """Return the device and the inode of a file; None if it cannot be read."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def is_current(folder: Path, token: str) -> bool:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from regauge.run_folders.cost_meter import ATTEMPTS, AttemptLine, LedgerLine
+from regauge.config.output_files import ATTEMPTS, LEDGER
+from regauge.run_folders.documents import AttemptLine, LedgerLine
 from regauge.system import jsonl
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 PRODUCTIVE = ("step", "evaluate")
@@ -45,12 +46,12 @@ class Goodput:
 def read_goodput(folder: Path) -> Goodput | None:
     """Return the goodput of the run in an output folder; None if no supervisor wrote it."""
     lines = jsonl.read_lines(folder / ATTEMPTS, AttemptLine)
-    ledger = jsonl.read_last_line(folder / "ledger.jsonl", LedgerLine)
+    ledger = jsonl.read_last_line(folder / LEDGER, LedgerLine)
     return None if ledger is None else compute_goodput(lines, ledger)
 
 
 def compute_goodput(
-    lines: list[dict[str, Any]], ledger: Mapping[str, Any], until: float | None = None
+    lines: Sequence[dict[str, Any]], ledger: Mapping[str, Any], until: float | None = None
 ) -> Goodput | None:
     """Return the goodput from the lines of `attempts.jsonl` and the last line of the ledger.
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
+from regauge.config.output_files import RANKS
 from regauge.system.errors import DataError
 from regauge.system.files import write_atomic
 from regauge.system.json_files import DocumentShape, find_json, format_compact
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
     from regauge.system.processes import Child
 
-RANKS = "ranks"
-"""Subfolder of an output folder with the logs and the states of its processes."""
 STATUS_FILES = "status-*.json"
 ProcessState = Literal["running", "stopped", "waiting", "ended"]
 """State of a process: stopped by a signal, or in an uninterruptible wait such as for a disk."""

@@ -9,113 +9,51 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from regauge.config import RUN_IDENTITY, SavedTask, check_format
-from regauge.run_folders.cost_meter import ATTEMPTS, AttemptLine, LedgerLine
-from regauge.run_folders.goodput import Goodput, read_goodput
+from regauge.config import MANIFEST, RUN_IDENTITY
+from regauge.config.output_files import (
+    ATTEMPTS,
+    BENCHMARK,
+    CLASS_REPORTS,
+    DONE,
+    ENVIRONMENT,
+    EVALUATION,
+    INPUTS,
+    LEDGER,
+    METRICS,
+    PROFILE,
+    RESULT,
+    SAVED_RUN,
+)
+from regauge.run_folders.documents import (
+    AttemptLine,
+    ClassesShape,
+    DatasetShape,
+    Document,
+    EnvironmentShape,
+    EvaluationShape,
+    LedgerLine,
+    RunShape,
+    StageRecord,
+    StepMetrics,
+    list_failures,
+    read_document,
+)
+from regauge.run_folders.goodput import Goodput, compute_goodput
 from regauge.run_folders.series import AttemptSummary, Series, merge_attempts, summarize_attempts
 from regauge.system import jsonl
-from regauge.system.errors import DataError, SettingsError
-from regauge.system.json_files import DocumentShape, find_json, find_mismatch
-from regauge.tasks import CLASS_REPORTS, ClassReport
+from regauge.system.errors import SettingsError
+from regauge.system.json_files import DocumentShape
 
-MARKER_FILES = (
-    "run.json",
-    "metrics.jsonl",
-    "ledger.jsonl",
-    "evaluation.json",
-    "benchmark.json",
-    "inputs.json",
-)
+if TYPE_CHECKING:
+    from regauge.tasks import ClassReport
+
+MARKER_FILES = (SAVED_RUN, METRICS, LEDGER, EVALUATION, BENCHMARK, INPUTS)
 """Files that mark a folder as an output folder; a report needs one of them."""
-
-_STAGE = re.compile(r"(\d+)-(.+)")
-
-Document = dict[str, Any]
 COST_KEYS = ("machine_seconds", "device_seconds", "usd")
 """Keys of a ledger line that are cumulative costs."""
-
-
-class MetricsShape(jsonl.StepLine):
-    """A line of `metrics.jsonl`; the other values are numbers, or `NaN` and infinities as text."""
-
-    seconds: float | None = None
-    summary: dict[str, Any] | None = None
-
-
-class SettingsShape(DocumentShape):
-    """The settings of a verb that reports show."""
-
-    task: dict[str, Any] | list[SavedTask] | None = None
-    execution: dict[str, Any] = {}
-    stop: dict[str, Any] = {}
-    accelerator: dict[str, Any] = {}
-
-
-class RunShape(SettingsShape):
-    """The content of `run.json` that reports show."""
-
-    run: dict[str, Any] = {}
-
-
-class ReportedStage(DocumentShape):
-    """The record of a finished stage of a pipeline."""
-
-    verb: str | None = None
-    seconds: float | None = None
-    settings: SettingsShape = SettingsShape()
-
-
-class ClassMetricsShape(DocumentShape):
-    """The metrics of one class."""
-
-    name: str
-    precision: float
-    recall: float
-    f1: float
-    support: int
-
-
-class ClassReportShape(DocumentShape):
-    """The quality of a model by class."""
-
-    classes: list[ClassMetricsShape]
-    confusion_matrix: list[list[int]] | None = None
-
-
-class ClassesShape(DocumentShape):
-    """The class reports of a run."""
-
-    classes: dict[str, ClassReportShape] = {}
-
-
-class EvaluationShape(ClassesShape):
-    """The table of an evaluation."""
-
-    title: str = ""
-    rows: list[dict[str, Any]] = []
-    notes: list[Any] = []
-    settings: SettingsShape = SettingsShape()
-    identity: dict[str, Any] = {}
-
-
-class EnvironmentShape(DocumentShape):
-    """The software and the machine of a run."""
-
-    packages: dict[str, str] | None = None
-
-
-class SplitShape(DocumentShape):
-    """One split of a dataset."""
-
-    rows: int = 0
-
-
-class DatasetShape(DocumentShape):
-    """The manifest of a dataset, or of an artifact."""
-
-    splits: dict[str, SplitShape] = {}
+_STAGE = re.compile(r"(\d+)-(.+)")
 
 
 @dataclass(frozen=True)
@@ -198,48 +136,45 @@ def read_run_folder(folder: Path) -> RunFolder:
     if not is_run_folder(folder):
         raise SettingsError(f"{folder} contains no run", "name the output folder of a run")
     warnings: list[str] = []
-    done = _read_document(folder / "done.json", warnings, ReportedStage)
-    metrics = jsonl.read_lines(folder / "metrics.jsonl", MetricsShape, warnings)
-    ledger = jsonl.read_lines(folder / "ledger.jsonl", LedgerLine, warnings)
-    result = _read_document(folder / "result.json", warnings)
-    run = _read_document(folder / "run.json", warnings, RunShape)
-    dataset = _read_document(folder / "manifest.json", warnings, DatasetShape)
-    evaluation = _read_document(folder / "evaluation.json", warnings, EvaluationShape)
-    values = [line for line in metrics if "summary" not in line]
-    goodput = read_goodput(folder)
-    attempts = summarize_attempts(values, goodput.outcomes if goodput else {})
-    failures = sorted((folder / "failures").glob("*.json"))
+
+    def read(name: str, shape: type[DocumentShape] = DocumentShape) -> Document:
+        return read_document(folder / name, shape, warnings)
+
+    def read_lines(name: str, shape: type[DocumentShape]) -> list[Document]:
+        return jsonl.read_lines(folder / name, shape, warnings)
+
+    done, run = read(DONE, StageRecord), read(SAVED_RUN, RunShape)
+    result, evaluation = read(RESULT), read(EVALUATION, EvaluationShape)
+    metrics, ledger = read_lines(METRICS, StepMetrics), read_lines(LEDGER, LedgerLine)
     launches = jsonl.read_lines(folder / ATTEMPTS, AttemptLine)
+    goodput = compute_goodput(launches, ledger[-1]) if ledger else None
+    values = [line for line in metrics if "summary" not in line]
+    attempts = summarize_attempts(values, goodput.outcomes if goodput else {})
+    settings = run or done.get("settings") or evaluation.get("settings", {})
+    stragglers = [line["straggler"] for line in ledger if line.get("straggler")]
     return RunFolder(
         folder=folder,
         name=_find_name(folder),
         verb=done.get("verb") or run.get(RUN_IDENTITY, {}).get("verb"),
-        settings=_name_tasks(
-            _drop_keys(
-                run or done.get("settings") or evaluation.get("settings", {}),
-                "format",
-                RUN_IDENTITY,
-            )
-        ),
+        settings=_name_tasks(_drop_keys(settings, "format", RUN_IDENTITY)),
         identity=run.get(RUN_IDENTITY) or evaluation.get("identity", {}),
-        environment=_drop_keys(
-            _read_document(folder / "environment.json", warnings, EnvironmentShape), "format"
-        ),
+        environment=_drop_keys(read(ENVIRONMENT, EnvironmentShape), "format"),
         series=merge_attempts(values, attempts),
         attempts=attempts,
         ledger=ledger[-1] if ledger else {},
         cost_series=_build_cost_series(ledger),
         evaluation=evaluation,
         class_reports=evaluation.get("classes")
-        or _read_document(folder / CLASS_REPORTS, warnings, ClassesShape).get("classes", {}),
-        dataset=dataset,
-        failures=tuple({"file": path.name, **_read_document(path, warnings)} for path in failures),
-        goodput=goodput,
-        benchmark=_read_document(folder / "benchmark.json", warnings),
-        profile=_read_document(folder / "profile.json", warnings),
-        straggler=next(
-            (line["straggler"] for line in reversed(ledger) if line.get("straggler")), {}
+        or read(CLASS_REPORTS, ClassesShape).get("classes", {}),
+        dataset=read(MANIFEST, DatasetShape),
+        failures=tuple(
+            {"file": path.name, **read_document(path, warnings=warnings)}
+            for path in list_failures(folder)
         ),
+        goodput=goodput,
+        benchmark=read(BENCHMARK),
+        profile=read(PROFILE),
+        straggler=stragglers[-1] if stragglers else {},
         seconds=done.get("seconds"),
         num_devices=launches[-1].get("processes") if launches else None,
         world_sizes=frozenset(line["processes"] for line in launches if "processes" in line),
@@ -271,9 +206,8 @@ def is_run_folder(folder: Path) -> bool:
 def _find_outcome(metrics: list[Document]) -> str | None:
     """Return the recorded outcome of the last attempt, or None."""
     number = max(line["attempt"] for line in metrics)
-    summaries = [
-        line["summary"] for line in metrics if "summary" in line and line["attempt"] == number
-    ]
+    last = [line for line in metrics if line["attempt"] == number]
+    summaries = [line["summary"] for line in last if "summary" in line]
     return str(summaries[-1].get("stop_reason", "finished")) if summaries else None
 
 
@@ -286,22 +220,3 @@ def _find_name(folder: Path) -> str:
     name = folder.resolve().name
     match = _STAGE.fullmatch(name)
     return match[2] if match else name
-
-
-def _read_document(
-    path: Path, warnings: list[str], shape: type[DocumentShape] = DocumentShape
-) -> Document:
-    """Return a JSON object; an empty one, with a warning, if the file is damaged."""
-    try:
-        document = find_json(path, "restore it")
-    except DataError as error:
-        warnings.append(f"{error.problem}; it was ignored")
-        return {}
-    if document is None:
-        return {}
-    if "format" in document:
-        check_format(document, path, "repeat the run with this version")
-    if problem := find_mismatch(document, shape):
-        warnings.append(f"{path.name} is damaged and was ignored: {problem}")
-        return {}
-    return document

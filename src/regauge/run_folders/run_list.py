@@ -13,20 +13,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge.config import flatten
+from regauge.config.output_files import JOBS, RANKS
 from regauge.run_folders.checkpoint_files import CHECKPOINTS
-from regauge.run_folders.node_status import RANKS, read_node_statuses
-from regauge.run_folders.run_tail import is_any_run, list_held_locks, read_run_tail
+from regauge.run_folders.folder_lock import list_held_locks
+from regauge.run_folders.node_status import read_node_statuses
+from regauge.run_folders.run_tail import is_any_run, read_run_tail
 from regauge.system import choices
 from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from regauge.run_folders.run_tail import FileId, RunState, RunTail
+    from regauge.run_folders.folder_lock import FileId
+    from regauge.run_folders.run_tail import RunState, RunTail
 
 MAX_DEPTH = 6
 """Maximum number of folders between the root and a run."""
-SKIPPED = frozenset({CHECKPOINTS, RANKS, "jobs", "shards", "tensorboard", "mlflow", "wandb"})
+SKIPPED = frozenset({CHECKPOINTS, RANKS, JOBS, "shards", "tensorboard", "mlflow", "wandb"})
 """Names of folders that contain no run."""
 
 
@@ -102,16 +105,11 @@ def summarize_run(
     """Return the summary of one output folder; damaged files leave its values unknown."""
     now = time.time() if now is None else now
     tail = read_run_tail(folder, locks)
-    state, metric, goodput = (
-        tail.find_state(now),
-        tail.find_main_metric(),
-        tail.compute_goodput(now),
-    )
-    began = tail.began_at
+    metric, goodput, began = tail.find_main_metric(), tail.compute_goodput(now), tail.began_at
     return RunSummary(
         name=str(folder if folder == root else folder.relative_to(root)),
         verb=tail.verb,
-        state=state,
+        state=tail.find_state(now),
         step=tail.step,
         steps=tail.compute_total_steps(),
         metric=metric,

@@ -16,25 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge.config import flatten
+from regauge.config.output_files import DONE, PIPELINE
+from regauge.run_folders.documents import read_document
+from regauge.run_folders.folder_lock import find_file_id, list_held_locks
 from regauge.run_folders.run_list import find_runs
-from regauge.run_folders.run_tail import (
-    DONE,
-    JOBS,
-    RunTail,
-    find_file_id,
-    is_any_run,
-    list_held_locks,
-    read_run_tail,
-)
-from regauge.system.errors import DataError, SettingsError
+from regauge.run_folders.run_tail import RunTail, is_any_run, list_job_folders, read_run_tail
+from regauge.system.errors import SettingsError
 from regauge.system.files import LOCK, hold_lock
-from regauge.system.json_files import find_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REMOVED = ".removed"
-PIPELINE, REGISTRY = "pipeline.json", "registry.json"
+REGISTRY = "registry.json"
 VERSION = "version.json"
 """The document of a version in a model registry."""
 STOP_FIRST = "stop it first"
@@ -77,7 +71,7 @@ def _list_users(folder: Path, root: Path, run_id: str | None) -> Iterator[Path]:
             yield other
     for registry in root.rglob(REGISTRY) if root.is_dir() else ():
         for version in registry.parent.rglob(VERSION):
-            values = [value for _, value in _flatten_all(_read(version))]
+            values = [value for _, value in _flatten_all(read_document(version))]
             if any(value == run_id for value in values if run_id) or any(
                 _is_inside(value, path) for value in values
             ):
@@ -90,7 +84,7 @@ def _list_dependent_stages(folder: Path) -> Iterator[Path]:
     if not name or not (folder.parent / PIPELINE).is_file():
         return
     for done in sorted(folder.parent.glob(f"*/{DONE}")):
-        inputs = _read(done).get("inputs")
+        inputs = read_document(done).get("inputs")
         if isinstance(inputs, dict) and name in inputs:
             yield done.parent
 
@@ -117,13 +111,6 @@ def _is_inside(value: Any, folder: Path) -> bool:
     return path == folder or folder in path.parents
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return find_json(path, "restore it") or {}
-    except (DataError, OSError):
-        return {}
-
-
 def remove_run(folder: Path, root: Path) -> None:
     """Remove the output folder of a run; no reader sees a part of it.
 
@@ -133,9 +120,8 @@ def remove_run(folder: Path, root: Path) -> None:
     folder = folder.resolve()
     _remove_leftovers(folder.parent)
     removed = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}{REMOVED}")
-    homes = [folder, *(path for path in (folder / JOBS).glob("*") if path.is_dir())]
     with ExitStack() as stack:
-        for home in homes:
+        for home in (folder, *list_job_folders(folder)):
             try:
                 stack.enter_context(hold_lock(home / LOCK))
             except BlockingIOError:

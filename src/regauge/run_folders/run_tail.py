@@ -7,30 +7,44 @@ part empty.
 
 from __future__ import annotations
 
-import os
-import re
-import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from regauge.config import RUN_IDENTITY, SAVED_RUN
-from regauge.monitoring.trackers import TRAIN_LOSS, is_evaluation_metric
-from regauge.run_folders.cost_meter import (
+from regauge.config import MANIFEST, RUN_IDENTITY
+from regauge.config.output_files import (
     ATTEMPTS,
+    BENCHMARK,
+    DONE,
+    EVALUATION,
+    JOB,
+    JOBS,
+    LEDGER,
+    METRICS,
+    RESULT,
+    SAVED_RUN,
+)
+from regauge.monitoring.trackers import TRAIN_LOSS, is_evaluation_metric
+from regauge.run_folders.cost_meter import extend_cost, read_last_seen
+from regauge.run_folders.documents import (
     AttemptLine,
     LedgerLine,
     PaidLine,
-    extend_cost,
-    read_last_seen,
+    RunShape,
+    StageRecord,
+    StepMetrics,
+    read_document,
 )
-from regauge.run_folders.folder_lock import MAX_OWNER_BYTES
+from regauge.run_folders.folder_lock import find_file_id, list_held_locks, read_lock_owner
 from regauge.run_folders.goodput import Goodput, compute_goodput
-from regauge.run_folders.run_folder import MARKER_FILES, MetricsShape, ReportedStage, RunShape
+from regauge.run_folders.run_folder import MARKER_FILES
 from regauge.system import jsonl
-from regauge.system.errors import DataError
-from regauge.system.files import LOCK, read_content
-from regauge.system.json_files import DocumentShape, find_json, find_mismatch
+from regauge.system.files import LOCK
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from regauge.run_folders.documents import Document
+    from regauge.run_folders.folder_lock import FileId
 
 RunState = Literal["running", "finished", "failed", "preempted", "unknown"]
 """State of a run; it is unknown if the run ended without recording it, as after SIGKILL."""
@@ -38,23 +52,25 @@ FRESH_SECONDS = 30.0
 """Time after the last sign of life of a run on another machine for which it counts as running."""
 METRICS_BYTES, LEDGER_BYTES = 1 << 14, 1 << 13
 """Bytes that are read at the end of `metrics.jsonl` and of `ledger.jsonl`."""
-LOCKS = Path("/proc/locks")
-JOBS, JOB = "jobs", "job.json"
-"""The folder of the jobs of `predict` in their output folder, and the document of all jobs."""
-DONE, RESULT = "done.json", "result.json"
+SPEED_LINES = 20
+"""Number of last metric lines over which the speed of a run is measured."""
 RESULT_FILES = {
     RESULT: None,
     DONE: None,
-    "evaluation.json": "evaluate",
-    "benchmark.json": "benchmark",
-    "manifest.json": "prepare",
+    EVALUATION: "evaluate",
+    BENCHMARK: "benchmark",
+    MANIFEST: "prepare",
 }
 """Files that only a finished run has, with the verb that writes them."""
-_OWNER = re.compile(r"process \d+ of (\S+)")
 
-Document = dict[str, Any]
-FileId = tuple[int, int]
-"""Device and inode of a file."""
+
+class RunProgress(NamedTuple):
+    """How many steps of a run are done."""
+
+    step: int
+    total_steps: int | None
+    eta_seconds: float | None
+    """Estimated time until the last step; None if it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +99,11 @@ class RunTail:
     """Host of the process that locked the folder last; empty if it is unknown."""
 
     @property
+    def last_launch(self) -> Document:
+        """The last line of `attempts.jsonl`; empty without one."""
+        return self.launches[-1] if self.launches else {}
+
+    @property
     def step(self) -> int | None:
         """The last step that the run logged."""
         lines = [line for line in (*self.metrics[-1:], self.ledger) if line]
@@ -106,6 +127,13 @@ class RunTail:
     def _list_times(self, key: str) -> list[float]:
         return [line[key] for line in self.launches if line.get(key) is not None]
 
+    def find_setting(self, key: str) -> object:
+        """Return a setting by its dotted key; None if it is not set."""
+        value: object = self.settings
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
+
     def find_value(self, metric: str) -> float | str | None:
         """Return the last value of a metric; NaN and infinities are texts."""
         values = (line[metric] for line in reversed(self.metrics) if metric in line)
@@ -114,42 +142,60 @@ class RunTail:
 
     def find_main_metric(self) -> str | None:
         """Return the metric that decides the run: its target, the best one, or its first score."""
-        stop, output = self.settings.get("stop") or {}, self.settings.get("output") or {}
-        target = stop.get("target") or {}
-        chosen = target.get("metric") or (output.get("checkpoint") or {}).get("best_metric")
-        if chosen and self.find_value(chosen) is not None:
+        chosen = self.find_setting("stop.target.metric") or self.find_setting(
+            "output.checkpoint.best_metric"
+        )
+        if chosen and self.find_value(str(chosen)) is not None:
             return str(chosen)
         names = [name for line in reversed(self.metrics) for name in line]
-        scores = filter(is_evaluation_metric, names)
         losses = [name for name in names if name == TRAIN_LOSS]
-        return next(iter([*scores, *losses]), None)
+        return next(iter([*filter(is_evaluation_metric, names), *losses]), None)
 
     def compute_total_steps(self) -> int | None:
         """Return the number of steps of the whole run; None if it is not known yet."""
-        stop = self.settings.get("stop") or {}
-        if isinstance(steps := stop.get("steps"), int):
+        steps, epochs = self.find_setting("stop.steps"), self.find_setting("stop.epochs")
+        if isinstance(steps, int):
             return steps
-        epochs, line = stop.get("epochs"), next(reversed(self.metrics), {})
-        epoch = self.find_value("train/epoch")
+        line = next((line for line in reversed(self.metrics) if "train/epoch" in line), {})
+        epoch = line.get("train/epoch")
         if not isinstance(epochs, int | float) or not isinstance(epoch, int | float) or not epoch:
             return None
-        lines = [line for line in self.metrics if "train/epoch" in line]
-        return max(1, round(lines[-1]["step"] / epoch * epochs)) if line else None
+        return max(1, round(int(line["step"]) / epoch * epochs))
+
+    def measure_step_seconds(self) -> float | None:
+        """Return the seconds per step over the last lines of the last attempt, pauses included."""
+        lines = [line for line in self.metrics if line.get("seconds") is not None]
+        recent = [line for line in lines if line["attempt"] == lines[-1]["attempt"]][-SPEED_LINES:]
+        num_steps = recent[-1]["step"] - recent[0]["step"] if recent else 0
+        if num_steps <= 0:
+            return None
+        seconds: float = recent[-1]["seconds"] - recent[0]["seconds"]
+        return seconds / num_steps
+
+    def find_progress(self, *, first_step: int = 0, is_finished: bool) -> RunProgress | None:
+        """Return the steps that are done, at least `first_step`; None if nothing is known."""
+        step, total = max(self.step or 0, first_step), self.compute_total_steps()
+        if not step and total is None:
+            return None
+        if is_finished:
+            return RunProgress(step, step, 0.0)
+        seconds = self.measure_step_seconds()
+        if total is None or seconds is None:
+            return RunProgress(step, total, None)
+        return RunProgress(step, total, max(0, total - step) * seconds)
 
     def find_state(self, now: float) -> RunState:
         """Return the state of the run at a time in seconds since the epoch."""
-        last = self.launches[-1] if self.launches else None
+        last_lines = self._last_lines()
         is_fresh = self.last_seen_at is not None and now - self.last_seen_at < FRESH_SECONDS
-        has_open_attempt = last is None or any(
-            line.get("ended_at") is None for line in self._last_lines()
-        )
-        if self.is_locked and not (self.has_result and not has_open_attempt):
+        is_open = not last_lines or any(line.get("ended_at") is None for line in last_lines)
+        if self.is_locked and (is_open or not self.has_result):
             return "running"
-        if has_open_attempt and is_fresh and not self.has_result:
+        if is_open and is_fresh and not self.has_result:
             return "running"
         if self.has_result:
             return "finished"
-        outcomes = () if has_open_attempt else (line.get("outcome") for line in self._last_lines())
+        outcomes = () if is_open else (line.get("outcome") for line in last_lines)
         outcome = next(filter(None, outcomes), None)
         if outcome in (None, "finished", "preempted"):
             return outcome or "unknown"
@@ -163,22 +209,16 @@ class RunTail:
         """Return the dollars so far; None if no price is known."""
         prices = (price_line(line, now, self.last_seen_at) for line in self._last_lines())
         amounts = [price for price in prices if price is not None]
-        if amounts:
-            return sum(amounts)
         usd: float | None = self.ledger.get("usd")
-        return usd
+        return sum(amounts) if amounts else usd
 
     def compute_goodput(self, now: float) -> Goodput | None:
         """Return the goodput so far; None without a recorded attempt and a ledger."""
         if not self.ledger or self.verb == "predict":
             return None
-        return compute_goodput(list(self.launches), self.ledger, self._find_end(now))
-
-    def _find_end(self, now: float) -> float | None:
-        """Return the time up to which an open attempt is known to have existed."""
-        if self.launches and self.launches[-1].get("ended_at") is not None:
-            return None
-        return now if self.is_locked else self.last_seen_at
+        is_ended = self.last_launch.get("ended_at") is not None
+        alive_at = now if self.is_locked else self.last_seen_at
+        return compute_goodput(self.launches, self.ledger, None if is_ended else alive_at)
 
 
 def price_line(line: Document, now: float, last_seen_at: float | None) -> float | None:
@@ -202,22 +242,27 @@ def is_predict_folder(folder: Path) -> bool:
     return (folder / JOBS).is_dir() and (folder / JOB).is_file()
 
 
+def list_job_folders(folder: Path) -> list[Path]:
+    """Return the folders of the jobs of `predict`, by name."""
+    return sorted(path for path in (folder / JOBS).glob("*") if path.is_dir())
+
+
 def read_run_tail(folder: Path, held_locks: frozenset[FileId] | None = None) -> RunTail:
     """Read the ends of the files of an output folder; `held_locks` is from `list_held_locks`."""
     locks = list_held_locks() if held_locks is None else held_locks
-    run = _read_document(folder / SAVED_RUN, RunShape)
-    done = {} if run else _read_document(folder / DONE, ReportedStage)
+    run = read_document(folder / SAVED_RUN, RunShape)
+    done = {} if run else read_document(folder / DONE, StageRecord)
     identity = run.pop(RUN_IDENTITY, {})
-    lines = jsonl.read_recent_lines(folder / "metrics.jsonl", MetricsShape, METRICS_BYTES)
-    ledger = jsonl.read_recent_lines(folder / "ledger.jsonl", LedgerLine, LEDGER_BYTES)
+    lines = jsonl.read_recent_lines(folder / METRICS, StepMetrics, METRICS_BYTES)
+    ledger = jsonl.read_recent_lines(folder / LEDGER, LedgerLine, LEDGER_BYTES)
     summaries = [line["summary"] for line in lines if line.get("summary") is not None]
     results = [name for name in RESULT_FILES if (folder / name).is_file()]
     is_predict = is_predict_folder(folder)
-    homes = _list_job_folders(folder) if is_predict else [folder]
-    verbs = [RESULT_FILES[name] for name in results if RESULT_FILES[name]]
+    homes = list_job_folders(folder) if is_predict else [folder]
+    verbs = (identity.get("verb"), done.get("verb"), *map(RESULT_FILES.get, results))
     return RunTail(
         folder=folder,
-        verb="predict" if is_predict else _find_verb([identity, done], verbs),
+        verb="predict" if is_predict else next(filter(None, verbs), None),
         settings=run or done.get("settings", {}),
         identity=identity,
         metrics=tuple(line for line in lines if "summary" not in line),
@@ -225,19 +270,10 @@ def read_run_tail(folder: Path, held_locks: frozenset[FileId] | None = None) -> 
         ledger=ledger[-1] if ledger else {},
         launches=_read_launches(homes, is_predict=is_predict),
         has_result=bool(results),
-        last_seen_at=_find_last_seen(homes, folder / "metrics.jsonl"),
+        last_seen_at=_find_last_seen(homes, folder / METRICS),
         is_locked=any(find_file_id(home / LOCK) in locks for home in homes),
-        lock_owner=next(filter(None, (_read_lock_owner(home / LOCK) for home in homes)), ""),
+        lock_owner=next(filter(None, map(read_lock_owner, homes)), ""),
     )
-
-
-def _list_job_folders(folder: Path) -> list[Path]:
-    return sorted(path for path in (folder / JOBS).iterdir() if path.is_dir())
-
-
-def _find_verb(documents: list[Document], verbs: list[str | None]) -> str | None:
-    names = [document["verb"] for document in documents if document.get("verb")]
-    return next(iter([*names, *verbs]), None)
 
 
 def _read_launches(homes: list[Path], *, is_predict: bool) -> tuple[Document, ...]:
@@ -250,60 +286,6 @@ def _read_launches(homes: list[Path], *, is_predict: bool) -> tuple[Document, ..
 def _find_last_seen(homes: list[Path], metrics: Path) -> float | None:
     """Return the last sign of life; of a run without a supervisor, its last line of metrics."""
     times = [seen for home in homes if (seen := read_last_seen(home)) is not None]
-    if not times and not (metrics.parent / ATTEMPTS).exists():
-        times = [metrics.stat().st_mtime] if metrics.is_file() else []
+    if not times and not (metrics.parent / ATTEMPTS).exists() and metrics.is_file():
+        return metrics.stat().st_mtime
     return max(times, default=None)
-
-
-def _read_document(path: Path, shape: type[DocumentShape]) -> Document:
-    """Return a JSON object; an empty one if the file is missing or damaged."""
-    try:
-        document = find_json(path, "restore it")
-    except (DataError, OSError):
-        return {}
-    return {} if document is None or find_mismatch(document, shape) else document
-
-
-def _read_lock_owner(path: Path) -> str:
-    """Return the host of the process that a lock file names; empty if it names none."""
-    try:
-        content = read_content(path, "remove it") or b""
-    except (DataError, OSError):
-        return ""
-    match = _OWNER.match(content[:MAX_OWNER_BYTES].decode(errors="replace"))
-    return match[1] if match else ""
-
-
-def list_held_locks() -> frozenset[FileId]:
-    """Return the files that processes of this machine have locked, as Linux lists them.
-
-    A lock is not tried, because that would hold it for a moment. Empty on other systems.
-    """
-    try:
-        lines = LOCKS.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(filter(None, map(_parse_lock, lines)))
-
-
-def _parse_lock(line: str) -> FileId | None:
-    """Return the file of a line of /proc/locks, such as `1: FLOCK ADVISORY WRITE 9 08:01:123 …`."""
-    fields = line.split()
-    if "->" in fields or len(fields) < 6 or fields[5].count(":") != 2:  # noqa: PLR2004  (a waiter)
-        return None
-    major, minor, inode = fields[5].split(":")
-    return os.makedev(int(major, 16), int(minor, 16)), int(inode)
-
-
-def find_file_id(path: Path) -> FileId | None:
-    """Return the device and the inode of a file; None if it cannot be read."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def read_state(folder: Path) -> RunState:
-    """Return the state of the run in an output folder."""
-    return read_run_tail(folder).find_state(time.time())

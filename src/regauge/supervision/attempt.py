@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import accelerators
 from regauge.config import FORMAT, dump
-from regauge.run_folders.cost_meter import ATTEMPTS, CostMeter, write_last_seen
-from regauge.run_folders.node_status import RANKS, write_node_status
+from regauge.config.output_files import ATTEMPTS, FAILURES, RANKS, SAVED_RUN
+from regauge.run_folders.cost_meter import CostMeter, write_last_seen
+from regauge.run_folders.node_status import write_node_status
 from regauge.supervision.channel import HEARTBEATS, AttemptSpec, WorkerReports, read_text
 from regauge.supervision.failures import COMMON_EXIT_CODES, Failure
 from regauge.supervision.heartbeat import HeartbeatTable
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from regauge.supervision.run_metrics import RunMetrics
     from regauge.training.settings import TrainSettings
 
-FAILURES = "failures"
 EVIDENCE_SECONDS = 1.0
 """Wait for the reports of the other processes after one has failed."""
 LINGER_SECONDS = 30.0
@@ -113,7 +113,7 @@ class Attempt:
         """
         self._events = events
         self._spec.write()
-        (self._scratch / "run.json").write_text(json.dumps(dump(self._settings)), encoding="utf-8")
+        (self._scratch / SAVED_RUN).write_text(json.dumps(dump(self._settings)), encoding="utf-8")
         with closing(HeartbeatTable(self._scratch / HEARTBEATS, self._size)) as heartbeats:
             self._group.publish_beats(heartbeats.total_beats)
             local_failure = self._run_processes(heartbeats, metrics)
@@ -138,7 +138,7 @@ class Attempt:
             float(self._settings.execution.timeout_seconds),
         )
         num_oom_kills = _count_oom_kills()
-        command = [sys.executable, "-m", "regauge", "train", str(self._scratch / "run.json")]
+        command = [sys.executable, "-m", "regauge", "train", str(self._scratch / SAVED_RUN)]
         variables = {
             processes.SUPERVISED_VARIABLE: str(self._scratch),
             **processes.FLIGHT_RECORDER_VARIABLES,

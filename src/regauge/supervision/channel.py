@@ -32,8 +32,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from regauge.config.output_files import ATTEMPTS
 from regauge.run_folders import folder_lock
-from regauge.run_folders.cost_meter import ATTEMPTS, CostMeter, parse_meter
+from regauge.run_folders.cost_meter import CostMeter, parse_meter
 from regauge.supervision.failures import Failure, classify_error, collect_evidence, parse_failure
 from regauge.supervision.heartbeat import Heartbeat
 from regauge.system import choices, jsonl, processes, stop_signals, timing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from regauge.supervision.faults.faults import RECORD
+from regauge.config.output_files import FAULTS
 from regauge.supervision.health.examination import examine
 from regauge.supervision.health.findings import raise_if_bad
 from regauge.system.errors import PreflightError
@@ -32,7 +32,7 @@ def examine_devices(
         accelerator,
         len(devices),
         fault_plan=fault_plan,
-        record=folder / RECORD,
+        record=folder / FAULTS,
         devices=devices,
     )
     bad = [finding for finding in examination.findings if not finding.ok]

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regauge.config.output_files import ATTEMPTS
 from regauge.monitoring.notify.events import EventName, EventSource
 from regauge.monitoring.notify.notifier import name_exit, open_notifier, split_remedy
-from regauge.run_folders.cost_meter import ATTEMPTS, AttemptLine
+from regauge.run_folders.documents import AttemptLine
 from regauge.system import jsonl
 
 if TYPE_CHECKING:

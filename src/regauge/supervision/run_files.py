@@ -10,20 +10,16 @@ import math
 import time
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING
 
+from regauge.config.output_files import ATTEMPTS, LEDGER, METRICS
 from regauge.monitoring import vocabulary
 from regauge.monitoring.samples import Sample
 from regauge.monitoring.trackers import is_evaluation_metric
-from regauge.run_folders.checkpoint_files import (
-    CHECKPOINTS,
-    MANIFEST,
-    checkpoint_name,
-    find_missing_file,
-    list_steps,
-)
-from regauge.run_folders.cost_meter import ATTEMPTS, AttemptLine, LedgerLine
-from regauge.run_folders.goodput import IDLE, PRODUCTIVE
+from regauge.run_folders.checkpoint_files import list_saved
+from regauge.run_folders.documents import AttemptLine, LedgerLine
+from regauge.run_folders.goodput import IDLE, compute_goodput
 from regauge.supervision.failures import POLICIES
 from regauge.supervision.rank_metrics import HEALTHY, RankHealth
 from regauge.system import jsonl
@@ -33,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from regauge.monitoring.vocabulary import Metric
+    from regauge.run_folders.documents import Document
 
 GAUGES: dict[str, Metric] = {
     "train/loss": vocabulary.TRAIN_LOSS,
@@ -55,20 +52,16 @@ class RunFiles:
 
     def __init__(self, folder: Path, run: str) -> None:
         self._folder, self._labels = folder, (run,)
-        self._ledger = jsonl.Tail(folder / "ledger.jsonl", LedgerLine)
-        self._metrics = jsonl.Tail(folder / "metrics.jsonl", jsonl.StepLine)
+        self._ledger = jsonl.Tail(folder / LEDGER, LedgerLine)
+        self._metrics = jsonl.Tail(folder / METRICS, jsonl.StepLine)
         self._attempts = jsonl.Tail(folder / ATTEMPTS, AttemptLine)
-        self._last_line: dict[str, Any] = {}
+        self._launches: list[Document] = []
+        self._last_line: Document = {}
         self._max_seconds: dict[str, float] = {}
         self._max_tokens = [0, 0]
         self._graphs_by_attempt: dict[int, int] = {}
         self._gauges: dict[Metric, float] = {}
         self._scores: dict[str, float] = {}
-        self._failures = Counter(dict.fromkeys(POLICIES, 0))
-        self._began_at = math.inf
-        self._planned_steps: int | None = None
-        self.attempt: int | None = None
-        """Number of the last attempt."""
 
     @property
     def usd(self) -> float | None:
@@ -86,8 +79,7 @@ class RunFiles:
 
     def read_samples(self) -> Iterator[Sample]:
         """Read the new lines, and yield all samples."""
-        for line in self._attempts.read():
-            self._add_attempt(line)
+        self._launches += self._attempts.read()
         for line in self._ledger.read():
             self._add_ledger_line(line)
         for line in self._metrics.read():
@@ -100,17 +92,8 @@ class RunFiles:
         for name, value in self._scores.items():
             yield Sample(vocabulary.EVALUATION_SCORE, value, (*self._labels, name))
 
-    def _add_attempt(self, line: dict[str, Any]) -> None:
-        self.attempt = line["attempt"]
-        if line.get("started_at") is not None:
-            self._began_at = min(self._began_at, line["started_at"])
-        if line.get("planned_steps") is not None:
-            self._planned_steps = line["planned_steps"]
-        if line.get("outcome") in POLICIES:
-            self._failures[line["outcome"]] += 1
-
-    def _add_ledger_line(self, line: dict[str, Any]) -> None:
-        self._last_line, self.attempt = line, line["attempt"]
+    def _add_ledger_line(self, line: Document) -> None:
+        self._last_line = line
         for account, seconds in line.get("seconds", {}).items():
             self._max_seconds[account] = max(self._max_seconds.get(account, 0.0), seconds)
         tokens, padding = line.get("tokens") or 0, line.get("padding_fraction") or 0.0
@@ -120,7 +103,7 @@ class RunFiles:
         if line.get("compiled_graphs") is not None:
             self._graphs_by_attempt[line["attempt"]] = line["compiled_graphs"]
 
-    def _add_metrics(self, line: dict[str, Any]) -> None:
+    def _add_metrics(self, line: Document) -> None:
         for name, value in line.items():
             number = jsonl.parse_number(value)
             if number is None:
@@ -135,24 +118,24 @@ class RunFiles:
             self._scores[name] = value
 
     def _describe_attempts(self) -> Iterator[Sample]:
-        for kind, count in self._failures.items():
-            yield Sample(vocabulary.RUN_FAILURES, count, (*self._labels, kind))
-        if self._planned_steps is not None:
-            yield Sample(vocabulary.RUN_PLANNED_STEPS, self._planned_steps, self._labels)
-        if self.attempt is not None:
-            yield Sample(vocabulary.RUN_ATTEMPT, self.attempt, self._labels)
+        failures = Counter(line.get("outcome") for line in self._launches)
+        for kind in POLICIES:
+            yield Sample(vocabulary.RUN_FAILURES, failures[kind], (*self._labels, kind))
+        planned = [line.get("planned_steps") for line in self._launches]
+        if known := [steps for steps in planned if steps is not None]:
+            yield Sample(vocabulary.RUN_PLANNED_STEPS, known[-1], self._labels)
+        lines = (*self._launches[-1:], self._last_line)
+        attempts = [line["attempt"] for line in lines if line]
+        if attempts:
+            yield Sample(vocabulary.RUN_ATTEMPT, max(attempts), self._labels)
 
     def _describe_ledger(self) -> Iterator[Sample]:
         if not self._last_line:
             return
-        seconds = self._last_line.get("seconds", {})
-        idle = 0.0
-        if math.isfinite(self._began_at):
-            total = max(self._find_end() - self._began_at, sum(seconds.values()))
-            idle = total - sum(seconds.values())
-            productive = sum(seconds.get(account, 0.0) for account in PRODUCTIVE)
-            if total > 0:
-                yield Sample(vocabulary.RUN_GOODPUT, productive / total, self._labels)
+        goodput = compute_goodput(self._launches, self._last_line, self._find_end())
+        if goodput is not None and goodput.total_seconds > 0:
+            yield Sample(vocabulary.RUN_GOODPUT, goodput.fraction, self._labels)
+        idle = 0.0 if goodput is None else goodput.seconds[IDLE]
         self._max_seconds[IDLE] = max(self._max_seconds.get(IDLE, 0.0), idle)
         for account, value in self._max_seconds.items():
             yield Sample(vocabulary.RUN_TIME, value, (*self._labels, account))
@@ -166,17 +149,11 @@ class RunFiles:
         """Return the time up to which time without a ledger line is idle, since the epoch."""
         written_at = 0.0
         with suppress(OSError):
-            written_at = (self._folder / "ledger.jsonl").stat().st_mtime
+            written_at = (self._folder / LEDGER).stat().st_mtime
         return max(written_at, time.time() - MAX_LEDGER_AGE_SECONDS)
 
     def _describe_checkpoint(self) -> Iterator[Sample]:
         """Yield the step and the time of the newest checkpoint whose files are complete."""
-        root = self._folder / CHECKPOINTS
-        for step in list_steps(root):
-            folder = root / checkpoint_name(step)
-            with suppress(OSError):
-                if find_missing_file(folder) is None:
-                    saved_at = (folder / MANIFEST).stat().st_mtime
-                    yield Sample(vocabulary.RUN_CHECKPOINT_STEP, step, self._labels)
-                    yield Sample(vocabulary.RUN_CHECKPOINT_TIMESTAMP, saved_at, self._labels)
-                    return
+        for step, saved_at in islice(list_saved(self._folder), 1):
+            yield Sample(vocabulary.RUN_CHECKPOINT_STEP, step, self._labels)
+            yield Sample(vocabulary.RUN_CHECKPOINT_TIMESTAMP, saved_at, self._labels)

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 
 from regauge import accelerators
 from regauge.config import read_microbatch_rows
+from regauge.config.output_files import FAILURES
 from regauge.machines.catalog import find_price
 from regauge.run_folders.cost_meter import CostMeter, read_last_seen, read_paid
-from regauge.supervision.attempt import FAILURES, Attempt
+from regauge.supervision.attempt import Attempt
 from regauge.supervision.device_failures import examine_devices
 from regauge.supervision.failures import POLICIES, Failure
 from regauge.supervision.forks import open_fork_server

@@ -12,7 +12,9 @@ that a run file is checked without it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Self, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Self
+
+from typing_extensions import TypedDict  # readers validate it, and need this one on Python 3.11
 
 from regauge.config import Choice
 from regauge.system.errors import SettingsError
@@ -36,9 +38,6 @@ MetricSums = dict[str, tuple[Any, Any]]
 """(weighted sum, weight) of each metric by name; the mean is taken once, over all rows."""
 ITEMS = "items"
 """Metric name of the number of items (rows, tokens or queries) that the means are taken over."""
-
-CLASS_REPORTS = "classes.json"
-"""File of the class reports of a run's last evaluation, in its output folder."""
 
 LOWER_IS_BETTER = ("loss", "perplexity", "error", "seconds", "latency", "usd", "bytes")
 """A metric is better when lower if its name contains one of these words."""

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regauge.config.output_files import LEDGER
 from regauge.run_folders.checkpoint_files import list_steps
-from regauge.run_folders.cost_meter import LedgerLine, write_last_seen
+from regauge.run_folders.cost_meter import write_last_seen
+from regauge.run_folders.documents import LedgerLine
 from regauge.supervision.health.machine import free_bytes
 from regauge.system import jsonl
 from regauge.system.errors import DataError, PreflightError, SettingsError
@@ -18,7 +20,6 @@ from regauge.tasks import UNORDERED, lower_is_better
 from regauge.training import optimizer as optimizers
 from regauge.training.checkpoint.loading import load_checkpoint
 from regauge.training.guards import check_replicas
-from regauge.training.ledger import LEDGER
 from regauge.training.references.add_references import add_references
 from regauge.training.state import MOMENT_PREFIX, Improvement
 from regauge.training.task_schedule import data_fingerprint

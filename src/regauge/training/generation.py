@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from regauge.training.heldout import HeldoutSet
     from regauge.training.settings import Samples
 
-SAMPLES = "samples.jsonl"
-"""The file of the output folder with the completions."""
-
 
 @dataclass
 class GeneratedSample:

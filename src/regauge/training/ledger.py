@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from regauge.run_folders.cost_meter import Cost, CostMeter
 
-LEDGER = "ledger.jsonl"
-"""File of the output folder with a line for every interval of metrics."""
 ACCOUNTS = ("init", "compile", "data_wait", "step", "evaluate", "checkpoint", "lost")
 
 

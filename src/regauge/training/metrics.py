@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from regauge.config.output_files import LEDGER
 from regauge.models.tensors import local_shard
 from regauge.monitoring.trackers import AVERAGED_STEPS, TRAIN_LOSS
 from regauge.system import jsonl
 from regauge.system.errors import NoProgressError
 from regauge.training import optimizer as optimizers
 from regauge.training.gradients import all_reduce_sum
-from regauge.training.ledger import LEDGER
 
 if TYPE_CHECKING:
     from torch import Tensor

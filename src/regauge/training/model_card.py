@@ -16,10 +16,11 @@ from huggingface_hub.utils import yaml_dump  # type: ignore[attr-defined]
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from regauge.config import RUN_IDENTITY
+from regauge.config.output_files import ATTEMPTS, ENVIRONMENT, METRICS, RESULT, SAVED_RUN
 from regauge.machines.catalog import find_price
 from regauge.machines.settings import Price
 from regauge.run_folders import formatting
-from regauge.run_folders.cost_meter import ATTEMPTS, AttemptLine
+from regauge.run_folders.documents import AttemptLine
 from regauge.system import jsonl
 from regauge.system.files import write_atomic
 from regauge.system.json_files import find_json
@@ -157,17 +158,17 @@ def _template() -> Any:
 
 def _read_run(run: Path, result: dict[str, Any] | None, step: int | None) -> _Run:
     """Read the documents of a run; metrics of another step than the last are in its log."""
-    result = result or find_json(run / "result.json", REMEDY) or {}
+    result = result or find_json(run / RESULT, REMEDY) or {}
     metrics = result.get("metrics", {})
     if step is not None and step != result.get("steps"):
-        lines = jsonl.read_lines(run / "metrics.jsonl", jsonl.StepLine)
+        lines = jsonl.read_lines(run / METRICS, jsonl.StepLine)
         evaluations = [line for line in lines if line.get("step") == step]
         names = metrics or result.get("initial_metrics", {})
         metrics = {key: line[key] for line in evaluations for key in line if key in names}
-    environment = find_json(run / "environment.json", REMEDY) or {}
+    environment = find_json(run / ENVIRONMENT, REMEDY) or {}
     return _Run(
         name=run.resolve().name,
-        settings=find_json(run / "run.json", REMEDY) or {},
+        settings=find_json(run / SAVED_RUN, REMEDY) or {},
         packages=environment.get("packages", {}),
         last_attempt=jsonl.read_last_line(run / ATTEMPTS, AttemptLine) or {},
         result=result,

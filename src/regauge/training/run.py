@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from regauge.config import FORMAT, dump
+from regauge.config.output_files import FAULTS
 from regauge.monitoring.trackers import RunInfo, start_trackers
 from regauge.supervision import channel
 from regauge.supervision.channel import WorkerReporter
@@ -88,9 +89,9 @@ def _fault_injector(
     spec = reporter.spec
     if spec is None or spec.fault_plan is None:
         return None
-    from regauge.supervision.faults.faults import RECORD, FaultInjector
+    from regauge.supervision.faults.faults import FaultInjector
 
-    record = Path(settings.output.folder) / RECORD
+    record = Path(settings.output.folder) / FAULTS
     return FaultInjector.read(spec.fault_plan, record, world.rank, spec.attempt)
 
 

@@ -16,11 +16,21 @@ from regauge import accelerators
 from regauge.config import (
     FORMAT,
     RUN_IDENTITY,
-    SAVED_RUN,
     Tables,
     describe_first_difference,
     dump,
     find_saved_run,
+)
+from regauge.config.output_files import (
+    ATTEMPTS,
+    ENVIRONMENT,
+    FAILURES,
+    FAULTS,
+    LEDGER,
+    METRICS,
+    RANKS,
+    RESULT,
+    SAVED_RUN,
 )
 from regauge.monitoring.exporter import EXPORTERS
 from regauge.monitoring.notify.delivery import JOURNAL
@@ -41,9 +51,6 @@ if TYPE_CHECKING:
     from regauge.accelerators import Accelerator
     from regauge.training.settings import Stop, TrainSettings
 
-RUN = SAVED_RUN
-ENVIRONMENT = "environment.json"
-RESULT = "result.json"
 DEFAULTS = "defaults"
 """The entry of the table `run` with the optimizer settings that the run file leaves open."""
 PRECISION = "precision"
@@ -201,7 +208,7 @@ def write_records(
     recorded = (previous or {}).get(RUN_IDENTITY, {})
     first = {key: recorded[key] for key in (DEFAULTS, PRECISION) if key in recorded}
     document[RUN_IDENTITY] |= {**(decisions or {}), **first}
-    write_json(folder / RUN, document)
+    write_json(folder / SAVED_RUN, document)
     accelerator = settings.accelerator
     environment = describe_environment(accelerator.env_prefixes if accelerator else ())
     before = _read_previous_environment(folder)
@@ -273,8 +280,8 @@ def _check_empty(folder: Path) -> None:
     """Raise SettingsError if the folder has files that no process of a new run has written."""
     check_folder(folder, "output.folder")
     names = [path.name for path in folder.glob("*")] if folder.is_dir() else []
-    known = {RUN, ENVIRONMENT, "ranks", "metrics.jsonl", "ledger.jsonl", "attempts.jsonl"}
-    known |= {"failures", "faults.jsonl", EXPORTERS, JOURNAL, START_FOLDER, PROBE}
+    known = {SAVED_RUN, ENVIRONMENT, RANKS, METRICS, LEDGER, ATTEMPTS}
+    known |= {FAILURES, FAULTS, EXPORTERS, JOURNAL, START_FOLDER, PROBE}
     foreign = [name for name in names if name not in known and not name.startswith(".")]
     if foreign:
         raise SettingsError(

@@ -14,11 +14,10 @@ from regauge.machines.catalog import find_price
 from regauge.models import architectures, multitask
 from regauge.models.init_weights import build_initial_weights
 from regauge.models.precision import apply_precision, sum_gradients_in_fp32
-from regauge.run_folders.cost_meter import CostMeter, LedgerLine, parse_cost
+from regauge.run_folders.cost_meter import CostMeter, read_ledger_cost
 from regauge.supervision.channel import WorkerReporter
 from regauge.supervision.health.preflight import run_preflight
 from regauge.supervision.watchdog import PREFLIGHT
-from regauge.system import jsonl
 from regauge.system.errors import SettingsError
 from regauge.system.hooks import Hook, Hooks, Inject, inject_nothing
 from regauge.system.log import logger
@@ -32,7 +31,7 @@ from regauge.training.context import RunContext
 from regauge.training.defaults import check_precision
 from regauge.training.gradients import LossScale
 from regauge.training.guards import Guard
-from regauge.training.ledger import LEDGER, Ledger
+from regauge.training.ledger import Ledger
 from regauge.training.metrics import MetricsWindow, MfuMeter
 from regauge.training.profile.straggler import StragglerDetector
 from regauge.training.state import TrainState
@@ -224,11 +223,11 @@ def _meter(settings: TrainSettings, world: World, reporter: WorkerReporter) -> C
     """Return the supervisor's meter of dollars, or one that continues the last ledger line."""
     if reporter.spec:
         return reporter.spec.meter
-    last_line = jsonl.read_last_line(Path(settings.output.folder) / LEDGER, LedgerLine) or {}
+    paid = read_ledger_cost(Path(settings.output.folder))
     machines = -(-world.size // world.local_size)
     price = find_price(settings.execution.price)
     usd = price.usd_per_hour if price else None
-    return CostMeter(parse_cost(last_line), reporter.start_clock, machines, world.size, usd)
+    return CostMeter(paid, reporter.start_clock, machines, world.size, usd)
 
 
 def _saver(settings: TrainSettings, world: World, hooks: Hooks, reporter: WorkerReporter) -> Saver:

@@ -12,16 +12,16 @@ import torch
 import torch.distributed as dist
 
 from regauge.config import FORMAT
+from regauge.config.output_files import CLASS_REPORTS, SAMPLES
 from regauge.data.loader import prefetch_batches
 from regauge.system import jsonl, stop_signals
 from regauge.system.errors import LimitReachedError, PreemptedError, RegaugeError
 from regauge.system.files import write_json
 from regauge.system.log import logger
-from regauge.tasks import CLASS_REPORTS
 from regauge.training.checkpointing import is_best, save_checkpoint
 from regauge.training.compile.warmup import RecompileMonitor
 from regauge.training.early_stopping import count_evaluation, find_stop_reason
-from regauge.training.generation import SAMPLES, generate_samples
+from regauge.training.generation import generate_samples
 from regauge.training.guards import check_replicas
 from regauge.training.metrics import write_ledger
 from regauge.training.optimizer_step import optimizer_step

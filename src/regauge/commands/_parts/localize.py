@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge import accelerators, commands, config
+from regauge.config.output_files import DONE, FAULTS
 from regauge.evaluation.compare.gaps import relative_difference
 from regauge.evaluation.compare.verdict import ROUNDING_TOLERANCE
 from regauge.run_folders.checkpoint_files import CHECKPOINTS, checkpoint_name, list_steps
-from regauge.supervision.faults.faults import BUGS, RECORD, FaultLine
+from regauge.supervision.faults.faults import BUGS, FaultLine
 from regauge.system import files, jsonl
 from regauge.system.errors import InconclusiveError
 from regauge.system.json_files import DocumentShape, find_valid_json
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from regauge.evaluation.compare.verdict import Parity
     from regauge.training.divergence.localize import Divergence, StepVariants
 
-DONE = "done.json"
 SIDES = ("baseline", "candidate")
 """The compared runs, which are also the names of their folders."""
 REFERENCE_TABLES: config.Tables = {
@@ -130,7 +130,7 @@ def _read_sides(runs: tuple[Path, Path], folder: Path) -> dict[str, Side]:
 
 def _write_fault_plan(run: Path, plan: Path) -> str | None:
     """Write a plan of the bugs that were injected into a run; None if there were none."""
-    bugs = [line for line in jsonl.read_lines(run / RECORD, FaultLine) if line["kind"] in BUGS]
+    bugs = [line for line in jsonl.read_lines(run / FAULTS, FaultLine) if line["kind"] in BUGS]
     if not bugs:
         return None
     names = ("kind", "at", "rank", "layer")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ConfigDict
 
 from regauge import commands, config
-from regauge.commands._stages.status import DONE
+from regauge.config.output_files import DONE
 from regauge.system import choices
 from regauge.system.errors import SettingsError
 from regauge.system.json_files import hash_document

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regauge import config
+from regauge.config.output_files import DONE
 from regauge.data.input_hashes import SHOWN_DIGITS, list_changes, list_settings_changes
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.json_files import DocumentShape
@@ -14,8 +15,6 @@ from regauge.system.json_files import DocumentShape
 if TYPE_CHECKING:
     from regauge.commands._stages import ResolvedStage
     from regauge.commands._stages.repetition import Repetition
-
-DONE = "done.json"
 
 
 class DoneShape(DocumentShape):

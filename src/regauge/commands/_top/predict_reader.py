@@ -1,34 +1,26 @@
-"""Reads the snapshot of a job of batch inference, from its ledgers."""
+"""Reads the snapshot of batch inference, from the ledgers of its jobs."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
 
-from regauge.commands._top.snapshot import (
-    Column,
-    Figure,
-    FigureGroup,
-    Snapshot,
-    TableRow,
-    ViewEvent,
-    ViewProgress,
-    ViewTable,
-)
-from regauge.run_folders.cost_meter import ATTEMPTS, PaidLine, read_last_seen
-from regauge.run_folders.run_tail import JOB, JOBS, RunTail, price_line, read_run_tail
+from regauge.commands._top.snapshot import Snapshot, TableRow, ViewEvent, ViewProgress
+from regauge.config.output_files import ATTEMPTS, JOB, LEDGER
+from regauge.run_folders.cost_meter import read_last_seen
+from regauge.run_folders.documents import JobShape, PaidLine, ShardLine, read_document
+from regauge.run_folders.run_tail import RunTail, list_job_folders, price_line, read_run_tail
 from regauge.system import jsonl
 from regauge.system.errors import DataError
-from regauge.system.json_files import DocumentShape, find_json, find_mismatch
 from regauge.system.units import MILLION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
     from regauge.commands._top.snapshot import Value
 
-LEDGER = "ledger.jsonl"
 RESUME = "run the command again to resume"
 REASONS = {
     "unknown": "no end was recorded, or a job is left",
@@ -38,43 +30,8 @@ REASONS = {
 """The reason that is shown with a state."""
 ENDS = {"failed": "the command failed", "preempted": "a signal stopped the command"}
 """Event of the end of a command, by its recorded outcome."""
-COLUMNS = (
-    Column("job", "JOB", "text"),
-    Column("shards", "SHARDS", "number"),
-    Column("records", "RECORDS", "number"),
-    Column("failed_records", "FAILED", "number"),
-    Column("usd", "COST", "dollars"),
-)
-
-
-class FinishedShard(DocumentShape):
-    """A line of the ledger of a job, as far as its progress needs it."""
-
-    piece: jsonl.Count
-    part: jsonl.Count
-    is_last: bool
-    rows: jsonl.Count
-    quarantined: jsonl.Count
-    truncated: jsonl.Count
-    tokens: jsonl.Count
-    computed_tokens: jsonl.Count
-
-
-class JobShape(DocumentShape):
-    """The document of all jobs: the bytes and the stamp of each piece."""
-
-    pieces: dict[str, list[Any]]
-
-
-class Totals(NamedTuple):
-    """The sums over finished shards."""
-
-    shards: int = 0
-    records: int = 0
-    failed_records: int = 0
-    truncated_records: int = 0
-    tokens: int = 0
-    computed_tokens: int = 0
+SUMMED = ("rows", "quarantined", "truncated", "tokens", "computed_tokens")
+"""Keys of a ledger line that are summed over the shards."""
 
 
 class PredictReader:
@@ -84,8 +41,9 @@ class PredictReader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._tails: dict[str, jsonl.Tail] = {}
-        self._shards: dict[str, dict[tuple[int, int], FinishedShard]] = {}
+        self._tails: dict[Path, jsonl.Tail] = {}
+        self._shards: dict[Path, dict[tuple[int, int], dict[str, Any]]] = defaultdict(dict)
+        """Ledger lines by the folder of their job, then by piece and part."""
 
     def read(self) -> Snapshot:
         """Return the present state; raises DataError if the folder has vanished."""
@@ -94,84 +52,50 @@ class PredictReader:
         now = time.time()
         tail = read_run_tail(self._folder)
         self._read_ledgers()
-        totals = _sum(self._list_shards())
-        state = tail.find_state(now)
-        seconds = _sum_seconds(tail, now)
-        sizes = self._read_sizes()
+        shards = [line for job in self._shards.values() for line in job.values()]
+        totals, seconds, state = _sum(shards), _sum_seconds(tail, now), tail.find_state(now)
+        progress = self._measure_progress(shards, seconds if state == "running" else 0.0)
+        usd = tail.compute_usd(now)
         return Snapshot(
             name=self._folder.resolve().name,
             verb="predict",
             state=state,
             read_at=now,
+            table="jobs",
+            rows=tuple(_build_row(*job, now) for job in self._shards.items()),
+            groups={"records": _list_records(totals, seconds), "cost": _list_costs(usd, totals)},
             reason=REASONS.get(state, ""),
             facts=(tail.lock_owner,) if tail.lock_owner else (),
-            progress=self._measure_progress(sizes, seconds, is_running=state == "running"),
-            groups=(
-                FigureGroup("Records", _list_records(totals, seconds)),
-                FigureGroup("Cost", _list_costs(tail, totals, now)),
-            ),
-            table=ViewTable("Jobs", COLUMNS, tuple(self._list_rows(now))),
+            progress=progress,
             events=tuple(_list_events(tail)),
         )
 
     def _read_ledgers(self) -> None:
-        for path in sorted((self._folder / JOBS).glob(f"*/{LEDGER}")):
-            job = path.parent.name
-            lines = self._tails.setdefault(job, jsonl.Tail(path)).read()
-            shards = self._shards.setdefault(job, {})
-            for line in lines:
-                if not find_mismatch(line, FinishedShard):
-                    shard = FinishedShard.model_validate(line)
-                    shards[shard.piece, shard.part] = shard
+        for job in list_job_folders(self._folder):
+            if (job / LEDGER).exists():
+                tail = self._tails.setdefault(job, jsonl.Tail(job / LEDGER, ShardLine))
+                self._shards[job] |= {(line["piece"], line["part"]): line for line in tail.read()}
 
-    def _list_shards(self) -> list[FinishedShard]:
-        return [shard for shards in self._shards.values() for shard in shards.values()]
+    def _measure_progress(self, shards: list[dict[str, Any]], seconds: float) -> ViewProgress:
+        """Return the pieces that are done, with the time left by their bytes.
 
-    def _read_sizes(self) -> list[int]:
-        """Return the bytes of the pieces by their number; empty if they are unknown."""
-        try:
-            document = find_json(self._folder / JOB, "remove it")
-        except (DataError, OSError):
-            return []
-        if document is None or find_mismatch(document, JobShape):
-            return []
-        return [int(entry[0] or 0) if entry else 0 for entry in document["pieces"].values()]
-
-    def _measure_progress(
-        self, sizes: list[int], seconds: float, *, is_running: bool
-    ) -> ViewProgress:
-        """Return the pieces that are done, with the time left by their bytes."""
-        done = {shard.piece for shard in self._list_shards() if shard.is_last}
+        `seconds` is the time so far, 0 if the job does not run.
+        """
+        pieces = read_document(self._folder / JOB, JobShape).get("pieces", {}).values()
+        sizes = [int(entry[0] or 0) if entry else 0 for entry in pieces]
+        done = {line["piece"] for line in shards if line["is_last"]}
         bytes_done = sum(sizes[piece] for piece in done if piece < len(sizes))
-        is_known = is_running and bytes_done > 0
+        is_known = seconds > 0 and bytes_done > 0
         eta = seconds * (sum(sizes) - bytes_done) / bytes_done if is_known else None
         return ViewProgress("pieces", len(done), len(sizes) or None, eta)
 
-    def _list_rows(self, now: float) -> Iterator[TableRow]:
-        for job, shards in self._shards.items():
-            totals = _sum(list(shards.values()))
-            home = self._folder / JOBS / job
-            lines = jsonl.read_recent_lines(home / ATTEMPTS, PaidLine)
-            usd = price_line(lines[-1], now, read_last_seen(home)) if lines else None
-            values: dict[str, Value] = {
-                "job": job,
-                "shards": totals.shards,
-                "records": totals.records,
-                "failed_records": totals.failed_records,
-                "usd": usd,
-            }
-            yield TableRow(values, is_problem=totals.failed_records > 0)
 
-
-def _sum(shards: list[FinishedShard]) -> Totals:
-    return Totals(
-        len(shards),
-        sum(shard.rows for shard in shards),
-        sum(shard.quarantined for shard in shards),
-        sum(shard.truncated for shard in shards),
-        sum(shard.tokens for shard in shards),
-        sum(shard.computed_tokens for shard in shards),
-    )
+def _sum(shards: Iterable[dict[str, Any]]) -> Counter[str]:
+    """Return the sums over ledger lines; `shards` is their number."""
+    totals: Counter[str] = Counter()
+    for line in shards:
+        totals.update(shards=1, **{name: line[name] for name in SUMMED})
+    return totals
 
 
 def _sum_seconds(tail: RunTail, now: float) -> float:
@@ -186,30 +110,38 @@ def _sum_seconds(tail: RunTail, now: float) -> float:
     return max(totals)
 
 
-def _list_records(totals: Totals, seconds: float) -> tuple[Figure, ...]:
-    padding = 1 - totals.tokens / totals.computed_tokens if totals.computed_tokens else None
-    rate, tokens = (
-        value / seconds if seconds and totals.records else None
-        for value in (totals.records, totals.tokens)
-    )
-    return (
-        Figure("records", "done", totals.records),
-        Figure("records_per_second", "records/s", rate, "count"),
-        Figure("tokens_per_second", "tokens/s", tokens, "count"),
-        Figure("padding_ratio", "padding", padding, "percent"),
-        Figure("failed_records", "failed", totals.failed_records),
-        Figure("truncated_records", "truncated", totals.truncated_records),
-        Figure("shards", "shards", totals.shards),
+def _build_row(job: Path, shards: dict[tuple[int, int], dict[str, Any]], now: float) -> TableRow:
+    totals = _sum(shards.values())
+    lines = jsonl.read_recent_lines(job / ATTEMPTS, PaidLine)
+    return TableRow(
+        {
+            "job": job.name,
+            "shards": totals["shards"],
+            "records": totals["rows"],
+            "failed_records": totals["quarantined"],
+            "usd": price_line(lines[-1], now, read_last_seen(job)) if lines else None,
+        },
+        is_problem=totals["quarantined"] > 0,
     )
 
 
-def _list_costs(tail: RunTail, totals: Totals, now: float) -> tuple[Figure, ...]:
-    usd = tail.compute_usd(now)
-    per_million = usd / totals.records * MILLION if usd is not None and totals.records else None
-    return (
-        Figure("usd", "spent", usd, "dollars"),
-        Figure("usd_per_million_records", "per 1M records", per_million, "dollars"),
-    )
+def _list_records(totals: Counter[str], seconds: float) -> dict[str, Value]:
+    computed, is_known = totals["computed_tokens"], bool(seconds and totals["rows"])
+    return {
+        "records": totals["rows"],
+        "records_per_second": totals["rows"] / seconds if is_known else None,
+        "tokens_per_second": totals["tokens"] / seconds if is_known else None,
+        "padding_ratio": 1 - totals["tokens"] / computed if computed else None,
+        "failed_records": totals["quarantined"],
+        "truncated_records": totals["truncated"],
+        "shards": totals["shards"],
+    }
+
+
+def _list_costs(usd: float | None, totals: Counter[str]) -> dict[str, Value]:
+    is_known = usd is not None and totals["rows"] > 0
+    per_million = (usd or 0.0) / totals["rows"] * MILLION if is_known else None
+    return {"usd": usd, "usd_per_million_records": per_million}
 
 
 def _list_events(tail: RunTail) -> Iterator[ViewEvent]:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+import re
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
-from regauge.commands._top.snapshot import Column, Figure, FigureGroup, Snapshot, TableRow, Value
 from regauge.run_folders import formatting
 from regauge.system.units import GIGA, SECONDS_PER_HOUR, SECONDS_PER_MINUTE
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from collections.abc import Callable, Mapping, Sequence
 
-    from regauge.commands._top.snapshot import ValueKind, ViewEvent, ViewProgress
+    from regauge.commands._top.snapshot import Snapshot, TableRow, Value, ViewEvent, ViewProgress
 
 STATE_STYLES = {
     "running": "bold green",
@@ -31,213 +29,208 @@ STATE_STYLES = {
 }
 PROBLEM_STYLE = "bold yellow"
 """Style of rows and events that need attention; their words say the same."""
-EMPTY = "-"
-"""Text of a value that is unknown."""
-GROUP_LINES = 1
-"""Lines of the heading of a group, a table or the events."""
+GAP = "  "
+"""Space between columns."""
+HEADING_LINES = 2
+"""Lines of the heading of the table or of the events, with the blank line before."""
 MIN_TABLE_ROWS = 3
+MAX_GROUP_COLUMNS = 44
 WIDE_COLUMNS = 130
 """Width from which the events are beside the table."""
-KEYS = "q quit"
+COUNTED_RATE = 100.0
+"""Rate from which three significant digits are shown."""
+LABELS = {
+    "budget_left_seconds": "lasts for",
+    "checkpoint_age_seconds": "its age",
+    "checkpoint_step": "checkpoint",
+    "failed_requests": "status 5xx",
+    "gradient_norm": "grad. norm",
+    "learning_rate": "learn. rate",
+    "lost_seconds": "lost work",
+    "mfu_ratio": "MFU",
+    "p50_seconds": "p50 s",
+    "p95_seconds": "p95 s",
+    "p99_seconds": "p99 s",
+    "padded_tokens": "tokens",
+    "records_per_batch": "per batch",
+    "refused_requests": "status 4xx",
+    "requests": "answered",
+    "resident_bytes": "all ranks",
+    "step_seconds": "s per step",
+    "usd": "spent",
+    "usd_per_hour": "per hour",
+    "usd_per_million_records": "per 1M records",
+}
+HEADINGS = {"resident_bytes": "memory", "queue_wait_seconds": "wait", "usd": "cost"}
+"""Labels of columns that differ from those of values."""
+FORMATS: dict[str, Callable[[float], str]] = {
+    "usd": formatting.dollars,
+    "ratio": formatting.percent,
+    "bytes": lambda value: f"{value / GIGA:.2f} GB",
+    "seconds": formatting.duration,
+    "tokens": formatting.count,
+    "second": lambda rate: (
+        formatting.count(rate) if rate >= COUNTED_RATE else formatting.number(rate)
+    ),
+}
+"""Formats of values by the unit at the end of their key."""
+PLAIN_NUMBERS = ("step_seconds", "p50_seconds", "p95_seconds", "p99_seconds")
+"""Keys whose label has the unit."""
 
 
-def render(snapshot: Snapshot, width: int, height: int | None, note: str = "") -> RenderableType:
+def format_label(key: str, labels: Mapping[str, str] = LABELS) -> str:
+    """Return the label of a value: the words of its key without the unit, or a shorter text."""
+    if "/" in key:  # the name of a metric
+        return key
+    words = re.sub("_(ratio|bytes|seconds|usd|records|at)$", "", key)
+    return labels.get(key) or words.replace("_per_second", "/s").replace("_", " ")
+
+
+def format_value(key: str, value: Value) -> str:
+    """Return a value as text; `-` if it is unknown."""
+    if value is None or isinstance(value, str):
+        return "-" if value is None else value
+    unit = "usd" if "usd" in key else key.rpartition("_")[2]
+    is_plain = "/" in key or key in PLAIN_NUMBERS
+    return formatting.number(value) if is_plain else FORMATS.get(unit, formatting.number)(value)
+
+
+def render(snapshot: Snapshot, width: int, height: int | None, note: str = "") -> Group:
     """Return a snapshot for a terminal; without a height all rows and events are shown.
 
     `note` is shown in the last line, next to the keys.
     """
-    head = [_draw_headline(snapshot, width)]
+    lines = [_draw_headline(snapshot, width)]
     if snapshot.reason:
-        head.append(_draw_line(snapshot.reason, width))
+        lines.append(Text(snapshot.reason))
     if snapshot.progress is not None:
-        head.append(_draw_progress(snapshot.progress, width))
-    groups = _draw_groups(snapshot.groups, width)
-    blank = [Text("")]
-    foot = [_draw_foot(snapshot, note, width)] if height is not None else []
-    used = len(head) + (1 + _count_group_lines(snapshot.groups)) + len(foot)
-    lines_left = None if height is None else max(0, height - used)
-    body = _draw_body(snapshot, width, lines_left)
-    return Group(*head, *blank, groups, *body, *foot)
+        lines.append(_draw_progress(snapshot.progress, width))
+    size = min(MAX_GROUP_COLUMNS, width // max(1, len(snapshot.groups)))
+    groups = [_draw_group(*group, size - len(GAP)) for group in snapshot.groups.items()]
+    lines += [Text(), *_join_columns(groups, size)]
+    if height is None:
+        lines += _draw_body(snapshot, width, None)
+    else:
+        space = max(0, height - len(lines) - 1)
+        body = _draw_body(snapshot, width, space)
+        foot = f"q quit   {_find_local_time(snapshot.read_at):%Y-%m-%d %H:%M:%S}"
+        foot += f"   {note}" if note else ""
+        lines += [*body, *[Text()] * (space - len(body)), Text(foot, style="dim")]
+    return Group(*(_fit(line, width) for line in lines))
 
 
-def _draw_line(text: str, width: int, style: str = "") -> Text:
-    line = Text(text, style=style, no_wrap=True, overflow="ellipsis")
-    line.truncate(width, overflow="ellipsis")
+def _fit(line: Text, width: int, *, pad: bool = False) -> Text:
+    line.no_wrap = True
+    line.truncate(width, overflow="ellipsis", pad=pad)
     return line
+
+
+def _join_columns(columns: Sequence[Sequence[Text]], width: int) -> list[Text]:
+    """Return lines side by side; every column has the same width, with a gap of two spaces."""
+    lines = []
+    for row in zip_longest(*columns):
+        cells = [_fit(line or Text(), width - len(GAP), pad=True) for line in row]
+        lines.append(Text(GAP).join(cells))
+    return lines
+
+
+def _find_local_time(seconds: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(seconds).astimezone()
 
 
 def _draw_headline(snapshot: Snapshot, width: int) -> Text:
-    line = Text(no_wrap=True, overflow="ellipsis")
-    verb = f"  {snapshot.verb}  "
-    name_width = max(1, width - len(verb) - len(snapshot.state) - len(" …"))
-    line.append(_draw_line(snapshot.name, name_width, "bold")).append(verb)
-    line.append(snapshot.state, style=STATE_STYLES.get(snapshot.state, "bold"))
-    if snapshot.facts:
-        line.append("  " + " · ".join(snapshot.facts), style="dim")
-    line.truncate(width, overflow="ellipsis")
-    return line
+    name_width = max(1, width - len(snapshot.verb) - len(snapshot.state) - len("     …"))
+    state = (snapshot.state, STATE_STYLES.get(snapshot.state, "bold"))
+    name = _fit(Text(snapshot.name, style="bold"), name_width)
+    facts = GAP + " · ".join(snapshot.facts) if snapshot.facts else ""
+    return Text.assemble(name, f"  {snapshot.verb}  ", state, (facts, "dim"))
 
 
 def _draw_progress(progress: ViewProgress, width: int) -> Text:
-    done = f"{progress.done:,.0f}"
-    total = "" if progress.total is None else f"/{progress.total:,.0f}"
-    label = f"{done}{total} {progress.unit}"
-    eta = progress.eta_seconds
-    right = f"  ETA {format_clock(eta)}" if eta else ""
-    fraction = progress.fraction
-    if fraction is None:
-        return _draw_line(label + right, width)
-    right = f" {fraction:>6.1%}{right}"
-    size = max(4, width - len(label) - len(right) - 1)
+    total, eta = progress.total, progress.eta_seconds
+    label = f"{progress.done:,.0f}" + (f"/{total:,.0f}" if total is not None else "")
+    right = f"  ETA {_format_clock(eta)}" if eta else ""
+    if not total:
+        return Text(f"{label} {progress.unit}{right}")
+    fraction = min(1.0, progress.done / total)
+    left, right = f"{label} {progress.unit} ", f" {fraction:>6.1%}{right}"
+    size = max(4, width - len(left) - len(right))
     filled = round(fraction * size)
-    line = Text(f"{label} ", no_wrap=True)
-    line.append("█" * filled, style="green").append("░" * (size - filled), style="dim")
-    line.append(right)
-    line.truncate(width)
-    return line
+    return Text.assemble(left, ("█" * filled, "green"), ("░" * (size - filled), "dim"), right)
 
 
-def _count_group_lines(groups: Sequence[FigureGroup]) -> int:
-    return GROUP_LINES + max((len(group.figures) for group in groups), default=0)
-
-
-def _draw_groups(groups: Sequence[FigureGroup], width: int) -> Table:
-    """Draw groups side by side; every column has the same width."""
-    table = Table.grid(padding=0, expand=False)
-    size = min(44, width // max(1, len(groups)))
-    for _ in groups:
-        table.add_column(width=size, no_wrap=True)
-    table.add_row(*(Text(group.name.upper(), style="bold") for group in groups))
-    for row in zip_longest(*(group.figures for group in groups)):
-        table.add_row(*(_draw_figure(figure, size - 2) for figure in row))
-    return table
-
-
-def _draw_figure(figure: Figure | None, size: int) -> Text:
-    """Draw a label at the left and its value at the right; a long label is shortened."""
-    if figure is None:
-        return Text("")
-    value = format_value(figure.value, figure.kind)
-    label = _draw_line(figure.label, max(1, size - len(value) - 1), "dim")
-    gap = size - label.cell_len - len(value)
-    return Text.assemble(label, " " * max(1, gap), value)
-
-
-def _draw_body(snapshot: Snapshot, width: int, lines_left: int | None) -> Sequence[RenderableType]:
-    """Draw the table and the events, beside each other on a wide terminal."""
-    rows, events = snapshot.table.rows, snapshot.events
-    is_wide = width >= WIDE_COLUMNS and bool(rows)
-    num_rows, num_events = len(rows), len(events)
-    if lines_left is not None:
-        heading_lines = 2 * (GROUP_LINES + 1)  # the heading and the blank line before
-        if is_wide:
-            space = max(0, lines_left - GROUP_LINES - 1)
-            num_rows, num_events = min(num_rows, space), min(num_events, space)
-        else:
-            space = max(0, lines_left - heading_lines)
-            num_rows = min(len(rows), max(MIN_TABLE_ROWS, space - min(num_events, space // 2)))
-            num_rows = min(num_rows, space)
-            num_events = min(num_events, space - num_rows)
-    if is_wide:
-        half = width // 2
-        table = Table.grid(padding=0)
-        table.add_column(width=half)
-        table.add_column(width=width - half)
-        left = Group(*_draw_table(snapshot, half - 2, num_rows))
-        table.add_row(left, Group(*_draw_events(events, width - half, num_events)))
-        return _fill([Text(""), table], lines_left, 1 + GROUP_LINES + max(num_rows, num_events))
-    lines: list[Text] = []
-    if rows and num_rows:
-        lines += [Text(""), *_draw_table(snapshot, width, num_rows)]
-    if events and num_events:
-        lines += [Text(""), *_draw_events(events, width, num_events)]
-    return _fill(lines, lines_left, len(lines))
-
-
-def _fill(
-    lines: Sequence[RenderableType], lines_left: int | None, num_lines: int
-) -> Sequence[RenderableType]:
-    """Add blank lines, so that the keys are in the last line of the screen."""
-    return [*lines, *[Text("")] * max(0, (lines_left or 0) - num_lines)]
-
-
-def _draw_table(snapshot: Snapshot, width: int, max_rows: int) -> list[Text]:
-    """Draw the rows of the table; if not all fit, those with problems are among them."""
-    columns, rows = snapshot.table.columns, list(snapshot.table.rows)
-    hidden = 0
-    if len(rows) > max_rows:
-        hidden = len(rows) - max_rows + 1
-        problems = [row for row in rows if row.is_problem]
-        others = [row for row in rows if not row.is_problem]
-        kept = [*problems, *others][: max(0, max_rows - 1)]
-        rows = [row for row in rows if row in kept]
-    cells = [[format_value(row.values.get(column.key), column.kind) for column in columns]
-             for row in rows]  # fmt: skip
-    sizes = [
-        max(len(column.label), *(len(line[index]) for line in cells), 0)
-        for index, column in enumerate(columns)
-    ]
-    lines = [_draw_line(_join([column.label for column in columns], columns, sizes), width, "bold")]
-    for row, line in zip(rows, cells, strict=True):
-        style = PROBLEM_STYLE if row.is_problem else ""
-        lines.append(_draw_line(_join(line, columns, sizes), width, style))
-    if hidden:
-        lines.append(_draw_line(_summarize_hidden(snapshot.table.rows, rows), width, "dim"))
-    return lines
-
-
-def _summarize_hidden(rows: Sequence[TableRow], shown: Sequence[TableRow]) -> str:
-    """Return how many rows are not shown, and how many of them have a problem."""
-    hidden = [row for row in rows if row not in shown]
-    problems = sum(row.is_problem for row in hidden)
-    return f"… {len(hidden)} more, {problems or 'none'} with a problem"
-
-
-def _join(cells: Sequence[str], columns: Sequence[Column], sizes: Sequence[int]) -> str:
-    """Return the cells of a row as one line: texts to the left, numbers to the right."""
-    parts = [
-        cell.ljust(size) if column.kind == "text" else cell.rjust(size)
-        for cell, column, size in zip(cells, columns, sizes, strict=True)
-    ]
-    return "  ".join(parts).rstrip()
-
-
-def _draw_events(events: Sequence[ViewEvent], width: int, max_events: int) -> list[Text]:
-    lines = [_draw_line("EVENTS" if events else "EVENTS  none yet", width, "bold")]
-    for event in events[len(events) - min(len(events), max_events) :]:
-        at = dt.datetime.fromtimestamp(event.at).astimezone()
-        style = PROBLEM_STYLE if event.is_problem else ""
-        lines.append(_draw_line(f"{at:%H:%M:%S}  {event.text}", width, style))
-    return lines
-
-
-def _draw_foot(snapshot: Snapshot, note: str, width: int) -> Text:
-    at = dt.datetime.fromtimestamp(snapshot.read_at).astimezone()
-    text = f"{KEYS}   {at:%Y-%m-%d %H:%M:%S}"
-    return _draw_line(f"{text}   {note}" if note else text, width, "dim")
-
-
-def format_value(value: Value, kind: ValueKind) -> str:
-    """Return a value as text; `-` if it is unknown."""
-    if value is None:
-        return EMPTY
-    if isinstance(value, str) or kind == "text":
-        return str(value)
-    if kind == "bytes":
-        return f"{value / GIGA:.2f} GB"
-    if kind == "seconds":
-        return formatting.duration(value)
-    formats = {
-        "percent": formatting.percent,
-        "dollars": formatting.dollars,
-        "count": formatting.count,
-        "number": formatting.number,
-    }
-    return formats[kind](value)
-
-
-def format_clock(seconds: float) -> str:
+def _format_clock(seconds: float) -> str:
     """Return a duration as `h:mm:ss`."""
     minutes, whole_seconds = divmod(round(seconds), SECONDS_PER_MINUTE)
     hours, minutes = divmod(minutes, SECONDS_PER_HOUR // SECONDS_PER_MINUTE)
     return f"{hours}:{minutes:02}:{whole_seconds:02}"
+
+
+def _draw_group(name: str, values: Mapping[str, Value], size: int) -> list[Text]:
+    """Draw a label at the left and its value at the right; a long label is shortened."""
+    lines = [Text(name.upper(), style="bold")]
+    for key, value in values.items():
+        text = format_value(key, value)
+        label = Text(format_label(key), style="dim")
+        label = _fit(label, max(1, size - len(text) - 1), pad=True)
+        lines.append(Text.assemble(label, " ", text))
+    return lines
+
+
+def _draw_body(snapshot: Snapshot, width: int, max_lines: int | None) -> list[Text]:
+    """Draw the table and the events, beside each other on a wide terminal."""
+    num_rows, num_events = len(snapshot.rows), len(snapshot.events)
+    is_wide = width >= WIDE_COLUMNS and num_rows > 0
+    if max_lines is not None and is_wide:
+        space = max(0, max_lines - HEADING_LINES)
+        num_rows, num_events = min(num_rows, space), min(num_events, space)
+    elif max_lines is not None:
+        space = max(0, max_lines - 2 * HEADING_LINES)
+        max_rows = max(MIN_TABLE_ROWS, space - min(num_events, space // 2))
+        num_rows = min(num_rows, space, max_rows)
+        num_events = min(num_events, space - num_rows)
+    table = _draw_table(snapshot.rows, num_rows) if num_rows else []
+    events = _draw_events(snapshot.events, num_events) if num_events or is_wide else []
+    if is_wide:
+        return [Text(), *_join_columns((table, events), width // 2)]
+    return [line for lines in (table, events) if lines for line in (Text(), *lines)]
+
+
+def _draw_table(rows: Sequence[TableRow], max_rows: int) -> list[Text]:
+    """Draw rows under a heading; if not all fit, those with problems are among them."""
+    shown, hidden = _select_rows(rows, max_rows)
+    columns = []
+    for key in rows[0].values:
+        values = [row.values[key] for row in shown]
+        cells = [format_label(key, HEADINGS).upper(), *(format_value(key, v) for v in values)]
+        size = max(map(len, cells))
+        is_text = any(isinstance(value, str) for value in values)
+        columns.append([cell.ljust(size) if is_text else cell.rjust(size) for cell in cells])
+    styles = ["bold", *(PROBLEM_STYLE if row.is_problem else "" for row in shown)]
+    lines = [
+        Text(GAP.join(cells).rstrip(), style=style)
+        for style, *cells in zip(styles, *columns, strict=True)
+    ]
+    if hidden:
+        problems = sum(row.is_problem for row in hidden) or "none"
+        lines.append(Text(f"… {len(hidden)} more, {problems} with a problem", style="dim"))
+    return lines
+
+
+def _select_rows(
+    rows: Sequence[TableRow], max_rows: int
+) -> tuple[Sequence[TableRow], Sequence[TableRow]]:
+    """Return the rows that are shown, with a line for the number of others, and those others."""
+    if len(rows) <= max_rows:
+        return rows, ()
+    order = sorted(range(len(rows)), key=lambda index: not rows[index].is_problem)
+    split = max(0, max_rows - 1)
+    return [rows[index] for index in sorted(order[:split])], [rows[i] for i in order[split:]]
+
+
+def _draw_events(events: Sequence[ViewEvent], max_events: int) -> list[Text]:
+    lines = [Text("EVENTS" if events else "EVENTS  none yet", style="bold")]
+    for event in events[len(events) - max_events :]:
+        style = PROBLEM_STYLE if event.is_problem else ""
+        lines.append(Text(f"{_find_local_time(event.at):%H:%M:%S}  {event.text}", style=style))
+    return lines

@@ -1,64 +1,26 @@
-"""A snapshot of a run, a job or a server: named figures, one table and events, without a layout."""
+"""A snapshot of a run, a job or a server: named values, one table and events, without a layout."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-ValueKind = Literal["number", "count", "percent", "dollars", "seconds", "bytes", "text"]
-"""How a value is shown; `count` has three significant digits."""
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 Value = float | int | str | None
+"""A number in the unit at the end of its key, or a text; None if it is unknown."""
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One named value."""
-
-    key: str
-    """Key in the JSON document, with its unit."""
-    label: str
-    value: Value
-    kind: ValueKind = "number"
-
-
-@dataclass(frozen=True)
-class FigureGroup:
-    """Figures of one topic."""
-
-    name: str
-    figures: tuple[Figure, ...]
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the table of a snapshot."""
-
-    key: str
-    label: str
-    kind: ValueKind = "number"
-
-
-@dataclass(frozen=True)
-class TableRow:
+class TableRow(NamedTuple):
     """A row of the table of a snapshot."""
 
-    values: dict[str, Value]
-    """Values by the key of their column."""
+    values: Mapping[str, Value]
     is_problem: bool = False
     """Whether the row needs attention; such rows are shown if there is no space for all."""
 
 
-@dataclass(frozen=True)
-class ViewTable:
-    """The processes of a run, or the models of a server."""
-
-    name: str
-    columns: tuple[Column, ...] = ()
-    rows: tuple[TableRow, ...] = ()
-
-
-@dataclass(frozen=True)
-class ViewEvent:
+class ViewEvent(NamedTuple):
     """Something that happened to a run."""
 
     at: float
@@ -67,8 +29,7 @@ class ViewEvent:
     is_problem: bool = False
 
 
-@dataclass(frozen=True)
-class ViewProgress:
+class ViewProgress(NamedTuple):
     """How much of a run is done."""
 
     unit: str
@@ -77,11 +38,6 @@ class ViewProgress:
     total: float | None
     """None if it is unknown."""
     eta_seconds: float | None = None
-
-    @property
-    def fraction(self) -> float | None:
-        """The share that is done, between 0 and 1; None if the total is unknown."""
-        return min(1.0, self.done / self.total) if self.total else None
 
 
 @dataclass(frozen=True)
@@ -94,20 +50,22 @@ class Snapshot:
     """One word, such as `running`."""
     read_at: float
     """Seconds since the epoch."""
+    groups: Mapping[str, Mapping[str, Value]]
+    """Values by topic and key."""
+    table: str
+    """Name of the table, such as `ranks`."""
+    rows: tuple[TableRow, ...]
     reason: str = ""
     """Why the state is not `running`, as one line."""
     facts: tuple[str, ...] = ()
     """Short facts of the headline, such as the attempt and the host."""
     progress: ViewProgress | None = None
-    groups: tuple[FigureGroup, ...] = ()
-    table: ViewTable = field(default_factory=lambda: ViewTable("processes"))
     events: tuple[ViewEvent, ...] = ()
     """Oldest first."""
 
     @property
     def document(self) -> dict[str, Any]:
         """The snapshot as one JSON document; unknown values are null."""
-        progress = self.progress
         return {
             "name": self.name,
             "verb": self.verb,
@@ -115,19 +73,9 @@ class Snapshot:
             "reason": self.reason,
             "read_at": round(self.read_at, 3),
             "facts": list(self.facts),
-            "progress": None
-            if progress is None
-            else {
-                "unit": progress.unit,
-                "done": progress.done,
-                "total": progress.total,
-                "eta_seconds": progress.eta_seconds,
-            },
-            **{
-                group.name.lower(): {figure.key: figure.value for figure in group.figures}
-                for group in self.groups
-            },
-            self.table.name.lower(): [row.values for row in self.table.rows],
+            "progress": None if self.progress is None else self.progress._asdict(),
+            **self.groups,
+            self.table: [row.values for row in self.rows],
             "events": [{"at": round(event.at, 3), "text": event.text} for event in self.events],
         }
 

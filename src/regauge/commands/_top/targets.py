@@ -1,20 +1,27 @@
-"""Selects the reader of a target: an output folder, a job handle or the address of a server."""
+"""Selects the reader of a target: an output folder, a launched job or the address of a server."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regauge.jobs.targets import SEPARATOR, Handle
-from regauge.run_folders.node_status import RANKS
+from regauge.commands._top.snapshot import Snapshot, TableRow
+from regauge.config.output_files import RANKS
+from regauge.jobs.planning import select_launcher
+from regauge.jobs.settings import Launch
+from regauge.jobs.targets import SEPARATOR, Handle, is_local_folder
 from regauge.run_folders.run_folder import find_stage_folders
 from regauge.run_folders.run_tail import is_any_run, is_predict_folder, read_run_tail
 from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
     from regauge.commands._top.snapshot import SnapshotReader
+    from regauge.jobs.targets import JobStatus
 
 SCHEMES = ("http://", "https://")
+PROBLEM_STATES = ("failed", "preempted", "unknown")
 
 
 def open_reader(target: str) -> SnapshotReader:
@@ -26,11 +33,7 @@ def open_reader(target: str) -> SnapshotReader:
         from regauge.commands._top.server_reader import ServerReader
 
         return ServerReader(target)
-    if SEPARATOR in target:
-        from regauge.commands._top.job_reader import JobReader
-
-        return JobReader(Handle.parse(target), open_folder)
-    return open_folder(Path(target))
+    return JobReader(Handle.parse(target)) if SEPARATOR in target else open_folder(Path(target))
 
 
 def open_folder(folder: Path) -> SnapshotReader:
@@ -38,7 +41,11 @@ def open_folder(folder: Path) -> SnapshotReader:
     if not folder.is_dir():
         raise SettingsError(f"no folder {folder}", "name the output folder of a run")
     if not (is_any_run(folder) or (folder / RANKS).is_dir()):
-        folder = _find_stage(folder)
+        stages = find_stage_folders(folder)
+        if not stages:
+            remedy = "name the output folder of a run; `regauge runs` lists them"
+            raise SettingsError(f"{folder} contains no run", remedy)
+        folder = [*stages, *(stage for stage in stages if read_run_tail(stage).is_locked)][-1]
     if is_predict_folder(folder):
         from regauge.commands._top.predict_reader import PredictReader
 
@@ -48,10 +55,55 @@ def open_folder(folder: Path) -> SnapshotReader:
     return TrainingReader(folder)
 
 
-def _find_stage(folder: Path) -> Path:
-    stages = find_stage_folders(folder)
-    if not stages:
-        remedy = "name the output folder of a run; `regauge runs` lists them"
-        raise SettingsError(f"{folder} contains no run", remedy)
-    running = [stage for stage in stages if read_run_tail(stage).is_locked]
-    return [*stages, *running][-1]
+class JobReader:
+    """Reads a job of `launch`: the state of its scheduler, and its run if its folder is visible."""
+
+    poll_seconds = 2.0
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._launcher = select_launcher(Launch(), handle.target)
+        self._run: SnapshotReader | None = None
+
+    def read(self) -> Snapshot:
+        """Return the present state; raises TransientError if the scheduler does not answer."""
+        status = self._launcher.find_status(self._handle)
+        folder = Path(status.output)
+        if self._run is None and is_local_folder(status.output) and is_any_run(folder):
+            self._run = open_folder(folder)
+        if self._run is None:
+            return _describe_job(status)
+        snapshot = self._run.read()
+        facts = (str(self._handle), *snapshot.facts)
+        state = status.state if status.state != "succeeded" else snapshot.state
+        reason = status.reason if state != "running" else snapshot.reason
+        return replace(snapshot, state=state, reason=reason or snapshot.reason, facts=facts)
+
+
+def _describe_job(status: JobStatus) -> Snapshot:
+    """Return the snapshot of a job whose output folder this machine cannot read."""
+    rows = [
+        TableRow(
+            {
+                "node": node.index,
+                "state": node.state,
+                "host": node.host or None,
+                "exit_code": node.exit_code,
+                "reason": node.reason or None,
+            },
+            is_problem=node.state in PROBLEM_STATES,
+        )
+        for node in status.nodes
+    ]
+    names = ("usd_per_hour", "attempt", "submitted_at", "started_at", "exit_code")
+    return Snapshot(
+        name=status.handle.job_id,
+        verb="job",
+        state=status.state,
+        read_at=time.time(),
+        groups={"job": {name: getattr(status, name) for name in names}},
+        table="nodes",
+        rows=tuple(rows),
+        reason=status.reason,
+        facts=(str(status.handle),),
+    )

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from regauge.config import FORMAT, check_format, flatten
+from regauge.config.output_files import INPUTS
 from regauge.data import dataset
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.files import LOCK, hold_lock, is_temporary, write_atomic
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
     from regauge.data.sources import Piece
 
-INPUTS = "inputs.json"
-"""File of the inputs."""
 OVERWRITE_REMEDY = "replace the dataset with --overwrite (in Python: overwrite=True)"
 _DATASET_FILE = re.compile(
     rf"(train|heldout)(-texts)?-\d+\.arrow|{re.escape(dataset.MANIFEST)}|{dataset.TOKENIZER_FOLDER}"

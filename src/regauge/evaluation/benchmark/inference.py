@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge.config import dump
+from regauge.config.output_files import BENCHMARK
 from regauge.evaluation.benchmark import inference_summary, summary
-from regauge.evaluation.benchmark.settings import BENCHMARK
 from regauge.inference.export.artifact import read_manifest
 from regauge.inference.export.manifest import ARTIFACT
 from regauge.system.choices import did_you_mean

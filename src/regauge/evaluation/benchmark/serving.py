@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge.config import FORMAT, dump
+from regauge.config.output_files import BENCHMARK
 from regauge.evaluation.benchmark import serving_summary, summary
 from regauge.evaluation.benchmark.load_generator import draw_arrivals, draw_bursts, search_rate
 from regauge.evaluation.benchmark.load_processes import LoadProcesses
@@ -24,7 +25,6 @@ from regauge.evaluation.benchmark.served_target import (
     read_phase_seconds,
     subtract_phases,
 )
-from regauge.evaluation.benchmark.settings import BENCHMARK
 from regauge.evaluation.benchmark.text_trace import read_trace
 from regauge.evaluation.report.benchmarks import read_benchmark
 from regauge.system import processes

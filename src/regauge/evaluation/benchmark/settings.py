@@ -11,7 +11,6 @@ from regauge.config import Settings
 from regauge.machines.settings import Price
 from regauge.training.settings import Output, TrainSettings
 
-BENCHMARK = "benchmark.json"
 ARTIFACT_NAME = re.compile(r"\w[\w .+-]*")
 """Pattern of artifact names; files and columns are named after them."""
 

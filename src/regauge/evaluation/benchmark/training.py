@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import accelerators
 from regauge.config import FORMAT, build, dump, merge
+from regauge.config.output_files import LEDGER, METRICS
 from regauge.evaluation.benchmark import summary
 from regauge.machines.catalog import find_price
-from regauge.run_folders.cost_meter import LedgerLine
+from regauge.run_folders.documents import LedgerLine, training_seconds
 from regauge.supervision.nodes.topology import resolve_topology
 from regauge.system import jsonl, processes
 from regauge.system.errors import SettingsError
@@ -169,8 +170,8 @@ def count_nodes(settings: TrainingBenchmarkSettings) -> int:
 def read_timed_steps(folder: Path, benchmark: Benchmark) -> TimedSteps:
     """Read the measurements of the timed steps of a short run."""
     warmup_steps = _count_warmup_steps(benchmark)
-    ledger = jsonl.read_lines(folder / "ledger.jsonl", LedgerLine)
-    lines = jsonl.read_lines(folder / "metrics.jsonl", jsonl.StepLine)
+    ledger = jsonl.read_lines(folder / LEDGER, LedgerLine)
+    lines = jsonl.read_lines(folder / METRICS, jsonl.StepLine)
     metrics = [line for line in lines if "train/loss" in line]
     mfu = [line["train/mfu"] for line in metrics if line["step"] > warmup_steps]
     timed = [line for line in ledger if line["step"] >= warmup_steps]
@@ -178,15 +179,11 @@ def read_timed_steps(folder: Path, benchmark: Benchmark) -> TimedSteps:
     for before, after in pairwise(timed):
         if after["step"] == before["step"]:
             continue
-        seconds = _training_seconds(after) - _training_seconds(before)
+        seconds = training_seconds(after) - training_seconds(before)
         tokens_per_second.append((after["tokens"] - before["tokens"]) / seconds)
         seconds_per_step.append(seconds / (after["step"] - before["step"]))
     chip = {key: ledger[-1][key] for key in CHIP_KEYS}
     return TimedSteps(tuple(tokens_per_second), tuple(seconds_per_step), tuple(mfu), chip)
-
-
-def _training_seconds(line: dict[str, Any]) -> float:
-    return float(line["seconds"]["step"] + line["seconds"]["data_wait"])
 
 
 def build_row(

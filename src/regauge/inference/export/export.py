@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge import accelerators
 from regauge.config import FORMAT, dump
+from regauge.config.output_files import BENCHMARK
 from regauge.inference.export.artifact import hash_files
 from regauge.inference.export.batch_invariance import check_batch_invariance
 from regauge.inference.export.batch_timing import measure_bucket_times
@@ -29,7 +30,6 @@ from regauge.inference.export.candidates import (
     retime_finalists,
 )
 from regauge.inference.export.manifest import (
-    BENCHMARK,
     MANIFEST,
     PARITY,
     PAYLOAD,

@@ -31,7 +31,7 @@ from regauge.system.errors import SettingsError
 
 MANIFEST, WEIGHTS, MODEL, TOKENIZER = "manifest.json", "weights.safetensors", "model", "tokenizer"
 DATASET_FILE = "dataset.json"
-PAYLOAD, PARITY, BENCHMARK = "payload", "parity.json", "benchmark.json"
+PAYLOAD, PARITY = "payload", "parity.json"
 BUCKET_TIMES = "bucket_times.json"
 PARITY_ROWS, PARITY_TENSORS = "parity_rows.json", "parity_rows.safetensors"
 ARTIFACT = "artifact"

@@ -26,20 +26,19 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import config
 from regauge.config import FORMAT
+from regauge.config.output_files import ATTEMPTS, JOB, JOBS, LEDGER, RESULT
 from regauge.inference.predict.shard_queue import ShardId, ShardQueue
 from regauge.run_folders.cost_meter import (
-    ATTEMPTS,
     Cost,
-    PaidLine,
     parse_cost,
     read_last_seen,
     read_paid,
 )
+from regauge.run_folders.documents import PaidLine, ShardLine
 from regauge.supervision.nodes.aws_batch_variables import read_array_index, read_array_size
 from regauge.system import jsonl
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.files import sha256, write_json
-from regauge.system.json_files import DocumentShape
 from regauge.system.log import logger
 from regauge.system.units import MILLION
 
@@ -51,40 +50,11 @@ if TYPE_CHECKING:
     from regauge.inference.export.artifact import Artifact
     from regauge.inference.predict.settings import PredictSettings
 
-JOB, LEDGER, RESULT = "job.json", "ledger.jsonl", "result.json"
-SHARDS, QUARANTINE, JOBS = "shards", "quarantine", "jobs"
+SHARDS, QUARANTINE = "shards", "quarantine"
 SHARD_SUFFIXES = ("parquet", "jsonl", "csv", "npy")
 MAX_NAMES = 5
 """Maximum number of shards that a message names."""
 OTHER_FOLDER_REMEDY = "name another output.folder, or delete that one"
-
-
-class PhaseSeconds(DocumentShape):
-    """The time of a shard by phase, in seconds."""
-
-    read: float
-    compute: float
-    write: float
-
-
-class ShardLine(DocumentShape):
-    """A line of the ledger: one finished shard."""
-
-    piece: jsonl.Count
-    part: jsonl.Count
-    is_last: bool
-    rows: jsonl.Count
-    quarantined: jsonl.Count
-    skipped: jsonl.Count
-    truncated: jsonl.Count
-    tokens: jsonl.Count
-    computed_tokens: jsonl.Count
-    dropped_fields: dict[str, jsonl.Count] = {}
-    missing_fields: dict[str, jsonl.Count] = {}
-    bytes: dict[str, jsonl.Count]
-    sha256: dict[str, str]
-    quarantine_sha256: dict[str, str] = {}
-    seconds: PhaseSeconds
 
 
 @dataclass(frozen=True)

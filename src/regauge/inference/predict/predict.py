@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regauge import config
+from regauge.config.output_files import ATTEMPTS
 from regauge.data.input_hashes import InputHashes
 from regauge.inference.export.uncompiled import open_model, recommend_export
 from regauge.inference.predict.fields import (
@@ -37,7 +38,6 @@ from regauge.inference.predict.provenance import resolve_version, write_lineage
 from regauge.inference.predict.worker import SCRATCH, WorkerResources, WorkerSpec
 from regauge.machines.catalog import find_price
 from regauge.run_folders.cost_meter import (
-    ATTEMPTS,
     CostMeter,
     read_last_seen,
     read_paid,

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge import config
-from regauge.inference.predict.job import JOB, SHARDS, list_output_paths, read_finished_shards
+from regauge.config.output_files import JOB
+from regauge.inference.predict.job import SHARDS, list_output_paths, read_finished_shards
 from regauge.registry.lineage import collect_folder_lineage, describe_code
 from regauge.registry.model_reference import parse_reference
 from regauge.system.errors import RegaugeError, SettingsError

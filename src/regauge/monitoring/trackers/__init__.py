@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-METRICS_FILE = "metrics.jsonl"
-"""The file of the tracker `jsonl`."""
 TRAIN_LOSS = "train/loss"
 AVERAGED_STEPS = "train/averaged_steps"
 """Number of steps that the training loss of a line is the mean of."""

@@ -10,7 +10,8 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from regauge.monitoring.trackers import METRICS_FILE, is_train_metric
+from regauge.config.output_files import METRICS
+from regauge.monitoring.trackers import is_train_metric
 from regauge.monitoring.trackers._sender import MetricsLine
 from regauge.system import jsonl
 
@@ -39,7 +40,7 @@ def read_earlier_lines(run: RunInfo) -> list[MetricsLine]:
     """
     documents = [
         document
-        for document in jsonl.read_lines(run.folder / METRICS_FILE, jsonl.StepLine)
+        for document in jsonl.read_lines(run.folder / METRICS, jsonl.StepLine)
         if document["attempt"] < run.attempt and "summary" not in document
     ]
     documents.sort(key=lambda document: int(document["attempt"]))

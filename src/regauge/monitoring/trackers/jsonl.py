@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PrivateAttr
 
-from regauge.monitoring.trackers import METRICS_FILE, RunInfo, Tracker
+from regauge.config.output_files import METRICS
+from regauge.monitoring.trackers import RunInfo, Tracker
 from regauge.system import jsonl
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Jsonl(Tracker):
         """Open the file for appending."""
         self.close()
         run.folder.mkdir(parents=True, exist_ok=True)
-        file = jsonl.open_for_append(run.folder / METRICS_FILE)
+        file = jsonl.open_for_append(run.folder / METRICS)
         self._file = _MetricsFile(file, run.attempt, run.resumed_step)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

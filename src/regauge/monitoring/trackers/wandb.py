@@ -20,8 +20,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from regauge.monitoring.trackers import METRICS_FILE, RunInfo
-from regauge.monitoring.trackers._earlier_attempts import has_train_metrics, read_earlier_lines
+from regauge.config.output_files import METRICS
+from regauge.monitoring.trackers import RunInfo
+from regauge.monitoring.trackers._earlier_attempts import (
+    has_train_metrics,
+    read_earlier_lines,
+)
 from regauge.monitoring.trackers._service import FINISHED, ServiceTracker
 from regauge.system import jsonl
 from regauge.system.errors import first_line
@@ -145,7 +149,7 @@ class _Session:
         self._owns_process = SESSION_VARIABLE not in os.environ
         exit_functions = sys.exit, sys.excepthook
         self._folders = OfflineFolders(run.folder / FOLDER)
-        if run.attempt > 1 and (run.folder / METRICS_FILE).is_file():
+        if run.attempt > 1 and (run.folder / METRICS).is_file():
             self._folders.move_incomplete(run.resumed_step)
         try:
             self._run = self._open()

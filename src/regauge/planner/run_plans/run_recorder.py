@@ -13,15 +13,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
-from regauge.config import RUN_IDENTITY, SAVED_RUN, find_saved_run
+from regauge.config import RUN_IDENTITY, find_saved_run
+from regauge.config.output_files import LEDGER, SAVED_RUN
 from regauge.machines.machine_rates import MachineRates, build_machine, find_machine
 from regauge.planner import anchors, run_history
 from regauge.planner.anchors import Anchor
 from regauge.planner.inference_plan import find_measured_chip
 from regauge.planner.run_plans.run_request import read_request
 from regauge.planner.run_plans.task_plans import compute_step_seconds, plan_tasks
+from regauge.run_folders.documents import LedgerLine, training_seconds
 from regauge.system import jsonl
 from regauge.system.errors import RegaugeError
 from regauge.system.log import logger
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from regauge.planner.run_plans.run_request import TrainingRequest
 
-LEDGER = "ledger.jsonl"
 REMEDY = "name another output.folder"
 MIN_INTERVALS = 2
 """Fewest intervals of the ledger, after the first one, for a step time."""
@@ -40,15 +39,6 @@ PROCESSOR_BANDWIDTH = 20.0 * GIGA
 """Assumed bytes per second of a processor's memory, shared by its processes."""
 DEFAULT_MEMORY = 16.0 * GIGA
 """Assumed bytes of a device whose memory is unknown."""
-
-
-class MeasuredLine(jsonl.StepLine):
-    """A line of the ledger with the figures that a record needs."""
-
-    seconds: dict[str, float]
-    chip: str = ""
-    peak_flops_per_second: float | None = None
-    memory_bytes: dict[str, float] = Field(default={})
 
 
 def record_finished(folder: Path) -> Anchor | None:
@@ -78,7 +68,7 @@ def measure_run(folder: Path) -> Anchor | None:
     Raises SettingsError if the planner cannot count the run, DataError for damaged files.
     """
     saved = find_saved_run(folder, REMEDY)
-    lines = jsonl.read_lines(folder / LEDGER, MeasuredLine)
+    lines = jsonl.read_lines(folder / LEDGER, LedgerLine)
     seconds = median_step(lines)
     if saved is None or seconds is None:
         return None
@@ -91,7 +81,7 @@ def measure_run(folder: Path) -> Anchor | None:
     if job is None:
         return None
     plan = plan_tasks(request, job, machine, count, earlier)
-    peak = max((line["memory_bytes"].get("peak", 0) for line in lines), default=0)
+    peak = max((line.get("memory_bytes") or {}).get("peak", 0) for line in lines)
     return Anchor(
         _name_run(request, folder),
         anchors.describe(job, machine, count),
@@ -137,7 +127,7 @@ def median_step(lines: Sequence[Mapping[str, Any]]) -> float | None:
         if before["attempt"] != after["attempt"] or steps <= 0:
             continue
         if before["attempt"] in warm_attempts or _is_first_attempt(before):
-            intervals.append((_training_seconds(after) - _training_seconds(before)) / steps)
+            intervals.append((training_seconds(after) - training_seconds(before)) / steps)
         warm_attempts.add(after["attempt"])
     return statistics.median(intervals) if len(intervals) >= MIN_INTERVALS else None
 
@@ -145,10 +135,6 @@ def median_step(lines: Sequence[Mapping[str, Any]]) -> float | None:
 def _is_first_attempt(line: Mapping[str, Any]) -> bool:
     """Return whether a line ends the first interval of a run, so that the next one is warm."""
     return bool(line["attempt"] == 1 and line["step"] > 0)
-
-
-def _training_seconds(line: Mapping[str, Any]) -> float:
-    return float(line["seconds"].get("step", 0.0) + line["seconds"].get("data_wait", 0.0))
 
 
 def find_used_machine(

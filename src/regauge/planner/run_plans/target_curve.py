@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from regauge.config.output_files import METRICS
 from regauge.planner.training_job import Estimate
 from regauge.system import jsonl
 from regauge.system.errors import SettingsError
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from regauge.training.settings import Target
 
-METRICS = "metrics.jsonl"
 MIN_POINTS = 4
 """Fewest evaluations after step 0 for a curve of three parameters."""
 MAX_POINTS = 100

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge import config
+from regauge.config.output_files import EVALUATION
 from regauge.system import choices
 from regauge.system.errors import InconclusiveError, SettingsError
 from regauge.system.json_files import DocumentShape
@@ -16,7 +17,6 @@ from regauge.tasks import lower_is_better
 if TYPE_CHECKING:
     from regauge.registry.pipelines.settings import GateOptions, MetricBand
 
-EVALUATION = "evaluation.json"
 GATE = "gate.json"
 """The record of a gate, in its output folder."""
 ROUNDING = 1e-9

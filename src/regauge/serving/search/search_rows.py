@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from regauge import config
+from regauge.config.output_files import JOB, RESULT
 from regauge.inference.export.manifest import Dtype
 from regauge.inference.export.postprocess import restore_vectors
-from regauge.inference.predict.job import JOB, RESULT, list_output_paths, read_finished_shards
+from regauge.inference.predict.job import list_output_paths, read_finished_shards
 from regauge.system.errors import DataError, SettingsError, first_line
 from regauge.system.files import replace_atomically
 from regauge.system.json_files import DocumentShape

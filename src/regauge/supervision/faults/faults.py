@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from regauge.accelerators import Batch
     from regauge.supervision.faults.bugs import LearningRateSchedule
 
-RECORD = "faults.jsonl"
 SPIKE_FACTOR = 1000.0
 FLIPPED_BIT = 20
 

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from regauge.run_folders.cost_meter import ATTEMPTS, AttemptLine, LedgerLine
+from regauge.config.output_files import ATTEMPTS, LEDGER
+from regauge.run_folders.documents import AttemptLine, LedgerLine
 from regauge.run_folders.folder_lock import FolderLock
 from regauge.system import jsonl
 from regauge.system.json_files import DocumentShape
@@ -130,6 +131,6 @@ class LocalLauncher:
 
 def read_last_attempt(folder: Path) -> int:
     """Return the number of a run's last attempt, supervised or not; 0 if it has none."""
-    files: dict[str, type[DocumentShape]] = {ATTEMPTS: AttemptLine, "ledger.jsonl": LedgerLine}
+    files: dict[str, type[DocumentShape]] = {ATTEMPTS: AttemptLine, LEDGER: LedgerLine}
     lines = (jsonl.read_last_line(folder / name, shape) for name, shape in files.items())
     return max((line["attempt"] for line in lines if line), default=0)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from regauge.config import dump, merge
+from regauge.config.output_files import SAVED_RUN
 from regauge.system import processes
 from regauge.system.errors import ChildError, SettingsError
 from regauge.training.compile import cache
@@ -85,7 +86,7 @@ def compile_in_parallel(settings: TrainSettings, accelerator: Accelerator, jobs:
 def _build_command(settings: TrainSettings, root: Path, part: str) -> list[str]:
     """Write a run file with a separate cache; return the command that compiles a part of it."""
     root.mkdir()
-    run_file = root / "run.json"
+    run_file = root / SAVED_RUN
     changes = {"execution": {"compile_cache": str(root)}, "output": {"folder": str(root / "run")}}
     run_file.write_text(json.dumps(merge(dump(settings), changes)), encoding="utf-8")
     return [sys.executable, "-m", "regauge", "compile", str(run_file), "--part", part]

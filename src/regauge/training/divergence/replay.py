@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from regauge.config.output_files import FAULTS
 from regauge.data.loader import prefetch_batches
 from regauge.system import jsonl
 from regauge.system.errors import SettingsError
@@ -72,7 +73,7 @@ def _fault_injector(plan: str | None, folder: Path, world: World) -> FaultInject
         return None
     from regauge.supervision.faults import faults
 
-    return faults.FaultInjector.read(plan, folder / faults.RECORD, world.rank)
+    return faults.FaultInjector.read(plan, folder / FAULTS, world.rank)
 
 
 def _run_steps(context: RunContext, state: TrainState, options: ReplaySteps, folder: Path) -> None:

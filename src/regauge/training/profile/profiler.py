@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from torch.profiler import profile, record_function, supported_activities
 
 from regauge.config import FORMAT
+from regauge.config.output_files import PROFILE
 from regauge.supervision.health.device import measure_memory_bandwidth
 from regauge.system.files import write_atomic
 from regauge.system.hooks import Hook
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from regauge.training.state import TrainState
     from regauge.training.strategies import ShardedModel
 
-REPORT, TRACE = "profile.json", "profile-trace.json.gz"
+TRACE = "profile-trace.json.gz"
 KINETO_LOG_LEVEL = "KINETO_LOG_LEVEL", "6"
 """The variable that keeps the library of the profiler from writing to the terminal."""
 SKIPPED_STEPS, PROFILED_STEPS = 3, 3
@@ -131,7 +132,7 @@ class StepProfiler(Hook):
             "trace_file": TRACE,
             **report.document,
         }
-        write_sealed(context.folder / REPORT, document)
+        write_sealed(context.folder / PROFILE, document)
         for line in report.lines:
             logger.info("%s", line)
 

@@ -1,0 +1,223 @@
+"""Shapes of the documents and lines in the output folder of a run, and their tolerant reader.
+
+`config/output_files.py` has the names of the files.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from regauge.config import SavedTask, check_format
+from regauge.config.output_files import FAILURES
+from regauge.system import jsonl
+from regauge.system.errors import DataError
+from regauge.system.json_files import DocumentShape, find_json, find_mismatch
+from regauge.system.jsonl import Count
+from regauge.tasks import ClassReport
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+Document = dict[str, Any]
+
+
+class StepMetrics(jsonl.StepLine):
+    """A line of `metrics.jsonl`; the other values are numbers, or `NaN` and infinities as text."""
+
+    seconds: float | None = None
+    """Seconds since the start of the attempt."""
+    summary: Document | None = None
+    """Result of a finished run, instead of metrics."""
+
+
+class CostLine(DocumentShape):
+    """A line with the cost of a run so far."""
+
+    machine_seconds: float = Field(default=0.0, ge=0)
+    device_seconds: float = Field(default=0.0, ge=0)
+    usd: float | None = None
+
+
+class PaidLine(CostLine):
+    """A line of `attempts.jsonl`: the start or the end of an attempt or of a command."""
+
+    started_at: float | None = None
+    ended_at: float | None = None
+    nodes: int = Field(default=1, ge=1)
+    processes: int = Field(default=1, ge=1)
+    usd_per_hour: float | None = None
+    """Price of one node."""
+    outcome: str | None = None
+
+
+class AttemptLine(PaidLine):
+    """A line of a training run's `attempts.jsonl`."""
+
+    attempt: Count
+    planned_steps: Count | None = None
+    accelerator: str | None = None
+
+
+class StragglerShape(DocumentShape):
+    """The straggler of a ledger line."""
+
+    rank: int
+    delay_seconds: float
+
+
+class LedgerLine(jsonl.StepLine, CostLine):
+    """A line of a training run's `ledger.jsonl`; all values count from the start of the run."""
+
+    seconds: dict[str, float] = {}
+    """Seconds by account."""
+    tokens: Count | None = None
+    compiled_graphs: Count | None = None
+    mfu: float | None = None
+    padding_fraction: float | None = None
+    straggler: StragglerShape | None = None
+    memory_bytes: dict[str, float] | None = None
+    chip: str = ""
+    peak_flops_per_second: float | None = None
+
+
+class PhaseSeconds(DocumentShape):
+    """The time of a shard by phase, in seconds."""
+
+    read: float
+    compute: float
+    write: float
+
+
+class ShardLine(DocumentShape):
+    """A line of the ledger of a `predict` job: one finished shard."""
+
+    piece: Count
+    part: Count
+    is_last: bool
+    rows: Count
+    quarantined: Count
+    skipped: Count
+    truncated: Count
+    tokens: Count
+    computed_tokens: Count
+    dropped_fields: dict[str, Count] = {}
+    missing_fields: dict[str, Count] = {}
+    bytes: dict[str, Count]
+    sha256: dict[str, str]
+    quarantine_sha256: dict[str, str] = {}
+    seconds: PhaseSeconds
+
+
+class JobShape(DocumentShape):
+    """The `job.json` of `predict`: the bytes and the stamp of each piece."""
+
+    pieces: dict[str, list[Any]]
+
+
+class SettingsShape(DocumentShape):
+    """The settings of a command that reports show."""
+
+    task: Document | list[SavedTask] | None = None
+    execution: Document = {}
+    stop: Document = {}
+    accelerator: Document = {}
+
+
+class RunShape(SettingsShape):
+    """The content of `run.json` that reports show."""
+
+    run: Document = {}
+
+
+class StageRecord(DocumentShape):
+    """The `done.json` of a finished stage of a pipeline."""
+
+    verb: str | None = None
+    seconds: float | None = None
+    settings: SettingsShape = SettingsShape()
+
+
+class ClassesShape(DocumentShape):
+    """The class reports of a run."""
+
+    classes: dict[str, ClassReport] = {}
+
+
+class EvaluationShape(ClassesShape):
+    """The table of an evaluation."""
+
+    title: str = ""
+    rows: list[Document] = []
+    notes: list[Any] = []
+    settings: SettingsShape = SettingsShape()
+    identity: Document = {}
+
+
+class EnvironmentShape(DocumentShape):
+    """The software and the machine of a run."""
+
+    packages: dict[str, str] | None = None
+
+
+class SplitShape(DocumentShape):
+    """One split of a dataset."""
+
+    rows: int = 0
+
+
+class DatasetShape(DocumentShape):
+    """The manifest of a dataset, or of an artifact."""
+
+    splits: dict[str, SplitShape] = {}
+
+
+class FailureShape(DocumentShape):
+    """A document of `failures/`: why an attempt failed."""
+
+    attempt: Count | None = None
+    kind: str
+    rank: int
+    problem: str
+
+
+def read_document(
+    path: Path, shape: type[DocumentShape] = DocumentShape, warnings: list[str] | None = None
+) -> Document:
+    """Return the JSON object in a file; an empty one if the file is missing or damaged.
+
+    `warnings` gets one sentence about a damaged file. With it, DataError is raised for a document
+    of another format version.
+    """
+    try:
+        document = find_json(path, "restore it")
+    except (DataError, OSError) as error:
+        reason = error.problem if isinstance(error, DataError) else str(error)
+        _warn(warnings, f"{reason}; it was ignored")
+        return {}
+    if document is None:
+        return {}
+    if "format" in document and warnings is not None:
+        check_format(document, path, "repeat the run with this version")
+    if problem := find_mismatch(document, shape):
+        _warn(warnings, f"{path.name} is damaged and was ignored: {problem}")
+        return {}
+    return document
+
+
+def _warn(warnings: list[str] | None, text: str) -> None:
+    if warnings is not None:
+        warnings.append(text)
+
+
+def list_failures(folder: Path) -> list[Path]:
+    """Return the documents of the failed attempts of a run, oldest first."""
+    return sorted((folder / FAILURES).glob("*.json"))
+
+
+def training_seconds(line: Mapping[str, Any]) -> float:
+    """Return the seconds of steps, and of waiting for their data, up to a ledger line."""
+    seconds = line.get("seconds", {})
+    return float(seconds.get("step", 0.0) + seconds.get("data_wait", 0.0))

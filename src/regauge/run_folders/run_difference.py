@@ -12,11 +12,10 @@ if TYPE_CHECKING:
 
     from regauge.run_folders.run_folder import RunFolder
 
-CODE_PACKAGE = "regauge"
 IGNORED_SETTINGS = ("output.folder",)
 """Settings that differ between any two runs."""
-DATA_FIELDS = ("data_fingerprint",)
-WEIGHT_FIELDS = ("weights_checksum",)
+CODE = "packages.regauge"
+"""Version of Regauge in the environment of a run."""
 
 Difference = dict[str, Any]
 """A row: the name, and the value in each run; None if a run has none."""
@@ -27,34 +26,23 @@ def find_differences(first: Path, second: Path) -> dict[str, list[Difference]]:
 
     Raises SettingsError if a folder contains no run, DataError if a newer Regauge wrote it.
     """
-    runs = read_run_folder(first), read_run_folder(second)
-    settings = [
-        {key: value for key, value in flatten(run.settings) if key not in IGNORED_SETTINGS}
-        for run in runs
-    ]
-    environments = [dict(flatten(run.environment)) for run in runs]
-    code = f"packages.{CODE_PACKAGE}"
+    topics, other_topics = (_list_topics(read_run_folder(folder)) for folder in (first, second))
+    return {name: _compare(topics[name], other_topics[name]) for name in topics}
+
+
+def _list_topics(run: RunFolder) -> dict[str, dict[str, Any]]:
+    """Return the compared values by topic and key; values that a run does not have are None."""
+    environment = {key: value for key, value in flatten(run.environment) if value != {}}
+    settings = dict(flatten(run.settings))
+    for key in IGNORED_SETTINGS:
+        settings.pop(key, None)
     return {
-        "settings": _compare(*settings),
-        "data": _compare(*(_select(run, DATA_FIELDS) for run in runs)),
-        "weights": _compare(*(_select(run, WEIGHT_FIELDS) for run in runs)),
-        "code": _compare(
-            *(
-                {CODE_PACKAGE: document[code]} if code in document else {}
-                for document in environments
-            )
-        ),
-        "environment": _compare(
-            *(
-                {key: value for key, value in document.items() if key != code and value != {}}
-                for document in environments
-            )
-        ),
+        "settings": settings,
+        "data": {"data_fingerprint": run.identity.get("data_fingerprint")},
+        "weights": {"weights_checksum": run.identity.get("weights_checksum")},
+        "code": {"regauge": environment.pop(CODE, None)},
+        "environment": environment,
     }
-
-
-def _select(run: RunFolder, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: run.identity[name] for name in names if name in run.identity}
 
 
 def _compare(first: dict[str, Any], second: dict[str, Any]) -> list[Difference]:

@@ -14,7 +14,7 @@ import threading
 import time
 import tty
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from rich.live import Live
 from rich.text import Text
@@ -27,7 +27,7 @@ from regauge.system.log import Terminal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
     from regauge.commands._top.snapshot import Snapshot, SnapshotReader
 
@@ -41,37 +41,39 @@ QUIT_KEYS = frozenset(b"qQ\x04")
 
 
 class SnapshotPoller:
-    """Reads a target again and again in a thread, for the duration of a block."""
+    """Reads a target again and again; raises RegaugeError if it cannot be read at the start."""
 
-    def __init__(self, reader: SnapshotReader, first: Snapshot) -> None:
+    def __init__(self, reader: SnapshotReader) -> None:
         self._reader = reader
-        self._latest = first
         self._problem = ""
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._poll, name="snapshots", daemon=True)
+        self.latest = reader.read()
+        """The last snapshot."""
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(JOIN_SECONDS)  # a hanging file system must not delay the end
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """Read in a thread for the duration of the block."""
+        thread = threading.Thread(target=self._poll, name="snapshots", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join(JOIN_SECONDS)  # a hanging file system must not delay the end
 
     def _poll(self) -> None:
         while not self._stop.wait(self._reader.poll_seconds):
             try:
-                self._latest, self._problem = self._reader.read(), ""
+                self.latest, self._problem = self._reader.read(), ""
             except (RegaugeError, OSError) as error:
                 self._problem = describe_error(error).line
 
     @property
-    def latest(self) -> tuple[Snapshot, str]:
-        """The last snapshot, and a note if it is old or the target cannot be read."""
-        age = time.time() - self._latest.read_at
-        limit = STALE_SECONDS + self._reader.poll_seconds
-        note = f"the data is {age:.0f} s old" if age > limit else ""
-        return self._latest, self._problem or note
+    def note(self) -> str:
+        """The reason why the target cannot be read, or the age of an old snapshot."""
+        age = time.time() - self.latest.read_at
+        is_old = age > STALE_SECONDS + self._reader.poll_seconds
+        return self._problem or (f"the data is {age:.0f} s old" if is_old else "")
 
 
 def is_live_terminal() -> bool:
@@ -85,35 +87,24 @@ def show_live(reader: SnapshotReader) -> Snapshot:
 
     Raises RegaugeError if the target cannot be read at the start.
     """
-    first = reader.read()
-    console = Terminal(_environ=_copy_environment())
+    poller = SnapshotPoller(reader)
+    # Without the variables of a fixed size, because the terminal may be resized.
+    environment = {name: os.environ[name] for name in os.environ if name not in SIZE_VARIABLES}
+    console = Terminal(_environ=environment)
     view = Live(console=console, screen=True, auto_refresh=False)
     with (
         stop_signals.raise_interrupts(),
         _read_keys(sys.stdin.fileno()) as handle,
-        SnapshotPoller(reader, first) as poller,
+        poller.run(),
         view,
+        suppress(KeyboardInterrupt),
     ):
-        try:
-            while True:
-                view.update(_draw(poller, console), refresh=True)
-                stop_signals.check_stop()
-                if _wait_for_quit(handle):
-                    break
-        except KeyboardInterrupt:
-            pass
-    return poller.latest[0]
-
-
-def _copy_environment() -> dict[str, str]:
-    """Return the environment without a fixed size, because the terminal may be resized."""
-    return {name: value for name, value in os.environ.items() if name not in SIZE_VARIABLES}
-
-
-def _draw(poller: SnapshotPoller, console: Console) -> RenderableType:
-    snapshot, note = poller.latest
-    width, height = console.size
-    return render(snapshot, width, height, note)
+        while True:
+            view.update(render(poller.latest, *console.size, poller.note), refresh=True)
+            stop_signals.check_stop()
+            if _wait_for_quit(handle):
+                break
+    return poller.latest
 
 
 def _wait_for_quit(handle: int) -> bool:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from regauge.config.output_files import BENCHMARK
 from regauge.evaluation.benchmark.load_generator import percentile
-from regauge.evaluation.benchmark.settings import BENCHMARK
 from regauge.evaluation.report.benchmark_section import PERCENTILES
 from regauge.evaluation.report.benchmarks import read_benchmark
 from regauge.inference.export.manifest import MANIFEST

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from regauge.evaluation.report.charts import Chart
-    from regauge.run_folders.run_folder import Document, RunFolder
+    from regauge.run_folders.documents import Document
+    from regauge.run_folders.run_folder import RunFolder
 
 ACCOUNT_DESCRIPTIONS = {
     "init": "starting processes, loading the model and the data",

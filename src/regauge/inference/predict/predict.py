@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regauge import config
-from regauge.config.output_files import ATTEMPTS
+from regauge.config.output_files import ATTEMPTS, JOB, JOBS
 from regauge.data.input_hashes import InputHashes
 from regauge.inference.export.uncompiled import open_model, recommend_export
 from regauge.inference.predict.fields import (
@@ -21,8 +21,6 @@ from regauge.inference.predict.fields import (
     select_kept_fields,
 )
 from regauge.inference.predict.job import (
-    JOB,
-    JOBS,
     PredictJob,
     collect_facts,
     collect_portable_facts,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from faults.families import list_descendants
-from regauge.jobs.targets._kubernetes import job_set, pytorch_job, train_job
+from regauge.jobs.targets._kubernetes.documents import PORTS
 from regauge.jobs.targets._nodes import clear_scheduler_variables
 from regauge.system.processes import find_free_port
 
@@ -177,13 +177,13 @@ class Kubelet:
     def _build_replacements(self, pod: Object, container: Object) -> dict[str, str]:
         """Return addresses and paths of this machine for those of the pod."""
         job = pod["metadata"]["labels"]["regauge/job"]
-        leaders = (
-            f"{job}-master-0:{pytorch_job.PORTS['c10d']}",
-            f"{job}-node-0-0.{job}:{train_job.PORT}",
-            f"{pod['spec']['hostname'].rpartition('-')[0]}-0.{job}:{job_set.PORT}",
+        hosts = (
+            f"{job}-master-0",
+            f"{job}-node-0-0.{job}",
+            f"{pod['spec']['hostname'].rpartition('-')[0]}-0.{job}",
         )
         replacements = {}
-        for address in leaders:
+        for address in (f"{host}:{PORTS['c10d']}" for host in hosts):
             port = self.ports.setdefault(address, find_free_port())
             replacements[address] = f"127.0.0.1:{port}"
         sources = {volume["name"]: volume for volume in pod["spec"]["volumes"]}

@@ -30,12 +30,12 @@ from regauge.jobs.targets import (
     Machine,
     Volume,
 )
-from regauge.jobs.targets._kubernetes.devices import load_device_resources
+from regauge.jobs.targets._kubernetes.documents import build_restart_script
 from regauge.jobs.targets._kubernetes.job_client import JobClient
 from regauge.jobs.targets._kubernetes.job_status import JobObjects, describe_job
 from regauge.jobs.targets._kubernetes.kubectl import KubectlNamespace
-from regauge.jobs.targets._kubernetes.pytorch_job import build_restart_script
-from regauge.jobs.targets.kubernetes import KINDS, Kubernetes
+from regauge.jobs.targets._kubernetes.pods import load_device_resources
+from regauge.jobs.targets.kubernetes import Kubernetes
 from regauge.machines.catalog import load_chips
 from regauge.system.errors import RESTART_CODES, RegaugeError, SettingsError, TransientError
 
@@ -490,12 +490,12 @@ def test_the_checks_ignore_plans_of_other_targets() -> None:
 )
 def test_a_handle_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="CONTEXT/NAMESPACE/KIND/NAME"):
-        JobClient.open(Handle.parse(text), KINDS)
+        JobClient.open(Handle.parse(text))
 
 
 def test_the_context_of_a_handle_may_contain_slashes() -> None:
     text = "kubernetes://arn:aws:eks:us-east-1:1:cluster/a/research/trainjob/llama"
-    client = JobClient.open(Handle.parse(text), KINDS)
+    client = JobClient.open(Handle.parse(text))
     assert client.cluster.context == "arn:aws:eks:us-east-1:1:cluster/a"
     assert (client.cluster.namespace, client.name) == ("research", "llama")
     assert client.resource == "trainjobs.v1alpha1.trainer.kubeflow.org"

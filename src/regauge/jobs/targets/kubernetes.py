@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from regauge.jobs.targets import COMMON_FIELDS, Document, Handle, Launcher, LaunchPlan
-from regauge.jobs.targets._kubernetes import batch_job, job_set, pytorch_job, train_job
+from regauge.jobs.targets._kubernetes.documents import (
+    KINDS,
+    DocumentOptions,
+    TrainerVersion,
+    build_documents,
+)
 from regauge.jobs.targets._kubernetes.pods import build_metadata
 from regauge.jobs.targets._kubernetes.settings import PodSettings
 from regauge.jobs.targets._kubernetes.volumes import build_claims, build_config_map
 from regauge.jobs.targets._stage_jobs import RULE
-from regauge.system.errors import RegaugeError, SettingsError
+from regauge.system.errors import RegaugeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,21 +39,6 @@ if TYPE_CHECKING:
 
 USED = COMMON_FIELDS | {"jobs", "spot", "image", "volumes", "shared_memory_gib"}
 """Fields of a job that every kind of document contains."""
-KINDS = {
-    "pytorchjob": (pytorch_job.KIND, pytorch_job.API_VERSION),
-    "trainjob": (train_job.KIND, train_job.API_VERSION),
-    "job": (batch_job.KIND, batch_job.API_VERSION),
-    "jobset": (job_set.KIND, job_set.API_VERSION),
-}
-"""Kind and version of the job of each API."""
-
-
-BUILDERS = {
-    "pytorchjob": pytorch_job.build_pytorch_job,
-    "job": batch_job.build_batch_job,
-    "jobset": job_set.build_job_set,
-}
-"""Functions that build the job of an API as one document."""
 
 
 class Kubernetes(Launcher):
@@ -65,7 +55,7 @@ class Kubernetes(Launcher):
     """Context of kubectl; by default the current one."""
     api: Literal["auto", "pytorchjob", "trainjob"] = "auto"
     """Kind of a training job; `auto` is a PyTorchJob for elastic nodes, otherwise a TrainJob."""
-    trainjob_version: train_job.TrainerVersion = "2.2"
+    trainjob_version: TrainerVersion = "2.2"
     """Kubeflow Trainer API version."""
     runtime: str | None = None
     """Existing ClusterTrainingRuntime of a TrainJob; by default the documents include a runtime."""
@@ -161,17 +151,10 @@ class Kubernetes(Launcher):
         """Return the documents in the order of their creation; the job is the last one."""
         documents = [build_config_map(job, metadata)] if job.run_file_text else []
         documents += build_claims(job, metadata, self.region)
-        if build := BUILDERS.get(api):
-            return [*documents, build(job, self.pod, metadata, self.ttl_seconds)]
-        version = self.trainjob_version
-        document = train_job.build_train_job(job, self.pod, metadata, version, self.runtime)
-        if self.runtime is None:
-            runtime = train_job.build_runtime(job, self.pod, metadata, version, self.ttl_seconds)
-            documents.append(runtime)
-        elif self.ttl_seconds is not None:
-            problem = "launch.target.ttl_seconds has no effect on a TrainJob"
-            raise SettingsError(problem, "remove it")
-        return [*documents, document]
+        options = DocumentOptions(
+            self.pod, metadata, self.ttl_seconds, self.trainjob_version, self.runtime
+        )
+        return documents + build_documents(job, api, options)
 
     def _build_command(self, document: dict[str, Any]) -> tuple[str, ...]:
         """Return the command line that creates a document."""
@@ -226,4 +209,4 @@ def _open(handle: Handle) -> JobClient:
     """Return the client of a job; raises SettingsError for a handle of another form."""
     from regauge.jobs.targets._kubernetes.job_client import JobClient
 
-    return JobClient.open(handle, KINDS)
+    return JobClient.open(handle)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from regauge.jobs.targets import FINAL_STATES, Handle, JobEvent, Leftover
 from regauge.jobs.targets._job_end import build_active_error, build_ended_error
-from regauge.jobs.targets._kubernetes import job_set
+from regauge.jobs.targets._kubernetes.documents import KINDS
 from regauge.jobs.targets._kubernetes.job_set_status import describe_job_set
 from regauge.jobs.targets._kubernetes.job_status import JobObjects, Object, describe_job, find_index
 from regauge.jobs.targets._kubernetes.kubectl import KubectlNamespace
@@ -23,7 +23,7 @@ from regauge.jobs.targets._kubernetes.volumes import DELETE_COMMANDS
 from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from regauge.jobs.targets import JobStatus, LogRequest
 
@@ -58,18 +58,18 @@ class JobClient:
     name: str
 
     @classmethod
-    def open(cls, handle: Handle, kinds: Mapping[str, tuple[str, str]]) -> JobClient:
+    def open(cls, handle: Handle) -> JobClient:
         """Return the client of a handle; raises SettingsError for another form.
 
         The context may contain slashes, as the ARN of an EKS cluster does.
         """
         parts = f"{handle.context}/{handle.job_id}".rsplit("/", 3)
-        if len(parts) != len(("context", "namespace", "kind", "name")) or parts[2] not in kinds:
+        if len(parts) != len(("context", "namespace", "kind", "name")) or parts[2] not in KINDS:
             problem = f"'{handle}' is not a handle of target 'kubernetes'"
             remedy = "use kubernetes://CONTEXT/NAMESPACE/KIND/NAME, as `launch` printed it"
             raise SettingsError(problem, remedy)
         context, namespace, kind, name = parts
-        title, version = kinds[kind]
+        title, version = KINDS[kind]
         group, slash, number = version.partition("/")
         return cls(
             handle,
@@ -85,7 +85,7 @@ class JobClient:
         pods = self._list_pods()
         events = [] if pods else self._list_events(job)
         objects = JobObjects(job, pods, events, self._list_workloads(job))
-        if self.kind == job_set.KIND:
+        if self.kind == "JobSet":
             selector = f"--selector={JOB_SET_NAME}={self.name}"
             return describe_job_set(
                 self.handle, objects, self.cluster.list_items("jobs.v1.batch", selector)
@@ -102,7 +102,7 @@ class JobClient:
         Of a pipeline, it is a pod of the last stage that has started.
         """
         pods = sorted(self._list_pods(), key=_find_creation_time)
-        if self.kind == job_set.KIND:
+        if self.kind == "JobSet":
             stages = [pod["metadata"]["labels"].get(JOB_NAME) for pod in pods]
             pods = [pod for pod, stage in zip(pods, stages, strict=True) if stage == stages[-1]]
         if not pods:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge.jobs.targets import NodeCommand
-from regauge.jobs.targets._kubernetes import batch_job, pytorch_job, train_job
+from regauge.jobs.targets._kubernetes.documents import find_leader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,17 +41,17 @@ class PodSpec(NamedTuple):
 def list_pods(documents: Iterable[dict[str, Any]]) -> list[PodSpec]:
     """Return the pods of a job, whose documents include its TrainingRuntime if it has one."""
     by_kind = {document["kind"]: document for document in documents}
-    if pytorch_job.KIND in by_kind:
-        return _list_workers(by_kind[pytorch_job.KIND])
-    if train_job.KIND in by_kind:
-        return _list_trainer_pods(by_kind[train_job.KIND], by_kind["TrainingRuntime"])
-    return _list_batch_pods(by_kind[batch_job.KIND])
+    if "PyTorchJob" in by_kind:
+        return _list_workers(by_kind["PyTorchJob"])
+    if "TrainJob" in by_kind:
+        return _list_trainer_pods(by_kind["TrainJob"], by_kind["TrainingRuntime"])
+    return _list_batch_pods(by_kind["Job"])
 
 
 def list_node_commands(plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
     """Return the commands of the pods of a plan; `leader` replaces the Service of the first pod."""
     address = f"{leader.host}:{leader.port}"
-    services = {module.find_leader(plan.job): address for module in (pytorch_job, train_job)}
+    services = {find_leader(plan.job, api): address for api in ("pytorchjob", "trainjob")}
     commands = []
     for pod in list_pods(document.content for document in plan.documents):
         container = pod.container

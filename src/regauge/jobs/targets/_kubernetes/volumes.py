@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from regauge.jobs.targets import SHARED_MEMORY_SHARE
 from regauge.jobs.targets._lustre import LustreSource
+from regauge.jobs.targets._templates import render_document
 from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ RUN_FILE = "run-file"
 RESERVED_NAMES = (SHARED_MEMORY, RUN_FILE)
 MAX_CONFIG_MAP_BYTES = 1 << 20
 """Maximum size of a ConfigMap, https://kubernetes.io/docs/concepts/configuration/configmap."""
-FILE_SYSTEM_SIZE = "1200Gi"
-"""Size in static volumes; the drivers of file systems ignore it, but the API requires one."""
 DRIVERS = {"fsx": "fsx.csi.aws.com", "efs": "efs.csi.aws.com", "ebs": "ebs.csi.aws.com"}
 """CSI driver of each kind of file system (kubernetes-sigs/aws-*-csi-driver)."""
 DELETE_COMMANDS = {
@@ -29,6 +28,7 @@ DELETE_COMMANDS = {
     "ebs.csi.aws.com": "aws ec2 delete-volume --volume-id {}",
 }
 """Commands that delete the file system of a static volume, by CSI driver."""
+_TEMPLATES = Path(__file__).with_name("templates")
 _SOURCE_PATTERNS = {"efs": re.compile(r"fs-[0-9a-f]+"), "ebs": re.compile(r"vol-[0-9a-f]+")}
 _CONFIG_MAP_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
@@ -46,13 +46,12 @@ def build_config_map(job: JobSpec, metadata: dict[str, Any]) -> dict[str, Any]:
     if not _CONFIG_MAP_KEY.fullmatch(name):
         problem = f"'{name}' cannot be a key of a ConfigMap"
         raise SettingsError(problem, "name the run file with letters, digits, '-', '_' and '.'")
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {**metadata, "name": name_config_map(job)},
-        "data": {name: job.run_file_text},
-        "immutable": True,
-    }
+    metadata = {**metadata, "name": name_config_map(job)}
+    data = {name: job.run_file_text}
+    document: dict[str, Any] = render_document(
+        _TEMPLATES / "config_map.yaml.jinja", metadata=metadata, data=data
+    )
+    return document
 
 
 def find_run_file(job: JobSpec) -> PurePosixPath:
@@ -94,34 +93,22 @@ def build_claims(
     job: JobSpec, metadata: dict[str, Any], region: str | None
 ) -> list[dict[str, Any]]:
     """Return a static volume and its claim for each file system; deleting them keeps the files."""
-    documents = []
-    for volume in job.volumes:
-        if volume.kind not in DRIVERS:
-            continue
-        name = name_claim(volume, job)
-        modes = ["ReadWriteOnce" if volume.kind == "ebs" else "ReadWriteMany"]
-        common = {"accessModes": modes, "storageClassName": ""}
-        size = {"storage": FILE_SYSTEM_SIZE}
-        cluster_metadata = {key: value for key, value in metadata.items() if key != "namespace"}
-        documents += [
-            {
-                "apiVersion": "v1",
-                "kind": "PersistentVolume",
-                "metadata": {**cluster_metadata, "name": name},
-                "spec": {
-                    "capacity": size,
-                    **common,
-                    "persistentVolumeReclaimPolicy": "Retain",
-                    "csi": _build_csi(volume, region),
-                },
-            },
-            {
-                "apiVersion": "v1",
-                "kind": "PersistentVolumeClaim",
-                "metadata": {**metadata, "name": name},
-                "spec": {**common, "volumeName": name, "resources": {"requests": size}},
-            },
-        ]
+    volumes = [volume for volume in job.volumes if volume.kind in DRIVERS]
+    pairs = (_build_claim(volume, job, metadata, region) for volume in volumes)
+    return [document for pair in pairs for document in pair]
+
+
+def _build_claim(
+    volume: Volume, job: JobSpec, metadata: dict[str, Any], region: str | None
+) -> list[dict[str, Any]]:
+    metadata = {**metadata, "name": name_claim(volume, job)}
+    documents: list[dict[str, Any]] = render_document(
+        _TEMPLATES / "volume.yaml.jinja",
+        metadata=metadata,
+        cluster_metadata={key: value for key, value in metadata.items() if key != "namespace"},
+        mode="ReadWriteOnce" if volume.kind == "ebs" else "ReadWriteMany",
+        csi=_build_csi(volume, region),
+    )
     return documents
 
 

@@ -1,0 +1,284 @@
+"""The job of each API of Kubernetes: Job, PyTorchJob, TrainJob with its runtime, and JobSet.
+
+The documents are in `templates/`. The PyTorchJob is valid for the training operator 1.7, 1.8 and
+1.9, the TrainJob for the trainer 2.0, 2.1 and 2.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from regauge.jobs.targets._kubernetes.pods import MAX_HOST_NAME, QUEUE_LABEL, build_pod_template
+from regauge.jobs.targets._templates import render_document
+from regauge.system.errors import RESTART_CODES, PreemptedError, SettingsError
+
+if TYPE_CHECKING:
+    from regauge.jobs.targets import JobSpec
+    from regauge.jobs.targets._kubernetes.settings import PodSettings
+
+TrainerVersion = Literal["2.0", "2.1", "2.2"]
+Object = dict[str, Any]
+KINDS = {
+    "pytorchjob": ("PyTorchJob", "kubeflow.org/v1"),
+    "trainjob": ("TrainJob", "trainer.kubeflow.org/v1alpha1"),
+    "job": ("Job", "batch/v1"),
+    "jobset": ("JobSet", "jobset.x-k8s.io/v1alpha2"),
+}
+"""Kind and version of the job of each API."""
+CONTAINERS = {"pytorchjob": "pytorch", "trainjob": "node", "job": "regauge", "jobset": "regauge"}
+"""Name of the container with the command; Kubeflow's operators ignore other containers."""
+PORTS = {"c10d": 29400, "etcd": 2379}
+"""Port of each rendezvous backend, if the endpoint has none."""
+OVERRIDABLE = ("serviceAccountName", "nodeSelector", "tolerations", "volumes")
+"""Fields of a pod that every version of the trainer can override."""
+_TEMPLATES = Path(__file__).with_name("templates")
+_SHELL = ("/bin/sh", "-c")
+
+
+@dataclass(frozen=True)
+class DocumentOptions:
+    """The settings of the target that its documents contain."""
+
+    pod: PodSettings
+    metadata: Object
+    """Metadata of every document."""
+    ttl_seconds: int | None = None
+    trainer: TrainerVersion = "2.2"
+    runtime: str | None = None
+    """Existing ClusterTrainingRuntime; None to create a runtime."""
+
+    def build_template(
+        self, job: JobSpec, api: str, restart_policy: str | None = "Never"
+    ) -> Object:
+        """Return the pod template of a node."""
+        return build_pod_template(job, self.pod, self.metadata, CONTAINERS[api], restart_policy)
+
+    def render(self, name: str, **values: Any) -> Object:
+        """Return the document of a template."""
+        shared = {"metadata": self.metadata, "ttl_seconds": self.ttl_seconds}
+        document: Object = render_document(_TEMPLATES / f"{name}.yaml.jinja", **(shared | values))
+        return document
+
+
+def build_documents(job: JobSpec, api: str, options: DocumentOptions) -> list[Object]:
+    """Return the job of an API, after its runtime if it is a TrainJob.
+
+    Raises SettingsError if the API cannot run the job.
+    """
+    if api == "pytorchjob":
+        return [build_pytorch_job(job, options)]
+    if api == "trainjob":
+        return build_train_job(job, options)
+    return [build_job_set(job, options) if api == "jobset" else build_batch_job(job, options)]
+
+
+def build_batch_job(job: JobSpec, options: DocumentOptions) -> Object:
+    """Return the Job of one node, or an Indexed Job with a pod per job of an array.
+
+    After the failure of one job of an array, the other jobs continue.
+    """
+    pods = job.jobs if job.jobs > 1 else None
+    if pods:
+        check_host_name(job, f"-{pods - 1}")
+    template = options.build_template(job, "job")
+    spec = _build_job_spec(job, options, template, pods=pods, is_array=job.jobs > 1)
+    kind, version = KINDS["job"]
+    return {"apiVersion": version, "kind": kind, "metadata": options.metadata, "spec": spec}
+
+
+def _build_job_spec(
+    job: JobSpec, options: DocumentOptions, template: Object, **changes: Any
+) -> Object:
+    """Return the specification of a Job; `pods` is the number of an Indexed Job."""
+    values = {
+        "template": template,
+        "pods": None,
+        "is_array": False,
+        "failures": job.max_attempts - 1,
+        "restart_codes": list(RESTART_CODES),
+        "limit_seconds": job.limit_seconds,
+    }
+    return options.render("job_spec", **(values | changes))
+
+
+def build_pytorch_job(job: JobSpec, options: DocumentOptions) -> Object:
+    """Return the PyTorchJob of a training whose number of nodes may change.
+
+    The operator sets PET_NNODES and PET_RDZV_*, and each attempt meets at `<rdzvId>-<attempt>`
+    (kubeflow/training-operator, pkg/controller.v1/pytorch/elastic.go).
+    """
+    if job.max_nodes == 1:
+        problem = "an elastic PyTorchJob has at least two nodes, and the number of nodes is 1"
+        raise SettingsError(problem, "set launch.target.api to 'trainjob'")
+    check_host_name(job, f"-worker-{job.max_nodes - 2}")
+    template = options.build_template(job, "pytorchjob", restart_policy=None)
+    container = template["spec"]["containers"][0]
+    container["command"] = [*_SHELL, build_restart_script(job.max_attempts), "regauge-restart"]
+    container["args"] = list(job.command)
+    host, port = _find_rendezvous(job)
+    return options.render("pytorch_job", job=job, template=template, host=host, port=port)
+
+
+def _find_rendezvous(job: JobSpec) -> tuple[str, int]:
+    """Return the host and port of the rendezvous of a PyTorchJob."""
+    endpoint = find_leader(job, "pytorchjob")
+    if job.rendezvous == "etcd":
+        if job.rendezvous_endpoint is None:
+            problem = "execution.nodes.rendezvous is etcd, and no endpoint is set"
+            raise SettingsError(problem, "set execution.nodes.endpoint to its host and port")
+        endpoint = job.rendezvous_endpoint
+    host, _, port = endpoint.partition(":")
+    if port and not port.isdigit():
+        problem = f"execution.nodes.endpoint = '{endpoint}' is invalid"
+        raise SettingsError(problem, "set it to a host and port, such as etcd:2379")
+    return host, int(port or PORTS[job.rendezvous])
+
+
+def build_restart_script(max_attempts: int) -> str:
+    """Return the script that runs its arguments again after exit codes of RESTART_CODES.
+
+    Code 143 leaves the pod, so that the operator replaces it; so does SIGKILL of the whole pod.
+    """
+    text = Path(__file__).with_name("restart.sh").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    codes = " | ".join(str(code) for code in RESTART_CODES if code != PreemptedError.exit_code)
+    script = "\n".join(lines) + "\n"
+    return script.replace("@ATTEMPTS@", str(max_attempts)).replace("@CODES@", codes)
+
+
+def build_train_job(job: JobSpec, options: DocumentOptions) -> list[Object]:
+    """Return the TrainJob of a training with a fixed number of nodes, after its TrainingRuntime.
+
+    The runtime has the pods and the restart policy; the TrainJob has the command. An existing
+    runtime is overridden instead.
+    """
+    if job.is_elastic:
+        problem = f"a TrainJob has no elastic nodes, and their number is {job.node_range}"
+        remedy = "set launch.target.api to 'pytorchjob', or execution.nodes.count to one number"
+        raise SettingsError(problem, remedy)
+    if options.runtime is not None and options.ttl_seconds is not None:
+        raise SettingsError("launch.target.ttl_seconds has no effect on a TrainJob", "remove it")
+    check_host_name(job, f"-node-0-{job.max_nodes - 1}")
+    template = options.build_template(job, "trainjob")
+    container = template["spec"]["containers"][0]
+    own = {name: container.pop(name, None) for name in ("image", "command", "env", "resources")}
+    environment = own["env"] or []
+    if job.max_nodes > 1 and job.rendezvous == "c10d":
+        # Not reserved by the trainer, which sets PET_MASTER_ADDR to the same host.
+        endpoint = {"name": "PET_RDZV_ENDPOINT", "value": find_leader(job, "trainjob")}
+        environment = [*environment, endpoint]
+    train_job = options.render(
+        "train_job",
+        job=job,
+        version=options.trainer,
+        runtime=options.runtime,
+        template=template,
+        environment=environment,
+        resources=own["resources"],
+        overrides=_list_overrides(template, options) if options.runtime else None,
+    )
+    return [train_job] if options.runtime else [_build_runtime(job, options, template), train_job]
+
+
+def _build_runtime(job: JobSpec, options: DocumentOptions, template: Object) -> Object:
+    """Return the TrainingRuntime of a TrainJob.
+
+    A Job counts every pod that fails. All nodes of an attempt fail together, so the limit is a
+    multiple of their number.
+    """
+    limit = job.limit_seconds if options.trainer != "2.2" else None
+    failures = (job.max_attempts - 1) * job.max_nodes
+    no_ttl = replace(options, ttl_seconds=None)
+    spec = _build_job_spec(job, no_ttl, template, failures=failures, limit_seconds=limit)
+    metadata = options.metadata
+    labels = {key: value for key, value in metadata["labels"].items() if key != QUEUE_LABEL}
+    metadata = {**metadata, "labels": labels}
+    return options.render("training_runtime", job=job, job_spec=spec, metadata=metadata)
+
+
+def _list_overrides(template: Object, options: DocumentOptions) -> Object:
+    """Return the fields of an existing runtime's pods that a TrainJob overrides.
+
+    Raises SettingsError for a setting that a TrainJob of this version cannot override.
+    """
+    pod, version = options.pod, options.trainer
+    refused = {
+        "priority_class": pod.priority_class is not None,
+        "image_pull_secrets": bool(pod.image_pull_secrets) and version == "2.0",
+        "grace_seconds": "grace_seconds" in pod.model_fields_set,
+    }
+    if name := next((name for name, is_set in refused.items() if is_set), None):
+        problem = f"launch.target.pod.{name} cannot change an existing runtime ({version})"
+        raise SettingsError(problem, "remove it, or remove launch.target.runtime")
+    fields = {name: template["spec"][name] for name in OVERRIDABLE if name in template["spec"]}
+    container = template["spec"]["containers"][0]
+    fields["containers"] = [{name: container[name] for name in ("name", "volumeMounts")}]
+    if pod.image_pull_secrets:
+        fields["imagePullSecrets"] = template["spec"]["imagePullSecrets"]
+    return fields
+
+
+def build_job_set(job: JobSpec, options: DocumentOptions) -> Object:
+    """Return the JobSet of a pipeline, with a Job per stage."""
+    stages = [(name_stage(job, stage), stage.stage, stage) for stage in job.stages]
+    return options.render(
+        "job_set",
+        stages=[(name, title, _build_stage(job, stage, options)) for name, title, stage in stages],
+    )
+
+
+def _build_stage(job: JobSpec, stage: JobSpec, options: DocumentOptions) -> Object:
+    """Return the specification of the Job of a stage; its pods share the volumes of the job.
+
+    Training on several nodes is an Indexed Job, whose pod 0 serves the rendezvous.
+    """
+    count = stage.max_nodes
+    host = f"{stage.name}-0-{count - 1}"
+    if len(host) > MAX_HOST_NAME:
+        problem = f"the host name '{host}' of stage '{stage.stage}' is too long"
+        raise SettingsError(problem, "shorten launch.name, or the name of the stage")
+    if stage.is_elastic:
+        problem = f"stage '{stage.stage}' has {stage.node_range} nodes, and a JobSet is not elastic"
+        raise SettingsError(problem, "set execution.nodes.count to one number")
+    template = options.build_template(replace(stage, name=job.name), "jobset")
+    no_ttl = replace(options, ttl_seconds=None)
+    if count == 1:
+        return _build_job_spec(stage, no_ttl, template)
+    variables = {"PET_NNODES": str(count)}
+    if stage.processes_per_node is not None:
+        variables["PET_NPROC_PER_NODE"] = str(stage.processes_per_node)
+    if stage.rendezvous == "c10d":
+        variables["PET_RDZV_ENDPOINT"] = f"{stage.name}-0-0.{job.name}:{PORTS['c10d']}"
+    container = template["spec"]["containers"][0]
+    container.setdefault("env", []).extend(
+        {"name": name, "value": value} for name, value in variables.items()
+    )
+    failures = (stage.max_attempts - 1) * count  # all nodes of an attempt fail together
+    return _build_job_spec(stage, no_ttl, template, pods=count, failures=failures)
+
+
+def name_stage(job: JobSpec, stage: JobSpec) -> str:
+    """Return the name of the replicated job of a stage."""
+    return stage.name.removeprefix(f"{job.name}-")
+
+
+def find_leader(job: JobSpec, api: str) -> str:
+    """Return the host and port of the c10d rendezvous, which the first pod serves.
+
+    Its host is the Service of the master, or a name in the Service of the JobSet.
+    """
+    hosts = {
+        "pytorchjob": f"{job.name}-master-0",
+        "trainjob": f"{job.name}-node-0-0.{job.name}",
+    }
+    return f"{hosts[api]}:{PORTS['c10d']}"
+
+
+def check_host_name(job: JobSpec, suffix: str) -> None:
+    """Raise SettingsError if the host names of pods, name and suffix, would be too long."""
+    maximum = MAX_HOST_NAME - len(suffix)
+    if len(job.name) > maximum:
+        problem = f"launch.name = '{job.name}' has more than {maximum} characters"
+        raise SettingsError(problem, f"shorten it: pods are named {job.name}{suffix}")

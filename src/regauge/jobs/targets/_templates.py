@@ -1,29 +1,44 @@
 """Documents of schedulers from templates: YAML with the expressions and blocks of Jinja.
 
 Jinja prints a reference in place of each value, and the parsed YAML gets the value. So values need
-no quotes, and cannot change the structure. A field whose value is None or empty is left out.
+no quotes, and cannot change the structure. A field whose value is None or empty is left out, and so
+is a mapping or a list of such fields alone.
 """
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from jinja2 import Template
+    from jinja2.runtime import Context
+
 _REFERENCE = re.compile(r"<<(\d+)>>")
+_INSERTED = "inserted_values"
 _EMPTY: tuple[Any, ...] = (None, {}, [], ())
 
 
 def render_document(path: Path, /, **values: Any) -> Any:
     """Return the document of a template, such as `job.yaml.jinja`, as a JSON-ready value."""
-    import jinja2
     import yaml
 
     inserted: list[Any] = []
+    text = _load_template(path).render(values | {_INSERTED: inserted})
+    return _insert(yaml.safe_load(text), inserted)
 
-    def refer(value: Any) -> str:
+
+@cache
+def _load_template(path: Path) -> Template:
+    import jinja2
+
+    @jinja2.pass_context
+    def refer(context: Context, value: Any) -> str:
+        """Store a value; return the reference to it."""
+        inserted: list[Any] = context[_INSERTED]
         inserted.append(value)
         return f"<<{len(inserted) - 1}>>"
 
@@ -34,17 +49,18 @@ def render_document(path: Path, /, **values: Any) -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    text = environment.from_string(path.read_text(encoding="utf-8")).render(values)
-    return _insert(yaml.safe_load(text), inserted)
+    return environment.from_string(path.read_text(encoding="utf-8"))
 
 
 def _insert(node: Any, values: list[Any]) -> Any:
     """Return a parsed template with the values of its references."""
     if isinstance(node, dict):
         entries = ((_insert(key, values), _insert(item, values)) for key, item in node.items())
-        return {key: item for key, item in entries if item is not None}
+        fields = {key: item for key, item in entries if item is not None}
+        return None if node and not fields else fields
     if isinstance(node, list):
-        return [item for entry in node if (item := _insert(entry, values)) is not None]
+        items = [item for entry in node if (item := _insert(entry, values)) is not None]
+        return None if node and not items else items
     if not isinstance(node, str):
         return node
     if match := _REFERENCE.fullmatch(node):

@@ -26,11 +26,7 @@ from regauge.jobs.targets import (
     LogRequest,
     NodeCommand,
 )
-from regauge.jobs.targets._aws_batch.container import (
-    DEFAULT_LOG_GROUP,
-    ContainerOptions,
-    require_machine,
-)
+from regauge.jobs.targets._aws_batch.container import require_machine
 from regauge.jobs.targets._aws_batch.documents import (
     DEFINITION_FILE,
     SUBMIT_FILE,
@@ -38,8 +34,7 @@ from regauge.jobs.targets._aws_batch.documents import (
     build_job_definition,
     build_submit_request,
 )
-from regauge.jobs.targets._aws_batch.settings import BatchStack
-from regauge.jobs.targets._aws_batch.stack import StackPlan
+from regauge.jobs.targets._aws_batch.settings import DEFAULT_LOG_GROUP, BatchStack
 from regauge.jobs.targets._aws_batch.status import find_started, is_final
 from regauge.jobs.targets._stage_jobs import join_plans, join_statuses, submit_stages
 from regauge.system.errors import RESTART_CODES, SettingsError
@@ -49,7 +44,7 @@ if TYPE_CHECKING:
 
     from regauge.jobs.targets._aws_batch.jobs import BatchRegion
 
-_ROLE = re.compile(r"arn:aws[-a-z]*:iam::(?P<account>\d{12}):role/[-\w+=,.@/]+")
+_ROLE = re.compile(r"arn:aws[-a-z]*:iam::\d{12}:role/[-\w+=,.@/]+")
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}")
 USED = COMMON_FIELDS | {"jobs", "image", "volumes", "shared_memory_gib"}
@@ -117,12 +112,15 @@ class AwsBatch(Launcher):
         if job.stages:
             return self._plan_stages(job)
         require_machine(job)
-        definition = build_job_definition(job, self._container_options, self.scheduling_priority)
-        request = build_submit_request(job, queue, self.share_identifier)
+        definition = build_job_definition(job, self)
+        request = build_submit_request(job, self, queue)
         documents = [Document(DEFINITION_FILE, definition), Document(SUBMIT_FILE, request)]
         notes = [_describe_type(job)]
         if self.stack is not None:
-            documents += self._plan_stack(self.stack, job)
+            from regauge.jobs.targets._aws_batch.stack import build_stack
+
+            stack = build_stack(job, self, self.stack)
+            documents += [Document(name, content) for name, content in stack.items()]
             notes += self._describe_stack(self.stack, job)
         return LaunchPlan(
             job,
@@ -147,42 +145,9 @@ class AwsBatch(Launcher):
         shared = {item.name for plan in plans for item in plan.documents} - per_stage
         return join_plans(job, plans, shared)
 
-    @property
-    def _container_options(self) -> ContainerOptions:
-        return ContainerOptions(
-            self.region,
-            self.job_role,
-            self.execution_role,
-            self.log_group,
-            self.vcpus,
-            self.memory_gib,
-        )
-
     def _build_command(self, operation: str, file: str) -> tuple[str, ...]:
         region = ("--region", self.region)
         return ("aws", "batch", operation, *region, "--cli-input-json", f"file://{file}")
-
-    def _plan_stack(self, stack: BatchStack, job: JobSpec) -> list[Document]:
-        """Return the requests that create the stack, and the same as a CloudFormation template."""
-        from regauge.jobs.targets._aws_batch import stack as requests
-        from regauge.jobs.targets._aws_batch.template import TEMPLATE_FILE, build_template
-
-        roles = [_ROLE.fullmatch(role) for role in (self.execution_role, self.job_role) if role]
-        account = roles[0]["account"] if roles and roles[0] else None
-        plan = StackPlan(stack, job, self.region, account)
-        template = {
-            "LaunchTemplateName": stack.name,
-            "LaunchTemplateData": requests.build_launch_template(plan),
-        }
-        policy = requests.build_scheduling_policy(plan)
-        contents = {
-            requests.LAUNCH_TEMPLATE_FILE: template,
-            requests.ENVIRONMENT_FILE: requests.build_compute_environment(plan),
-            requests.POLICY_FILE: policy,
-            requests.QUEUE_FILE: requests.build_job_queue(plan),
-            TEMPLATE_FILE: build_template(plan, self.log_group),
-        }
-        return [Document(name, content) for name, content in contents.items() if content]
 
     def _describe_stack(self, stack: BatchStack, job: JobSpec) -> list[str]:
         command = (

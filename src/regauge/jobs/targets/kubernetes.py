@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from regauge.jobs.targets import COMMON_FIELDS, Document, Handle, Launcher, LaunchPlan
-from regauge.jobs.targets._kubernetes.documents import (
-    KINDS,
-    DocumentOptions,
-    TrainerVersion,
-    build_documents,
-)
+from regauge.jobs.targets._kubernetes.documents import KINDS, build_documents
 from regauge.jobs.targets._kubernetes.pods import build_metadata
 from regauge.jobs.targets._kubernetes.settings import PodSettings
 from regauge.jobs.targets._kubernetes.volumes import build_claims, build_config_map
@@ -55,7 +50,7 @@ class Kubernetes(Launcher):
     """Context of kubectl; by default the current one."""
     api: Literal["auto", "pytorchjob", "trainjob"] = "auto"
     """Kind of a training job; `auto` is a PyTorchJob for elastic nodes, otherwise a TrainJob."""
-    trainjob_version: TrainerVersion = "2.2"
+    trainjob_version: Literal["2.0", "2.1", "2.2"] = "2.2"
     """Kubeflow Trainer API version."""
     runtime: str | None = None
     """Existing ClusterTrainingRuntime of a TrainJob; by default the documents include a runtime."""
@@ -151,10 +146,7 @@ class Kubernetes(Launcher):
         """Return the documents in the order of their creation; the job is the last one."""
         documents = [build_config_map(job, metadata)] if job.run_file_text else []
         documents += build_claims(job, metadata, self.region)
-        options = DocumentOptions(
-            self.pod, metadata, self.ttl_seconds, self.trainjob_version, self.runtime
-        )
-        return documents + build_documents(job, api, options)
+        return documents + build_documents(job, api, self, metadata)
 
     def _build_command(self, document: dict[str, Any]) -> tuple[str, ...]:
         """Return the command line that creates a document."""

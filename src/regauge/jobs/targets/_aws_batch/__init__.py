@@ -1,11 +1,11 @@
-"""Parts of the launcher `aws-batch`.
+"""Parts of the launcher `aws-batch`. The texts of the documents are in `templates/`.
 
 | file | content |
 | --- | --- |
 | `settings` | the stack: compute environment, queue, fair share |
 | `documents` | the requests RegisterJobDefinition and SubmitJob |
 | `container` | the container of a node: devices, volumes, limits, secrets |
-| `stack`, `template` | the requests that create the stack; its CloudFormation template |
+| `stack` | the stack, as requests and as a CloudFormation template |
 | `jobs` | submit, describe, cancel and clean up |
 | `client` | calls of AWS and their errors |
 | `rehearsal` | the processes of the requests, with the variables of Batch |

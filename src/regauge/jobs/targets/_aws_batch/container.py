@@ -9,27 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 from regauge.jobs.targets import SHARED_MEMORY_SHARE, JobSpec, Machine
 from regauge.jobs.targets._lustre import LustreSource
+from regauge.jobs.targets._templates import render_document
 from regauge.system.errors import SettingsError
 from regauge.system.files import read_csv_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from regauge.jobs.targets import Volume
+    from regauge.jobs.targets.aws_batch import AwsBatch
 
+TEMPLATES = Path(__file__).with_name("templates")
 MEMORY_SHARE = 0.9
 """Share of the memory of a machine for the container; the rest is for its system and its agent."""
 MIB_PER_GIB = 1024
 EFA_DEVICE = "/dev/infiniband/uverbs"
-DEVICE_PERMISSIONS = ["READ", "WRITE", "MKNOD"]
 HOST_MOUNTS = "/mnt"
 """Folder of a machine that its file systems are mounted in."""
 RESERVED_PREFIX = "AWS_BATCH"
 """Prefix of environment variables that Batch sets itself; a job definition must not use it."""
-DEFAULT_LOG_GROUP = "/aws/batch/job"
-"""Log group that Batch creates itself."""
-ULIMITS = (("memlock", -1), ("nofile", 1_048_576), ("stack", 67_108_864))
-"""Limits of a process: locked memory for RDMA, open files, and bytes of the stack."""
 
 
 @dataclass(frozen=True)
@@ -71,18 +67,6 @@ def _parse_variables(text: str) -> dict[str, str]:
     return dict(variable.split("=", 1) for variable in text.split())
 
 
-@dataclass(frozen=True)
-class ContainerOptions:
-    """The settings of the target that a container needs."""
-
-    region: str
-    job_role: str | None
-    execution_role: str | None
-    log_group: str
-    vcpus: int | None
-    memory_gib: float | None
-
-
 def require_machine(job: JobSpec) -> Machine:
     """Return the machine type of a job; raises SettingsError if none is set."""
     if job.machine is None:
@@ -91,64 +75,40 @@ def require_machine(job: JobSpec) -> Machine:
     return job.machine
 
 
-def build_container(job: JobSpec, options: ContainerOptions) -> dict[str, Any]:
-    """Return `containerProperties` of a job; raises SettingsError for settings it cannot express.
+def build_container(job: JobSpec, target: AwsBatch) -> dict[str, Any]:
+    """Return `containerProperties`, by default with all vCPUs and most of the machine's memory.
 
-    Format: https://docs.aws.amazon.com/batch/latest/APIReference/API_ContainerProperties.html.
+    Raises SettingsError for settings that it cannot express.
     """
     machine = require_machine(job)
     if job.image is None:
         remedy = "set it to an image in a registry, with a tag or digest"
         raise SettingsError("launch.image is not set, and AWS Batch runs containers", remedy)
-    container: dict[str, Any] = {"image": job.image, "command": list(job.command)}
-    roles = {"jobRoleArn": options.job_role, "executionRoleArn": options.execution_role}
-    container |= {key: role for key, role in roles.items() if role is not None}
-    if job.max_nodes > 1:
-        container["instanceType"] = machine.name
-    container["resourceRequirements"] = _build_requirements(machine, options)
-    container["linuxParameters"] = _build_linux_parameters(job, machine, options)
-    container["ulimits"] = [
-        {"name": name, "softLimit": limit, "hardLimit": limit} for name, limit in ULIMITS
-    ]
-    container["environment"] = _list_pairs(_collect_environment(job, machine), "value")
-    if job.secrets:
-        container["secrets"] = _list_pairs(job.secrets, "valueFrom")
-    if job.volumes:
-        container["volumes"] = [_build_volume(volume) for volume in job.volumes]
-        container["mountPoints"] = [
-            {
-                "sourceVolume": volume.name,
-                "containerPath": volume.mount,
-                "readOnly": volume.read_only,
-            }
-            for volume in job.volumes
-        ]
-    container["logConfiguration"] = _build_log_configuration(job, options)
+    vcpus = target.vcpus or machine.vcpus
+    if vcpus is None:
+        raise _build_size_error(machine, "vCPUs", "vcpus")
+    memory_mib = _find_memory_mib(machine, target)
+    whole_gib = machine.memory_gib or memory_mib / MIB_PER_GIB
+    shared_gib = job.shared_memory_gib or whole_gib * SHARED_MEMORY_SHARE
+    container: dict[str, Any] = render_document(
+        TEMPLATES / "container.yaml.jinja",
+        job=job,
+        target=target,
+        machine=machine,
+        vcpus=vcpus,
+        memory_mib=memory_mib,
+        shared_mib=int(shared_gib * MIB_PER_GIB),
+        requirement=find_batch_devices(machine.vendor).requirement,
+        devices=_list_device_paths(job, machine),
+        environment=_collect_environment(job, machine),
+        volumes=[{"name": volume.name, **_build_volume(volume)} for volume in job.volumes],
+    )
     return container
 
 
-def _list_pairs(values: Mapping[str, str], key: str) -> list[dict[str, str]]:
-    return [{"name": name, key: value} for name, value in sorted(values.items())]
-
-
-def _build_requirements(machine: Machine, options: ContainerOptions) -> list[dict[str, str]]:
-    """Return vCPUs, memory in MiB and accelerators; by default all of the machine."""
-    vcpus = options.vcpus or machine.vcpus
-    if vcpus is None:
-        raise _build_size_error(machine, "vCPUs", "vcpus")
-    requirements = [
-        {"type": "VCPU", "value": str(vcpus)},
-        {"type": "MEMORY", "value": str(_find_memory_mib(machine, options))},
-    ]
-    requirement = find_batch_devices(machine.vendor).requirement
-    if requirement:
-        requirements.append({"type": requirement, "value": str(machine.chips)})
-    return requirements
-
-
-def _find_memory_mib(machine: Machine, options: ContainerOptions) -> int:
-    if options.memory_gib is not None:
-        return int(options.memory_gib * MIB_PER_GIB)
+def _find_memory_mib(machine: Machine, target: AwsBatch) -> int:
+    if target.memory_gib is not None:
+        return int(target.memory_gib * MIB_PER_GIB)
     if machine.memory_gib is None:
         raise _build_size_error(machine, "memory", "memory_gib")
     return int(machine.memory_gib * MIB_PER_GIB * MEMORY_SHARE)
@@ -159,36 +119,12 @@ def _build_size_error(machine: Machine, noun: str, key: str) -> SettingsError:
     return SettingsError(problem, f"set {key} in [[launch.target]] of kind aws-batch")
 
 
-def _build_linux_parameters(
-    job: JobSpec, machine: Machine, options: ContainerOptions
-) -> dict[str, Any]:
-    """Return the devices, the size of /dev/shm in MiB, and an init process.
-
-    The init process forwards the stop signal, so that the run saves a checkpoint.
-    """
-    memory_gib = _find_memory_mib(machine, options) / MIB_PER_GIB
-    shared_gib = job.shared_memory_gib or (machine.memory_gib or memory_gib) * SHARED_MEMORY_SHARE
-    parameters: dict[str, Any] = {
-        "initProcessEnabled": True,
-        "sharedMemorySize": int(shared_gib * MIB_PER_GIB),
-    }
-    paths = list_device_paths(job)
-    if paths:
-        parameters["devices"] = [
-            {"hostPath": path, "containerPath": path, "permissions": DEVICE_PERMISSIONS}
-            for path in paths
-        ]
-    return parameters
-
-
-def list_device_paths(job: JobSpec) -> list[str]:
+def _list_device_paths(job: JobSpec, machine: Machine) -> list[str]:
     """Return the device files of a node: accelerators, and EFA if there are several nodes."""
-    machine = require_machine(job)
     globs = find_batch_devices(machine.vendor).globs
     paths = [glob.replace("*", str(index)) for glob in globs for index in range(machine.chips)]
-    if job.uses_efa:
-        paths += [f"{EFA_DEVICE}{index}" for index in range(machine.efa_interfaces)]
-    return paths
+    count = machine.efa_interfaces if job.uses_efa else 0
+    return paths + [f"{EFA_DEVICE}{index}" for index in range(count)]
 
 
 def _collect_environment(job: JobSpec, machine: Machine) -> dict[str, str]:
@@ -203,28 +139,14 @@ def _collect_environment(job: JobSpec, machine: Machine) -> dict[str, str]:
 
 
 def _build_volume(volume: Volume) -> dict[str, Any]:
+    """Return the source of a volume."""
     if volume.kind == "efs":
-        configuration = {
-            "fileSystemId": volume.source,
-            "rootDirectory": "/",
-            "transitEncryption": "ENABLED",
-        }
-        return {"name": volume.name, "efsVolumeConfiguration": configuration}
+        file_system = {"fileSystemId": volume.source, "rootDirectory": "/"}
+        return {"efsVolumeConfiguration": {**file_system, "transitEncryption": "ENABLED"}}
     if volume.kind == "fsx":
         LustreSource.parse(volume)
-        return {"name": volume.name, "host": {"sourcePath": f"{HOST_MOUNTS}/{volume.name}"}}
+        return {"host": {"sourcePath": f"{HOST_MOUNTS}/{volume.name}"}}
     if volume.kind == "host":
-        return {"name": volume.name, "host": {"sourcePath": volume.source}}
+        return {"host": {"sourcePath": volume.source}}
     problem = f"launch.volumes: '{volume.name}' has kind '{volume.kind}', which AWS Batch lacks"
     raise SettingsError(problem, "set its kind to efs, fsx or host")
-
-
-def _build_log_configuration(job: JobSpec, options: ContainerOptions) -> dict[str, Any]:
-    return {
-        "logDriver": "awslogs",
-        "options": {
-            "awslogs-group": options.log_group,
-            "awslogs-region": options.region,
-            "awslogs-stream-prefix": job.name,
-        },
-    }

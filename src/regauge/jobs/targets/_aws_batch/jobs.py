@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Self
 
 from regauge.jobs.targets import Leftover
 from regauge.jobs.targets._aws_batch.client import AwsClient
-from regauge.jobs.targets._aws_batch.container import DEFAULT_LOG_GROUP
 from regauge.jobs.targets._aws_batch.documents import TAG_PREFIX
+from regauge.jobs.targets._aws_batch.settings import DEFAULT_LOG_GROUP
 from regauge.jobs.targets._aws_batch.status import (
     CANCEL_REASON,
     FINAL_STATUSES,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from regauge.jobs.targets._aws_batch.container import DEFAULT_LOG_GROUP
 from regauge.jobs.targets._aws_batch.documents import TAG_PREFIX
 from regauge.jobs.targets._aws_batch.jobs import list_child_names
+from regauge.jobs.targets._aws_batch.settings import DEFAULT_LOG_GROUP
 from regauge.jobs.targets._aws_batch.status import FINAL_STATUSES
 from regauge.system.errors import SettingsError
 

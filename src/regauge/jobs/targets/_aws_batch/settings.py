@@ -16,6 +16,8 @@ AllocationStrategy = Literal[
     "SPOT_CAPACITY_OPTIMIZED",
     "SPOT_PRICE_CAPACITY_OPTIMIZED",
 ]
+DEFAULT_LOG_GROUP = "/aws/batch/job"
+"""Log group that Batch creates itself."""
 _NAME = re.compile(r"[A-Za-z0-9][-_A-Za-z0-9]{0,99}")
 
 

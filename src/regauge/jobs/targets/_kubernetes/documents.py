@@ -6,9 +6,9 @@ The documents are in `templates/`. The PyTorchJob is valid for the training oper
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from regauge.jobs.targets._kubernetes.pods import MAX_HOST_NAME, QUEUE_LABEL, build_pod_template
 from regauge.jobs.targets._templates import render_document
@@ -16,9 +16,8 @@ from regauge.system.errors import RESTART_CODES, PreemptedError, SettingsError
 
 if TYPE_CHECKING:
     from regauge.jobs.targets import JobSpec
-    from regauge.jobs.targets._kubernetes.settings import PodSettings
+    from regauge.jobs.targets.kubernetes import Kubernetes
 
-TrainerVersion = Literal["2.0", "2.1", "2.2"]
 Object = dict[str, Any]
 KINDS = {
     "pytorchjob": ("PyTorchJob", "kubeflow.org/v1"),
@@ -37,44 +36,20 @@ _TEMPLATES = Path(__file__).with_name("templates")
 _SHELL = ("/bin/sh", "-c")
 
 
-@dataclass(frozen=True)
-class DocumentOptions:
-    """The settings of the target that its documents contain."""
-
-    pod: PodSettings
-    metadata: Object
-    """Metadata of every document."""
-    ttl_seconds: int | None = None
-    trainer: TrainerVersion = "2.2"
-    runtime: str | None = None
-    """Existing ClusterTrainingRuntime; None to create a runtime."""
-
-    def build_template(
-        self, job: JobSpec, api: str, restart_policy: str | None = "Never"
-    ) -> Object:
-        """Return the pod template of a node."""
-        return build_pod_template(job, self.pod, self.metadata, CONTAINERS[api], restart_policy)
-
-    def render(self, name: str, **values: Any) -> Object:
-        """Return the document of a template."""
-        shared = {"metadata": self.metadata, "ttl_seconds": self.ttl_seconds}
-        document: Object = render_document(_TEMPLATES / f"{name}.yaml.jinja", **(shared | values))
-        return document
-
-
-def build_documents(job: JobSpec, api: str, options: DocumentOptions) -> list[Object]:
+def build_documents(job: JobSpec, api: str, target: Kubernetes, metadata: Object) -> list[Object]:
     """Return the job of an API, after its runtime if it is a TrainJob.
 
     Raises SettingsError if the API cannot run the job.
     """
     if api == "pytorchjob":
-        return [build_pytorch_job(job, options)]
+        return [build_pytorch_job(job, target, metadata)]
     if api == "trainjob":
-        return build_train_job(job, options)
-    return [build_job_set(job, options) if api == "jobset" else build_batch_job(job, options)]
+        return build_train_job(job, target, metadata)
+    build = build_job_set if api == "jobset" else build_batch_job
+    return [build(job, target, metadata)]
 
 
-def build_batch_job(job: JobSpec, options: DocumentOptions) -> Object:
+def build_batch_job(job: JobSpec, target: Kubernetes, metadata: Object) -> Object:
     """Return the Job of one node, or an Indexed Job with a pod per job of an array.
 
     After the failure of one job of an array, the other jobs continue.
@@ -82,15 +57,14 @@ def build_batch_job(job: JobSpec, options: DocumentOptions) -> Object:
     pods = job.jobs if job.jobs > 1 else None
     if pods:
         check_host_name(job, f"-{pods - 1}")
-    template = options.build_template(job, "job")
-    spec = _build_job_spec(job, options, template, pods=pods, is_array=job.jobs > 1)
+    template = build_pod_template(job, target.pod, metadata, CONTAINERS["job"])
+    ttl = target.ttl_seconds
+    spec = _build_job_spec(job, template, pods=pods, is_array=pods is not None, ttl_seconds=ttl)
     kind, version = KINDS["job"]
-    return {"apiVersion": version, "kind": kind, "metadata": options.metadata, "spec": spec}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
-def _build_job_spec(
-    job: JobSpec, options: DocumentOptions, template: Object, **changes: Any
-) -> Object:
+def _build_job_spec(job: JobSpec, template: Object, **changes: Any) -> Object:
     """Return the specification of a Job; `pods` is the number of an Indexed Job."""
     values = {
         "template": template,
@@ -99,11 +73,18 @@ def _build_job_spec(
         "failures": job.max_attempts - 1,
         "restart_codes": list(RESTART_CODES),
         "limit_seconds": job.limit_seconds,
+        "ttl_seconds": None,
     }
-    return options.render("job_spec", **(values | changes))
+    return _render("job_spec", **(values | changes))
 
 
-def build_pytorch_job(job: JobSpec, options: DocumentOptions) -> Object:
+def _render(name: str, **values: Any) -> Object:
+    """Return the document of a template."""
+    document: Object = render_document(_TEMPLATES / f"{name}.yaml.jinja", **values)
+    return document
+
+
+def build_pytorch_job(job: JobSpec, target: Kubernetes, metadata: Object) -> Object:
     """Return the PyTorchJob of a training whose number of nodes may change.
 
     The operator sets PET_NNODES and PET_RDZV_*, and each attempt meets at `<rdzvId>-<attempt>`
@@ -113,12 +94,21 @@ def build_pytorch_job(job: JobSpec, options: DocumentOptions) -> Object:
         problem = "an elastic PyTorchJob has at least two nodes, and the number of nodes is 1"
         raise SettingsError(problem, "set launch.target.api to 'trainjob'")
     check_host_name(job, f"-worker-{job.max_nodes - 2}")
-    template = options.build_template(job, "pytorchjob", restart_policy=None)
+    template = build_pod_template(job, target.pod, metadata, CONTAINERS["pytorchjob"])
+    del template["spec"]["restartPolicy"]  # it is that of the replicas
     container = template["spec"]["containers"][0]
     container["command"] = [*_SHELL, build_restart_script(job.max_attempts), "regauge-restart"]
     container["args"] = list(job.command)
     host, port = _find_rendezvous(job)
-    return options.render("pytorch_job", job=job, template=template, host=host, port=port)
+    return _render(
+        "pytorch_job",
+        job=job,
+        metadata=metadata,
+        template=template,
+        host=host,
+        port=port,
+        ttl_seconds=target.ttl_seconds,
+    )
 
 
 def _find_rendezvous(job: JobSpec) -> tuple[str, int]:
@@ -148,7 +138,7 @@ def build_restart_script(max_attempts: int) -> str:
     return script.replace("@ATTEMPTS@", str(max_attempts)).replace("@CODES@", codes)
 
 
-def build_train_job(job: JobSpec, options: DocumentOptions) -> list[Object]:
+def build_train_job(job: JobSpec, target: Kubernetes, metadata: Object) -> list[Object]:
     """Return the TrainJob of a training with a fixed number of nodes, after its TrainingRuntime.
 
     The runtime has the pods and the restart policy; the TrainJob has the command. An existing
@@ -158,10 +148,10 @@ def build_train_job(job: JobSpec, options: DocumentOptions) -> list[Object]:
         problem = f"a TrainJob has no elastic nodes, and their number is {job.node_range}"
         remedy = "set launch.target.api to 'pytorchjob', or execution.nodes.count to one number"
         raise SettingsError(problem, remedy)
-    if options.runtime is not None and options.ttl_seconds is not None:
+    if target.runtime is not None and target.ttl_seconds is not None:
         raise SettingsError("launch.target.ttl_seconds has no effect on a TrainJob", "remove it")
     check_host_name(job, f"-node-0-{job.max_nodes - 1}")
-    template = options.build_template(job, "trainjob")
+    template = build_pod_template(job, target.pod, metadata, CONTAINERS["trainjob"])
     container = template["spec"]["containers"][0]
     own = {name: container.pop(name, None) for name in ("image", "command", "env", "resources")}
     environment = own["env"] or []
@@ -169,41 +159,46 @@ def build_train_job(job: JobSpec, options: DocumentOptions) -> list[Object]:
         # Not reserved by the trainer, which sets PET_MASTER_ADDR to the same host.
         endpoint = {"name": "PET_RDZV_ENDPOINT", "value": find_leader(job, "trainjob")}
         environment = [*environment, endpoint]
-    train_job = options.render(
+    train_job = _render(
         "train_job",
         job=job,
-        version=options.trainer,
-        runtime=options.runtime,
+        metadata=metadata,
+        version=target.trainjob_version,
+        runtime=target.runtime,
         template=template,
         environment=environment,
         resources=own["resources"],
-        overrides=_list_overrides(template, options) if options.runtime else None,
+        overrides=_list_overrides(template, target) if target.runtime else None,
     )
-    return [train_job] if options.runtime else [_build_runtime(job, options, template), train_job]
+    if target.runtime:
+        return [train_job]
+    return [_build_runtime(job, target, metadata, template), train_job]
 
 
-def _build_runtime(job: JobSpec, options: DocumentOptions, template: Object) -> Object:
+def _build_runtime(job: JobSpec, target: Kubernetes, metadata: Object, template: Object) -> Object:
     """Return the TrainingRuntime of a TrainJob.
 
     A Job counts every pod that fails. All nodes of an attempt fail together, so the limit is a
     multiple of their number.
     """
-    limit = job.limit_seconds if options.trainer != "2.2" else None
+    limit = job.limit_seconds if target.trainjob_version != "2.2" else None
     failures = (job.max_attempts - 1) * job.max_nodes
-    no_ttl = replace(options, ttl_seconds=None)
-    spec = _build_job_spec(job, no_ttl, template, failures=failures, limit_seconds=limit)
-    metadata = options.metadata
     labels = {key: value for key, value in metadata["labels"].items() if key != QUEUE_LABEL}
-    metadata = {**metadata, "labels": labels}
-    return options.render("training_runtime", job=job, job_spec=spec, metadata=metadata)
+    return _render(
+        "training_runtime",
+        job=job,
+        metadata={**metadata, "labels": labels},
+        job_spec=_build_job_spec(job, template, failures=failures, limit_seconds=limit),
+        ttl_seconds=target.ttl_seconds,
+    )
 
 
-def _list_overrides(template: Object, options: DocumentOptions) -> Object:
+def _list_overrides(template: Object, target: Kubernetes) -> Object:
     """Return the fields of an existing runtime's pods that a TrainJob overrides.
 
     Raises SettingsError for a setting that a TrainJob of this version cannot override.
     """
-    pod, version = options.pod, options.trainer
+    pod, version = target.pod, target.trainjob_version
     refused = {
         "priority_class": pod.priority_class is not None,
         "image_pull_secrets": bool(pod.image_pull_secrets) and version == "2.0",
@@ -220,16 +215,24 @@ def _list_overrides(template: Object, options: DocumentOptions) -> Object:
     return fields
 
 
-def build_job_set(job: JobSpec, options: DocumentOptions) -> Object:
+def build_job_set(job: JobSpec, target: Kubernetes, metadata: Object) -> Object:
     """Return the JobSet of a pipeline, with a Job per stage."""
-    stages = [(name_stage(job, stage), stage.stage, stage) for stage in job.stages]
-    return options.render(
+    return _render(
         "job_set",
-        stages=[(name, title, _build_stage(job, stage, options)) for name, title, stage in stages],
+        metadata=metadata,
+        ttl_seconds=target.ttl_seconds,
+        stages=[
+            (
+                stage.name.removeprefix(f"{job.name}-"),
+                stage.stage,
+                _build_stage(job, stage, target, metadata),
+            )
+            for stage in job.stages
+        ],
     )
 
 
-def _build_stage(job: JobSpec, stage: JobSpec, options: DocumentOptions) -> Object:
+def _build_stage(job: JobSpec, stage: JobSpec, target: Kubernetes, metadata: Object) -> Object:
     """Return the specification of the Job of a stage; its pods share the volumes of the job.
 
     Training on several nodes is an Indexed Job, whose pod 0 serves the rendezvous.
@@ -242,10 +245,10 @@ def _build_stage(job: JobSpec, stage: JobSpec, options: DocumentOptions) -> Obje
     if stage.is_elastic:
         problem = f"stage '{stage.stage}' has {stage.node_range} nodes, and a JobSet is not elastic"
         raise SettingsError(problem, "set execution.nodes.count to one number")
-    template = options.build_template(replace(stage, name=job.name), "jobset")
-    no_ttl = replace(options, ttl_seconds=None)
+    named = replace(stage, name=job.name)
+    template = build_pod_template(named, target.pod, metadata, CONTAINERS["jobset"])
     if count == 1:
-        return _build_job_spec(stage, no_ttl, template)
+        return _build_job_spec(stage, template)
     variables = {"PET_NNODES": str(count)}
     if stage.processes_per_node is not None:
         variables["PET_NPROC_PER_NODE"] = str(stage.processes_per_node)
@@ -256,12 +259,7 @@ def _build_stage(job: JobSpec, stage: JobSpec, options: DocumentOptions) -> Obje
         {"name": name, "value": value} for name, value in variables.items()
     )
     failures = (stage.max_attempts - 1) * count  # all nodes of an attempt fail together
-    return _build_job_spec(stage, no_ttl, template, pods=count, failures=failures)
-
-
-def name_stage(job: JobSpec, stage: JobSpec) -> str:
-    """Return the name of the replicated job of a stage."""
-    return stage.name.removeprefix(f"{job.name}-")
+    return _build_job_spec(stage, template, pods=count, failures=failures)
 
 
 def find_leader(job: JobSpec, api: str) -> str:

@@ -70,11 +70,7 @@ def build_metadata(job: JobSpec, namespace: str, queue: str | None) -> dict[str,
 
 
 def build_pod_template(
-    job: JobSpec,
-    settings: PodSettings,
-    metadata: Mapping[str, Any],
-    container: str,
-    restart_policy: str | None,
+    job: JobSpec, settings: PodSettings, metadata: Mapping[str, Any], container: str
 ) -> dict[str, Any]:
     """Return the pod template of a node, with one container that runs the command of the job.
 
@@ -90,7 +86,6 @@ def build_pod_template(
         job=job,
         pod=settings,
         container=container,
-        restart_policy=restart_policy,
         labels={key: value for key, value in metadata["labels"].items() if key != QUEUE_LABEL},
         pull_secrets=[{"name": name} for name in settings.image_pull_secrets],
         node_selector=_select_nodes(job, settings),

@@ -90,12 +90,12 @@ def create_leftovers(boto3: Any, tag: dict[str, str], owned: dict[str, str], nam
 
 def test_the_audit_lists_what_the_cluster_left_and_nothing_else(account: Any) -> None:
     cluster = build_cluster()
-    assert find_leftovers(cluster) == []
+    assert find_leftovers(cluster, Path("out")) == []
     other = {"Key": "kubernetes.io/cluster/other", "Value": "owned"}
     create_leftovers(account, {"Key": "regauge/cluster", "Value": "other"}, other, "other")
-    assert find_leftovers(cluster) == []
+    assert find_leftovers(cluster, Path("out")) == []
     create_leftovers(account, TAG, OWNED, "trainers")
-    leftovers = {item.reason: item for item in find_leftovers(cluster)}
+    leftovers = {item.reason: item for item in find_leftovers(cluster, Path("out"))}
     assert sorted(leftovers) == [
         "EBS volume of 50 GiB of a claim",
         "EFS file system with data",
@@ -110,7 +110,7 @@ def test_the_audit_lists_what_the_cluster_left_and_nothing_else(account: Any) ->
     volume = leftovers["EBS volume of 50 GiB of a claim"]
     ec2 = account.client("ec2", region_name="us-east-1")
     ec2.delete_volume(VolumeId=volume.remedy.rpartition(" ")[2])
-    assert volume not in find_leftovers(cluster)
+    assert volume not in find_leftovers(cluster, Path("out"))
 
 
 def write_program(folder: Path, name: str, code: int) -> None:

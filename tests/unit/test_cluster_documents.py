@@ -13,15 +13,14 @@ from launch.eksctl_schemas import find_eksctl_problems
 from launch.schemas import find_core_problems
 from regauge.cli import main
 from regauge.config import build
-from regauge.jobs.clusters.eksctl import build_cluster_config
-from regauge.jobs.clusters.manifests import build_manifests
 from regauge.jobs.clusters.rendering import (
+    build_manifests,
+    build_variables,
     describe_cluster_price,
     list_creation_commands,
     render_files,
 )
 from regauge.jobs.clusters.settings import Cluster, ClusterSettings
-from regauge.jobs.clusters.terraform import build_variables
 
 GOLDEN = Path(__file__).parent / "golden"
 RESERVATION = "cr-0123456789abcdef0"
@@ -66,6 +65,12 @@ def build_cluster(*groups: str, **changes: Any) -> Cluster:
         **changes,
     }
     return build(ClusterSettings, {"cluster": table}).cluster
+
+
+def build_cluster_config(cluster: Cluster) -> dict[str, Any]:
+    """Return the ClusterConfig of a cluster."""
+    document: dict[str, Any] = yaml.safe_load(render_files(cluster)["eksctl/cluster.yaml"])
+    return document
 
 
 @pytest.mark.parametrize("group", GROUPS)

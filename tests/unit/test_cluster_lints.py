@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from regauge.config import build
-from regauge.jobs.clusters.cluster_lints import CHECKS, check_cluster
-from regauge.jobs.clusters.facts import load_kubernetes_versions, load_vendors
+from regauge.jobs.clusters.cluster_lints import check_cluster, find_lints
+from regauge.jobs.clusters.facts import FOLDER, load_kubernetes_versions, load_vendors
 from regauge.jobs.clusters.settings import Cluster, ClusterSettings
 from regauge.system.errors import SettingsError
+from regauge.system.files import read_csv_rows
 
 TODAY = dt.date(2026, 11, 26)
 P5 = {"name": "p5", "instance": "p5.48xlarge", "zone": "us-east-1a"}
@@ -29,9 +30,9 @@ def build_cluster(group: dict[str, Any], **changes: Any) -> Cluster:
     return build(ClusterSettings, {"cluster": table}).cluster
 
 
-def find_lints(cluster: Cluster, today: dt.date = TODAY) -> list[tuple[str, bool]]:
-    """Return the names of the findings, and whether each is an error."""
-    lints = [lint for check in CHECKS for lint in check(cluster, today)]
+def list_codes(cluster: Cluster, today: dt.date = TODAY) -> list[tuple[str, bool]]:
+    """Return the codes of the findings, and whether each is an error."""
+    lints = list(find_lints(cluster, today))
     assert all(lint.source.startswith("https://") and lint.remedy for lint in lints)
     return [(lint.code, lint.is_error) for lint in lints]
 
@@ -63,17 +64,17 @@ def find_lints(cluster: Cluster, today: dt.date = TODAY) -> list[tuple[str, bool
 def test_lints(
     group: dict[str, Any], changes: dict[str, Any], lints: list[tuple[str, bool]]
 ) -> None:
-    assert find_lints(build_cluster(group, **changes)) == lints
+    assert list_codes(build_cluster(group, **changes)) == lints
 
 
 def test_a_version_is_supported_until_the_day_before_its_end() -> None:
     cluster = build_cluster(P5, kubernetes_version="1.31")
-    assert find_lints(cluster, dt.date(2026, 11, 25)) == [("kubernetes-version", False)]
-    assert find_lints(cluster, dt.date(2026, 11, 26)) == [("kubernetes-version", True)]
+    assert list_codes(cluster, dt.date(2026, 11, 25)) == [("kubernetes-version", False)]
+    assert list_codes(cluster, dt.date(2026, 11, 26)) == [("kubernetes-version", True)]
     default = build_cluster(P5)
-    assert find_lints(default, dt.date(2027, 1, 1)) == []
-    assert find_lints(default, dt.date(2027, 3, 1)) == [("kubernetes-version", False)]
-    assert find_lints(default, dt.date(2028, 3, 27)) == [("kubernetes-version", True)]
+    assert list_codes(default, dt.date(2027, 1, 1)) == []
+    assert list_codes(default, dt.date(2027, 3, 1)) == [("kubernetes-version", False)]
+    assert list_codes(default, dt.date(2028, 3, 27)) == [("kubernetes-version", True)]
 
 
 def test_an_error_names_its_remedy() -> None:
@@ -83,7 +84,8 @@ def test_an_error_names_its_remedy() -> None:
 
 
 def test_the_tables_are_consistent() -> None:
-    versions = load_kubernetes_versions().values()
-    assert all(item.released < item.standard_until < item.extended_until for item in versions)
-    assert all(item.source for item in versions)
+    rows = read_csv_rows(FOLDER / "kubernetes.csv")
+    assert [row["version"] for row in rows] == list(load_kubernetes_versions())
+    assert all(row["released"] < row["standard_until"] < row["extended_until"] for row in rows)
+    assert all(row["source"] for row in rows)
     assert all(item.source.startswith("https://") for item in load_vendors().values())

@@ -81,8 +81,8 @@ def delete(settings: ClusterSettings, *, dry_run: bool = False) -> dict[str, Any
 
     cluster, folder = settings.cluster, Path(settings.cluster.folder)
     commands = [shlex.join(line) for line in removal.list_removal_commands(cluster, folder)]
-    audit = [shlex.join(line) for line in removal.list_audit_commands(cluster)]
     if dry_run:
+        audit = removal.list_audit_commands(cluster, folder)
         return {"cluster": cluster.name, "commands": commands, "audit": audit}
     leftovers = [item._asdict() for item in removal.remove_cluster(cluster, folder)]
     return {"cluster": cluster.name, "commands": commands, "leftovers": leftovers}

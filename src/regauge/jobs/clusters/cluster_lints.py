@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 
 from regauge.jobs.clusters.facts import find_node_facts, load_kubernetes_versions
-from regauge.jobs.clusters.settings import Cluster
+from regauge.jobs.clusters.settings import Cluster, ClusterNodes
 from regauge.jobs.lints import Lint
-from regauge.machines.catalog import find_efa_interfaces
 from regauge.system.errors import SettingsError
 
 EKS_VERSIONS = "https://docs.aws.amazon.com/eks/latest/userguide/kubernetes-versions.html"
@@ -24,102 +23,72 @@ FIRST_ETCD_WITHOUT_V2 = (3, 6)
 WARNING_DAYS = 60
 """Days before the end of standard support from which a version is reported."""
 
-ClusterCheck = Callable[[Cluster, dt.date], Iterator[Lint]]
 
-
-def check_kubernetes_version(cluster: Cluster, today: dt.date) -> Iterator[Lint]:
-    """Report a version that EKS does not support, or supports at a higher price."""
-    code, versions = "kubernetes-version", load_kubernetes_versions()
-    version = versions.get(cluster.kubernetes_version)
-    supported = [name for name, item in versions.items() if item.standard_until > today]
-    remedy = f"set cluster.kubernetes_version to {' or '.join(supported)}"
-    name = f"Kubernetes {cluster.kubernetes_version}"
-    if version is None:
-        yield Lint(code, f"{name} is not a known version of EKS", remedy, EKS_VERSIONS)
-    elif version.extended_until <= today:
-        problem = f"{name} is not supported since {version.extended_until}"
-        yield Lint(code, problem, remedy, EKS_VERSIONS)
-    elif version.standard_until <= today:
-        problem = f"{name} left standard support on {version.standard_until}, and costs more"
-        yield Lint(code, problem, remedy, EKS_VERSIONS, is_error=False)
-    elif (version.standard_until - today).days < WARNING_DAYS:
-        problem = f"{name} leaves standard support on {version.standard_until}"
-        yield Lint(code, problem, remedy, EKS_VERSIONS, is_error=False)
-
-
-def check_reservation_zone(cluster: Cluster, _: dt.date) -> Iterator[Lint]:
-    """Report groups whose machines may start outside of the zone of their reservation."""
+def find_lints(cluster: Cluster, today: dt.date) -> Iterator[Lint]:
+    """Yield the findings about a cluster."""
+    yield from _check_kubernetes_version(cluster.kubernetes_version, today)
     for group in cluster.node_groups:
         label = f"node group '{group.name}'"
-        if group.zone is not None and group.zone not in cluster.zones:
-            problem = f"{label}: zone {group.zone} has no subnet"
-            remedy = f"add {group.zone} to cluster.zones, or correct its zone"
-            yield Lint("reservation-zone", problem, remedy, RESERVATION_ZONES)
-        elif group.zone is None and group.capacity_reservation is not None:
-            problem = f"{label} has a reservation in one zone, but subnets in all zones"
-            remedy = "set its zone to the zone of the reservation"
-            yield Lint("reservation-zone", problem, remedy, RESERVATION_ZONES)
-
-
-def check_efa(cluster: Cluster, _: dt.date) -> Iterator[Lint]:
-    """Report groups with EFA whose machine type has none."""
-    for group in cluster.node_groups:
-        if group.efa and not find_efa_interfaces(group.instance):
-            problem = f"node group '{group.name}': {group.instance} has no EFA interface"
-            yield Lint("efa-instance", problem, "remove efa, or change instance", EFA_INSTANCES)
-
-
-def check_efa_zone(cluster: Cluster, _: dt.date) -> Iterator[Lint]:
-    """Report groups with EFA in several zones, between which EFA has no traffic."""
-    for group in cluster.node_groups:
-        if find_node_facts(group).efa_interfaces and group.zone is None:
-            problem = f"node group '{group.name}' has EFA, whose traffic stays in one zone"
-            yield Lint("efa-zone", problem, "set its zone", EFA_INSTANCES)
-
-
-def check_placement_group(cluster: Cluster, _: dt.date) -> Iterator[Lint]:
-    """Report groups with a placement group and a reservation that may be outside of it."""
-    for group in cluster.node_groups:
-        if group.placement_group is not None and group.capacity_reservation is not None:
-            problem = f"node group '{group.name}' has a placement group and a reservation"
-            remedy = "remove placement_group, because the reservation places its machines"
-            yield Lint("placement-group", problem, remedy, PLACEMENT_GROUPS)
-
-
-def check_etcd(cluster: Cluster, _: dt.date) -> Iterator[Lint]:
-    """Report a version of etcd without version 2 of its API, which torch's client needs."""
-    if cluster.etcd is None:
-        return
-    major, minor, _patch = map(int, cluster.etcd.split("."))
-    if (major, minor) >= FIRST_ETCD_WITHOUT_V2:
+        for lint in _check_group(group, cluster.zones):
+            yield lint._replace(problem=f"{label}{lint.problem}")
+    if cluster.etcd is not None and _parse_version(cluster.etcd) >= FIRST_ETCD_WITHOUT_V2:
         problem = f"etcd {cluster.etcd} has no --enable-v2, which the rendezvous needs"
         yield Lint("etcd-v2", problem, "set cluster.etcd to 3.5.25", ETCD_UPGRADE)
 
 
-def check_machine_image(cluster: Cluster, _: dt.date) -> Iterator[Lint]:
-    """Report groups whose chips need a machine image that EKS does not have."""
-    for group in cluster.node_groups:
-        support = find_node_facts(group).support
-        if support.needs_ami and group.ami is None:
-            problem = f"node group '{group.name}': EKS has no machine image with its driver"
-            remedy = "set ami to an image of Amazon Linux 2023 with that driver"
-            yield Lint("machine-image", problem, remedy, support.source)
+def _parse_version(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
-CHECKS: tuple[ClusterCheck, ...] = (
-    check_kubernetes_version,
-    check_reservation_zone,
-    check_efa,
-    check_efa_zone,
-    check_placement_group,
-    check_etcd,
-    check_machine_image,
-)
+def _check_kubernetes_version(version: str, today: dt.date) -> Iterator[Lint]:
+    """Report a version that EKS does not support, or supports at a higher price."""
+    versions = load_kubernetes_versions()
+    supported = [name for name, support in versions.items() if support.standard_until > today]
+    support, is_error, problem = versions.get(version), False, ""
+    if support is None:
+        problem, is_error = "is not a known version of EKS", True
+    elif support.extended_until <= today:
+        problem, is_error = f"is not supported since {support.extended_until}", True
+    elif support.standard_until <= today:
+        problem = f"left standard support on {support.standard_until}, and costs more"
+    elif (support.standard_until - today).days < WARNING_DAYS:
+        problem = f"leaves standard support on {support.standard_until}"
+    if problem:
+        remedy = f"set cluster.kubernetes_version to {' or '.join(supported)}"
+        problem = f"Kubernetes {version} {problem}"
+        yield Lint("kubernetes-version", problem, remedy, EKS_VERSIONS, is_error)
+
+
+def _check_group(group: ClusterNodes, zones: Collection[str]) -> Iterator[Lint]:
+    """Report settings of a node group that contradict each other, or that EKS does not have."""
+    node = find_node_facts(group)
+    if group.zone is not None and group.zone not in zones:
+        problem = f": zone {group.zone} has no subnet"
+        remedy = f"add {group.zone} to cluster.zones, or correct its zone"
+        yield Lint("reservation-zone", problem, remedy, RESERVATION_ZONES)
+    if group.zone is None and group.capacity_reservation is not None:
+        problem = " has a reservation in one zone, but subnets in all zones"
+        remedy = "set its zone to the zone of the reservation"
+        yield Lint("reservation-zone", problem, remedy, RESERVATION_ZONES)
+    if group.efa and not node.efa_interfaces:
+        problem = f": {group.instance} has no EFA interface"
+        yield Lint("efa-instance", problem, "remove efa, or change instance", EFA_INSTANCES)
+    if node.efa_interfaces and group.zone is None:
+        problem = " has EFA, whose traffic stays in one zone"
+        yield Lint("efa-zone", problem, "set its zone", EFA_INSTANCES)
+    if group.placement_group is not None and group.capacity_reservation is not None:
+        problem = " has a placement group and a reservation"
+        remedy = "remove placement_group, because the reservation places its machines"
+        yield Lint("placement-group", problem, remedy, PLACEMENT_GROUPS)
+    if node.support.needs_ami == "yes" and group.ami is None:
+        problem = ": EKS has no machine image with its driver"
+        remedy = "set ami to an image of Amazon Linux 2023 with that driver"
+        yield Lint("machine-image", problem, remedy, node.support.source)
 
 
 def check_cluster(cluster: Cluster, today: dt.date) -> list[Lint]:
     """Return the warnings about a cluster; raises SettingsError for the first error."""
-    lints = [lint for check in CHECKS for lint in check(cluster, today)]
+    lints = list(find_lints(cluster, today))
     for lint in lints:
         if lint.is_error:
             raise SettingsError(f"{lint.problem} ({lint.code})", lint.remedy)

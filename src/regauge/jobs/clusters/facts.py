@@ -1,6 +1,6 @@
-"""Facts about Kubernetes versions and about vendors' components on EKS, each with its source.
+"""Versions of Kubernetes and vendors' components on EKS, and what node groups need of them.
 
-The data is in `kubernetes.csv` and `vendors.csv` of this folder.
+The data is in `kubernetes.csv` and `vendors.csv` of this folder, each row with its source.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import datetime as dt
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from regauge.machines.catalog import NO_VENDOR, find_efa_interfaces, find_instance, find_vendor
 from regauge.system.files import read_csv_rows
@@ -23,21 +23,15 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 
 
-@dataclass(frozen=True)
-class KubernetesVersion:
-    """The support dates of a version of Kubernetes on EKS."""
+class VersionSupport(NamedTuple):
+    """The dates until which EKS supports a version of Kubernetes."""
 
-    version: str
-    released: dt.date
     standard_until: dt.date
-    """End of standard support."""
     extended_until: dt.date
     """End of extended support, which has a higher price per hour."""
-    source: str
 
 
-@dataclass(frozen=True)
-class VendorSupport:
+class VendorSupport(NamedTuple):
     """The machine image, device plugin and taint for the accelerators of a vendor on EKS."""
 
     vendor: str
@@ -49,8 +43,8 @@ class VendorSupport:
     """Option of eksctl that omits its own device plugin; empty if it has none."""
     taint: str
     """Key of the taint of its machines; empty if they have none."""
-    needs_ami: bool
-    """Whether `ami` must be set, because EKS has no machine image with the driver."""
+    needs_ami: str
+    """`yes` if `ami` must be set, because EKS has no machine image with the driver."""
     source: str
 
 
@@ -79,35 +73,22 @@ class NodeFacts:
 
 
 @cache
-def load_kubernetes_versions() -> Mapping[str, KubernetesVersion]:
+def load_kubernetes_versions() -> Mapping[str, VersionSupport]:
     """Return the known versions of Kubernetes by name, such as `1.35`."""
     return {
-        row["version"]: KubernetesVersion(
-            row["version"],
-            dt.date.fromisoformat(row["released"]),
+        row["version"]: VersionSupport(
             dt.date.fromisoformat(row["standard_until"]),
             dt.date.fromisoformat(row["extended_until"]),
-            row["source"],
         )
-        for row in _read_rows("kubernetes.csv")
+        for row in read_csv_rows(FOLDER / "kubernetes.csv")
     }
 
 
 @cache
 def load_vendors() -> Mapping[str, VendorSupport]:
     """Return the support of EKS by vendor."""
-    return {
-        row["vendor"]: VendorSupport(
-            row["vendor"],
-            row["terraform_ami_type"],
-            row["plugin"],
-            row["eksctl_option"],
-            row["taint"],
-            row["needs_ami"] == "yes",
-            row["source"],
-        )
-        for row in _read_rows("vendors.csv")
-    }
+    rows = read_csv_rows(FOLDER / "vendors.csv")
+    return {row["vendor"]: VendorSupport(**row) for row in rows}
 
 
 def find_node_facts(group: ClusterNodes) -> NodeFacts:
@@ -117,7 +98,3 @@ def find_node_facts(group: ClusterNodes) -> NodeFacts:
     has_efa = bool(instance.chips) if group.efa is None else group.efa
     interfaces = find_efa_interfaces(group.instance) if has_efa else 0
     return NodeFacts(group, instance, support, interfaces)
-
-
-def _read_rows(name: str) -> list[dict[str, str]]:
-    return read_csv_rows(FOLDER / name)

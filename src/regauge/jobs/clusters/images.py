@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from regauge import __version__
 from regauge.jobs.clusters.facts import FOLDER
+from regauge.jobs.clusters.rendering import render_text
 from regauge.jobs.lints_job import is_pinned
 from regauge.jobs.lints_tokens import find_token
 from regauge.system.choices import did_you_mean
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from regauge.jobs.clusters.settings import Image, ImageSettings
 
 DOCKERFILE = "Dockerfile"
-TEMPLATE = "Dockerfile.jinja"
 TOOLS = ("docker", "podman", "buildah")
 EFA = {
     "version": "1.49.0",
@@ -102,23 +102,14 @@ def check_pinned(name: str, key: str) -> None:
 
 def render_image(settings: ImageSettings, run_file: Path) -> str:
     """Return the text of the Dockerfile; raises SettingsError for invalid settings."""
-    import jinja2
-
     image, variant = settings.image, find_variant(settings.image.variant)
     base = image.base or variant.base
     check_pinned(base, "image.base")
     is_debian = base.startswith("python:")
     packages = sorted({*PACKAGES, *(() if is_debian else UBUNTU_PACKAGES)})
     extras = tuple(dict.fromkeys((*variant.extras, *image.extras)))
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,  # noqa: S701 - a Dockerfile is not HTML
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    template = environment.from_string((FOLDER / TEMPLATE).read_text(encoding="utf-8"))
-    return template.render(
+    return render_text(
+        "Dockerfile.jinja",
         version=__version__,
         variant=variant.name,
         base=base,

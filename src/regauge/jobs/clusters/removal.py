@@ -6,7 +6,7 @@ import shlex
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-from regauge.jobs.clusters.rendering import EKSCTL_FILE, TERRAFORM_FOLDER
+from regauge.jobs.clusters.rendering import render_commands
 from regauge.jobs.clusters.settings import CLUSTER_TAG
 from regauge.jobs.targets import Leftover
 from regauge.jobs.targets._clients import find_client
@@ -18,44 +18,17 @@ if TYPE_CHECKING:
 
     from regauge.jobs.clusters.settings import Cluster
 
-KUBECTL_FILE = "kubectl.yaml"
-"""Configuration of kubectl that `delete` writes into the folder of the cluster."""
 INSTALL_COMMAND = "pip install 'regauge[aws]'"
 
 
 def list_removal_commands(cluster: Cluster, folder: Path) -> list[list[str]]:
-    """Return the command lines that remove a cluster, in order.
-
-    Services of type LoadBalancer and claims are removed first: their resources outlive the nodes.
-    A separate configuration of kubectl contains this cluster alone, so no other one is changed.
-    """
-    config = str(folder / KUBECTL_FILE)
-    select = ["--region", cluster.region, "--name", cluster.name, "--kubeconfig", config]
-    kubectl = ["kubectl", "--kubeconfig", config]
-    delete = [*kubectl, "delete", "--ignore-not-found", "--all-namespaces"]
-    commands = [
-        ["aws", "eks", "update-kubeconfig", *select],
-        [*delete, "services", "--field-selector", "spec.type=LoadBalancer"],
-        [*delete, "persistentvolumeclaims", "--all"],
-    ]
-    if cluster.tool == "eksctl":
-        file = str(folder / EKSCTL_FILE)
-        remove = ["eksctl", "delete", "cluster", "--config-file", file, "--wait"]
-        return [*commands, [*remove, "--disable-nodegroup-eviction"]]
-    chdir = f"-chdir={folder / TERRAFORM_FOLDER}"
-    return [*commands, ["terraform", chdir, "destroy", "-auto-approve"]]
+    """Return the command lines that remove a cluster, in order."""
+    return [shlex.split(line) for line in render_commands("delete", cluster, folder)]
 
 
-def list_audit_commands(cluster: Cluster) -> list[list[str]]:
-    """Return the command lines by which a user lists the resources that a cluster may leave."""
-    region = ["--region", cluster.region]
-    volume_filter = f"Name=tag:kubernetes.io/cluster/{cluster.name},Values=owned"
-    tag_filter = f"Key={CLUSTER_TAG},Values={cluster.name}"
-    return [
-        ["aws", "ec2", "describe-volumes", *region, "--filters", volume_filter],
-        ["aws", "elbv2", "describe-load-balancers", *region],
-        ["aws", "resourcegroupstaggingapi", "get-resources", *region, "--tag-filters", tag_filter],
-    ]
+def list_audit_commands(cluster: Cluster, folder: Path) -> list[str]:
+    """Return the commands by which a user lists the resources that a cluster may leave."""
+    return render_commands("audit", cluster, folder)
 
 
 def remove_cluster(cluster: Cluster, folder: Path) -> list[Leftover]:
@@ -74,10 +47,12 @@ def remove_cluster(cluster: Cluster, folder: Path) -> list[Leftover]:
         if code:
             problem = f"'{shlex.join(command)}' ended with exit code {code}"
             raise ChildError(code, f"{problem}; correct the cause, and run this command again")
-    return find_leftovers(cluster, client)
+    return find_leftovers(cluster, folder, client)
 
 
-def find_leftovers(cluster: Cluster, client: Callable[[str], Any] | None = None) -> list[Leftover]:
+def find_leftovers(
+    cluster: Cluster, folder: Path, client: Callable[[str], Any] | None = None
+) -> list[Leftover]:
     """Return the resources of a cluster that still exist, each with the command that removes it.
 
     `client` returns the boto3 client of a service. Raises PreflightError without boto3, and
@@ -87,15 +62,19 @@ def find_leftovers(cluster: Cluster, client: Callable[[str], Any] | None = None)
 
     client = client or _load_client_factory(cluster.region)
     try:
-        return [leftover for find in FINDERS for leftover in find(cluster, client)]
+        return [
+            Leftover(name, reason, f"aws {command} --region {cluster.region} {option} {identifier}")
+            for find in FINDERS
+            for name, reason, command, option, identifier in find(cluster, client)
+        ]
     except (BotoCoreError, ClientError) as error:
-        commands = "; ".join(shlex.join(command) for command in list_audit_commands(cluster))
+        commands = "; ".join(list_audit_commands(cluster, folder))
         problem = f"the account cannot be read: {first_line(error)}"
         raise TransientError(problem, f"check the credentials, then run: {commands}") from None
 
 
 def _load_client_factory(region: str) -> Callable[[str], Any]:
-    """Return a function that creates boto3 clients; raises PreflightError without boto3."""
+    """Return the function that returns a boto3 client; raises PreflightError without boto3."""
     try:
         import boto3
     except ImportError:
@@ -107,76 +86,64 @@ def _load_client_factory(region: str) -> Callable[[str], Any]:
     return load
 
 
-def _find_volumes(cluster: Cluster, client: Callable[[str], Any]) -> Iterator[Leftover]:
-    key = f"tag:kubernetes.io/cluster/{cluster.name}"
-    pages = client("ec2").get_paginator("describe_volumes")
-    for page in pages.paginate(Filters=[{"Name": key, "Values": ["owned"]}]):
-        for volume in page["Volumes"]:
-            name, size = volume["VolumeId"], volume["Size"]
-            remedy = f"aws ec2 delete-volume --region {cluster.region} --volume-id {name}"
-            yield Leftover(name, f"EBS volume of {size} GiB of a claim", remedy)
+Resource = tuple[str, str, str, str, str]
+"""Name, reason, and the parts of the command that removes it: operation, option, identifier."""
 
 
-def _find_load_balancers(cluster: Cluster, client: Callable[[str], Any]) -> Iterator[Leftover]:
-    service = client("elbv2")
-    for page in service.get_paginator("describe_load_balancers").paginate():
-        for balancer in page["LoadBalancers"]:
-            arn = balancer["LoadBalancerArn"]
-            tags = service.describe_tags(ResourceArns=[arn])["TagDescriptions"][0]["Tags"]
-            values = {tag["Key"]: tag["Value"] for tag in tags}
-            is_owned = values.get(f"kubernetes.io/cluster/{cluster.name}") == "owned"
-            if is_owned or values.get("elbv2.k8s.aws/cluster") == cluster.name:
-                command = f"aws elbv2 delete-load-balancer --region {cluster.region}"
-                remedy = f"{command} --load-balancer-arn {arn}"
-                yield Leftover(balancer["LoadBalancerName"], "load balancer of a service", remedy)
+def _list_items(client: Any, operation: str, key: str, **request: Any) -> Iterator[dict[str, Any]]:
+    """Yield the entries of all pages of an operation."""
+    for page in client.get_paginator(operation).paginate(**request):
+        yield from page[key]
 
 
-def _find_file_systems(cluster: Cluster, client: Callable[[str], Any]) -> Iterator[Leftover]:
-    region = f"--region {cluster.region}"
-    for page in client("efs").get_paginator("describe_file_systems").paginate():
-        for system in page["FileSystems"]:
-            if _has_tag(system.get("Tags", []), cluster):
-                name = system["FileSystemId"]
-                remedy = f"aws efs delete-file-system {region} --file-system-id {name}"
-                yield Leftover(name, "EFS file system with data", remedy)
-    for page in client("fsx").get_paginator("describe_file_systems").paginate():
-        for system in page["FileSystems"]:
-            if _has_tag(system.get("Tags", []), cluster):
-                name = system["FileSystemId"]
-                remedy = f"aws fsx delete-file-system {region} --file-system-id {name}"
-                yield Leftover(name, "FSx file system with data", remedy)
-
-
-def _find_instances(cluster: Cluster, client: Callable[[str], Any]) -> Iterator[Leftover]:
+def _find_instances(cluster: Cluster, client: Callable[[str], Any]) -> Iterator[Resource]:
     states = ["pending", "running", "stopping", "stopped"]
     filters = [
         {"Name": f"tag:{CLUSTER_TAG}", "Values": [cluster.name]},
         {"Name": "instance-state-name", "Values": states},
     ]
-    for page in client("ec2").get_paginator("describe_instances").paginate(Filters=filters):
-        for reservation in page["Reservations"]:
-            for instance in reservation["Instances"]:
-                name = instance["InstanceId"]
-                command = f"aws ec2 terminate-instances --region {cluster.region}"
-                reason = f"machine of type {instance['InstanceType']}"
-                yield Leftover(name, reason, f"{command} --instance-ids {name}")
+    ec2 = client("ec2")
+    for reservation in _list_items(ec2, "describe_instances", "Reservations", Filters=filters):
+        for instance in reservation["Instances"]:
+            name, kind = instance["InstanceId"], instance["InstanceType"]
+            command = "ec2 terminate-instances"
+            yield name, f"machine of type {kind}", command, "--instance-ids", name
 
 
-def _find_log_groups(cluster: Cluster, client: Callable[[str], Any]) -> Iterator[Leftover]:
-    prefix = f"/aws/eks/{cluster.name}/"
-    pages = client("logs").get_paginator("describe_log_groups")
-    for page in pages.paginate(logGroupNamePrefix=prefix):
-        for group in page["logGroups"]:
-            name = group["logGroupName"]
-            command = f"aws logs delete-log-group --region {cluster.region}"
-            remedy = f"{command} --log-group-name {name}"
-            yield Leftover(name, "log group of the control plane", remedy)
+def _find_volumes(cluster: Cluster, client: Callable[[str], Any]) -> Iterator[Resource]:
+    filters = [{"Name": f"tag:kubernetes.io/cluster/{cluster.name}", "Values": ["owned"]}]
+    for volume in _list_items(client("ec2"), "describe_volumes", "Volumes", Filters=filters):
+        name, reason = volume["VolumeId"], f"EBS volume of {volume['Size']} GiB of a claim"
+        yield name, reason, "ec2 delete-volume", "--volume-id", name
 
 
-def _has_tag(tags: list[dict[str, str]], cluster: Cluster) -> bool:
-    return {"Key": CLUSTER_TAG, "Value": cluster.name} in tags
+def _find_load_balancers(cluster: Cluster, client: Callable[[str], Any]) -> Iterator[Resource]:
+    service, command = client("elbv2"), "elbv2 delete-load-balancer"
+    for balancer in _list_items(service, "describe_load_balancers", "LoadBalancers"):
+        arn, name = balancer["LoadBalancerArn"], balancer["LoadBalancerName"]
+        tags = service.describe_tags(ResourceArns=[arn])["TagDescriptions"][0]["Tags"]
+        values = {tag["Key"]: tag["Value"] for tag in tags}
+        is_owned = values.get(f"kubernetes.io/cluster/{cluster.name}") == "owned"
+        if is_owned or values.get("elbv2.k8s.aws/cluster") == cluster.name:
+            yield name, "load balancer of a service", command, "--load-balancer-arn", arn
 
 
+def _find_file_systems(cluster: Cluster, client: Callable[[str], Any]) -> Iterator[Resource]:
+    for service in ("efs", "fsx"):
+        for system in _list_items(client(service), "describe_file_systems", "FileSystems"):
+            if {"Key": CLUSTER_TAG, "Value": cluster.name} in system.get("Tags", []):
+                name, reason = system["FileSystemId"], f"{NAMES[service]} file system with data"
+                yield name, reason, f"{service} delete-file-system", "--file-system-id", name
+
+
+def _find_log_groups(cluster: Cluster, client: Callable[[str], Any]) -> Iterator[Resource]:
+    request = {"logGroupNamePrefix": f"/aws/eks/{cluster.name}/"}
+    for group in _list_items(client("logs"), "describe_log_groups", "logGroups", **request):
+        name, reason = group["logGroupName"], "log group of the control plane"
+        yield name, reason, "logs delete-log-group", "--log-group-name", name
+
+
+NAMES = {"efs": "EFS", "fsx": "FSx"}
 FINDERS = (
     _find_instances,
     _find_volumes,

@@ -1,43 +1,164 @@
-"""The folder of a cluster: its documents, the commands that create it, and its price."""
+"""The folder of a cluster, the commands that create it, and its price.
+
+The Terraform configuration and most manifests are fixed files. The values of Terraform's variables
+are also those of the eksctl file.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from regauge.jobs.clusters import terraform
-from regauge.jobs.clusters.eksctl import build_cluster_config
-from regauge.jobs.clusters.facts import find_node_facts
-from regauge.jobs.clusters.manifests import build_manifests, build_variable_prefix
-from regauge.jobs.clusters.settings import CLUSTER_TAG
+from regauge.jobs.clusters.facts import FOLDER, NodeFacts, find_node_facts
+from regauge.jobs.targets import Document
+from regauge.jobs.targets._kubernetes.volumes import DRIVERS
+from regauge.jobs.targets._templates import render_document
 from regauge.machines.catalog import REGION
+from regauge.monitoring.bundle import list_exporters, read_manifest
 from regauge.system.files import check_absent, write_atomic
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from regauge.jobs.clusters.settings import Cluster, ClusterFiles
+    from regauge.jobs.clusters.settings import Cluster
 
-EKSCTL_FILE = "eksctl/cluster.yaml"
 TERRAFORM_FOLDER = "terraform"
-MANIFESTS = "manifests"
+ADDONS = ("vpc-cni", "coredns", "kube-proxy", "eks-pod-identity-agent", "aws-ebs-csi-driver")
+FILE_SYSTEM_ADDONS = {"fsx": "aws-fsx-csi-driver", "efs": "aws-efs-csi-driver"}
+CLOUDWATCH_ADDON = "amazon-cloudwatch-observability"
+"""Container Insights. Source: https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/
+install-CloudWatch-Observability-EKS-addon.html."""
+OPERATORS = {
+    "training_operator": "github.com/kubeflow/training-operator.git/manifests/overlays/standalone",
+    "trainer": "github.com/kubeflow/trainer.git/manifests/overlays/manager",
+}
+"""Address of an operator by the setting with its version. Sources: https://www.kubeflow.org/docs/
+components/trainer/legacy-v1/installation/ and .../trainer/operator-guides/installation/."""
 CLUSTER_USD_PER_HOUR = 0.10
 """Price of a cluster of EKS in standard support. Source: https://aws.amazon.com/eks/pricing/."""
 
 
+def render_text(template: str, **values: Any) -> str:
+    """Return a text of `templates/`, such as a Dockerfile."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER / "templates"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701 - neither commands nor a Dockerfile are HTML
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(template).render(values)
+
+
+def render_commands(template: str, cluster: Cluster, folder: Path, **values: Any) -> list[str]:
+    """Return the shell commands of a template in order; one may span several of its lines."""
+
+    def quote_path(name: str) -> str:
+        return shlex.quote(str(folder / name))
+
+    text = render_text(f"{template}.sh.jinja", cluster=cluster, path=quote_path, **values)
+    return [line.rstrip() for line in re.sub(r" *\\\n *", " ", text).splitlines()]
+
+
 def render_files(cluster: Cluster) -> dict[str, str]:
     """Return the text of every file of a cluster by its path in the folder."""
-    import yaml
-
-    config = yaml.safe_dump(build_cluster_config(cluster), sort_keys=False, width=100)
-    variables = json.dumps(terraform.build_variables(cluster), indent=2) + "\n"
-    configuration = terraform.read_configuration() | {"terraform.tfvars.json": variables}
+    variables = build_variables(cluster)
+    eksctl = render_document(FOLDER / "templates" / "eksctl.yaml.jinja", **variables)
+    terraform = {
+        path.name: path.read_text(encoding="utf-8")
+        for name in ("main.tf", "variables.tf", "nodeadm.tftpl")
+        for path in [FOLDER / "terraform" / name]
+    } | {"terraform.tfvars.json": json.dumps(variables, indent=2) + "\n"}
     return {
-        EKSCTL_FILE: str(config),
-        **{f"{TERRAFORM_FOLDER}/{name}": text for name, text in configuration.items()},
-        **{f"{MANIFESTS}/{name}": text for name, text in build_manifests(cluster).items()},
+        "eksctl/cluster.yaml": Document("cluster.yaml", eksctl).text,
+        **{f"{TERRAFORM_FOLDER}/{name}": text for name, text in terraform.items()},
+        **{f"manifests/{name}": text for name, text in build_manifests(cluster).items()},
     }
+
+
+def build_variables(cluster: Cluster) -> dict[str, Any]:
+    """Return the content of `terraform.tfvars.json`, the values of the variables."""
+    nodes = {group.name: find_node_facts(group) for group in cluster.node_groups}
+    zone = find_file_zone(cluster)
+    kinds = dict.fromkeys(item.kind for item in cluster.file_systems)
+    insights = [CLOUDWATCH_ADDON] if "cloudwatch" in cluster.monitoring else []
+    return {
+        "name": cluster.name,
+        "region": cluster.region,
+        "zones": list(cluster.zones),
+        "kubernetes_version": cluster.kubernetes_version,
+        "addons": [*ADDONS, *(FILE_SYSTEM_ADDONS[kind] for kind in kinds), *insights],
+        "node_groups": {name: _describe_nodes(node, cluster) for name, node in nodes.items()},
+        "lustre": {
+            item.name: {"size_gib": item.size_gib, "zone": zone}
+            for item in cluster.file_systems
+            if item.kind == "fsx"
+        },
+        "efs": [item.name for item in cluster.file_systems if item.kind == "efs"],
+        "tags": cluster.all_tags,
+    }
+
+
+def find_file_zone(cluster: Cluster) -> str:
+    """Return the zone of the file systems: that of the first group with a zone."""
+    zones = (group.zone for group in cluster.node_groups)
+    return next(filter(None, zones), cluster.zones[0])
+
+
+def _describe_nodes(node: NodeFacts, cluster: Cluster) -> dict[str, Any]:
+    """Return the values of a node group."""
+    group = node.group
+    reservation = group.capacity_reservation
+    is_group = reservation is not None and reservation.startswith("arn:")
+    return {
+        "instance": group.instance,
+        "count": group.count,
+        "min_count": group.minimum,
+        "max_count": group.maximum,
+        "market": group.market,
+        "zones": list(cluster.zones) if group.zone is None else [group.zone],
+        "capacity_reservation": None if is_group else reservation,
+        "reservation_group": reservation if is_group else None,
+        "placement_group": group.placement_group,
+        "ami": group.ami,
+        "ami_type": node.support.terraform_ami_type,
+        "volume_gib": group.volume_gib,
+        "efa_interfaces": node.efa_interfaces,
+        "labels": node.labels,
+        "taint": node.support.taint or None,
+    }
+
+
+def build_manifests(cluster: Cluster) -> dict[str, str]:
+    """Return the text of each manifest by its file name, in the order of their creation."""
+    nodes = [find_node_facts(group) for group in cluster.node_groups]
+    plugins = list(dict.fromkeys(node.support.plugin for node in nodes if node.support.plugin))
+    names = [*plugins, *(["efa.yaml"] if any(node.efa_interfaces for node in nodes) else [])]
+    manifests = {f"device-plugin-{name}": _read_manifest(name) for name in names}
+    if cluster.etcd is not None:
+        manifests["etcd.yaml"] = _read_manifest("etcd.yaml").replace("{version}", cluster.etcd)
+    for setting, address in OPERATORS.items():
+        if version := getattr(cluster, setting):
+            text = _read_manifest("kustomization.yaml").replace("{version}", version)
+            name = f"{setting.replace('_', '-')}/kustomization.yaml"
+            manifests[name] = text.replace("{address}", address)
+    if "exporters" in cluster.monitoring:
+        exporters = ["htop.yaml", *(name for plugin in plugins for name in list_exporters(plugin))]
+        manifests |= {f"monitoring-{name}": read_manifest(name) for name in exporters}
+    if cluster.file_systems:
+        template, files = FOLDER / "templates" / "file_systems.yaml.jinja", cluster.file_systems
+        documents = render_document(template, file_systems=files, drivers=DRIVERS)
+        manifests["file-systems.yaml"] = Document("file-systems.yaml", documents).text
+    return manifests
+
+
+def _read_manifest(name: str) -> str:
+    return (FOLDER / "manifests" / name).read_text(encoding="utf-8")
 
 
 def write_files(folder: Path, files: dict[str, str], *, overwrite: bool) -> None:
@@ -50,93 +171,15 @@ def write_files(folder: Path, files: dict[str, str], *, overwrite: bool) -> None
 
 def list_creation_commands(cluster: Cluster, folder: Path) -> list[str]:
     """Return the shell commands that create a cluster from its folder, in order."""
-    if cluster.tool == "eksctl":
-        options = (find_node_facts(item).support.eksctl_option for item in cluster.node_groups)
-        words = ["eksctl create cluster --config-file", _quote(folder / EKSCTL_FILE)]
-        commands = [" ".join([*words, *dict.fromkeys(filter(None, options))])]
-        files = [_list_eksctl_commands(cluster, item) for item in cluster.file_systems]
-    else:
-        directory = _quote(folder / TERRAFORM_FOLDER)
-        update = f"aws eks update-kubeconfig --region {cluster.region} --name {cluster.name}"
-        commands = [f"terraform -chdir={directory} init", f"terraform -chdir={directory} apply"]
-        commands.append(update)
-        files = [_list_terraform_commands(item, directory) for item in cluster.file_systems]
-    manifests = folder / MANIFESTS
-    commands += [line for lines in files for line in lines]
-    for name in build_manifests(cluster):
-        path = _quote(manifests / name)
-        if name == "file-systems.yaml":
-            commands.append(f"envsubst < {path} | kubectl apply -f -")
-        elif name.endswith("kustomization.yaml"):
-            commands.append(f"kubectl apply --server-side -k {_quote((manifests / name).parent)}")
-        else:
-            commands.append(f"kubectl apply -f {path}")
-    return commands
-
-
-def _list_eksctl_commands(cluster: Cluster, files: ClusterFiles) -> list[str]:
-    """Return the commands that create a file system for a cluster of eksctl.
-
-    eksctl creates no file systems. The variables have the identifiers for `envsubst`.
-    """
-    prefix, region = build_variable_prefix(files), f"--region {cluster.region}"
-    zone = terraform.find_file_zone(cluster)
-    subnet = (
-        f"SUBNET=$(aws ec2 describe-subnets {region} --filters"
-        f" Name=tag:alpha.eksctl.io/cluster-name,Values={cluster.name}"
-        f" Name=availability-zone,Values={zone} Name=tag-key,Values=kubernetes.io/role/internal-elb"
-        " --query 'Subnets[0].SubnetId' --output text)"
+    options = (find_node_facts(item).support.eksctl_option for item in cluster.node_groups)
+    return render_commands(
+        "create",
+        cluster,
+        folder,
+        zone=find_file_zone(cluster),
+        manifests=list(build_manifests(cluster)),
+        plugin_options=" ".join(dict.fromkeys(filter(None, options))),
     )
-    group = (
-        f"GROUP=$(aws eks describe-cluster {region} --name {cluster.name}"
-        " --query cluster.resourcesVpcConfig.clusterSecurityGroupId --output text)"
-    )
-    tags = f"--tags Key={CLUSTER_TAG},Value={cluster.name} Key=Name,Value={files.name}"
-    if files.kind == "efs":
-        create = (
-            f"export {prefix}_ID=$(aws efs create-file-system {region} --encrypted {tags}"
-            f" --creation-token {cluster.name}-{files.name} --query FileSystemId --output text)"
-        )
-        mount = (
-            f"aws efs create-mount-target {region} --file-system-id ${prefix}_ID"
-            " --subnet-id $SUBNET --security-groups $GROUP"
-        )
-        return [subnet, group, create, mount]
-    read = f"aws fsx describe-file-systems {region} --file-system-ids ${prefix}_ID"
-    query = "--query 'FileSystems[0]"
-    create = (
-        f"export {prefix}_ID=$(aws fsx create-file-system {region} --file-system-type LUSTRE"
-        f" --storage-capacity {files.size_gib} --subnet-ids $SUBNET --security-group-ids $GROUP"
-        " --lustre-configuration DeploymentType=PERSISTENT_2,PerUnitStorageThroughput=250"
-        f" {tags} --query FileSystem.FileSystemId --output text)"
-    )
-    return [
-        subnet,
-        group,
-        create,
-        f"export {prefix}_DNS=$({read} {query}.DNSName' --output text)",
-        f"export {prefix}_MOUNT=$({read} {query}.LustreConfiguration.MountName' --output text)",
-    ]
-
-
-def _list_terraform_commands(files: ClusterFiles, directory: str) -> list[str]:
-    """Return the commands that read the identifiers of a file system from Terraform's outputs."""
-    prefix = build_variable_prefix(files)
-    if files.kind == "efs":
-        key = f"'.\"{files.name}\"'"
-        return [
-            f"export {prefix}_ID=$(terraform -chdir={directory} output -json efs | jq -r {key})"
-        ]
-    fields = {"ID": "id", "DNS": "dns_name", "MOUNT": "mount_name"}
-    read = f"terraform -chdir={directory} output -json lustre"
-    return [
-        f"export {prefix}_{suffix}=$({read} | jq -r '.\"{files.name}\".{field}')"
-        for suffix, field in fields.items()
-    ]
-
-
-def _quote(path: Path) -> str:
-    return shlex.quote(str(path))
 
 
 def describe_cluster_price(cluster: Cluster) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from regauge.config import Settings
 from regauge.jobs.settings import Launch, is_job_name
@@ -18,10 +18,21 @@ _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-z]")
 
 
+def _check_label(value: str) -> str:
+    if not is_job_name(value):
+        remedy = "write at most 63 lowercase letters, digits and hyphens, a letter first"
+        raise ValueError(f"{value!r} is not an RFC 1035 label; {remedy}")
+    return value
+
+
+Label = Annotated[str, AfterValidator(_check_label)]
+"""A label of RFC 1035."""
+
+
 class ClusterNodes(Settings):
     """A node group: machines of one type."""
 
-    name: str
+    name: Label
     """Name of the group."""
     instance: str
     """Machine type, such as `p5.48xlarge`."""
@@ -45,11 +56,6 @@ class ClusterNodes(Settings):
     """Machine image based on Amazon Linux 2023; by default the image of EKS for the chip."""
     volume_gib: int = Field(default=200, ge=20)
     """Size of the root volume of each machine in GiB."""
-
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, value: str) -> str:
-        return check_label(value)
 
     @model_validator(mode="after")
     def _check_counts(self) -> ClusterNodes:
@@ -76,17 +82,12 @@ class ClusterNodes(Settings):
 class ClusterFiles(Settings):
     """A file system that the jobs of a cluster share, mounted as a claim of the same name."""
 
-    name: str
+    name: Label
     """Name of the file system and of its claim."""
     kind: Literal["fsx", "efs"] = "fsx"
     """FSx for Lustre, or EFS."""
     size_gib: int = Field(default=1200, ge=1200, multiple_of=1200)
     """Size in GiB, a multiple of 1200; EFS grows by itself."""
-
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, value: str) -> str:
-        return check_label(value)
 
 
 class ClusterComponents(Settings):
@@ -113,8 +114,8 @@ class ClusterComponents(Settings):
 class Cluster(ClusterComponents):
     """A Kubernetes cluster of EKS."""
 
-    name: str
-    """Cluster name."""
+    name: Label
+    """Name of the cluster."""
     folder: str = "out/cluster"
     """Folder for the cluster files."""
     region: str = "us-east-1"
@@ -131,11 +132,6 @@ class Cluster(ClusterComponents):
     """File systems mounted by jobs."""
     tags: Mapping[str, str] = {}
     """Tags for all created resources."""
-
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, value: str) -> str:
-        return check_label(value)
 
     @property
     def all_tags(self) -> dict[str, str]:
@@ -189,11 +185,3 @@ class ImageSettings(Settings):
 
     image: Image = Image()
     launch: Launch = Launch()
-
-
-def check_label(value: str) -> str:
-    """Return a label of RFC 1035; raises ValueError for another text."""
-    if not is_job_name(value):
-        remedy = "write at most 63 lowercase letters, digits and hyphens, a letter first"
-        raise ValueError(f"{value!r} is not an RFC 1035 label; {remedy}")
-    return value

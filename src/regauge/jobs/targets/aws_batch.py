@@ -6,11 +6,8 @@ machines and the queue are a CloudFormation stack, which `plan` prints.
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
-
-from pydantic import Field, field_validator
 
 from regauge.jobs.targets import (
     COMMON_FIELDS,
@@ -19,7 +16,6 @@ from regauge.jobs.targets import (
     JobEvent,
     JobSpec,
     JobStatus,
-    Launcher,
     LaunchPlan,
     LeaderAddress,
     Leftover,
@@ -34,7 +30,7 @@ from regauge.jobs.targets._aws_batch.documents import (
     build_job_definition,
     build_submit_request,
 )
-from regauge.jobs.targets._aws_batch.settings import DEFAULT_LOG_GROUP, BatchStack
+from regauge.jobs.targets._aws_batch.settings import BatchSettings, BatchStack
 from regauge.jobs.targets._aws_batch.status import find_started, is_final
 from regauge.jobs.targets._stage_jobs import join_plans, join_statuses, submit_stages
 from regauge.system.errors import RESTART_CODES, SettingsError
@@ -44,14 +40,11 @@ if TYPE_CHECKING:
 
     from regauge.jobs.targets._aws_batch.jobs import BatchRegion
 
-_ROLE = re.compile(r"arn:aws[-a-z]*:iam::\d{12}:role/[-\w+=,.@/]+")
-_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
-_SHARE = re.compile(r"[A-Za-z0-9]{1,255}")
 USED = COMMON_FIELDS | {"jobs", "image", "volumes", "shared_memory_gib"}
 """Fields of a job that the requests contain, or that the run file in the image sets."""
 
 
-class AwsBatch(Launcher):
+class AwsBatch(BatchSettings):
     """AWS Batch on EC2: one container per node."""
 
     is_container: ClassVar[bool] = True
@@ -59,49 +52,6 @@ class AwsBatch(Launcher):
     supports_arrays: ClassVar[bool] = True
     supports_stages: ClassVar[bool] = True
     peer_names: ClassVar[tuple[str, ...]] = ("batch",)
-
-    region: str = "us-east-1"
-    """AWS region."""
-    queue: str | None = None
-    """Name or ARN of the job queue; by default the queue of `stack`."""
-    job_role: str | None = None
-    """Role ARN for the containers, such as one that may read the data."""
-    execution_role: str | None = None
-    """Role ARN for starting containers: it reads the image and the secrets."""
-    log_group: str = DEFAULT_LOG_GROUP
-    """Log group in CloudWatch Logs."""
-    share_identifier: str | None = None
-    """Share of the jobs in a queue with a fair-share policy."""
-    scheduling_priority: int | None = Field(default=None, ge=0, le=9999)
-    """Priority among the jobs of a share; higher values are scheduled first."""
-    vcpus: int | None = Field(default=None, ge=1)
-    """vCPUs per container; by default all of the machine's."""
-    memory_gib: float | None = Field(default=None, gt=0)
-    """Memory per container in GiB; by default 90 % of the machine's."""
-    stack: BatchStack | None = None
-    """Machines and queue, if they are created by a stack of this run file."""
-
-    @field_validator("region")
-    @classmethod
-    def _check_region(cls, value: str) -> str:
-        if not _REGION.fullmatch(value):
-            raise ValueError(f"{value!r} is not a region of AWS; write one such as us-east-1")
-        return value
-
-    @field_validator("job_role", "execution_role")
-    @classmethod
-    def _check_role(cls, value: str | None) -> str | None:
-        if value is not None and not _ROLE.fullmatch(value):
-            example = "arn:aws:iam::123456789012:role/name"
-            raise ValueError(f"{value!r} is not an ARN of a role; write one such as {example}")
-        return value
-
-    @field_validator("share_identifier")
-    @classmethod
-    def _check_share(cls, value: str | None) -> str | None:
-        if value is not None and not _SHARE.fullmatch(value):
-            raise ValueError(f"{value!r} is not a share identifier; write letters and digits")
-        return value
 
     def plan(self, job: JobSpec) -> LaunchPlan:
         """Return the requests of a job, and of its stack if the settings contain one."""

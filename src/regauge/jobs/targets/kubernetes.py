@@ -6,14 +6,12 @@ The documents are created with kubectl, and the state of a job is read from the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field
-
-from regauge.jobs.targets import COMMON_FIELDS, Document, Handle, Launcher, LaunchPlan
+from regauge.jobs.targets import COMMON_FIELDS, Document, Handle, LaunchPlan
 from regauge.jobs.targets._kubernetes.documents import KINDS, build_documents
 from regauge.jobs.targets._kubernetes.pods import build_metadata
-from regauge.jobs.targets._kubernetes.settings import PodSettings
+from regauge.jobs.targets._kubernetes.settings import KubernetesSettings
 from regauge.jobs.targets._kubernetes.volumes import build_claims, build_config_map
 from regauge.jobs.targets._stage_jobs import RULE
 from regauge.system.errors import RegaugeError
@@ -36,32 +34,13 @@ USED = COMMON_FIELDS | {"jobs", "spot", "image", "volumes", "shared_memory_gib"}
 """Fields of a job that every kind of document contains."""
 
 
-class Kubernetes(Launcher):
+class Kubernetes(KubernetesSettings):
     """Jobs on a Kubernetes cluster, such as EKS, with the operators of Kubeflow."""
 
     is_container: ClassVar[bool] = True
     supports_elastic: ClassVar[bool] = True
     supports_arrays: ClassVar[bool] = True
     supports_stages: ClassVar[bool] = True
-
-    namespace: str = "default"
-    """Job namespace."""
-    context: str | None = None
-    """Context of kubectl; by default the current one."""
-    api: Literal["auto", "pytorchjob", "trainjob"] = "auto"
-    """Kind of a training job; `auto` is a PyTorchJob for elastic nodes, otherwise a TrainJob."""
-    trainjob_version: Literal["2.0", "2.1", "2.2"] = "2.2"
-    """Kubeflow Trainer API version."""
-    runtime: str | None = None
-    """Existing ClusterTrainingRuntime of a TrainJob; by default the documents include a runtime."""
-    region: str | None = None
-    """AWS region, for the host names of `fsx` volumes."""
-    queue: str | None = None
-    """LocalQueue of Kueue, in which the job waits."""
-    ttl_seconds: int | None = Field(default=None, ge=0)
-    """Seconds after which a finished PyTorchJob or Job is deleted."""
-    pod: PodSettings = PodSettings()
-    """Scheduling, identity and grace period of the pods."""
 
     def plan(self, job: JobSpec) -> LaunchPlan:
         """Return the documents of a job; raises SettingsError if Kubernetes cannot run it."""

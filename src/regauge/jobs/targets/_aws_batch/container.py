@@ -15,7 +15,7 @@ from regauge.system.files import read_csv_rows
 
 if TYPE_CHECKING:
     from regauge.jobs.targets import Volume
-    from regauge.jobs.targets.aws_batch import AwsBatch
+    from regauge.jobs.targets._aws_batch.settings import BatchSettings
 
 TEMPLATES = Path(__file__).with_name("templates")
 MEMORY_SHARE = 0.9
@@ -75,7 +75,7 @@ def require_machine(job: JobSpec) -> Machine:
     return job.machine
 
 
-def build_container(job: JobSpec, target: AwsBatch) -> dict[str, Any]:
+def build_container(job: JobSpec, target: BatchSettings) -> dict[str, Any]:
     """Return `containerProperties`, by default with all vCPUs and most of the machine's memory.
 
     Raises SettingsError for settings that it cannot express.
@@ -106,7 +106,7 @@ def build_container(job: JobSpec, target: AwsBatch) -> dict[str, Any]:
     return container
 
 
-def _find_memory_mib(machine: Machine, target: AwsBatch) -> int:
+def _find_memory_mib(machine: Machine, target: BatchSettings) -> int:
     if target.memory_gib is not None:
         return int(target.memory_gib * MIB_PER_GIB)
     if machine.memory_gib is None:

@@ -11,7 +11,7 @@ from regauge.system.errors import RESTART_CODES, SettingsError
 
 if TYPE_CHECKING:
     from regauge.jobs.targets import JobSpec
-    from regauge.jobs.targets.aws_batch import AwsBatch
+    from regauge.jobs.targets._aws_batch.settings import BatchSettings
 
 DEFINITION_FILE, SUBMIT_FILE = "register-job-definition.json", "submit-job.json"
 MAX_ARRAY = 10_000
@@ -29,7 +29,7 @@ _TAG = re.compile(r"[-\w +=.:/@]*")
 _TAG_KEY_LENGTH, _TAG_VALUE_LENGTH = 128, 256
 
 
-def build_job_definition(job: JobSpec, target: AwsBatch) -> dict[str, Any]:
+def build_job_definition(job: JobSpec, target: BatchSettings) -> dict[str, Any]:
     """Return the request RegisterJobDefinition; raises SettingsError for invalid combinations."""
     if job.limit_seconds is not None and job.limit_seconds < MIN_SECONDS:
         problem = f"launch.hours = {job.hours:g} is below the minimum of AWS Batch, 60 s"
@@ -46,7 +46,7 @@ def build_job_definition(job: JobSpec, target: AwsBatch) -> dict[str, Any]:
     return definition
 
 
-def build_submit_request(job: JobSpec, target: AwsBatch, queue: str) -> dict[str, Any]:
+def build_submit_request(job: JobSpec, target: BatchSettings, queue: str) -> dict[str, Any]:
     """Return the request SubmitJob, which names the job definition without its revision."""
     _check_array(job)
     template = TEMPLATES / "submit_job.yaml.jinja"

@@ -1,4 +1,4 @@
-"""The tables of the target `aws-batch` for its queue and machines; this module imports no torch."""
+"""The settings of the target `aws-batch`. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from regauge.config import Settings
+from regauge.jobs.targets import Launcher
 
 AllocationStrategy = Literal[
     "BEST_FIT",
@@ -18,6 +19,9 @@ AllocationStrategy = Literal[
 ]
 DEFAULT_LOG_GROUP = "/aws/batch/job"
 """Log group that Batch creates itself."""
+_ROLE = re.compile(r"arn:aws[-a-z]*:iam::\d{12}:role/[-\w+=,.@/]+")
+_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
+_SHARE = re.compile(r"[A-Za-z0-9]{1,255}")
 _NAME = re.compile(r"[A-Za-z0-9][-_A-Za-z0-9]{0,99}")
 
 
@@ -94,4 +98,51 @@ class BatchStack(Settings):
     ) -> Mapping[str, str] | tuple[str, ...]:
         if not value:
             raise ValueError("it is empty; name at least one")
+        return value
+
+
+class BatchSettings(Launcher):
+    """The queue, the roles and the size of the containers of a job."""
+
+    region: str = "us-east-1"
+    """Region of AWS."""
+    queue: str | None = None
+    """Name or ARN of the job queue; by default the queue of `stack`."""
+    job_role: str | None = None
+    """ARN of the role of the containers, such as one that may read the data."""
+    execution_role: str | None = None
+    """ARN of the role that starts containers: it reads the image and the secrets."""
+    log_group: str = DEFAULT_LOG_GROUP
+    """Log group in CloudWatch Logs."""
+    share_identifier: str | None = None
+    """Share of the jobs in a queue with a fair-share policy."""
+    scheduling_priority: int | None = Field(default=None, ge=0, le=9999)
+    """Priority among the jobs of a share; higher values are scheduled first."""
+    vcpus: int | None = Field(default=None, ge=1)
+    """vCPUs of a container; by default all of the machine."""
+    memory_gib: float | None = Field(default=None, gt=0)
+    """Memory of a container in GiB; by default 90 % of the machine."""
+    stack: BatchStack | None = None
+    """Machines and queue, if they are created by a stack of this run file."""
+
+    @field_validator("region")
+    @classmethod
+    def _check_region(cls, value: str) -> str:
+        if not _REGION.fullmatch(value):
+            raise ValueError(f"{value!r} is not a region of AWS; write one such as us-east-1")
+        return value
+
+    @field_validator("job_role", "execution_role")
+    @classmethod
+    def _check_role(cls, value: str | None) -> str | None:
+        if value is not None and not _ROLE.fullmatch(value):
+            example = "arn:aws:iam::123456789012:role/name"
+            raise ValueError(f"{value!r} is not an ARN of a role; write one such as {example}")
+        return value
+
+    @field_validator("share_identifier")
+    @classmethod
+    def _check_share(cls, value: str | None) -> str | None:
+        if value is not None and not _SHARE.fullmatch(value):
+            raise ValueError(f"{value!r} is not a share identifier; write letters and digits")
         return value

@@ -13,13 +13,12 @@ from regauge.jobs.targets._aws_batch.container import (
     require_machine,
 )
 from regauge.jobs.targets._aws_batch.documents import TAG_PREFIX
-from regauge.jobs.targets._aws_batch.settings import DEFAULT_LOG_GROUP, BatchStack
+from regauge.jobs.targets._aws_batch.settings import DEFAULT_LOG_GROUP, BatchSettings, BatchStack
 from regauge.jobs.targets._lustre import LustreSource
 from regauge.jobs.targets._templates import render_document
 
 if TYPE_CHECKING:
     from regauge.jobs.targets import JobSpec
-    from regauge.jobs.targets.aws_batch import AwsBatch
 
 TEMPLATE_FILE = "batch-stack.json"
 SECRET_ACTIONS = {"secretsmanager": "secretsmanager:GetSecretValue", "ssm": "ssm:GetParameters"}
@@ -28,7 +27,7 @@ _ACCOUNT = re.compile(r":(\d{12}):")
 Documents = dict[str, Any]
 
 
-def build_stack(job: JobSpec, target: AwsBatch, stack: BatchStack) -> Documents:
+def build_stack(job: JobSpec, target: BatchSettings, stack: BatchStack) -> Documents:
     """Return the requests that create the stack of a job, and its template, by file name."""
     image = find_batch_devices(require_machine(job).vendor).image_parameter
     group = _find_placement_group(job, stack)
@@ -79,7 +78,7 @@ def _find_placement_group(job: JobSpec, stack: BatchStack) -> str | None:
     return stack.placement_group or (stack.name if needs_group else None)
 
 
-def _name_policy(target: AwsBatch, stack: BatchStack) -> str:
+def _name_policy(target: BatchSettings, stack: BatchStack) -> str:
     """Return the ARN of the scheduling policy, with the account of a role in the settings."""
     accounts = [_ACCOUNT.search(role) for role in (target.execution_role, target.job_role) if role]
     if not accounts or accounts[0] is None:
@@ -88,7 +87,7 @@ def _name_policy(target: AwsBatch, stack: BatchStack) -> str:
 
 
 def _render_requests(
-    job: JobSpec, target: AwsBatch, stack: BatchStack, names: dict[str, Any]
+    job: JobSpec, target: BatchSettings, stack: BatchStack, names: dict[str, Any]
 ) -> Documents:
     """Return the requests; `names` are those of their parts, or references between resources."""
     machine = require_machine(job)

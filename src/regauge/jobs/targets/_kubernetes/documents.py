@@ -16,7 +16,7 @@ from regauge.system.errors import RESTART_CODES, PreemptedError, SettingsError
 
 if TYPE_CHECKING:
     from regauge.jobs.targets import JobSpec
-    from regauge.jobs.targets.kubernetes import Kubernetes
+    from regauge.jobs.targets._kubernetes.settings import KubernetesSettings
 
 Object = dict[str, Any]
 KINDS = {
@@ -36,7 +36,9 @@ _TEMPLATES = Path(__file__).with_name("templates")
 _SHELL = ("/bin/sh", "-c")
 
 
-def build_documents(job: JobSpec, api: str, target: Kubernetes, metadata: Object) -> list[Object]:
+def build_documents(
+    job: JobSpec, api: str, target: KubernetesSettings, metadata: Object
+) -> list[Object]:
     """Return the job of an API, after its runtime if it is a TrainJob.
 
     Raises SettingsError if the API cannot run the job.
@@ -49,7 +51,7 @@ def build_documents(job: JobSpec, api: str, target: Kubernetes, metadata: Object
     return [build(job, target, metadata)]
 
 
-def build_batch_job(job: JobSpec, target: Kubernetes, metadata: Object) -> Object:
+def build_batch_job(job: JobSpec, target: KubernetesSettings, metadata: Object) -> Object:
     """Return the Job of one node, or an Indexed Job with a pod per job of an array.
 
     After the failure of one job of an array, the other jobs continue.
@@ -84,7 +86,7 @@ def _render(name: str, **values: Any) -> Object:
     return document
 
 
-def build_pytorch_job(job: JobSpec, target: Kubernetes, metadata: Object) -> Object:
+def build_pytorch_job(job: JobSpec, target: KubernetesSettings, metadata: Object) -> Object:
     """Return the PyTorchJob of a training whose number of nodes may change.
 
     The operator sets PET_NNODES and PET_RDZV_*, and each attempt meets at `<rdzvId>-<attempt>`
@@ -138,7 +140,7 @@ def build_restart_script(max_attempts: int) -> str:
     return script.replace("@ATTEMPTS@", str(max_attempts)).replace("@CODES@", codes)
 
 
-def build_train_job(job: JobSpec, target: Kubernetes, metadata: Object) -> list[Object]:
+def build_train_job(job: JobSpec, target: KubernetesSettings, metadata: Object) -> list[Object]:
     """Return the TrainJob of a training with a fixed number of nodes, after its TrainingRuntime.
 
     The runtime has the pods and the restart policy; the TrainJob has the command. An existing
@@ -153,8 +155,8 @@ def build_train_job(job: JobSpec, target: Kubernetes, metadata: Object) -> list[
     check_host_name(job, f"-node-0-{job.max_nodes - 1}")
     template = build_pod_template(job, target.pod, metadata, CONTAINERS["trainjob"])
     container = template["spec"]["containers"][0]
-    own = {name: container.pop(name, None) for name in ("image", "command", "env", "resources")}
-    environment = own["env"] or []
+    fields = {name: container.pop(name, None) for name in ("image", "command", "env", "resources")}
+    environment = fields["env"] or []
     if job.max_nodes > 1 and job.rendezvous == "c10d":
         # Not reserved by the trainer, which sets PET_MASTER_ADDR to the same host.
         endpoint = {"name": "PET_RDZV_ENDPOINT", "value": find_leader(job, "trainjob")}
@@ -167,7 +169,7 @@ def build_train_job(job: JobSpec, target: Kubernetes, metadata: Object) -> list[
         runtime=target.runtime,
         template=template,
         environment=environment,
-        resources=own["resources"],
+        resources=fields["resources"],
         overrides=_list_overrides(template, target) if target.runtime else None,
     )
     if target.runtime:
@@ -175,7 +177,9 @@ def build_train_job(job: JobSpec, target: Kubernetes, metadata: Object) -> list[
     return [_build_runtime(job, target, metadata, template), train_job]
 
 
-def _build_runtime(job: JobSpec, target: Kubernetes, metadata: Object, template: Object) -> Object:
+def _build_runtime(
+    job: JobSpec, target: KubernetesSettings, metadata: Object, template: Object
+) -> Object:
     """Return the TrainingRuntime of a TrainJob.
 
     A Job counts every pod that fails. All nodes of an attempt fail together, so the limit is a
@@ -193,7 +197,7 @@ def _build_runtime(job: JobSpec, target: Kubernetes, metadata: Object, template:
     )
 
 
-def _list_overrides(template: Object, target: Kubernetes) -> Object:
+def _list_overrides(template: Object, target: KubernetesSettings) -> Object:
     """Return the fields of an existing runtime's pods that a TrainJob overrides.
 
     Raises SettingsError for a setting that a TrainJob of this version cannot override.
@@ -215,7 +219,7 @@ def _list_overrides(template: Object, target: Kubernetes) -> Object:
     return fields
 
 
-def build_job_set(job: JobSpec, target: Kubernetes, metadata: Object) -> Object:
+def build_job_set(job: JobSpec, target: KubernetesSettings, metadata: Object) -> Object:
     """Return the JobSet of a pipeline, with a Job per stage."""
     return _render(
         "job_set",
@@ -232,7 +236,9 @@ def build_job_set(job: JobSpec, target: Kubernetes, metadata: Object) -> Object:
     )
 
 
-def _build_stage(job: JobSpec, stage: JobSpec, target: Kubernetes, metadata: Object) -> Object:
+def _build_stage(
+    job: JobSpec, stage: JobSpec, target: KubernetesSettings, metadata: Object
+) -> Object:
     """Return the specification of the Job of a stage; its pods share the volumes of the job.
 
     Training on several nodes is an Indexed Job, whose pod 0 serves the rendezvous.

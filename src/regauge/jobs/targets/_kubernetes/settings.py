@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from regauge.config import Settings
+from regauge.jobs.targets import Launcher
 
 
 class Toleration(Settings):
@@ -52,3 +53,26 @@ class PodSettings(Settings):
     """Pod priority class."""
     grace_seconds: int = Field(default=120, ge=0)
     """Seconds from SIGTERM to SIGKILL, in which a run saves a checkpoint."""
+
+
+class KubernetesSettings(Launcher):
+    """The namespace, the kind and the pods of a job."""
+
+    namespace: str = "default"
+    """Namespace of the job."""
+    context: str | None = None
+    """Context of kubectl; by default the current one."""
+    api: Literal["auto", "pytorchjob", "trainjob"] = "auto"
+    """Kind of a training job; `auto` is a PyTorchJob for elastic nodes, otherwise a TrainJob."""
+    trainjob_version: Literal["2.0", "2.1", "2.2"] = "2.2"
+    """Version of the Kubeflow trainer."""
+    runtime: str | None = None
+    """Existing ClusterTrainingRuntime of a TrainJob; by default the documents include a runtime."""
+    region: str | None = None
+    """Region of AWS, for the host names of volumes of kind `fsx`."""
+    queue: str | None = None
+    """LocalQueue of Kueue, in which the job waits."""
+    ttl_seconds: int | None = Field(default=None, ge=0)
+    """Seconds after which a finished PyTorchJob or Job is deleted."""
+    pod: PodSettings = PodSettings()
+    """Scheduling, identity and grace period of the pods."""

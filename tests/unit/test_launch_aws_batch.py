@@ -28,7 +28,7 @@ from regauge.jobs import lints_aws_batch
 from regauge.jobs.job_spec import find_machine
 from regauge.jobs.lints import run_lints
 from regauge.jobs.planning import check_lints, describe_plan, plan_job, select_launcher
-from regauge.jobs.targets import Document, Handle, JobSpec, LaunchPlan, LeaderAddress, Volume
+from regauge.jobs.targets import Document, Handle, JobSpec, LaunchPlan, LeaderAddress
 from regauge.jobs.targets._aws_batch import client, jobs
 from regauge.jobs.targets._aws_batch.client import AwsClient
 from regauge.jobs.targets._aws_batch.logs import find_log_stream, read_stream, select_child
@@ -36,12 +36,13 @@ from regauge.jobs.targets._aws_batch.status import build_status, find_state, lis
 from regauge.jobs.targets.aws_batch import AwsBatch
 from regauge.machines.catalog import find_efa_interfaces
 from regauge.system.errors import RESTART_CODES, PreflightError, SettingsError, TransientError
+from unit.test_launch_kubernetes import build_volume
 
 Contents = dict[str, Any]
 EXAMPLES = ("ranker", "bert-1.5b")
 ROLE = "arn:aws:iam::123456789012:role/regauge"
 REFERENCE = "arn:aws:secretsmanager:us-east-1:123456789012:secret:token-AbCdEf"
-VOLUME = Volume("data", "/data", "fs-0123456789abcdef0", "efs")
+VOLUME = build_volume("data", "/data", "fs-0123456789abcdef0", "efs")
 STACK: dict[str, Any] = {
     "name": "regauge",
     "subnets": {"subnet-1": "us-east-1a"},
@@ -115,7 +116,7 @@ SPECS: dict[str, Callable[[], LaunchPlan]] = {
     ),
     "chips": lambda: build_plan({"stack": STACK}, instance="trn1.32xlarge", max_nodes=2),
     "volumes": lambda: build_plan(
-        volumes=(VOLUME, Volume("b", "/b", "/mnt/b", "host", read_only=True)),
+        volumes=(VOLUME, build_volume("b", "/b", "/mnt/b", "host", read_only=True)),
         environment={"A": "1"},
         shared_memory_gib=8,
     ),
@@ -340,7 +341,7 @@ def test_a_reservation_has_no_placement_group() -> None:
 
 
 def test_the_machine_mounts_lustre_and_gives_containers_time_to_stop() -> None:
-    volume = Volume("fast", "/fast", "fs-0123456789abcdef0/abcde", "fsx")
+    volume = build_volume("fast", "/fast", "fs-0123456789abcdef0/abcde", "fsx")
     plan = build_plan({"stack": STACK, "region": "eu-west-1"}, volumes=(volume,))
     data = read_contents(plan)["create-launch-template.json"]["LaunchTemplateData"]
     text = base64.b64decode(data["UserData"]).decode()
@@ -374,12 +375,12 @@ def test_dl1_has_four_efa_interfaces() -> None:
         ({}, {"labels": {"aws:a": "1"}}, "is not a tag of AWS"),
         (
             {},
-            {"volumes": (Volume("v", "/v", "claim-1", "claim"),)},
+            {"volumes": (build_volume("v", "/v", "claim-1", "claim"),)},
             "kind 'claim', which AWS Batch lacks; set its kind to efs, fsx or host",
         ),
         (
             {},
-            {"volumes": (Volume("v", "/v", "fs-1", "fsx"),)},
+            {"volumes": (build_volume("v", "/v", "fs-1", "fsx"),)},
             "'fs-1' of 'v' is not the source of FSx for Lustre; write id and mount name",
         ),
     ],

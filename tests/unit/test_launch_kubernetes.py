@@ -44,7 +44,15 @@ P5 = Machine("p5.48xlarge", "H100-SXM-80GB", "NVIDIA", 8, 32, 192, 2048, 55.04, 
 P4DE = Machine("p4de.24xlarge", "A100-SXM-80GB", "NVIDIA", 8, 4, 96, 1152, 27.447, "2026-07-20")
 TRN1 = Machine("trn1.32xlarge", "Trainium1", "AWS", 16, 8, 128, 512, 21.5, "2026-07-20")
 DL1 = Machine("dl1.24xlarge", "Gaudi1", "Intel/Habana", 8, 4, 96, 768, 13.109, "2026-07-20")
-LUSTRE = Volume("files", "/fsx", "fs-0123456789abcdef0/abcdefgh", "fsx")
+
+
+def build_volume(name: str, mount: str, source: str, kind: str = "claim", **values: Any) -> Volume:
+    """Return a volume of a job."""
+    fields = {"name": name, "mount": mount, "source": source, "kind": kind}
+    return Volume.model_validate(fields | values)
+
+
+LUSTRE = build_volume("files", "/fsx", "fs-0123456789abcdef0/abcdefgh", "fsx")
 JOB = JobSpec(
     name="llama",
     verb="train",
@@ -339,7 +347,7 @@ def test_the_price_and_the_output_are_annotations() -> None:
     assert annotations["regauge/output"] == "/workspace/out/run"
 
 
-EBS = Volume("disk", "/disk", "vol-0123456789abcdef0", "ebs")
+EBS = build_volume("disk", "/disk", "vol-0123456789abcdef0", "ebs")
 
 
 @pytest.mark.parametrize(
@@ -350,10 +358,14 @@ EBS = Volume("disk", "/disk", "vol-0123456789abcdef0", "ebs")
         ({"secrets": {"TOKEN": "abc"}}, {}, r"launch\.secrets\.TOKEN .*NAME/KEY"),
         ({"labels": {"team": "a b"}}, {}, r"launch\.labels: 'team = a b'"),
         ({"volumes": (EBS,)}, {}, r"EBS volume, which one node can mount"),
-        ({"volumes": (replace(LUSTRE, source="fs-01"),)}, {}, r"not the source of FSx"),
+        (
+            {"volumes": (build_volume("files", "/fsx", "fs-01", "fsx"),)},
+            {},
+            r"not the source of FSx",
+        ),
         ({}, {"region": None}, r"region of 'files' is not set; set launch\.target\.region"),
-        ({"volumes": (replace(LUSTRE, name="run-file"),)}, {}, r"'run-file' is reserved"),
-        ({"volumes": (replace(EBS, kind="efs", source="x"),)}, {}, r"not the id of a file"),
+        ({"volumes": (build_volume("run-file", "/fsx", "data"),)}, {}, r"'run-file' is reserved"),
+        ({"volumes": (build_volume("disk", "/disk", "x", "efs"),)}, {}, r"not the id of a file"),
         ({"machine": replace(P5, vendor="Nobody")}, {}, r"accelerators of Nobody"),
         ({"run_file_text": "#" * (1 << 20)}, {}, r"larger than 1 MiB"),
         ({"command": ("regauge", "train", "/workspace/my run.toml")}, {}, r"key of a ConfigMap"),

@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from regauge import config
-from regauge.jobs.settings import MAX_NAME, Launch, is_job_name
-from regauge.jobs.targets import JobSpec, Launcher, Machine, Volume
+from regauge.jobs.settings import MAX_NAME, is_job_name
+from regauge.jobs.targets import JobSpec, Machine
 from regauge.machines.catalog import (
     REGION,
     MachinePrice,
@@ -74,7 +74,7 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
         image=launch.image,
         environment=dict(launch.environment),
         secrets=dict(launch.secrets),
-        volumes=tuple(Volume(**volume.model_dump()) for volume in launch.volumes),
+        volumes=launch.volumes,
         shared_memory_gib=launch.shared_memory_gib,
         max_attempts=launch.max_attempts,
         hours=launch.hours,

@@ -107,6 +107,7 @@ def describe_plan(plan: LaunchPlan) -> dict[str, Any]:
         unset = {name for name in PIPELINE_FIELDS if not spec[name]}
         for name in {"run_file_text", *unset}:
             del spec[name]
+        spec["volumes"] = [volume.model_dump() for volume in spec["volumes"]]
     return {
         "job": job,
         "documents": [{"name": item.name, "content": item.content} for item in plan.documents],

@@ -5,39 +5,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from regauge.config import Settings, choice_of
-from regauge.jobs.targets import Launcher
+from regauge.jobs.targets import Launcher, Volume
 
 MAX_NAME = 63
 """Maximum length of a label of RFC 1035, in characters."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-class VolumeSettings(Settings):
-    """A file system that every node mounts."""
-
-    name: str
-    """Name of the volume."""
-    mount: str
-    """Absolute path of the mount on each node."""
-    source: str
-    """Name of a PersistentVolumeClaim, id of an FSx, EFS or EBS volume, or path on the host."""
-    kind: Literal["claim", "fsx", "efs", "ebs", "host"] = "claim"
-    """Kind of the file system."""
-    read_only: bool = False
-    """Whether it is mounted read-only."""
-
-    @field_validator("mount")
-    @classmethod
-    def _check_mount(cls, value: str) -> str:
-        if not value.startswith("/"):
-            raise ValueError(f"{value!r} is not an absolute path; begin it with /")
-        return value
 
 
 class NodeSettings(Settings):
@@ -52,9 +30,9 @@ class NodeSettings(Settings):
     environment: Mapping[str, str] = Field(default_factory=dict)
     """Environment variables of every node; secrets do not belong here."""
     secrets: Mapping[str, str] = Field(default_factory=dict)
-    """References to secrets by environment variable; each target has its own form of reference."""
-    volumes: tuple[VolumeSettings, ...] = ()
-    """File systems mounted on every node."""
+    """References to secrets by environment variable; `docs/launch.md` has the form per target."""
+    volumes: tuple[Volume, ...] = ()
+    """File systems that every node mounts."""
     shared_memory_gib: float | None = Field(default=None, gt=0)
     """Size of /dev/shm in GiB; by default a quarter of the machine's memory."""
 

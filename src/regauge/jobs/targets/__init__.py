@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from regauge.config import Choice
+from pydantic import field_validator
+
+from regauge.config import Choice, Settings
 from regauge.system.errors import SettingsError
 from regauge.system.units import SECONDS_PER_HOUR
 
@@ -76,17 +78,26 @@ class Machine:
     """Price source, such as the catalog or the run file."""
 
 
-@dataclass(frozen=True)
-class Volume:
+class Volume(Settings):
     """A file system that every node mounts."""
 
     name: str
+    """Name of the volume."""
     mount: str
-    """Absolute path in the container."""
+    """Absolute path of the mount on each node."""
     source: str
-    """A claim, a file system id, or a host path."""
-    kind: Literal["claim", "fsx", "efs", "ebs", "host"]
+    """Name of a PersistentVolumeClaim, id of an FSx, EFS or EBS volume, or path on the host."""
+    kind: Literal["claim", "fsx", "efs", "ebs", "host"] = "claim"
+    """Kind of the file system."""
     read_only: bool = False
+    """Whether it is mounted read-only."""
+
+    @field_validator("mount")
+    @classmethod
+    def _check_mount(cls, value: str) -> str:
+        if not value.startswith("/"):
+            raise ValueError(f"{value!r} is not an absolute path; begin it with /")
+        return value
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,6 @@ from regauge.jobs.targets._aws_batch.client import AwsClient
 from regauge.jobs.targets._aws_batch.logs import find_log_stream, read_stream, select_child
 from regauge.jobs.targets._aws_batch.status import build_status, find_state, list_job_events
 from regauge.jobs.targets.aws_batch import AwsBatch
-from regauge.machines.catalog import find_efa_interfaces
 from regauge.system.errors import RESTART_CODES, PreflightError, SettingsError, TransientError
 from unit.test_launch_kubernetes import build_volume
 
@@ -223,14 +222,6 @@ def test_devices_of_accelerators_and_efa_are_listed(
     ]
 
 
-def test_a_multi_node_job_has_one_range_and_its_main_node_first() -> None:
-    definition = read_contents(build_plan(max_nodes=4))["register-job-definition.json"]
-    nodes = definition["nodeProperties"]
-    assert (definition["type"], nodes["numNodes"], nodes["mainNode"]) == ("multinode", 4, 0)
-    assert [item["targetNodes"] for item in nodes["nodeRangeProperties"]] == ["0:"]
-    assert nodes["nodeRangeProperties"][0]["container"]["instanceType"] == "p4d.24xlarge"
-
-
 def test_the_price_is_frozen_in_the_tags() -> None:
     contents = read_contents(build_plan(max_nodes=2, labels={"team": "a"}))
     for name in ("register-job-definition.json", "submit-job.json"):
@@ -350,10 +341,6 @@ def test_the_machine_mounts_lustre_and_gives_containers_time_to_stop() -> None:
     assert "ECS_CONTAINER_STOP_TIMEOUT=120s" in text
     host = read_container(build_plan(volumes=(volume,), output="/fast/o"))["volumes"][0]["host"]
     assert host == {"sourcePath": "/mnt/fast"}
-
-
-def test_dl1_has_four_efa_interfaces() -> None:
-    assert find_efa_interfaces("dl1.24xlarge") == 4
 
 
 # Settings that cannot work

@@ -115,10 +115,13 @@ def find_reason(detail: Detail) -> str:
     reasons = [detail.get("statusReason", "")]
     if _find_status(detail) not in ("RUNNING", "STARTING"):
         reasons.append(detail.get("container", {}).get("reason", ""))
-        for attempt in detail.get("attempts", [])[-1:]:
-            reasons.append(attempt.get("statusReason", ""))
-            reasons.append(attempt.get("container", {}).get("reason", ""))
-    return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
+        attempts = detail.get("attempts", [])[-1:]
+        reasons += [reason for attempt in attempts for reason in _list_reasons(attempt)]
+    return "; ".join(dict.fromkeys(filter(None, reasons)))
+
+
+def _list_reasons(attempt: Detail) -> tuple[str, str]:
+    return attempt.get("statusReason", ""), attempt.get("container", {}).get("reason", "")
 
 
 def build_node_status(index: int, detail: Detail) -> NodeStatus:
@@ -188,13 +191,11 @@ def list_job_events(detail: Detail) -> list[JobEvent]:
     events = [(detail.get("createdAt"), f"job {detail['jobName']} submitted to its queue")]
     for number, attempt in enumerate(detail.get("attempts", []), start=1):
         code = attempt.get("container", {}).get("exitCode")
-        reasons = [attempt.get("statusReason", ""), attempt.get("container", {}).get("reason", "")]
-        reason = "; ".join(reason for reason in reasons if reason)
+        reason = "; ".join(filter(None, _list_reasons(attempt)))
         end = f"attempt {number} ended" + ("" if code is None else f" with exit code {code}")
         events.append((attempt.get("startedAt"), f"attempt {number} started"))
         events.append((attempt.get("stoppedAt"), f"{end}: {reason}" if reason else end))
-    is_running = detail.get("status") == "RUNNING"
-    if is_running:
+    if detail.get("status") == "RUNNING":
         number = len(detail.get("attempts", [])) + 1
         events.append((detail.get("startedAt"), f"attempt {number} started"))
     if detail.get("status") in FINAL_STATUSES:

@@ -170,32 +170,24 @@ class JobClient:
         for volume in volumes:
             self.cluster.delete("persistentvolumes", volume["metadata"]["name"])
         return [
-            *self._audit_objects(selector),
-            *map(self._describe_claim, claims),
+            *self._audit_objects(selector, claims),
             *filter(None, map(_describe_file_system, volumes)),
         ]
 
-    def _audit_objects(self, selector: str) -> list[Leftover]:
-        """Return the objects of the job that still exist."""
-        kinds = ("pods", *OWNED_KINDS, "persistentvolumes")
-        items = [(kind, item) for kind in kinds for item in self.cluster.list_items(kind, selector)]
-        return [
-            Leftover(
-                f"{kind}/{item['metadata']['name']}",
-                "it was not deleted in time",
-                self.cluster.command("delete", kind, item["metadata"]["name"]),
-            )
-            for kind, item in items
+    def _audit_objects(self, selector: str, claims: list[str]) -> list[Leftover]:
+        """Return the objects of the job that still exist, and the claims of its user."""
+        late = "it was not deleted in time"
+        foreign = "it existed before the job, and its files cost money"
+        objects = [
+            (kind, item["metadata"]["name"], late)
+            for kind in ("pods", *OWNED_KINDS, "persistentvolumes")
+            for item in self.cluster.list_items(kind, selector)
         ]
-
-    def _describe_claim(self, name: str) -> Leftover:
-        """Return the leftover of a claim that the user created."""
-        reason = "it existed before the job, and its files cost money"
-        return Leftover(
-            f"{CLAIMS}/{name}",
-            reason,
-            self.cluster.command("delete", CLAIMS, name),
-        )
+        objects += [(CLAIMS, name, foreign) for name in claims]
+        return [
+            Leftover(f"{kind}/{name}", reason, self.cluster.command("delete", kind, name))
+            for kind, name, reason in objects
+        ]
 
     def _list_claims(self, job: Object) -> list[str]:
         """Return the claims in a job's pods that `submit` did not create."""

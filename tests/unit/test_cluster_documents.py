@@ -102,17 +102,6 @@ def find_group(document: dict[str, Any], name: str) -> dict[str, Any]:
     return next(group for group in document["managedNodeGroups"] if group["name"] == name)
 
 
-def test_a_reservation_restricts_the_group_to_its_zone() -> None:
-    group = find_group(build_cluster_config(build_cluster("p4de")), "p4de")
-    target = group["capacityReservation"]["capacityReservationTarget"]
-    assert target == {"capacityReservationID": RESERVATION}
-    assert group["availabilityZones"] == ["us-east-1b"]
-    assert group["efaEnabled"] is True
-    values = build_variables(build_cluster("p4de"))["node_groups"]["p4de"]
-    assert (values["zones"], values["efa_interfaces"]) == (["us-east-1b"], 4)
-    assert values["capacity_reservation"] == RESERVATION
-
-
 def test_a_group_of_reservations_is_an_arn() -> None:
     arn = "arn:aws:resource-groups:us-east-1:123456789012:group/p5"
     groups = ({"name": "p5", **GROUPS["p5"], "capacity_reservation": arn},)

@@ -311,18 +311,6 @@ def test_the_queue_limits_the_time_of_a_job_that_cannot_start() -> None:
     assert [item["maxTimeSeconds"] for item in actions] == [1800, 600, 600]
 
 
-def test_efa_machines_have_an_interface_per_card_and_a_placement_group() -> None:
-    contents = read_contents(SPECS["chips"]())
-    data = contents["create-launch-template.json"]["LaunchTemplateData"]
-    interfaces = data["NetworkInterfaces"]
-    assert [item["NetworkCardIndex"] for item in interfaces] == list(range(8))
-    assert [item["DeviceIndex"] for item in interfaces] == [0] + [1] * 7
-    resources = contents["create-compute-environment.json"]["computeResources"]
-    assert resources["placementGroup"] == "regauge"
-    assert "securityGroupIds" not in resources, "the launch template has them"
-    assert resources["maxvCpus"] == 256
-
-
 def test_a_reservation_has_no_placement_group() -> None:
     contents = read_contents(SPECS["reservation"]())
     assert "placementGroup" not in contents["create-compute-environment.json"]["computeResources"]

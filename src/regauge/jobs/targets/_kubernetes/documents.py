@@ -150,8 +150,6 @@ def build_train_job(job: JobSpec, target: KubernetesSettings, metadata: Object) 
         problem = f"a TrainJob has no elastic nodes, and their number is {job.node_range}"
         remedy = "set launch.target.api to 'pytorchjob', or execution.nodes.count to one number"
         raise SettingsError(problem, remedy)
-    if target.runtime is not None and target.ttl_seconds is not None:
-        raise SettingsError("launch.target.ttl_seconds has no effect on a TrainJob", "remove it")
     check_host_name(job, f"-node-0-{job.max_nodes - 1}")
     template = build_pod_template(job, target.pod, metadata, CONTAINERS["trainjob"])
     container = template["spec"]["containers"][0]
@@ -172,6 +170,8 @@ def build_train_job(job: JobSpec, target: KubernetesSettings, metadata: Object) 
         resources=fields["resources"],
         overrides=_list_overrides(template, target) if target.runtime else None,
     )
+    if target.runtime and target.ttl_seconds is not None:
+        raise SettingsError("launch.target.ttl_seconds has no effect on a TrainJob", "remove it")
     if target.runtime:
         return [train_job]
     return [_build_runtime(job, target, metadata, template), train_job]

@@ -32,7 +32,7 @@ class NodeSettings(Settings):
     secrets: Mapping[str, str] = Field(default_factory=dict)
     """References to secrets by environment variable; `docs/launch.md` has the form per target."""
     volumes: tuple[Volume, ...] = ()
-    """File systems that every node mounts."""
+    """File systems mounted on every node."""
     shared_memory_gib: float | None = Field(default=None, gt=0)
     """Size of /dev/shm in GiB; by default a quarter of the machine's memory."""
 

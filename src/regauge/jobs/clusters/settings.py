@@ -115,7 +115,7 @@ class Cluster(ClusterComponents):
     """A Kubernetes cluster of EKS."""
 
     name: Label
-    """Name of the cluster."""
+    """Cluster name."""
     folder: str = "out/cluster"
     """Folder for the cluster files."""
     region: str = "us-east-1"

@@ -105,13 +105,13 @@ class BatchSettings(Launcher):
     """The queue, the roles and the size of the containers of a job."""
 
     region: str = "us-east-1"
-    """Region of AWS."""
+    """AWS region."""
     queue: str | None = None
     """Name or ARN of the job queue; by default the queue of `stack`."""
     job_role: str | None = None
-    """ARN of the role of the containers, such as one that may read the data."""
+    """Role ARN for the containers, such as one that may read the data."""
     execution_role: str | None = None
-    """ARN of the role that starts containers: it reads the image and the secrets."""
+    """Role ARN for starting containers: it reads the image and the secrets."""
     log_group: str = DEFAULT_LOG_GROUP
     """Log group in CloudWatch Logs."""
     share_identifier: str | None = None
@@ -119,9 +119,9 @@ class BatchSettings(Launcher):
     scheduling_priority: int | None = Field(default=None, ge=0, le=9999)
     """Priority among the jobs of a share; higher values are scheduled first."""
     vcpus: int | None = Field(default=None, ge=1)
-    """vCPUs of a container; by default all of the machine."""
+    """vCPUs per container; by default all of the machine's."""
     memory_gib: float | None = Field(default=None, gt=0)
-    """Memory of a container in GiB; by default 90 % of the machine."""
+    """Memory per container in GiB; by default 90 % of the machine's."""
     stack: BatchStack | None = None
     """Machines and queue, if they are created by a stack of this run file."""
 

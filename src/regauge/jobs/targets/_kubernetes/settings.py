@@ -59,17 +59,17 @@ class KubernetesSettings(Launcher):
     """The namespace, the kind and the pods of a job."""
 
     namespace: str = "default"
-    """Namespace of the job."""
+    """Job namespace."""
     context: str | None = None
     """Context of kubectl; by default the current one."""
     api: Literal["auto", "pytorchjob", "trainjob"] = "auto"
     """Kind of a training job; `auto` is a PyTorchJob for elastic nodes, otherwise a TrainJob."""
     trainjob_version: Literal["2.0", "2.1", "2.2"] = "2.2"
-    """Version of the Kubeflow trainer."""
+    """Kubeflow Trainer API version."""
     runtime: str | None = None
     """Existing ClusterTrainingRuntime of a TrainJob; by default the documents include a runtime."""
     region: str | None = None
-    """Region of AWS, for the host names of volumes of kind `fsx`."""
+    """AWS region, for the host names of `fsx` volumes."""
     queue: str | None = None
     """LocalQueue of Kueue, in which the job waits."""
     ttl_seconds: int | None = Field(default=None, ge=0)

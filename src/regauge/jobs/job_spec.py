@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from regauge import config
-from regauge.jobs.settings import MAX_NAME, is_job_name
-from regauge.jobs.targets import JobSpec, Machine
+from regauge.jobs.settings import MAX_NAME, Launch, is_job_name
+from regauge.jobs.targets import JobSpec, Launcher, Machine
 from regauge.machines.catalog import (
     REGION,
     MachinePrice,

@@ -30,7 +30,7 @@ class NodeSettings(Settings):
     environment: Mapping[str, str] = Field(default_factory=dict)
     """Environment variables of every node; secrets do not belong here."""
     secrets: Mapping[str, str] = Field(default_factory=dict)
-    """References to secrets by environment variable; `docs/launch.md` has the form per target."""
+    """References to secrets by environment variable; each target has its own form of reference."""
     volumes: tuple[Volume, ...] = ()
     """File systems mounted on every node."""
     shared_memory_gib: float | None = Field(default=None, gt=0)

@@ -32,7 +32,7 @@ from turns import kill_session
 
 from regauge.accelerators.cpu import Cpu
 from regauge.registry.lineage import describe_code
-from regauge.system import processes
+from regauge.system import children
 from regauge.system.files import write_json
 
 OUT = Path("out/gpu")
@@ -113,7 +113,7 @@ def run_step(command: list[str], limit: float) -> dict[str, Any]:
     """Run a command with the path of its result; kill its session after the limit."""
     with tempfile.TemporaryDirectory() as scratch:
         log, file, began = Path(scratch) / "log", Path(scratch) / "result.json", time.perf_counter()
-        child = processes.spawn([*command, str(file)], log, {}, new_session=True)
+        child = children.spawn([*command, str(file)], log, {}, new_session=True)
         try:
             code = child.wait(limit)
             reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -25,7 +25,7 @@ from pydantic import PrivateAttr
 from regauge.accelerators import Accelerator
 from regauge.monitoring.trackers import RunInfo, Tracker
 from regauge.system import choices, jsonl
-from regauge.system.processes import Child, spawn
+from regauge.system.children import Child, spawn
 
 SOCKET = "turns"
 POLL_SECONDS = 0.5

@@ -47,6 +47,7 @@ from regauge.models.inference_modules import TextProgram, named_tensors
 from regauge.models.io_spec import InputSpec, program_inputs
 from regauge.models.modules import Encoder
 from regauge.models.sentence_transformers import Pooling
+from regauge.system.children import FunctionProcess
 from regauge.system.errors import SettingsError, TransientError
 from regauge.system.json_files import CHECKSUM
 
@@ -128,7 +129,7 @@ def is_alive(pid: int) -> bool:
 def worker_pid(runner: ModelParallelRunner) -> int:
     assert runner.ranks is not None
     [worker] = runner.ranks.workers
-    return worker.process.pid
+    return worker.child.process.pid
 
 
 def start_runner(program: nn.Module, **options: Any) -> ModelParallelRunner:
@@ -325,7 +326,8 @@ def test_an_indivisible_program_is_refused(options: dict[str, Any], message: str
 
 def test_an_unpicklable_program_is_refused_and_errors_of_a_worker_are_raised() -> None:
     pipe, worker_pipe = multiprocessing.Pipe()
-    worker = RankWorker("rank 1 of 2", subprocess.Popen(["true"]), pipe)  # noqa: S607
+    child = FunctionProcess(subprocess.Popen(["true"]), pipe)  # noqa: S607
+    worker = RankWorker("rank 1 of 2", child)
     with pytest.raises(SettingsError, match="the program cannot be pickled for rank 1 of 2"):
         worker.send(lambda: None)
     worker_pipe.send(("failed", RuntimeError("out of memory")))
@@ -334,7 +336,7 @@ def test_an_unpicklable_program_is_refused_and_errors_of_a_worker_are_raised() -
     worker_pipe.close()
     with pytest.raises(TransientError, match="rank 1 of 2 is lost"):
         worker.send("anything")
-    worker.kill()
+    worker.child.kill()
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from regauge.models.custom import CustomModule
 from regauge.models.init_weights import META, build_initial_weights, materialize
 from regauge.models.settings import Model
 from regauge.supervision.failures import classify_error
-from regauge.system import choices, processes
+from regauge.system import children, choices
 from regauge.system.errors import DataError, RegaugeError, SettingsError
 from regauge.system.json_files import write_sealed
 from regauge.tasks import Task
@@ -251,8 +251,7 @@ def test_child_processes_import_from_the_same_folders(
     )
     output = tmp_path / "environment"
     assert (
-        processes.run_processes([sys.executable, "-c", code, str(output)], 1, tmp_path / "logs")
-        == 0
+        children.run_processes([sys.executable, "-c", code, str(output)], 1, tmp_path / "logs") == 0
     )
     assert output.read_text() == f"{choices.module_folders_environment()}\n"
     assert choices.module_folders_environment() == {

@@ -21,8 +21,8 @@ from distributed import datasets
 from distributed.runs import BERT
 from regauge.commands._python.records import write_records
 from regauge.commands._python.results import DryRunPlan, PrepareResult, TrainResult
+from regauge.system.children import hide_main_module
 from regauge.system.errors import ChildError, DataError, SettingsError
-from regauge.system.processes import hide_main_module
 
 STEPS = 4
 RECORDS = [

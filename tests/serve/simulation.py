@@ -24,7 +24,7 @@ from regauge.serving.batch_planner import BatchPlanner
 from regauge.serving.dispatcher import ComputedRequest, Dispatcher, RequestOptions
 from regauge.serving.scheduler import Priority, ScheduledBatch, Scheduler
 from regauge.serving.wire import Message
-from regauge.serving.workers.worker_pool import WorkerLostError
+from regauge.serving.workers.batch_worker import WorkerLostError
 
 T = TypeVar("T")
 LENGTHS = (8, 16, 32, 64, 128)

@@ -194,7 +194,7 @@ def test_a_killed_replica_is_replaced_and_loses_only_requests_in_flight(
         check_drain(server, texts, load.expected)
     commands = cluster.list_commands().values()
     assert not [line for line in commands if line.startswith(b"ray::Serve")]
-    assert not [line for line in commands if b"engine_worker" in line]
+    assert not [line for line in commands if b"worker_main" in line]
 
 
 def check_used_names(folder: Path, arguments: tuple[str, ...]) -> None:

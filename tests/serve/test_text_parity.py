@@ -15,7 +15,8 @@ from regauge.serving.text_generation import engine_choice
 from regauge.serving.text_generation.paged_engine import PagedTextEngine
 from regauge.serving.text_generation.static_engine import StaticTextEngine
 from regauge.serving.text_generation.text_requests import TextEngine
-from regauge.serving.text_generation.text_worker import TextWorkerRequest, load_requested_engine
+from regauge.serving.text_generation.text_worker import TextEngineWorker
+from regauge.serving.workers.worker_requests import LoadRequest
 from regauge.system.errors import DataError
 from serve.servers import copy_artifact, update_manifest
 from serve.writers import write_model
@@ -33,8 +34,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load_engine(artifact: Path) -> TextEngine:
-    request = TextWorkerRequest(path=str(artifact), threads=1, custom_paths=[])
-    return load_requested_engine(request)
+    return TextEngineWorker.load(LoadRequest(path=str(artifact), threads=1)).engine
 
 
 def refuse_batching(*_: Any) -> None:

@@ -19,8 +19,9 @@ from regauge.serving.server_context import ServerContext
 from regauge.serving.server_metrics import ServerMetrics
 from regauge.serving.settings import HttpSettings, QueueSettings, Serve, WorkerSettings
 from regauge.serving.text_generation.settings import TextServing
+from regauge.serving.text_generation.text_client import TextWorker
 from regauge.serving.text_generation.text_version import TextVersion
-from regauge.serving.text_generation.text_workers import TextWorkers
+from regauge.serving.workers.worker_pool import WorkerPool
 
 MODEL_NAME = "writer"
 MAX_BODY_BYTES = 100_000
@@ -63,9 +64,9 @@ class OneModel:
         return cast("TextVersion", self.context.models.find(None).current)
 
     @property
-    def workers(self) -> TextWorkers:
+    def workers(self) -> WorkerPool[TextWorker]:
         """The workers of the model."""
-        return self.version.workers
+        return self.version.pool
 
     @property
     def num_open(self) -> int:
@@ -75,7 +76,7 @@ class OneModel:
     @property
     def num_requests(self) -> int:
         """Number of requests that the workers have."""
-        return sum(worker.client.num_requests for worker in self.workers.ready)
+        return sum(worker.num_requests for worker in self.workers.ready)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Literal
 
 import pytest
 
-from regauge.system import processes
+from regauge.system import children, processes
 from regauge.system.errors import SettingsError
 from regauge.system.host import slurm
 
@@ -111,7 +111,7 @@ def test_every_process_gets_its_rank(tmp_path: Path) -> None:
         "pathlib.Path(sys.argv[1], rank).write_text(os.environ['WORLD_SIZE']); print('hello')"
     )
     assert (
-        processes.run_processes([sys.executable, "-c", script, str(tmp_path)], 3, tmp_path / "logs")
+        children.run_processes([sys.executable, "-c", script, str(tmp_path)], 3, tmp_path / "logs")
         == 0
     )
     assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == ["3", "3", "3"]
@@ -122,7 +122,7 @@ def test_a_failed_process_ends_the_others(tmp_path: Path) -> None:
     script = (
         "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(64)\ntime.sleep(100)\n"
     )
-    assert processes.run_processes([sys.executable, "-c", script], 2, tmp_path) == 64
+    assert children.run_processes([sys.executable, "-c", script], 2, tmp_path) == 64
 
 
 def test_the_environment_is_restored_after_the_block(monkeypatch: pytest.MonkeyPatch) -> None:

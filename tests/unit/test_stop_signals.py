@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from regauge.system import processes, stop_signals
+from regauge.system import children, stop_signals
 from regauge.system.errors import StopSignalError
 from regauge.system.timing import wait_for
 
@@ -200,7 +200,7 @@ def test_a_helper_passes_signals_on_from_its_first_moment(delay_seconds: float) 
 def test_no_signal_ends_the_resource_tracker() -> None:
     program = """
 from multiprocessing import resource_tracker
-from regauge.system.processes import start_resource_tracker
+from regauge.system.children import start_resource_tracker
 start_resource_tracker()
 for number in stop_signals.STOP_SIGNALS:
     os.kill(resource_tracker._resource_tracker._pid, number)
@@ -222,6 +222,6 @@ def test_a_stop_ends_processes_that_a_command_waits_for(tmp_path: Path) -> None:
     script = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with pytest.raises(StopSignalError):
-        processes.run_processes([sys.executable, "-c", script], 2, tmp_path)
+        children.run_processes([sys.executable, "-c", script], 2, tmp_path)
     pid = (tmp_path / "1.log").read_text().strip()
     assert not Path(f"/proc/{pid}").exists()

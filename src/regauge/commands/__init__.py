@@ -23,7 +23,7 @@ from rich.text import Text
 
 from regauge import config
 from regauge.run_folders.formatting import UNKNOWN
-from regauge.system import choices, log, processes, stop_signals
+from regauge.system import children, choices, log, stop_signals
 from regauge.system.errors import ChildError
 from regauge.system.files import write_atomic
 
@@ -219,7 +219,7 @@ def run_in_processes(
     request = folder / ".request.json"
     write_atomic(request, json.dumps(config.dump(settings)), durable=False)
     command = [sys.executable, "-m", "regauge", verb, str(request), *arguments]
-    code = processes.run_processes(command, size, folder / "ranks", quiet=log.is_embedded())
+    code = children.run_processes(command, size, folder / "ranks", quiet=log.is_embedded())
     if code:
         problem = f"a process of '{verb}' ended with exit code {code}"
         raise ChildError(code, f"{problem}; see the logs in {folder / 'ranks'}, then run it again")

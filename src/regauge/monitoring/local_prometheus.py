@@ -23,7 +23,8 @@ from regauge.monitoring.bundle import (
     write_monitoring_files,
 )
 from regauge.monitoring.exporter import EXPORTERS, find_targets
-from regauge.system import processes, timing
+from regauge.system import timing
+from regauge.system.children import Child, spawn, stop_processes
 from regauge.system.errors import PreflightError, SettingsError
 from regauge.system.files import write_atomic
 from regauge.system.log import logger
@@ -41,7 +42,7 @@ PROMETHEUS_PROGRAMS = ("prometheus",)
 ALERTMANAGER_PROGRAMS = ("alertmanager", "prometheus-alertmanager")
 """Names of the program: that of the project, and that of Debian's package."""
 HOST = "127.0.0.1"
-START_SECONDS, POLL_SECONDS, REFRESH_SECONDS = 30.0, 0.1, 2.0
+START_SECONDS, REFRESH_SECONDS = 30.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class MonitoringServers:
     prometheus_url: str
     alertmanager_url: str | None
     """Address of Alertmanager; None if it is not installed."""
-    children: tuple[processes.Child, ...]
+    children: tuple[Child, ...]
 
     def check_alive(self) -> None:
         """Raise PreflightError if a server has ended."""
@@ -125,14 +126,14 @@ def check_port(port: int, key: str) -> None:
 
 
 @contextmanager
-def _run_server(words: list[str], log: Path) -> Iterator[processes.Child]:
+def _run_server(words: list[str], log: Path) -> Iterator[Child]:
     """Run a server in a block; it is stopped at the end, and killed if it does not stop."""
     log.unlink(missing_ok=True)
-    child = processes.spawn(words, log, {}, new_session=True)
+    child = spawn(words, log, {}, new_session=True)
     try:
         yield child
     finally:
-        processes.stop_processes([child])
+        stop_processes([child])
 
 
 def _list_prometheus_words(program: str, folder: Path, settings: Prometheus) -> list[str]:
@@ -162,7 +163,6 @@ def _wait_until_ready(servers: MonitoringServers, url: str) -> None:
     is_ready = timing.wait_for(
         lambda: _is_ready(url),
         START_SECONDS,
-        poll_seconds=POLL_SECONDS,
         on_poll=servers.check_alive,
     )
     if not is_ready:
@@ -212,4 +212,4 @@ def watch_runs(root: Path, servers: MonitoringServers) -> None:
             write_targets(servers.folder, current)
             logger.info("%d targets", len(current))
             targets = current
-        timing.wait_for(lambda: False, REFRESH_SECONDS, poll_seconds=POLL_SECONDS)
+        timing.wait_for(lambda: False, REFRESH_SECONDS)

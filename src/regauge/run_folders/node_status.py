@@ -27,7 +27,7 @@ from regauge.system.processes import NO_PROCESS, inspect_process
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from regauge.system.processes import Child
+    from regauge.system.children import Child
 
 STATUS_FILES = "status-*.json"
 ProcessState = Literal["running", "stopped", "waiting", "ended"]

@@ -17,7 +17,7 @@ from regauge.inference.export.records import TextRecords
 from regauge.serving.request_errors import DeadlineError, OverloadedError, UnavailableError
 from regauge.serving.scheduler import QueuedRequest, QueueFullError
 from regauge.serving.token_vectors.token_vector_queue import TokenVectorQueue
-from regauge.serving.workers.worker_pool import WorkerLostError
+from regauge.serving.workers.batch_worker import WorkerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from regauge.inference.export.records import Records
     from regauge.serving.scheduler import Priority, QueuedRecord, ScheduledBatch, Scheduler
     from regauge.serving.wire import Message
-    from regauge.serving.workers.worker_pool import WorkerPool, WorkerProcess
+    from regauge.serving.workers.batch_worker import BatchWorker
+    from regauge.serving.workers.worker_pool import WorkerPool
 
 QUEUED_BATCHES = 2
 """Batches that a worker is sent before the first is answered, so that it never waits."""
@@ -72,7 +73,7 @@ class Dispatcher:
     def __init__(
         self,
         scheduler: Scheduler,
-        pool: WorkerPool,
+        pool: WorkerPool[BatchWorker],
         output_size: int,
         on_batch: Callable[[ScheduledBatch, float], object],
     ) -> None:
@@ -151,7 +152,7 @@ class Dispatcher:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    def _send_batch(self, worker: WorkerProcess, batch: ScheduledBatch) -> asyncio.Future[Message]:
+    def _send_batch(self, worker: BatchWorker, batch: ScheduledBatch) -> asyncio.Future[Message]:
         """Send a batch to a worker; return its answer."""
         first = _request_of(batch.records[0]).records
         num_texts = first.texts_per_record if isinstance(first, TextRecords) else 0

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
     from regauge.inference.export.artifact import Artifact
     from regauge.inference.export.manifest import ProgramEntry
+    from regauge.serving.workers.worker_pool import WorkerPool
 
 
 class LoadedVersion(ABC):
     """A version of an artifact with its workers."""
+
+    pool: WorkerPool[Any]
+    """The worker processes."""
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
@@ -41,19 +45,14 @@ class LoadedVersion(ABC):
     async def start(self) -> None:
         """Start the workers and load the tokenizer; raises their errors."""
 
-    @abstractmethod
     async def stop(self) -> None:
         """Stop the workers."""
+        await self.pool.stop()
 
     @property
-    @abstractmethod
     def worker_pids(self) -> list[int]:
         """The ids of the processes that are ready."""
-
-    @property
-    @abstractmethod
-    def num_replaced(self) -> int:
-        """Number of workers that were lost."""
+        return [worker.pid for worker in self.pool.ready]
 
     @property
     @abstractmethod

@@ -21,8 +21,8 @@ from regauge.serving.dispatcher import QUEUED_BATCHES, Dispatcher
 from regauge.serving.loaded_version import LoadedVersion
 from regauge.serving.request_errors import InferenceError, InvalidRequestError, TooLargeError
 from regauge.serving.scheduler import Scheduler
+from regauge.serving.workers.batch_worker import BatchWorker
 from regauge.serving.workers.worker_pool import WorkerPool
-from regauge.serving.workers.worker_requests import build_worker_requests
 from regauge.system.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ class Outputs:
 class ModelVersion(LoadedVersion):
     """A version of an artifact whose requests are computed in batches."""
 
+    pool: WorkerPool[BatchWorker]
+
     def __init__(
         self,
         artifact: Artifact,
@@ -125,10 +127,13 @@ class ModelVersion(LoadedVersion):
         self._preprocessor: Preprocessor | None = None
         self.is_batch_invariant = settings.batch_invariant
         """Whether an output has the same bits in every batch."""
-        requests = build_worker_requests(
-            artifact, settings.workers, batch_invariant=self.is_batch_invariant
+        self.pool = WorkerPool(
+            BatchWorker,
+            artifact,
+            settings,
+            self._fill_workers,
+            batch_invariant=self.is_batch_invariant,
         )
-        self.pool = WorkerPool(requests, settings.workers, self._fill_workers)
         """The worker processes."""
         self.scheduler: Scheduler | None = None
         """The queue; None until the workers are ready."""
@@ -158,17 +163,6 @@ class ModelVersion(LoadedVersion):
             self.scheduler, self.pool, self.program.output_size, self._count_batch
         )
         self._fill_workers()
-
-    async def stop(self) -> None:
-        await self.pool.stop()
-
-    @property
-    def worker_pids(self) -> list[int]:
-        return [worker.pid for worker in self.pool.ready]
-
-    @property
-    def num_replaced(self) -> int:
-        return self.pool.num_replaced
 
     @property
     def num_waiting(self) -> int:

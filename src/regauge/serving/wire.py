@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SIZES = struct.Struct("<II")
+SOCKET_BYTES = 4 << 20
+"""Send buffer of a socket, so that a batch is sent before the last one is computed."""
 ARRAYS = "arrays"
 """Key of the header with the shape and dtype of each array."""
 ARRAY_KINDS = frozenset("iufb")

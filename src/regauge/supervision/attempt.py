@@ -25,13 +25,15 @@ from regauge.supervision.channel import HEARTBEATS, AttemptSpec, WorkerReports, 
 from regauge.supervision.failures import COMMON_EXIT_CODES, Failure
 from regauge.supervision.heartbeat import HeartbeatTable
 from regauge.supervision.log_tail import LogTail
-from regauge.supervision.signals import POLL_SECONDS, SupervisorSignals
+from regauge.supervision.signals import SupervisorSignals
 from regauge.supervision.watchdog import PREFLIGHT, Watchdog, blamed_rank, take_snapshots
 from regauge.system import jsonl, processes, timing
+from regauge.system.children import Child, SpawnFunction, convert_return_code, start_processes
 from regauge.system.errors import StopSignalError
 from regauge.system.files import write_json
 from regauge.system.log import is_embedded, logger
 from regauge.system.stop_signals import defer_stop, is_repeated, is_stop_exit
+from regauge.system.timing import POLL_SECONDS
 
 if TYPE_CHECKING:
     from regauge.supervision.heartbeat import HeartbeatReader
@@ -65,7 +67,7 @@ class Attempt:
         group: NodeGroup,
         signals: SupervisorSignals,
         meter: CostMeter,
-        spawn_function: processes.SpawnFunction,
+        spawn_function: SpawnFunction,
     ) -> None:
         self._settings, self._spawn_function = settings, spawn_function
         self._folder = Path(settings.output.folder)
@@ -145,7 +147,7 @@ class Attempt:
             **self._launch_variables(),
         }
         start = partial(
-            processes.start_processes,
+            start_processes,
             command,
             self._size,
             self._folder / RANKS,
@@ -207,7 +209,7 @@ class Attempt:
                 {"format": FORMAT, "attempt": self._spec.attempt, **failure.document()},
             )
 
-    def _watch(self, children: list[processes.Child], watchdog: Watchdog) -> Failure | None:
+    def _watch(self, children: list[Child], watchdog: Watchdog) -> Failure | None:
         """Wait until all processes have ended, or one of them fails or hangs.
 
         After a stop signal they are stopped; the signal may have reached only some of them. Returns
@@ -262,9 +264,7 @@ class Attempt:
         is_saving = any(beat.phase == "checkpoint" for beat in running)
         return len(running) < self._size and not is_saving and now - last_beat_at > LINGER_SECONDS
 
-    def _write_signs_of_life(
-        self, children: list[processes.Child], heartbeats: HeartbeatReader
-    ) -> None:
+    def _write_signs_of_life(self, children: list[Child], heartbeats: HeartbeatReader) -> None:
         """Write once a second that the run is alive, and the state of its processes."""
         now = time.monotonic()
         if now - self._last_seen_clock < LAST_SEEN_SECONDS:
@@ -276,7 +276,7 @@ class Attempt:
 
     def _write_status(
         self,
-        children: list[processes.Child],
+        children: list[Child],
         heartbeats: HeartbeatReader,
         *,
         is_final: bool = False,
@@ -331,7 +331,7 @@ class Attempt:
                 return failure
         number = self._signals.number or signal.SIGTERM
         code = next(filter(is_stop_exit, codes), None) or -number
-        exit_code = processes.convert_return_code(code)
+        exit_code = convert_return_code(code)
         when = "before a save" if self._reports.has_progress() else "before the run began"
         return Failure(
             "preempted",
@@ -341,7 +341,7 @@ class Attempt:
             evidence={"exit_code": exit_code},
         )
 
-    def _find_first_failure(self, children: list[processes.Child], failed: int) -> Failure:
+    def _find_first_failure(self, children: list[Child], failed: int) -> Failure:
         """Return the failure that is no consequence of another one.
 
         The order is: the error that the failed process reported, a process that died without a
@@ -377,13 +377,11 @@ class Attempt:
         rank = first_rank + failed
         return Failure("process", rank, 0, _describe_exit(rank, failed_code))
 
-    def _may_report(self, number: int, child: processes.Child) -> bool:
+    def _may_report(self, number: int, child: Child) -> bool:
         """Return whether a process may still report a failure."""
         return child.poll() is None and self._reports.read_failure(number) is None
 
-    def _describe_hang(
-        self, children: list[processes.Child], watchdog: Watchdog, reason: str
-    ) -> Failure:
+    def _describe_hang(self, children: list[Child], watchdog: Watchdog, reason: str) -> Failure:
         """Return the failure of the process that the others wait for, with all stacks."""
         pids = [child.pid for child in children]
         snapshots = take_snapshots(watchdog.heartbeats, pids, self._reports)

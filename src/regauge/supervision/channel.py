@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 
 SPEC, HEARTBEATS, EVIDENCE_REQUEST = "spec.json", "heartbeats", "evidence-request"
 T = TypeVar("T")
-POLL_SECONDS = 0.2
+REQUEST_SECONDS = 0.2
+"""Interval at which a process looks for a request of its supervisor."""
 MAX_COLLECTIVES = 8
 """Number of last collectives that a process reports."""
 
@@ -148,9 +149,7 @@ class WorkerReporter:
 
     def wait_for(self, find: Callable[[], T], seconds: float) -> T:
         """Poll `find` until it returns a true value or the time is over; return its last value."""
-        return timing.wait_for(
-            find, seconds, poll_seconds=POLL_SECONDS, on_poll=self.heartbeat.beat
-        )
+        return timing.wait_for(find, seconds, on_poll=self.heartbeat.beat)
 
     def report_step(self, step: int) -> None:
         """Report the number of steps that are done. After the first one a stop waits for a save."""
@@ -190,7 +189,7 @@ class WorkerReporter:
         if self.spec is None:
             return
         request = self.spec.scratch / EVIDENCE_REQUEST
-        timing.wait_for(request.exists, poll_seconds=POLL_SECONDS)
+        timing.wait_for(request.exists, poll_seconds=REQUEST_SECONDS)
         self._write(f"collectives-{self._number}.json", {"entries": _read_flight_recorder()})
 
     def _describe_failure(self, error: BaseException) -> dict[str, Any]:

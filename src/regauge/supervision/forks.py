@@ -18,10 +18,11 @@ import time
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from regauge.system import choices, processes, stop_signals
+from regauge.system import children, choices, stop_signals
 from regauge.system.errors import StopSignalError
 from regauge.system.files import open_in_place
 from regauge.system.log import logger
+from regauge.system.timing import POLL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,8 +38,8 @@ MODULES = (
 )
 """Modules that the processes of every run import, whatever the model."""
 MAX_MESSAGE_BYTES = 4096
-START_POLL_SECONDS, POLL_SECONDS = 0.05, 1.0
-"""Intervals of the waits for a start, which ends at a stop signal, and for an exit."""
+EXIT_SECONDS = 1.0
+"""Longest wait for a message about an exit."""
 KILL_SECONDS = 10.0
 """Maximum wait for the exit of a killed process; then the server is killed as well."""
 
@@ -70,7 +71,7 @@ class ForkedProcess:
             elif now >= until:
                 raise subprocess.TimeoutExpired(SERVER, timeout or 0)
             else:
-                self._server.receive(min(POLL_SECONDS, until - now))
+                self._server.receive(min(EXIT_SECONDS, until - now))
         return code
 
     def terminate(self) -> None:
@@ -106,8 +107,8 @@ class ForkServer:
         log: Path | None,
         variables: Mapping[str, str],
         timeout_seconds: float,
-    ) -> processes.Child:
-        """Start a `python -m` command with more environment variables, as `processes.spawn` does.
+    ) -> children.Child:
+        """Start a `python -m` command with more environment variables, as `children.spawn` does.
 
         The process is spawned if the server does not answer within `timeout_seconds`. Raises
         StopSignalError after a stop signal.
@@ -120,7 +121,7 @@ class ForkServer:
         except (ForkServerError, OSError) as error:
             logger.warning("starting a process without the fork server: %s", error)
             self.close()
-            return processes.spawn(command, log, variables)
+            return children.spawn(command, log, variables)
 
     def receive(self, seconds: float) -> int | None:
         """Process the messages that the server sends within some seconds.
@@ -163,7 +164,7 @@ class ForkServer:
         variables = {**choices.module_folders_environment(), **variables}
         self._server.send_request({"command": command, "variables": variables}, log)
         until = time.monotonic() + timeout_seconds
-        while (pid := self.receive(START_POLL_SECONDS)) is None:
+        while (pid := self.receive(POLL_SECONDS)) is None:
             stop_signals.check_stop()
             if self._server is None:
                 raise ForkServerError("the fork server has ended")
@@ -181,13 +182,10 @@ class _ServerProcess:
 
     def __init__(self) -> None:
         self.environment = dict(os.environ)
-        self._channel, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with server_end, stop_signals.block_signals():
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", SERVER, str(server_end.fileno()), *MODULES],
-                pass_fds=(server_end.fileno(),),
-                preexec_fn=processes.die_with_parent,  # noqa: PLW1509
-                start_new_session=True,
+        with stop_signals.block_signals():
+            command = [sys.executable, "-m", SERVER, *MODULES]
+            self._process, self._channel = children.connect(
+                command, socket.SOCK_SEQPACKET, new_session=True, stdin=None
             )
 
     def send_request(self, request: dict[str, Any], log: Path | None) -> None:

@@ -1,6 +1,6 @@
 """A server that imports the modules of a run once, and is forked into each of its processes.
 
-Run as `python -m regauge.supervision.forkserver SOCKET MODULE...` by `forks.py`, which sends
+Run as `python -m regauge.supervision.forkserver MODULE... SOCKET` by `forks.py`, which sends
 requests over the socket and receives the exit of each process. The server computes nothing. Its
 only threads belong to numpy's OpenBLAS and pyarrow's jemalloc. Both register fork handlers, so
 nothing is lost in a fork. An import that fails is ignored here; it fails again, with its
@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from regauge.system import processes, stop_signals
+from regauge.system import children, stop_signals
 from regauge.system.garbage import pause_collection
 
 MAX_REQUEST_BYTES = 1 << 17
@@ -36,7 +36,8 @@ NUM_FILES = 2
 
 def main() -> None:
     """Import the modules, serve requests, and run the requested command in each new process."""
-    channel, modules = socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]
+    *modules, descriptor = sys.argv[1:]
+    channel = socket.socket(fileno=int(descriptor))
     stop_signals.pass_to_parent()
     with pause_collection():
         for name in modules:
@@ -93,7 +94,7 @@ def _report_exits(channel: socket.socket) -> None:
 
 def _reset_process(parent: int, files: list[int]) -> None:
     """Give a forked process the session, files, signals and randomness of a spawned one."""
-    processes.die_with_parent()
+    children.die_with_parent()
     if os.getppid() != parent:
         os._exit(1)
     os.setsid()

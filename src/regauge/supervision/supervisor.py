@@ -33,9 +33,9 @@ from regauge.supervision.run_events import AttemptFacts, send_run_events
 from regauge.supervision.run_metrics import export_run
 from regauge.supervision.signals import SupervisorSignals
 from regauge.supervision.spot_notices import watch_spot_notices
+from regauge.system.children import SpawnFunction, spawn
 from regauge.system.errors import FIRST_SIGNAL_CODE, ChildError
 from regauge.system.log import logger
-from regauge.system.processes import SpawnFunction, spawn
 from regauge.system.scratch import create_scratch_folder
 from regauge.system.stop_signals import record_signals
 from regauge.system.wording import format_count

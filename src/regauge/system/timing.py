@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     TimedWork = Callable[[], float]
 
 T = TypeVar("T")
+POLL_SECONDS = 0.05
+"""Interval at which a wait looks for the end of a process, a file or a lock of this machine."""
+REMOTE_POLL_SECONDS = 0.5
+"""Interval of requests to a scheduler or another machine."""
 MIN_TRIES = 3
 """Default minimum number of measurements."""
 MAX_REPEATS, REPEAT_PAUSE_SECONDS, REPEAT_SECONDS = 4, 0.2, 2.0
@@ -25,7 +29,7 @@ def wait_for(
     find: Callable[[], T],
     timeout_seconds: float = math.inf,
     *,
-    poll_seconds: float,
+    poll_seconds: float = POLL_SECONDS,
     on_poll: Callable[[], object] | None = None,
 ) -> T:
     """Call `find` until its result is true or the timeout is over; return the last result.

@@ -16,12 +16,12 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regauge.system import jsonl, processes, stop_signals, timing
+from regauge.system.children import find_exit_code, kill_group, spawn, start_processes
 from regauge.system.files import write_atomic
 from regauge.system.json_files import read_json
 from regauge.system.processes import RankLayout
@@ -29,11 +29,10 @@ from regauge.system.processes import RankLayout
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from regauge.system.processes import Child
+    from regauge.system.children import Child
 
 Line = dict[str, Any]
 REQUEST, LINES = "request.json", "lines.jsonl"
-POLL_SECONDS = 0.05
 LAST_LINES = 10
 VARIABLES = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
 """Workers have a separate rendezvous, not the store of the run that starts them."""
@@ -109,7 +108,7 @@ def run_worker(
     layout = layout or RankLayout(1, processes.find_free_port())
     _write_request(folder, request, layout.world_size)
     command = [sys.executable, "-m", module, str(folder / REQUEST)]
-    with processes.start_processes(
+    with start_processes(
         command,
         layout.world_size,
         folder,
@@ -120,13 +119,11 @@ def run_worker(
     ) as children:
         monitor = _WorkerMonitor(folder, children, limits, on_line)
         try:
-            timing.wait_for(
-                monitor.is_over, limits.total, poll_seconds=POLL_SECONDS, on_poll=on_poll
-            )
+            timing.wait_for(monitor.is_over, limits.total, on_poll=on_poll)
             worker_exit = monitor.describe_exit()
         finally:
             for child in children:
-                _kill_group(child)
+                kill_group(child)
     monitor.read_lines()
     return worker_exit
 
@@ -176,7 +173,7 @@ class _WorkerMonitor:
 
     def describe_exit(self) -> WorkerExit:
         """Return how the workers ended, or which limit they exceeded."""
-        code = processes.find_exit_code(self._children)
+        code = find_exit_code(self._children)
         codes = [child.poll() for child in self._children]
         rank = codes.index(code) if code else 0
         if code == 0:
@@ -201,13 +198,7 @@ def _write_request(folder: Path, request: Mapping[str, Any], size: int) -> None:
 
 def _spawn(command: list[str], log: Path | None, variables: Mapping[str, str]) -> Child:
     with stop_signals.block_signals():
-        return processes.spawn(command, log, variables, new_session=True)
-
-
-def _kill_group(child: Child) -> None:
-    """Kill a worker and its child processes, whose process group it leads."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
+        return spawn(command, log, variables, new_session=True)
 
 
 def _last_lines(log: Path) -> tuple[str, ...]:

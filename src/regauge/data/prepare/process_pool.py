@@ -16,8 +16,9 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from regauge.system import stop_signals
+from regauge.system.children import hide_main_module, start_resource_tracker
 from regauge.system.errors import TransientError
-from regauge.system.processes import hide_main_module, start_resource_tracker
+from regauge.system.timing import POLL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-POLL_SECONDS = 0.1
 
 
 class _WorkerProcess(SpawnProcess):

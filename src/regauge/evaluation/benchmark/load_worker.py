@@ -1,44 +1,37 @@
-"""Process that sends requests to a server: one JSON line in for each load, one line out.
+"""Process that sends requests to a server: one message in for each load, its result out.
 
-The first line has the target and the texts' file; an empty document answers it. The process ends
-at the end of its input. It is separate from the server and from the program that analyses the
-results.
+The first message is the target and the file with the texts; None answers it. The process is
+separate from the server and from the program that analyses the results.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
-from pathlib import Path
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from regauge.evaluation.benchmark.http_load import HttpLoad, HttpTarget, LoadResult
-from regauge.system import processes
-from regauge.system.json_files import parse_object, read_json_list
+from regauge.system.json_files import read_json_list
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 
-def main() -> None:
-    """Run the loads of the standard input."""
-    processes.die_with_parent()
-    first = parse_object(sys.stdin.readline())
-    texts = read_json_list(Path(first["texts"]), "start the benchmark again")
+def run_loads(pipe: Connection) -> None:
+    """Run the loads of a pipe, until it is closed."""
+    target, path = pipe.recv()
+    texts = read_json_list(path, "start the benchmark again")
     with asyncio.Runner(loop_factory=_find_loop_factory()) as runner:
-        runner.run(_run_loads(HttpTarget(**first["target"]), texts))
+        runner.run(_run_loads(pipe, target, texts))
 
 
-async def _run_loads(target: HttpTarget, texts: list[str]) -> None:
+async def _run_loads(pipe: Connection, target: HttpTarget, texts: list[str]) -> None:
     async with HttpLoad(target, texts) as load:
-        _write_line({})
-        for line in sys.stdin:
-            result = await _run_load(load, parse_object(line))
-            _write_line(result._asdict())
-
-
-def _write_line(document: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(document) + "\n")
-    sys.stdout.flush()
+        pipe.send(None)
+        with suppress(EOFError):
+            while True:
+                pipe.send(await _run_load(load, pipe.recv()))
 
 
 async def _run_load(load: HttpLoad, spec: dict[str, Any]) -> LoadResult:
@@ -58,7 +51,3 @@ def _find_loop_factory() -> Any:
     except ImportError:
         return None
     return uvloop.new_event_loop
-
-
-if __name__ == "__main__":
-    main()

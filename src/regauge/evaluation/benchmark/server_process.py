@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regauge.system import processes, timing
+from regauge.system import children, timing
 from regauge.system.errors import ChildError, NoProgressError
+from regauge.system.processes import read_process_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from regauge.system.processes import Child
+    from regauge.system.children import Child
 
 HEALTH = "/health"
-POLL_SECONDS = 0.02
 HEALTH_SECONDS = 5.0
 """Longest time of one request for the health of a server."""
 STOP_SECONDS = 30.0
@@ -62,16 +62,15 @@ def run_server(
     NoProgressError if it is not healthy within the timeout.
     """
     began = time.perf_counter()
-    child = processes.spawn(list(command), log, variables or {}, new_session=True)
+    child = children.spawn(list(command), log, variables or {}, new_session=True)
     try:
         timing.wait_for(
             lambda: is_healthy(url) or child.poll() is not None,
             timeout_seconds,
-            poll_seconds=POLL_SECONDS,
         )
         start_seconds = time.perf_counter() - began
         if (code := child.poll()) is not None:
-            status = processes.convert_return_code(code) or 1
+            status = children.convert_return_code(code) or 1
             raise ChildError(status, f"the server ended with exit code {code}; see {log}")
         if not is_healthy(url):
             problem = f"the server is not ready after {timeout_seconds:g} s"
@@ -94,7 +93,7 @@ def _stop(child: Child) -> None:
     """End a server by SIGTERM; kill its processes if it does not end in time."""
     if child.poll() is None:
         child.terminate()
-        timing.wait_for(lambda: child.poll() is not None, STOP_SECONDS, poll_seconds=POLL_SECONDS)
+        timing.wait_for(lambda: child.poll() is not None, STOP_SECONDS)
     for pid in _list_session(child.pid):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -105,21 +104,12 @@ def _list_session(session: int) -> list[int]:
     """Return the processes of a session, which a server in a new session leads."""
     pids = []
     for folder in Path("/proc").glob("[0-9]*"):
-        fields = _read_stat(int(folder.name))
+        fields = read_process_fields(int(folder.name))
         if fields and int(fields[SESSION]) == session:
             pids.append(int(folder.name))
     return pids
 
 
 def _read_seconds(pid: int) -> float:
-    fields = _read_stat(pid)
+    fields = read_process_fields(pid)
     return sum(int(field) for field in fields[TIMES]) / TICKS_PER_SECOND if fields else 0.0
-
-
-def _read_stat(pid: int) -> list[str]:
-    """Return the fields of a process after its name: state, parent, ...; empty if it has ended."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return text.rpartition(")")[2].split()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import subprocess
 import threading
@@ -10,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from regauge.jobs.targets._secret_files import read_secret_files
+from regauge.system.children import convert_return_code, spawn
 from regauge.system.errors import ERROR_PREFIX, DataError
-from regauge.system.processes import convert_return_code, die_with_parent, find_free_port
+from regauge.system.processes import find_free_port
 
 DRAIN_SECONDS = 2.0
 """Wait for the last lines of a command that has ended; its children may hold its output open."""
@@ -39,13 +39,12 @@ class NodeActor:
     ) -> None:
         """Start the command; if it cannot start, `poll` returns the reason and a code."""
         try:
-            self._process = subprocess.Popen(
+            # It does not outlive this actor, which Ray may kill.
+            self._process = spawn(
                 command,
-                env={**os.environ, **variables, **read_secret_files(secrets)},
+                variables={**variables, **read_secret_files(secrets)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                # The command must not outlive this actor, which Ray may kill.
-                preexec_fn=die_with_parent,  # noqa: PLW1509
             )
         except DataError as error:
             self._record_failure(f"{error}", DataError.exit_code)

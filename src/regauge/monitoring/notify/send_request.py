@@ -20,9 +20,9 @@ import urllib.request
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from regauge.system.children import die_with_parent
 from regauge.system.errors import first_line
 from regauge.system.json_files import parse_object
-from regauge.system.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -53,7 +53,7 @@ async def show_health(call: Call[EmptyBody]) -> Response:
         models[name] = {
             "loaded": version is not None,
             "workers": len(version.worker_pids) if version else 0,
-            "replaced_workers": version.num_replaced if version else 0,
+            "replaced_workers": version.pool.num_replaced if version else 0,
             "waiting_records": version.num_waiting if version else 0,
         }
     return build_json_response({"status": state, "models": models}, status=status)

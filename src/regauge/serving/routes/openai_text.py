@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from regauge.serving.server_context import ServerContext
     from regauge.serving.text_generation.openai_requests import AnswerOptions
-    from regauge.serving.text_generation.served_text_model import ServedTextModel
+    from regauge.serving.text_generation.text_version import TextVersion
 
 KEEP_ALIVE_SECONDS = 15.0
 """Time without a token after which a comment keeps the connection of a stream open."""
@@ -101,7 +101,7 @@ class CompletionFormat:
     kind = "text_completion"
     chunk_kind = "text_completion"
 
-    def __init__(self, model: ServedTextModel) -> None:
+    def __init__(self, model: TextVersion) -> None:
         self._head = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -182,9 +182,9 @@ async def _generate(call: Call[Any], formatter: type[CompletionFormat]) -> Respo
         async with AsyncExitStack() as stack:
             models = call.context.models
             version = await stack.enter_async_context(models.use_for_text(options.model))
-            prompts = options.encode_prompts(version.model)
-            answers = _start_answers(stack, version.model, options, prompts, timeout)
-            output = formatter(version.model)
+            prompts = options.encode_prompts(version)
+            answers = _start_answers(stack, version, options, prompts, timeout)
+            output = formatter(version)
             num_prompt_tokens = sum(map(len, prompts))
             if options.stream:
                 shown_tokens = num_prompt_tokens if options.includes_usage else None
@@ -201,7 +201,7 @@ async def _generate(call: Call[Any], formatter: type[CompletionFormat]) -> Respo
 
 def _start_answers(
     stack: AsyncExitStack,
-    model: ServedTextModel,
+    model: TextVersion,
     options: AnswerOptions,
     prompts: Sequence[np.ndarray],
     timeout_seconds: float,

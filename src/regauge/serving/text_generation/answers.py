@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from regauge.models.settings import Generation
-    from regauge.serving.text_generation.served_text_model import ServedTextModel
     from regauge.serving.text_generation.text_requests import TokenEvent
+    from regauge.serving.text_generation.text_version import TextVersion
 
 
 class Answer:
@@ -22,13 +22,13 @@ class Answer:
 
     def __init__(
         self,
-        model: ServedTextModel,
+        model: TextVersion,
         index: int,
         prompt: np.ndarray,
         generation: Generation,
         timeout_seconds: float | None,
     ) -> None:
-        """Send the request to a worker; raises the errors of `TextClient.start_answer`."""
+        """Send the request to a worker; raises the errors of `TextWorker.start_answer`."""
         self.index = index
         """Number of the answer in its request."""
         self.num_tokens = 0
@@ -36,7 +36,7 @@ class Answer:
         self.finish_reason: str | None = None
         """`stop` or `length` after the end."""
         self._text = model.build_answer(generation)
-        self._stream = model.client.start_answer(prompt, generation, index, timeout_seconds)
+        self._stream = model.start_answer(prompt, generation, index, timeout_seconds)
 
     async def read_parts(self) -> AsyncIterator[str]:
         """Yield the parts of the text; raises RequestError if the answer fails."""

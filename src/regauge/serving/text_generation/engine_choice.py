@@ -1,4 +1,4 @@
-"""Selects the text engine of an artifact and loads it."""
+"""Selects the text engine of an artifact, loads it, and compares its answers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import numpy as np
 import torch
 
 from regauge.inference.export.engine import load_engine
-from regauge.models.generation.text_generation import GenerationProgram
+from regauge.inference.export.records import Records, TextRecords
+from regauge.models.generation.text_generation import NO_TOKEN, GenerationProgram
 from regauge.models.init_weights import META
 from regauge.models.settings import Generation
 from regauge.serving.text_generation import vllm_engine
 from regauge.serving.text_generation.static_engine import StaticTextEngine
 from regauge.serving.text_generation.text_requests import TextRequest
-from regauge.system.errors import RegaugeError, SettingsError, first_line
+from regauge.system.errors import DataError, RegaugeError, SettingsError, first_line
 from regauge.system.log import logger
 
 if TYPE_CHECKING:
@@ -141,3 +142,26 @@ def _get_logits(engine: PagedTextEngine) -> torch.Tensor:
     if engine.sampler.recorded is None:
         raise TypeError("no step was computed")
     return engine.sampler.recorded
+
+
+def generate_tokens(engine: TextEngine, generation: Generation, records: Records) -> np.ndarray:
+    """Return the answers to prompts, [records, max_new_tokens] fp32, NO_TOKEN after their ends.
+
+    Raises DataError if the engine fails to answer a prompt.
+    """
+    if not isinstance(records, TextRecords):
+        raise TypeError("the rows of a model that generates text are texts")
+    [texts] = records.texts
+    for index, prompt in enumerate(np.split(texts.ids, np.cumsum(texts.lengths)[:-1])):
+        engine.add(TextRequest(str(index), prompt, generation, index))
+    answers: list[list[int]] = [[] for _ in range(len(records))]
+    while engine.has_work:
+        for event in engine.step():
+            if event.finish_reason == "error":
+                raise DataError(event.message, "export the artifact again on this machine")
+            if event.token is not None:
+                answers[int(event.request_id)].append(event.token)
+    tokens = np.full((len(records), generation.max_new_tokens or 1), NO_TOKEN, np.float32)
+    for row, answer in zip(tokens, answers, strict=True):
+        row[: len(answer)] = answer
+    return tokens

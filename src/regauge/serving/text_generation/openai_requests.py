@@ -18,7 +18,7 @@ from regauge.serving.http_protocol import RequestBody
 from regauge.serving.request_errors import InvalidRequestError, TooLargeError
 
 if TYPE_CHECKING:
-    from regauge.serving.text_generation.served_text_model import ServedTextModel
+    from regauge.serving.text_generation.text_version import TextVersion
 
 MAX_STOP_TEXTS = 4
 MAX_ANSWERS = 128
@@ -130,7 +130,7 @@ class AnswerOptions(RequestBody):
         """Most tokens of an answer, if the request limits them."""
         return self.max_tokens
 
-    def build_generation(self, model: ServedTextModel, prompt: np.ndarray) -> Generation:
+    def build_generation(self, model: TextVersion, prompt: np.ndarray) -> Generation:
         """Return the options for a prompt; without a limit the answer fills the room that is left.
 
         Options that the request leaves out are those of the model.
@@ -162,7 +162,7 @@ class CompletionRequest(AnswerOptions):
     prompt: str | list[Any]
     """A text, a list of texts, a list of token ids, or a list of these."""
 
-    def encode_prompts(self, model: ServedTextModel) -> list[np.ndarray]:
+    def encode_prompts(self, model: TextVersion) -> list[np.ndarray]:
         """Return the tokens of the prompts, each [tokens] int32.
 
         Raises InvalidRequestError, TooLargeError, or DataError.
@@ -196,7 +196,7 @@ class ChatRequest(AnswerOptions):
         """Most tokens of an answer, if the request limits them."""
         return self.max_completion_tokens or self.max_tokens
 
-    def encode_prompts(self, model: ServedTextModel) -> list[np.ndarray]:
+    def encode_prompts(self, model: TextVersion) -> list[np.ndarray]:
         """Return the tokens of the conversation, [tokens] int32; raises DataError."""
         record: dict[str, Any] = {"messages": self.messages}
         for name in ("tools", "functions", "documents", "chat_template_kwargs"):
@@ -210,7 +210,7 @@ def _is_single(prompt: str | list[Any]) -> bool:
     return isinstance(prompt, str) or bool(prompt and isinstance(prompt[0], int))
 
 
-def _encode_item(item: Any, model: ServedTextModel) -> np.ndarray:
+def _encode_item(item: Any, model: TextVersion) -> np.ndarray:
     """Return the tokens of a prompt, [tokens] int32."""
     if isinstance(item, str):
         return model.encode_prompt(item)

@@ -1,14 +1,13 @@
-"""The asyncio side of a text worker: admission, deadlines and cancellation of requests."""
+"""The server's side of text generation: admission, deadlines and cancellation of requests."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import math
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any
 
 from regauge.serving.request_errors import (
     DeadlineError,
@@ -17,17 +16,14 @@ from regauge.serving.request_errors import (
     UnavailableError,
 )
 from regauge.serving.text_generation.text_requests import EngineLimits, TextRequest, TokenEvent
-from regauge.serving.wire import encode_message, read_message
-from regauge.system.errors import ChildError, PreflightError
+from regauge.serving.wire import encode_message
+from regauge.serving.workers.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
-    import socket
-    from types import TracebackType
-
     import numpy as np
 
     from regauge.models.settings import Generation
-    from regauge.serving.text_generation.settings import TextServing
+    from regauge.serving.wire import Message
 
 RECENT_SECONDS = 30.0
 """The time over which ended requests are counted, to estimate the wait of a new one."""
@@ -35,33 +31,16 @@ MAX_RETRY_SECONDS = 60
 """Longest wait that a refused client is advised."""
 
 
-class TextHeartbeat(NamedTuple):
-    """The last heartbeat of a worker."""
-
-    steps: int
-    """Number of steps since the start."""
-    step_seconds: float
-    """How long the current step takes; 0 between steps."""
-    running: int
-    """Number of requests that are computed."""
-    waiting: int
-    """Number of requests that wait in the worker."""
-
-
 class TokenStream:
-    """The events of one request, as an asynchronous iterator and context manager.
+    """The events of one request."""
 
-    Leaving the context cancels a request that has not ended.
-    """
-
-    def __init__(self, client: TextWorkerClient, request_id: str, deadline: float | None) -> None:
-        self._client = client
+    def __init__(self, worker: TextWorker, request_id: str, deadline: float | None) -> None:
+        self._worker = worker
         self._request_id = request_id
         self._deadline = deadline
         self._events: deque[TokenEvent] = deque()
         self._has_news = asyncio.Event()
-        self.has_ended = False
-        """Whether the last event was read."""
+        self._has_ended = False
 
     def put(self, event: TokenEvent) -> None:
         """Store an event for the reader; the reader is never waited for."""
@@ -73,13 +52,13 @@ class TokenStream:
 
         Raises DeadlineError after the deadline, and InferenceError if the worker ended.
         """
-        if self.has_ended:
+        if self._has_ended:
             return []
         await self._wait()
         events = list(self._events)
         self._events.clear()
         self._has_news.clear()
-        self.has_ended = events[-1].finish_reason is not None
+        self._has_ended = events[-1].finish_reason is not None
         return events
 
     async def _wait(self) -> None:
@@ -102,79 +81,35 @@ class TokenStream:
 
     def close(self) -> None:
         """Cancel the request unless it has ended."""
-        self.has_ended = True
-        self._client.forget(self._request_id)
-
-    def __enter__(self) -> Self:
-        """Return the stream."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Cancel the request unless it has ended."""
-        self.close()
+        self._has_ended = True
+        self._worker.forget(self._request_id)
 
 
-def _check_ready(header: dict[str, Any]) -> None:
-    """Raise ChildError if the first message of a worker is its error."""
-    if header["type"] == "error":
-        raise ChildError(header["code"], f"{header['error']}; {header['remedy']}")
+class TextWorker(WorkerProcess):
+    """A worker process that generates text, and the requests that it was sent."""
 
+    exit_seconds = 5.0
+    silence_problem = "gave no token"
 
-class TextWorkerClient:
-    """Sends requests to a worker process over a socket, and distributes its events."""
-
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        limits: EngineLimits,
-        settings: TextServing,
-    ) -> None:
-        self.limits = limits
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.limits = EngineLimits(**self.ready_header["limits"])
         """The limits of the engine."""
-        self.heartbeat = TextHeartbeat(0, 0.0, 0, 0)
-        """The last heartbeat."""
+        self.heartbeat: dict[str, Any] = {"step_seconds": 0.0, "running": 0, "waiting": 0}
+        """The last heartbeat: how long the current step takes, and the numbers of requests that are
+        computed and that wait."""
         self.num_tokens = 0
         """Number of tokens that the worker has generated."""
-        self.last_message = time.monotonic()
-        """When the last message arrived, by `time.monotonic`."""
-        self._reader = reader
-        self._writer = writer
-        self._settings = settings
+        self._last_message = time.monotonic()
         self._streams: dict[str, TokenStream] = {}
         self._numbers = itertools.count()
         self._ends: deque[float] = deque()
-        self._error: str | None = None
-        self._task = asyncio.create_task(self._receive(), name="text-worker-events")
-
-    @classmethod
-    async def connect(cls, connection: socket.socket, settings: TextServing) -> Self:
-        """Return the client of a worker after it has loaded its model.
-
-        Raises ChildError with the error of the worker, and PreflightError if it ends without one.
-        """
-        reader, writer = await asyncio.open_connection(sock=connection)
-        try:
-            header = (await read_message(reader)).header
-            _check_ready(header)
-        except (asyncio.IncompleteReadError, OSError):
-            writer.close()
-            problem = "a worker ended while it loaded the model"
-            raise PreflightError(problem, "see its messages above") from None
-        except BaseException:
-            writer.close()
-            raise
-        return cls(reader, writer, EngineLimits(**header["limits"]), settings)
+        self._problem = "the worker process ended"
 
     @property
-    def is_alive(self) -> bool:
-        """Whether the worker is connected."""
-        return self._error is None
+    def silent_seconds(self) -> float:
+        """How long the current step takes, or how long no message came, if that is longer."""
+        return max(time.monotonic() - self._last_message, float(self.heartbeat["step_seconds"]))
 
     @property
     def num_requests(self) -> int:
@@ -211,30 +146,19 @@ class TextWorkerClient:
 
     def forget(self, request_id: str) -> None:
         """Cancel a request that has not ended."""
-        if self._streams.pop(request_id, None) is not None and self.is_alive:
+        if self._streams.pop(request_id, None) is not None and not self.has_ended:
             self._writer.write(encode_message({"type": "cancel", "id": request_id}))
 
-    async def wait_until_lost(self) -> None:
-        """Return when the worker has ended."""
-        await asyncio.shield(self._task)
-
-    def request_end(self) -> None:
-        """Ask the worker to end; requests that it has fail."""
-        if self.is_alive:
-            self._writer.write(encode_message({"type": "shutdown"}))
-
-    async def close(self) -> None:
-        """Close the connection, which ends the worker; requests that it has fail."""
-        self._writer.close()
-        await self._task
-        with contextlib.suppress(OSError):  # the worker may close the connection first
-            await self._writer.wait_closed()
+    def fail_requests(self) -> None:
+        for stream in self._streams.values():
+            stream.end()
+        self._streams.clear()
 
     def _check_room(self) -> None:
         """Raise an error if a new request must not be sent."""
-        if self._error is not None:
-            raise UnavailableError(self._error, retry_after=1)
-        room = self.limits.max_running + self._settings.max_queued_requests
+        if self.has_ended:
+            raise UnavailableError(self._problem, retry_after=1)
+        room = self.limits.max_running + self._settings.generation.max_queued_requests
         if self.num_requests >= room:
             message = f"{self.num_requests} requests are running or waiting; try again later"
             raise OverloadedError(message, retry_after=self._estimate_wait())
@@ -249,33 +173,19 @@ class TextWorkerClient:
             return MAX_RETRY_SECONDS
         return min(MAX_RETRY_SECONDS, max(1, math.ceil(self.num_requests / 2 / rate)))
 
-    async def _receive(self) -> None:
-        """Distribute the messages of the worker until it ends."""
-        message = "the worker process ended"
-        try:
-            while True:
-                header = (await read_message(self._reader)).header
-                self.last_message = time.monotonic()
-                if header["type"] == "failed":
-                    message = f"the worker process ended: {header['message']}"
-                self._handle(header)
-        except (asyncio.IncompleteReadError, OSError):
-            self._error = message
-        for stream in self._streams.values():
-            stream.end()
-        self._streams.clear()
-
-    def _handle(self, header: dict[str, Any]) -> None:
-        """Handle a message of the worker."""
-        if header["type"] == "heartbeat":
-            values = {name: header[name] for name in TextHeartbeat._fields}
-            self.heartbeat = TextHeartbeat(**values)
+    def _handle(self, message: Message) -> None:
+        header = message.header
+        self._last_message = time.monotonic()
+        if header["type"] == "failed":
+            self._problem = f"the worker process ended: {header['message']}"
+        elif header["type"] == "heartbeat":
+            self.heartbeat = header
         for values in header.get("events", ()):
             event = TokenEvent(*values)
             stream = self._streams.get(event.request_id)
             self.num_tokens += event.token is not None
             if event.finish_reason is not None:
-                self._ends.append(self.last_message)
+                self._ends.append(self._last_message)
                 self._streams.pop(event.request_id, None)
             if stream is not None:
                 stream.put(event)

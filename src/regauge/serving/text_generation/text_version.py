@@ -1,68 +1,68 @@
-"""A loaded version of a causal model: its tokenizer, and the workers that generate text."""
+"""A loaded version of a causal model: texts to tokens, tokens to texts, and the workers between."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from regauge.data.chat_templates import TemplateError
+from regauge.data.conversations import ASSISTANT, ConversationError
+from regauge.data.sources import is_unicode
+from regauge.inference.export.preprocess import Preprocessor
+from regauge.inference.export.text_stream import AnswerText
 from regauge.serving.loaded_version import LoadedVersion
-from regauge.serving.text_generation.served_text_model import ServedTextModel
-from regauge.serving.text_generation.text_worker import TextWorkerRequest
-from regauge.serving.text_generation.text_workers import TextWorkers
-from regauge.serving.workers.worker_requests import build_load_requests
+from regauge.serving.request_errors import UnavailableError
+from regauge.serving.text_generation.text_client import TextWorker
+from regauge.serving.text_generation.text_requests import RequestTooLongError
+from regauge.serving.workers.worker_pool import WorkerPool
+from regauge.system.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from regauge.inference.export.artifact import Artifact
+    from regauge.models.settings import Generation
     from regauge.serving.settings import Serve
+    from regauge.serving.text_generation.text_client import TokenStream
 
 
 class TextVersion(LoadedVersion):
     """A version of a causal model that answers requests."""
 
+    pool: WorkerPool[TextWorker]
+
     def __init__(self, name: str, artifact: Artifact, settings: Serve) -> None:
-        """Take the name of the model in requests, and its artifact."""
+        """Take the name of the model in requests, and its artifact with the default options."""
         super().__init__(artifact)
-        self._name = name
-        limits = settings.workers
+        self.name = name
+        """The name of the model in requests."""
+        self.generation = artifact.generation_options
+        """The options of a request that names none."""
         table = settings.generation.model_dump()
-        requests = [
-            TextWorkerRequest(**request.to_header(), settings=table)
-            for request in build_load_requests(artifact, limits)
-        ]
-        self.workers = TextWorkers(
-            requests,
-            settings.generation,
-            start_timeout_seconds=limits.start_timeout_seconds,
-            hang_timeout_seconds=limits.hang_timeout_seconds,
-        )
+        self.pool = WorkerPool(TextWorker, artifact, settings, generation=table)
         """The worker processes."""
-        self._model: ServedTextModel | None = None
 
     async def start(self) -> None:
-        await self.workers.start()
-        self._model = ServedTextModel(self._name, self.artifact, self.workers)
-        self.content_sha256 = self.artifact.content_sha256
-
-    async def stop(self) -> None:
-        await self.workers.stop()
-
-    @property
-    def model(self) -> ServedTextModel:
-        """The model as the routes see it."""
-        if self._model is None:
-            raise RuntimeError("the version has not started")
-        return self._model
-
-    @property
-    def worker_pids(self) -> list[int]:
-        return [worker.pid for worker in self.workers.ready]
-
-    @property
-    def num_replaced(self) -> int:
-        return self.workers.num_replaced
+        tokenization, fields = self.program.tokenization, self.program.fields
+        if tokenization is None:
+            raise SettingsError(f"the model '{self.name}' reads no texts", "serve a causal model")
+        await self.pool.start()
+        worker = self.pool.ready[0]
+        self.content_sha256 = worker.ready_header["content_sha256"]
+        self._max_tokens = worker.limits.max_tokens
+        self._max_length = (
+            worker.limits.max_prompt_tokens or self._max_tokens or tokenization.max_length
+        )
+        tokenization = tokenization.model_copy(update={"max_length": self._max_length})
+        self._chat = Preprocessor(self.artifact.tokenizer_folder, tokenization, fields)
+        self._completion = self._chat.with_tokenization(
+            tokenization.model_copy(update={"input_format": "completion"})
+        )
 
     @property
     def num_waiting(self) -> int:
-        return sum(worker.client.heartbeat.waiting for worker in self.workers.ready)
+        return sum(worker.heartbeat["waiting"] for worker in self.pool.ready)
 
     def estimate_wait(self) -> float:
         """Return 0: the time of a generated text is unknown before its end."""
@@ -72,3 +72,78 @@ class TextVersion(LoadedVersion):
         """Return False: a full queue of a text model refuses each request by itself."""
         del max_wait_seconds
         return False
+
+    def start_answer(
+        self,
+        prompt: np.ndarray,
+        generation: Generation,
+        number: int = 0,
+        timeout_seconds: float | None = None,
+    ) -> TokenStream:
+        """Send a request to the worker with the fewest; see `TextWorker.start_answer`."""
+        workers = [worker for worker in self.pool.ready if not worker.has_ended]
+        if not workers:
+            raise UnavailableError("no process that generates text is ready", retry_after=1)
+        worker = min(workers, key=lambda worker: worker.num_requests)
+        return worker.start_answer(prompt, generation, number, timeout_seconds)
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._chat.is_chat
+
+    def limit_answer(self, num_prompt_tokens: int) -> int:
+        """Return the most tokens of an answer without a limit of its own, at least 1."""
+        count = self.generation.max_new_tokens or 1
+        if self._max_tokens is not None:
+            count = min(count, self._max_tokens - num_prompt_tokens)
+        return max(1, count)
+
+    def encode_prompt(self, text: str) -> np.ndarray:
+        """Return the tokens of a text to continue, [tokens] int32; no chat template is applied.
+
+        Raises DataError if the text is longer than the model reads, or is not valid Unicode.
+        """
+        if not is_unicode(text):
+            raise DataError("the prompt is not valid Unicode", "send text in UTF-8")
+        encoded = self._completion.encode_records([[text]])
+        self._check_length(encoded.num_truncated)
+        return encoded.records.texts[0].ids
+
+    def encode_chat(self, record: Mapping[str, Any]) -> np.ndarray:
+        """Return the tokens of a conversation up to its answer, [tokens] int32.
+
+        `record` has `messages` and perhaps `tools`. Raises DataError if it is invalid.
+        """
+        if not self.is_chat:
+            problem = f"the model '{self.name}' has no chat template"
+            raise DataError(problem, "send the prompt to /v1/completions")
+        try:
+            request = self._chat.render_request(record)
+            _check_last_message(record)
+        except ConversationError as error:
+            raise DataError(f"{error.reason}: {error.detail}", "correct the messages") from None
+        except TemplateError as error:
+            problem = f"the chat template cannot render the conversation: {error}"
+            raise DataError(problem, "send messages that the template knows") from None
+        encoded = self._chat.encode_requests([request])
+        self._check_length(encoded.num_truncated)
+        return encoded.records.texts[0].ids
+
+    def build_answer(self, generation: Generation) -> AnswerText:
+        """Return an empty answer that decodes its tokens."""
+        return AnswerText(self._decode, generation)
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._chat.decode(np.array([tokens], np.int64))[0] if tokens else ""
+
+    def _check_length(self, num_truncated: int) -> None:
+        if num_truncated:
+            problem = f"the prompt has more than the {self._max_length} tokens that the model reads"
+            raise RequestTooLongError(problem, "shorten the prompt")
+
+
+def _check_last_message(record: Mapping[str, Any]) -> None:
+    """Raise ConversationError if a conversation ends with an answer, which would be left out."""
+    if record["messages"][-1].get("role") == ASSISTANT:
+        raise ConversationError("the last message is an answer of the assistant")

@@ -1,34 +1,29 @@
-"""A worker process of the server that generates text.
+"""The model of a worker process that generates text: an engine, and the messages to it.
 
-    python -m regauge.serving.text_generation.text_worker FD
-
-FD is a socket to the server. The first message is a `TextWorkerRequest`. The worker answers with
-`ready`, or with `error` and ends. It reads the socket in a thread, so that requests and
-cancellations arrive while the engine computes. Another thread sends a heartbeat every second. It
-says how long the current step takes, so that a watchdog can tell a hang from a long step.
+It reads the socket in a thread, so that requests and cancellations arrive while the engine
+computes. Another thread sends a heartbeat every second. It says how long the current step takes, so
+that the server can tell a hang from a long step.
 
 Messages to the worker have the `type` "add" (with `id`, `options`, `number` and the array of the
-prompt), "cancel" (with `id`) or "shutdown". Messages from it are "ready" (with `limits`), "events"
-(token events), "heartbeat" and "failed" (with `message`).
+prompt) or "cancel" (with `id`). Messages from it are "ready" (with `limits`), "events" (token
+events), "heartbeat" and "failed" (with `message`).
 """
 
 from __future__ import annotations
 
 import queue
 import socket
-import sys
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from regauge import config
 from regauge.models.settings import Generation
 from regauge.serving.text_generation.settings import TextServing
 from regauge.serving.text_generation.text_requests import TextRequest, TokenEvent
 from regauge.serving.wire import encode_message, receive_message
-from regauge.serving.workers.worker_main import LoadRequest, run_worker_process
 from regauge.system.errors import DataError, RegaugeError, first_line
 from regauge.system.log import logger
 
@@ -39,6 +34,7 @@ if TYPE_CHECKING:
 
     from regauge.serving.text_generation.text_requests import TextEngine
     from regauge.serving.wire import Message
+    from regauge.serving.workers.worker_requests import LoadRequest
 
 HEARTBEAT_SECONDS = 1.0
 """Time between two heartbeats."""
@@ -46,108 +42,84 @@ JOIN_SECONDS = 5.0
 """Longest wait for a thread at the end of the loop."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextWorkerRequest(LoadRequest):
-    """What a worker loads."""
+class TextEngineWorker:
+    """A loaded engine, the socket to the server, and the threads of the socket."""
 
-    settings: dict[str, Any] = field(default_factory=dict)
-    """The table of `TextServing`."""
-
-
-def main(descriptor: int) -> int:
-    """Serve the socket with this file descriptor; return the exit code."""
-    return run_worker_process(
-        descriptor,
-        lambda header: load_requested_engine(TextWorkerRequest(**header)),
-        _serve_and_close,
-    )
-
-
-def _serve_and_close(connection: socket.socket, engine: TextEngine) -> None:
-    try:
-        serve_engine(connection, engine)
-    finally:
-        engine.close()
-
-
-def load_requested_engine(request: TextWorkerRequest) -> TextEngine:
-    """Return the engine of a request, after its parity rows were computed again.
-
-    Raises the errors of `open_model` and of the engine, and DataError if a row differs.
-    """
-    request.prepare_process()
-    from regauge.inference.export.parity_rows import check_artifact
-    from regauge.inference.export.uncompiled import open_model
-    from regauge.serving.text_generation.engine_choice import load_text_engine
-    from regauge.serving.text_generation.text_parity import generate_tokens
-
-    artifact = open_model(request.path, threads=request.threads)
-    settings = config.build(TextServing, request.settings)
-    engine = load_text_engine(artifact, settings, threads=request.threads, device=request.device)
-    try:
-        check_artifact(artifact, partial(generate_tokens, engine, artifact.generation_options))
-    except BaseException:
-        engine.close()
-        raise
-    return engine
-
-
-def serve_engine(
-    connection: socket.socket, engine: TextEngine, *, heartbeat_seconds: float = HEARTBEAT_SECONDS
-) -> None:
-    """Serve an engine until "shutdown" arrives or the other end closes the connection."""
-    loop = WorkerLoop(connection, engine, heartbeat_seconds)
-    loop.run()
-
-
-class WorkerLoop:
-    """The connection of a worker with its engine, and the threads of the connection."""
-
-    def __init__(
-        self, connection: socket.socket, engine: TextEngine, heartbeat_seconds: float
-    ) -> None:
-        self._connection = connection
-        self._engine = engine
-        self._heartbeat_seconds = heartbeat_seconds
+    def __init__(self, engine: TextEngine, content_sha256: str) -> None:
+        """Take an engine, and the hash of the artifact that it has loaded."""
+        self.engine = engine
+        """Generates the answers."""
+        self._content_sha256 = content_sha256
+        self._connection: socket.socket
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._send_lock = threading.Lock()
         self._has_ended = threading.Event()
-        self._num_steps = 0
         self._step_start: float | None = None
 
-    def run(self) -> None:
-        """Run the loop; raises the error of the engine after it was sent."""
+    @classmethod
+    def load(cls, request: LoadRequest) -> Self:
+        """Load an engine, and compute the parity rows of its artifact again.
+
+        Raises the errors of `open_model` and of the engine, and DataError if a row differs.
+        """
+        from regauge.inference.export.parity_rows import check_artifact
+        from regauge.inference.export.uncompiled import open_model
+        from regauge.serving.text_generation.engine_choice import generate_tokens, load_text_engine
+
+        artifact = open_model(request.path, threads=request.threads)
+        settings = config.build(TextServing, request.generation or {})
+        engine = load_text_engine(
+            artifact, settings, threads=request.threads, device=request.device
+        )
+        try:
+            check_artifact(artifact, partial(generate_tokens, engine, artifact.generation_options))
+        except BaseException:
+            engine.close()
+            raise
+        return cls(engine, artifact.content_sha256)
+
+    def close(self) -> None:
+        """Release the engine."""
+        self.engine.close()
+
+    def serve(self, connection: socket.socket) -> None:
+        """Answer requests until the server closes the socket.
+
+        Raises the error of the engine after it was sent.
+        """
+        self._connection = connection
         threads = [
             threading.Thread(target=self._read, name="text-requests", daemon=True),
             threading.Thread(target=self._beat, name="text-heartbeat", daemon=True),
         ]
-        self._send({"type": "ready", "limits": asdict(self._engine.limits)})
+        limits = asdict(self.engine.limits)
+        self._send({"type": "ready", "content_sha256": self._content_sha256, "limits": limits})
         for thread in threads:
             thread.start()
         try:
-            self._serve()
+            self._generate()
         except (RuntimeError, MemoryError, ValueError, RegaugeError) as error:
             self._send({"type": "failed", "message": first_line(error)})
             raise
         finally:
             self._has_ended.set()
-            _shut_down(self._connection)
+            _shut_down(connection)
             for thread in threads:
                 thread.join(JOIN_SECONDS)
 
-    def _serve(self) -> None:
+    def _generate(self) -> None:
         """Handle messages and compute steps; waits for a message while there is no work."""
         while True:
             for message in self._take_messages():
-                if message is None or message.header["type"] == "shutdown":
+                if message is None:
                     return
                 self._handle(message)
-            if self._engine.has_work:
+            if self.engine.has_work:
                 self._step()
 
     def _take_messages(self) -> Iterator[Message | None]:
         """Yield the messages that have arrived; None is the end of the connection."""
-        if not self._engine.has_work:
+        if not self.engine.has_work:
             yield self._inbox.get()
         while True:
             try:
@@ -159,20 +131,19 @@ class WorkerLoop:
         """Add or cancel a request; a request that does not fit ends with an error."""
         header = message.header
         if header["type"] == "cancel":
-            self._engine.cancel(header["id"])
+            self.engine.cancel(header["id"])
             return
         request = _parse_request(header, message.arrays)
         try:
-            self._engine.add(request)
+            self.engine.add(request)
         except DataError as error:
             event = TokenEvent(request.request_id, None, "error", error.problem)
             self._send_events([event])
 
     def _step(self) -> None:
         self._step_start = time.monotonic()
-        events = self._engine.step()
+        events = self.engine.step()
         self._step_start = None
-        self._num_steps += 1
         if events:
             self._send_events(events)
 
@@ -195,15 +166,14 @@ class WorkerLoop:
 
     def _beat(self) -> None:
         """Send heartbeats until the loop ends."""
-        while not self._has_ended.wait(self._heartbeat_seconds):
+        while not self._has_ended.wait(HEARTBEAT_SECONDS):
             start = self._step_start
             self._send(
                 {
                     "type": "heartbeat",
-                    "steps": self._num_steps,
                     "step_seconds": 0.0 if start is None else time.monotonic() - start,
-                    "running": self._engine.num_running,
-                    "waiting": self._engine.num_waiting,
+                    "running": self.engine.num_running,
+                    "waiting": self.engine.num_waiting,
                 }
             )
 
@@ -229,7 +199,3 @@ def _shut_down(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError as error:
         logger.debug("The socket was closed by the other end: %s", error)
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))

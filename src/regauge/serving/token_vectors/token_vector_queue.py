@@ -15,7 +15,7 @@ from regauge.serving.request_errors import (
     OverloadedError,
     UnavailableError,
 )
-from regauge.serving.workers.worker_pool import WorkerLostError
+from regauge.serving.workers.batch_worker import WorkerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from regauge.serving.dispatcher import RequestOptions
+    from regauge.serving.workers.batch_worker import BatchWorker
     from regauge.serving.workers.worker_pool import WorkerPool
 
 MAX_ATTEMPTS = 2
@@ -34,7 +35,7 @@ SMOOTHING = 0.2
 class TokenVectorQueue:
     """Computes the token vectors of the texts of a model."""
 
-    def __init__(self, pool: WorkerPool) -> None:
+    def __init__(self, pool: WorkerPool[BatchWorker]) -> None:
         self._pool = pool
         self._turn = asyncio.Lock()
         self._seconds = 0.0

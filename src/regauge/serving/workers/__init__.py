@@ -1,5 +1,6 @@
-"""The worker processes of a model.
+"""The worker processes of a model, for batches and for text generation.
 
-`engine_worker` is a process that computes batches, and `worker_pool` sends them. `worker_group`
-replaces processes that end; text generation has workers of its own with the same group.
+`worker_pool` starts, watches and replaces them. `worker_process` is a process as the server sees
+it, and `worker_main` is the main module of the process, whose model is in `engine_worker` or in
+`text_generation`. `worker_requests` places the workers on devices or cores.
 """

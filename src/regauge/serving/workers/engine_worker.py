@@ -1,27 +1,17 @@
-"""A worker process of the server: loads an artifact and computes the batches that it receives.
-
-    python -m regauge.serving.workers.engine_worker FD
-
-FD is a socket to the server. The first message is a `WorkerRequest`. The worker answers with
-`ready`, or with `error` and ends. Then it answers every batch, in order, until the server closes
-the socket. The messages are those of `wire`.
-"""
+"""The model of a worker process that computes batches."""
 
 from __future__ import annotations
 
 import os
-import socket
-import sys
 import time
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from regauge.serving.wire import encode_message, receive_message
-from regauge.serving.workers.worker_main import LoadRequest, run_worker_process
 from regauge.system.errors import first_line
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Sequence
 
     import numpy as np
@@ -31,31 +21,10 @@ if TYPE_CHECKING:
     from regauge.inference.export.engine import Engine
     from regauge.inference.export.records import Records
     from regauge.serving.token_vectors.token_encoder import TokenEncoder
+    from regauge.serving.workers.worker_requests import LoadRequest
 
 MEASUREMENT_SECONDS = 0.5
 """Time to measure the batch shapes of a model that has no measured times."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerRequest(LoadRequest):
-    """What a worker loads."""
-
-    batch_invariant: bool
-    """Whether an output has the same bits in every batch."""
-
-
-def main(descriptor: int) -> int:
-    """Serve the socket with this file descriptor; return the exit code."""
-    return run_worker_process(
-        descriptor, lambda header: EngineWorker.start(WorkerRequest(**header)), _answer_batches
-    )
-
-
-def _answer_batches(connection: socket.socket, worker: EngineWorker) -> None:
-    """Answer every batch, in order, until the server closes the socket."""
-    connection.sendall(encode_message(worker.ready_header()))
-    while (message := receive_message(connection)) is not None:
-        connection.sendall(worker.answer(message.header, message.arrays))
 
 
 class EngineWorker:
@@ -67,13 +36,12 @@ class EngineWorker:
         self._times = times
 
     @classmethod
-    def start(cls, request: WorkerRequest) -> EngineWorker:
+    def load(cls, request: LoadRequest) -> EngineWorker:
         """Load, warm up and verify an artifact.
 
         Raises the errors of `open_model` and `load_engine`, and DataError if the stored parity rows
         do not come out again.
         """
-        request.prepare_process()
         from regauge.inference.export.batch_timing import measure_bucket_times
         from regauge.inference.export.bucket_times import read_bucket_times
         from regauge.inference.export.engine import load_engine, warm_up
@@ -103,6 +71,15 @@ class EngineWorker:
             )
         return cls(artifact, engine, times)
 
+    def serve(self, connection: socket.socket) -> None:
+        """Answer every batch, in order, until the server closes the socket."""
+        connection.sendall(encode_message(self._ready_header()))
+        while (message := receive_message(connection)) is not None:
+            connection.sendall(self._answer(message.header, message.arrays))
+
+    def close(self) -> None:
+        """Do nothing: the model ends with its process."""
+
     @cached_property
     def _token_encoder(self) -> TokenEncoder:
         """The uncompiled encoder, which is loaded at its first use."""
@@ -110,7 +87,7 @@ class EngineWorker:
 
         return TokenEncoder.load(self._artifact)
 
-    def ready_header(self) -> dict[str, Any]:
+    def _ready_header(self) -> dict[str, Any]:
         """Return the message that the worker is ready."""
         from regauge.inference.export.bucket_times import build_document
 
@@ -121,7 +98,7 @@ class EngineWorker:
             "times": build_document(self._times),
         }
 
-    def answer(self, header: dict[str, Any], arrays: Sequence[np.ndarray]) -> bytes:
+    def _answer(self, header: dict[str, Any], arrays: Sequence[np.ndarray]) -> bytes:
         """Compute a batch; return the message with its outputs, or with its error.
 
         A batch of the type `token_vectors` has the ids of one text.
@@ -152,7 +129,3 @@ def _build_records(num_texts: int, arrays: Sequence[np.ndarray]) -> Records:
     count = 2 * num_texts
     texts = [TokenizedTexts(*arrays[index : index + 2]) for index in range(0, count, 2)]
     return TextRecords(texts, arrays[count:])
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))

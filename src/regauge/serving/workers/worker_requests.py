@@ -7,13 +7,11 @@ wait less for each other. A single record takes longer.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regauge.serving.workers.engine_worker import WorkerRequest
-from regauge.serving.workers.worker_main import LoadRequest
 from regauge.system import choices
 from regauge.system.processes import available_cores
 
@@ -22,16 +20,64 @@ if TYPE_CHECKING:
     from regauge.serving.settings import WorkerSettings
 
 
-def build_load_requests(artifact: Artifact, settings: WorkerSettings) -> list[LoadRequest]:
-    """Return a request for each worker of a model: one per device, or per group of cores."""
+@dataclass(frozen=True, kw_only=True)
+class LoadRequest:
+    """What a worker loads, and where it runs."""
+
+    path: str
+    """Folder of an artifact, a run or a model."""
+    source: str = ""
+    """The folder that `path` is a copy of; messages name it."""
+    batch_invariant: bool = False
+    """Whether an output has the same bits in every batch."""
+    generation: dict[str, Any] | None = None
+    """The table of `TextServing` if the worker generates text."""
+    threads: int | None = None
+    device: int = 0
+    cores: list[int] = field(default_factory=list)
+    """The cores that the worker is bound to; empty if it may use all of them."""
+    custom_paths: list[str] = field(default_factory=list)
+    """Import paths of custom code that the command allows."""
+
+    @property
+    def origin(self) -> str:
+        """The path that messages name."""
+        return self.source or self.path
+
+    def to_header(self) -> dict[str, Any]:
+        """Return the request as the header of a message."""
+        return asdict(self)
+
+    def name_origin(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Replace the path of a copy in the texts of an error by the path of its source."""
+        return {
+            key: value.replace(self.path, self.origin) if isinstance(value, str) else value
+            for key, value in document.items()
+        }
+
+    def prepare_process(self) -> None:
+        """Bind this process to its cores, and permit its custom code."""
+        if self.cores:
+            os.sched_setaffinity(0, self.cores)
+        choices.allow_imports(self.custom_paths)
+
+
+def build_load_requests(
+    artifact: Artifact, settings: WorkerSettings, **options: Any
+) -> list[LoadRequest]:
+    """Return a request for each worker of a model: one per device, or per group of cores.
+
+    `options` are the fields of the requests that do not depend on the worker.
+    """
     accelerator = artifact.accelerator
     num_groups = _count_groups(artifact, settings)
     count = num_groups if settings.count == "auto" else settings.count
-    path = str(getattr(artifact, "path", "") or artifact.folder)
-    custom_paths = list(choices.list_allowed_paths())
-    source = str(artifact.source or "")
     request = LoadRequest(
-        path=path, source=source, threads=settings.threads, custom_paths=custom_paths
+        path=str(getattr(artifact, "path", "") or artifact.folder),
+        source=str(artifact.source or ""),
+        threads=settings.threads,
+        custom_paths=list(choices.list_allowed_paths()),
+        **options,
     )
     if not accelerator.on_host:
         return [replace(request, device=index % num_groups) for index in range(count)]
@@ -54,16 +100,6 @@ def _count_groups(artifact: Artifact, settings: WorkerSettings) -> int:
     if accelerator.on_host:
         return max(1, available_cores() // (settings.threads or manifest.target.threads))
     return max(1, accelerator.num_devices() // manifest.compiled.backend.num_devices)
-
-
-def build_worker_requests(
-    artifact: Artifact, settings: WorkerSettings, *, batch_invariant: bool
-) -> list[WorkerRequest]:
-    """Return a request for each worker that computes batches."""
-    return [
-        WorkerRequest(**request.to_header(), batch_invariant=batch_invariant)
-        for request in build_load_requests(artifact, settings)
-    ]
 
 
 def split_cores(count: int) -> list[list[int]]:

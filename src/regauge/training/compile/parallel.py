@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from regauge.config import dump, merge
 from regauge.config.output_files import SAVED_RUN
-from regauge.system import processes
+from regauge.system import children, processes
 from regauge.system.errors import ChildError, SettingsError
 from regauge.training.compile import cache
 
@@ -93,7 +93,7 @@ def _build_command(settings: TrainSettings, root: Path, part: str) -> list[str]:
 
 
 def _run_commands(commands: list[list[str]], logs: Path, variables: Mapping[str, str]) -> None:
-    code = processes.run_commands(commands, logs, variables)
+    code = children.run_commands(commands, logs, variables)
     if code:
         texts = [
             text

@@ -154,7 +154,7 @@ class _Ranks:
         """Kill the other processes, and leave their group."""
         workers, self.workers = self.workers, []
         for worker in workers:
-            worker.kill()
+            worker.child.kill()  # all of its data also exists in this process
         self._group.abort()
 
     def _build_spec(self, rank: int, program: nn.Module, port: int) -> RankSpec:
@@ -196,4 +196,4 @@ class _Ranks:
                     set_tied_tensor(self._shard, names[name], on_device)
 
     def _has_ended_worker(self) -> bool:
-        return any(worker.process.poll() is not None for worker in self.workers)
+        return any(worker.child.exit_code is not None for worker in self.workers)

@@ -6,13 +6,9 @@ A worker computes everything that rank 0 computes. It ends with the process of r
 from __future__ import annotations
 
 import os
-import socket
-import struct
 import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +23,7 @@ from regauge.inference.backends._model_parallel.shard import (
     num_bytes,
     set_tied_tensor,
 )
-from regauge.system import choices, processes
+from regauge.system.children import FunctionProcess, start_function
 from regauge.system.errors import (
     RegaugeError,
     SettingsError,
@@ -37,22 +33,18 @@ from regauge.system.errors import (
 )
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from torch import nn
 
     from regauge.accelerators import Accelerator, Precision
 
-WORKER_CODE = (
-    "import sys; sys.path[:] = sys.argv[2:]\n"
-    "from regauge.inference.backends._model_parallel import worker\n"
-    "worker.run_worker(int(sys.argv[1]))"
-)
-"""multiprocessing's spawn is not used, because it would run the user's script again."""
+WORKER = "regauge.inference.backends._model_parallel.worker:run_worker"
 START_TIMEOUT_SECONDS = 300.0
 """Includes the import of the libraries from a slow disk on a loaded machine."""
 GRACE_SECONDS = 2.0
 """Time for a worker to report its error, or to exit."""
 RETRY_REMEDY = "run the same command again"
-CLOSED_PIPE_ERRORS = (EOFError, ConnectionResetError, BrokenPipeError)
 
 
 @dataclass(frozen=True)
@@ -87,8 +79,7 @@ class RankWorker:
     """The process of another rank, as rank 0 uses it."""
 
     name: str
-    process: subprocess.Popen[bytes]
-    pipe: Connection
+    child: FunctionProcess
 
     def send(self, message: Any) -> None:
         """Send a message; raises LostRankError if it is not received in time.
@@ -96,7 +87,7 @@ class RankWorker:
         Raises SettingsError if the message cannot be pickled, for example a module with a lambda.
         """
         try:
-            self.pipe.send(message)
+            self.child.pipe.send(message)
         except OSError as error:
             raise LostRankError(f"{self.name} is lost: {error}", RETRY_REMEDY) from None
         except Exception as error:  # pickling errors have no common base class
@@ -114,55 +105,34 @@ class RankWorker:
         if it failed, and TransientError if it ended or did not respond.
         """
         try:
-            if not self.pipe.poll(max(0.0, seconds)):
-                problem = f"{self.name} has not responded for {timeout_seconds:g} s"
-                raise TransientError(problem, RETRY_REMEDY)
-            event, message = self.pipe.recv()
-        except CLOSED_PIPE_ERRORS:
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(GRACE_SECONDS)
-            problem = f"{self.name} ended with exit code {self.process.returncode}"
+            event, message = self.child.receive(seconds)
+        except TimeoutError:
+            problem = f"{self.name} has not responded for {timeout_seconds:g} s"
+            raise TransientError(problem, RETRY_REMEDY) from None
+        except EOFError:
+            problem = f"{self.name} ended with exit code {self.child.wait(GRACE_SECONDS)}"
             raise TransientError(problem, RETRY_REMEDY) from None
         if event == "failed":
             raise message
         return message
 
-    def kill(self) -> None:
-        """Kill the process; all of its data also exists in rank 0."""
-        self.pipe.close()
-        self.process.kill()
-        with suppress(subprocess.TimeoutExpired):  # the kernel cannot end it
-            self.process.wait(GRACE_SECONDS)
-
 
 def start_worker(rank: int, config: ParallelConfig) -> RankWorker:
     """Start the process of a rank, which dies with this process."""
-    parent_socket, child_socket = socket.socketpair()
-    whole_seconds = int(config.timeout_seconds)
-    microseconds = int((config.timeout_seconds - whole_seconds) * 1e6)
-    timeout = struct.pack("ll", whole_seconds, microseconds)
-    parent_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
-    with child_socket:
-        handle = child_socket.fileno()
-        process = subprocess.Popen(
-            [sys.executable, "-c", WORKER_CODE, str(handle), *sys.path],
-            env={**os.environ, **choices.module_folders_environment()},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # only rank 0 prints results
-            pass_fds=(handle,),
-            preexec_fn=processes.die_with_parent,  # noqa: PLW1509 - it takes no lock
-            start_new_session=True,  # a terminal's Ctrl-C is for rank 0
-        )
-    name = f"rank {rank} of {config.num_devices}"
-    return RankWorker(name, process, Connection(parent_socket.detach()))
+    child = start_function(
+        WORKER,
+        config.timeout_seconds,
+        stdout=subprocess.DEVNULL,  # only rank 0 prints results
+        new_session=True,  # a terminal's Ctrl-C is for rank 0
+    )
+    return RankWorker(f"rank {rank} of {config.num_devices}", child)
 
 
-def run_worker(handle: int) -> None:
+def run_worker(pipe: Connection) -> None:
     """Run a rank in this process until the process of rank 0 closes the pipe or dies."""
-    pipe = Connection(handle)
     try:
         _run_rank(pipe)
-    except CLOSED_PIPE_ERRORS:
+    except (EOFError, ConnectionError):
         pass
     except LostRankError as error:
         _report(pipe, "lost", str(error))

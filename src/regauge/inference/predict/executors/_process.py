@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from regauge.inference.export.postprocess import import_pyarrow
-from regauge.inference.predict.worker import WorkerSpec, build_worker
-from regauge.system import log, processes, stop_signals
+from regauge.inference.predict.worker import build_worker
+from regauge.system import log, stop_signals
 from regauge.system.errors import RegaugeError, describe_error
 
 if TYPE_CHECKING:
@@ -101,13 +101,12 @@ class ShardPipeline:
         return thread
 
 
-def run_worker_process(pipe: Connection, spec: WorkerSpec, device: int, halvings: int) -> None:
-    """Run a worker until the pipe is closed; the target of a new process."""
-    processes.die_with_parent()
+def run_worker_process(pipe: Connection) -> None:
+    """Run the worker that the parent process sends, until the pipe is closed."""
     stop_signals.pass_to_parent()
     log.configure()
     try:
-        worker = build_worker(spec, device, halvings)
+        worker = build_worker(*pipe.recv())
         pipeline = ShardPipeline(pipe, worker)
         pipeline.send("ready", seconds=worker.ready_seconds)
         pipeline.run()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
@@ -14,23 +13,24 @@ from regauge import config
 from regauge.inference.predict.executors import Executor
 from regauge.inference.predict.shard_queue import ShardId
 from regauge.system import stop_signals
+from regauge.system.children import FunctionProcess, start_function
 from regauge.system.errors import NoProgressError, RegaugeError, TransientError
 from regauge.system.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from multiprocessing.connection import Connection
-    from multiprocessing.context import SpawnProcess
 
     from regauge.accelerators import Accelerator
     from regauge.inference.predict.shard_queue import ShardQueue
     from regauge.inference.predict.worker import WorkerSpec
 
+WORKER = "regauge.inference.predict.executors._process:run_worker_process"
 SHARDS_IN_FLIGHT = 2
 """Shards that a worker has at a time: it reads one while it computes the other."""
 SIGKILL_EXIT_CODE = -9
 """Exit code after SIGKILL, which the kernel sends when memory runs out."""
-POLL_SECONDS = 1.0
+IDLE_SECONDS = 1.0
+"""Longest wait for an event."""
 SHUTDOWN_SECONDS = 10.0
 """How long workers may take to end before they are killed."""
 
@@ -50,8 +50,7 @@ class _WorkerProcess:
 
     device: int
     """Index of its device; identifies the worker."""
-    process: SpawnProcess
-    pipe: Connection
+    child: FunctionProcess
     last_event: float
     """Time of its last event, on the monotonic clock."""
     is_ready: bool = False
@@ -80,13 +79,14 @@ class _WorkerPool:
         """Give shards to workers and yield the events of up to a second; replace lost workers."""
         for worker in self._workers:
             self._send_shards(worker)
-        readable = wait([worker.pipe for worker in self._workers], POLL_SECONDS)
+        readable = wait([worker.child.pipe for worker in self._workers], IDLE_SECONDS)
         timeout = self._execution.hang_timeout_seconds
         for worker in list(self._workers):
             try:
-                while worker.pipe in readable and worker.pipe.poll():
+                pipe = worker.child.pipe
+                while pipe in readable and pipe.poll():
                     worker.last_event = time.monotonic()
-                    yield from self._handle_event(worker, worker.pipe.recv())
+                    yield from self._handle_event(worker, pipe.recv())
             except (EOFError, ConnectionResetError):
                 yield self._replace(worker, "ended")
                 continue
@@ -100,17 +100,15 @@ class _WorkerPool:
     def shut_down(self) -> None:
         """Let the workers end; kill those that do not."""
         for worker in self._workers:
-            worker.pipe.close()
+            worker.child.pipe.close()
         deadline = time.monotonic() + SHUTDOWN_SECONDS
         for worker in self._workers:
-            worker.process.join(max(0.0, deadline - time.monotonic()))
-            worker.process.kill()
-            worker.process.join()
+            worker.child.wait(deadline - time.monotonic())
 
     def kill(self) -> None:
         """Kill the workers."""
         for worker in self._workers:
-            worker.process.kill()
+            worker.child.kill()
 
     def _send_shards(self, worker: _WorkerProcess) -> None:
         with suppress(BrokenPipeError):
@@ -119,7 +117,7 @@ class _WorkerPool:
                 if shard is None:
                     break
                 worker.shards.append(shard)
-                worker.pipe.send(shard)
+                worker.child.pipe.send(shard)
 
     def _handle_event(
         self, worker: _WorkerProcess, event: dict[str, Any]
@@ -150,12 +148,11 @@ class _WorkerPool:
         After SIGKILL the next worker halves its batch size, because memory may have run out. If a
         shard has lost `max_attempts` workers, raises the last error, or NoProgressError.
         """
-        worker.process.kill()
-        worker.process.join()
+        worker.child.kill()
         shards = self._shard_queue.requeue(worker.device)
         blamed = shards[0] if shards and worker.is_ready else None
         self._losses[blamed] += 1
-        code = worker.process.exitcode
+        code = worker.child.exit_code
         if code == SIGKILL_EXIT_CODE and reason == "ended":
             self._halvings += 1
         activity = f"shard {blamed.name}" if blamed else "the start"
@@ -181,18 +178,11 @@ class _WorkerPool:
         return {"event": "lost", "worker": worker.device, "reason": reason, "exit_code": code}
 
     def _start_worker(self, device: int) -> _WorkerProcess:
-        from regauge.inference.predict.executors._process import run_worker_process
-        from regauge.system.processes import hide_main_module, start_resource_tracker
-
-        start_resource_tracker()
-        context = multiprocessing.get_context("spawn")
-        pipe, worker_pipe = context.Pipe()
-        arguments = (worker_pipe, self._spec, device, self._halvings)
-        process = context.Process(target=run_worker_process, args=arguments)
-        with stop_signals.block_signals(), hide_main_module():
-            process.start()
-        worker_pipe.close()
-        return _WorkerProcess(device, process, pipe, time.monotonic())
+        with stop_signals.block_signals():
+            child = start_function(WORKER)
+        with suppress(BrokenPipeError):  # its end is noticed by `poll`
+            child.pipe.send((self._spec, device, self._halvings))
+        return _WorkerProcess(device, child, time.monotonic())
 
 
 @contextmanager

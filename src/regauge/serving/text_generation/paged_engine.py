@@ -26,7 +26,7 @@ from transformers.generation.continuous_batching.utils import (
 from regauge.models.generation.text_generation import find_generation_limit
 from regauge.serving.text_generation.paged_attention import NAME
 from regauge.serving.text_generation.request_sampler import RequestSampler, SampledRequest
-from regauge.serving.text_generation.text_requests import EngineLimits, TokenEvent
+from regauge.serving.text_generation.text_requests import EngineLimits, TextEngine, TokenEvent
 from regauge.system.errors import first_line
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class NoOutputs:
         """Do nothing."""
 
 
-class PagedTextEngine:
+class PagedTextEngine(TextEngine):
     """A text engine on transformers' continuous batching."""
 
     def __init__(self, program: GenerationProgram, settings: TextServing) -> None:
@@ -72,8 +72,6 @@ class PagedTextEngine:
         self._max_running = settings.max_running_requests
         self.sampler = RequestSampler(self._model.device)
         """Selects the tokens; it holds the running requests."""
-        self._waiting: dict[str, TextRequest] = {}
-        self._events: list[TokenEvent] = []
         self._suspects: deque[Any] = deque()
         self._trial: str | None = None
         self._num_failures = 0
@@ -81,10 +79,8 @@ class PagedTextEngine:
         self._attention = self._model.config._attn_implementation  # noqa: SLF001 - no public name
         self._processor: Any = self._build_processor(settings, limit)
         capacity = infer_max_single_request_tokens(self._processor.cache)
-        self.limits = EngineLimits(
-            min(capacity, limit or capacity),
-            program.vocabulary,
-            self._max_running,
+        super().__init__(
+            EngineLimits(min(capacity, limit or capacity), program.vocabulary, self._max_running)
         )
 
     def _build_processor(self, settings: TextServing, limit: int | None) -> Any:
@@ -121,50 +117,30 @@ class PagedTextEngine:
         return max(PAGE_TOKENS, min(fitting, needed))
 
     @property
-    def has_work(self) -> bool:
-        """Whether requests are left, or events to report."""
-        return bool(self._waiting or self.sampler.requests or self._events)
-
-    @property
     def num_running(self) -> int:
         """Number of requests that are computed."""
         return len(self.sampler.requests)
 
-    @property
-    def num_waiting(self) -> int:
-        """Number of requests that wait for a place among the running ones."""
-        return len(self._waiting)
+    def _cancel_running(self, request_id: str) -> None:
+        if request_id in self.sampler.requests:
+            self._end_running(request_id, "cancelled")
 
-    def add(self, request: TextRequest) -> None:
-        """Queue a request; raises DataError if it does not fit the limits."""
-        self.limits.check(request.prompt.tolist(), request.max_new_tokens)
-        self._waiting[request.request_id] = request
+    def _compute(self) -> None:
+        """Compute the next token of the running requests.
 
-    def cancel(self, request_id: str) -> None:
-        """End a request and free its memory; an unknown one is ignored."""
-        if self._waiting.pop(request_id, None) is not None:
-            self._events.append(TokenEvent(request_id, None, "cancelled"))
-        elif request_id in self.sampler.requests:
-            self._end(request_id, "cancelled")
-
-    def step(self) -> list[TokenEvent]:
-        """Compute the next token of the running requests, and return the events since last time.
-
-        A request whose computation fails ends with an error; the others are computed again. Raises
-        the error if several requests in a row fail.
+        If the computation of a request fails, the others are computed again. Raises the error if
+        several requests in a row fail.
         """
         self._admit()
         if self._processor.scheduler.has_pending_requests():
             try:
-                self._compute()
+                self._compute_batch()
             except STEP_ERRORS as error:
                 self._isolate(error)
-        events, self._events = self._events, []
-        return events
 
     def close(self) -> None:
         """Release the cache and restore the attention of the model."""
-        self._waiting.clear()
+        super().close()
         self.sampler.requests.clear()
         self._processor = None
         self._model.set_attn_implementation(self._attention)
@@ -203,7 +179,7 @@ class PagedTextEngine:
         prompt = torch.from_numpy(request.prompt.astype("int64"))[None].to(self._model.device)
         return SampledRequest(request, draws, self._program.build_processors(prompt))
 
-    def _compute(self) -> None:
+    def _compute_batch(self) -> None:
         """Compute a step and record its tokens."""
         if not self._processor.prepare_next_batch():
             return
@@ -219,23 +195,23 @@ class PagedTextEngine:
         if request_id == self._trial:
             self._trial = None
         if is_failed:
-            self._end(request_id, "error", NAN_MESSAGE)
+            self._end_running(request_id, "error", NAN_MESSAGE)
             return
         self._num_failures = 0
         is_end = token in self._end_ids
         if not is_end:
             self._events.append(TokenEvent(request_id, token))
         if state.status == RequestStatus.FINISHED:
-            self._end(request_id, "stop" if is_end else "length")
+            self._end_running(request_id, "stop" if is_end else "length")
 
-    def _end(self, request_id: str, reason: FinishReason, message: str = "") -> None:
+    def _end_running(self, request_id: str, reason: FinishReason, message: str = "") -> None:
         """Forget a running request and free its memory."""
         del self.sampler.requests[request_id]
         if request_id == self._trial:
             self._trial = None
         self._suspects = deque(state for state in self._suspects if state.request_id != request_id)
         self._remove([request_id])
-        self._events.append(TokenEvent(request_id, None, reason, message))
+        self._end(request_id, reason, message)
 
     def _remove(self, request_ids: list[str]) -> list[Any]:
         """Remove requests from the scheduler; return the states of those that it had."""
@@ -264,4 +240,4 @@ class PagedTextEngine:
         self._num_failures += 1
         if self._num_failures >= MAX_FAILURES:
             raise error
-        self._end(blamed, "error", first_line(error))
+        self._end_running(blamed, "error", first_line(error))

@@ -7,7 +7,7 @@ generate` runs. New requests wait for the end of the batch, and an answer is rep
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from regauge.inference.export.engine import Engine
 from regauge.inference.export.records import TextRecords
 from regauge.models.generation.text_generation import find_generation_limit
 from regauge.models.settings import Generation
-from regauge.serving.text_generation.text_requests import EngineLimits, TokenEvent
+from regauge.serving.text_generation.text_requests import EngineLimits, TextEngine, TokenEvent
 from regauge.system.errors import RegaugeError, first_line
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ BATCH_ERRORS = (RuntimeError, MemoryError, ValueError, IndexError, RegaugeError)
 """Errors of a batch for which a single request may be the cause."""
 
 
-class StaticTextEngine:
+class StaticTextEngine(TextEngine):
     """A text engine that computes one batch after the other."""
 
     def __init__(
@@ -41,53 +41,24 @@ class StaticTextEngine:
         settings: TextServing,
     ) -> None:
         """Take an artifact of a causal model, its runner, and the program in it."""
-        self._artifact = artifact
-        self._runner = runner
-        self._program = program
-        self._waiting: dict[str, TextRequest] = {}
-        self._events: list[TokenEvent] = []
-        self.limits = EngineLimits(
+        limits = EngineLimits(
             find_generation_limit(program.model),
             program.vocabulary,
             settings.max_running_requests,
             artifact.manifest.buckets[-1].length,
         )
+        super().__init__(limits)
+        self._artifact = artifact
+        self._runner = runner
+        self._program = program
 
-    @property
-    def has_work(self) -> bool:
-        """Whether requests are left, or events to report."""
-        return bool(self._waiting or self._events)
-
-    @property
-    def num_running(self) -> int:
-        """Zero, because a step computes whole answers."""
-        return 0
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of requests that wait for the next batch."""
-        return len(self._waiting)
-
-    def add(self, request: TextRequest) -> None:
-        """Queue a request; raises DataError if it does not fit the limits."""
-        self.limits.check(request.prompt.tolist(), request.max_new_tokens)
-        self._waiting[request.request_id] = request
-
-    def cancel(self, request_id: str) -> None:
-        """Remove a waiting request."""
-        if self._waiting.pop(request_id, None) is not None:
-            self._events.append(TokenEvent(request_id, None, "cancelled"))
-
-    def step(self) -> list[TokenEvent]:
-        """Compute the next batch and return its answers; a failed request ends with an error."""
-        events, self._events = self._events, []
+    def _compute(self) -> None:
+        """Compute the next batch; its answers are whole."""
         if batch := self._take_batch():
-            events += self._compute(batch)
-        return events
+            self._answer(batch)
 
-    def close(self) -> None:
-        """Forget all requests."""
-        self._waiting.clear()
+    def _cancel_running(self, request_id: str) -> None:
+        """Do nothing: between two steps no request is computed."""
 
     def _take_batch(self) -> list[TextRequest]:
         """Remove and return the oldest requests with the sampling options of the first one."""
@@ -98,19 +69,26 @@ class StaticTextEngine:
                 batch.append(self._waiting.pop(request.request_id))
         return batch
 
-    def _compute(self, batch: list[TextRequest]) -> list[TokenEvent]:
-        """Return the events of a batch; after a failure each request is computed alone."""
+    def _answer(self, batch: list[TextRequest]) -> None:
+        """Append the events of a batch; after a failure each request is computed alone."""
         try:
             rows = self._generate(batch)
         except BATCH_ERRORS as error:
-            if len(batch) > 1:
-                return [event for request in batch for event in self._compute([request])]
-            return [TokenEvent(batch[0].request_id, None, "error", first_line(error))]
-        return [
-            event
-            for request, row in zip(batch, rows, strict=True)
-            for event in _list_events(request, row)
-        ]
+            if len(batch) == 1:
+                self._end(batch[0].request_id, "error", first_line(error))
+                return
+            for request in batch:
+                self._answer([request])
+        else:
+            for request, row in zip(batch, rows, strict=True):
+                self._append_answer(request, row)
+
+    def _append_answer(self, request: TextRequest, row: np.ndarray) -> None:
+        """Append the events of an answer, [tokens]."""
+        tokens = row[: request.max_new_tokens].astype(int)
+        tokens = tokens[: int((tokens >= 0).sum())]
+        self._events += [TokenEvent(request.request_id, int(token)) for token in tokens]
+        self._end(request.request_id, "length" if len(tokens) == request.max_new_tokens else "stop")
 
     def _generate(self, batch: list[TextRequest]) -> np.ndarray:
         """Return the tokens of a batch, [requests, tokens], -1 after the end of an answer."""
@@ -135,12 +113,3 @@ def _options(request: TextRequest) -> tuple[float, float, int]:
     """Return the options that all requests of a batch share."""
     generation = request.generation
     return generation.temperature, generation.top_p, generation.top_k
-
-
-def _list_events(request: TextRequest, row: np.ndarray) -> list[TokenEvent]:
-    """Return the events of an answer, [tokens]."""
-    tokens = row[: request.max_new_tokens].astype(int)
-    tokens = tokens[: int((tokens >= 0).sum())]
-    reason: Any = "length" if len(tokens) == request.max_new_tokens else "stop"
-    events = [TokenEvent(request.request_id, int(token)) for token in tokens]
-    return [*events, TokenEvent(request.request_id, None, reason)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -90,31 +91,64 @@ class TextRequest:
         return draw_uniform(self.generation.seed, 0, self.number, np.arange(self.max_new_tokens))
 
 
-class TextEngine(Protocol):
-    """Generates the answers of several requests together."""
+class TextEngine(ABC):
+    """Generates the answers of several requests together: an adapter of a library."""
 
-    limits: EngineLimits
+    def __init__(self, limits: EngineLimits) -> None:
+        self.limits = limits
+        """The limits of a request."""
+        self._waiting: dict[str, TextRequest] = {}
+        self._events: list[TokenEvent] = []
+        """What `step` returns next."""
 
     @property
     def has_work(self) -> bool:
         """Whether `step` would compute or report anything."""
+        return bool(self._waiting or self._events or self.num_running)
 
     @property
     def num_running(self) -> int:
         """Number of requests that are computed."""
+        return 0
 
     @property
     def num_waiting(self) -> int:
         """Number of requests that wait to be computed."""
+        return len(self._waiting)
 
     def add(self, request: TextRequest) -> None:
         """Queue a request; raises DataError if it does not fit the limits."""
+        self.limits.check(request.prompt.tolist(), request.max_new_tokens)
+        self._waiting[request.request_id] = request
 
     def cancel(self, request_id: str) -> None:
         """End a request; an unknown one is ignored, because it may just have ended."""
+        if self._waiting.pop(request_id, None) is not None:
+            self._end(request_id, "cancelled")
+        else:
+            self._cancel_running(request_id)
 
     def step(self) -> list[TokenEvent]:
-        """Compute the next token of the running requests and return what is new."""
+        """Compute the next token of the running requests and return what is new.
+
+        A request whose computation fails ends with an error.
+        """
+        self._compute()
+        events, self._events = self._events, []
+        return events
+
+    @abstractmethod
+    def _compute(self) -> None:
+        """Begin waiting requests, compute the next tokens, and append their events."""
+
+    @abstractmethod
+    def _cancel_running(self, request_id: str) -> None:
+        """End a request that is computed; an unknown one is ignored."""
+
+    def _end(self, request_id: str, reason: FinishReason, message: str = "") -> None:
+        """Append the end of a request to the events."""
+        self._events.append(TokenEvent(request_id, None, reason, message))
 
     def close(self) -> None:
         """Release the memory of the engine."""
+        self._waiting.clear()

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from regauge.serving.text_generation.text_requests import EngineLimits, TokenEvent
+from regauge.serving.text_generation.text_requests import EngineLimits, TextEngine, TokenEvent
 from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def check_usable(accelerator: Accelerator) -> None:
         raise SettingsError(f'serve.generation.engine = "vllm": {obstacle}', remedy)
 
 
-class VllmTextEngine:
+class VllmTextEngine(TextEngine):
     """A text engine on vLLM's `LLMEngine`, which schedules and samples by itself."""
 
     def __init__(self, program: GenerationProgram, folder: Path, settings: TextServing) -> None:
@@ -57,30 +57,20 @@ class VllmTextEngine:
         self._engine: Any = vllm.LLMEngine.from_engine_args(options)
         self._end_ids = frozenset(program.end_ids)
         self._running: set[str] = set()
-        self._events: list[TokenEvent] = []
         config = self._engine.model_config
-        self.limits = EngineLimits(
-            config.max_model_len, config.get_vocab_size(), settings.max_running_requests
+        super().__init__(
+            EngineLimits(
+                config.max_model_len, config.get_vocab_size(), settings.max_running_requests
+            )
         )
-
-    @property
-    def has_work(self) -> bool:
-        """Whether requests are left, or events to report."""
-        return bool(self._running or self._events)
 
     @property
     def num_running(self) -> int:
         """Number of requests that vLLM has."""
         return len(self._running)
 
-    @property
-    def num_waiting(self) -> int:
-        """Zero, because the queue is vLLM's own."""
-        return 0
-
-    def add(self, request: TextRequest) -> None:
-        """Queue a request; raises DataError if it does not fit the limits."""
-        self.limits.check(request.prompt.tolist(), request.max_new_tokens)
+    def _start(self, request: TextRequest) -> None:
+        """Give a request to the queue of vLLM."""
         generation = request.generation
         parameters = self._vllm.SamplingParams(
             temperature=generation.temperature,
@@ -96,29 +86,27 @@ class VllmTextEngine:
         self._engine.add_request(request.request_id, prompt, parameters)
         self._running.add(request.request_id)
 
-    def cancel(self, request_id: str) -> None:
-        """End a request; an unknown one is ignored."""
+    def _cancel_running(self, request_id: str) -> None:
         if request_id in self._running:
             self._engine.abort_request([request_id])
             self._running.discard(request_id)
-            self._events.append(TokenEvent(request_id, None, "cancelled"))
+            self._end(request_id, "cancelled")
 
-    def step(self) -> list[TokenEvent]:
-        """Compute the next tokens and return them."""
-        events, self._events = self._events, []
+    def _compute(self) -> None:
+        while self._waiting:
+            self._start(self._waiting.pop(next(iter(self._waiting))))
         for output in self._engine.step() if self._running else []:
             if output.request_id not in self._running:
                 continue
             completion = output.outputs[0]
             tokens = [token for token in completion.token_ids if token not in self._end_ids]
-            events += [TokenEvent(output.request_id, token) for token in tokens]
+            self._events += [TokenEvent(output.request_id, token) for token in tokens]
             if output.finished:
                 self._running.discard(output.request_id)
                 is_length = completion.finish_reason == "length"
-                reason: Any = "length" if is_length else "stop"
-                events.append(TokenEvent(output.request_id, None, reason))
-        return events
+                self._end(output.request_id, "length" if is_length else "stop")
 
     def close(self) -> None:
         """Release the engine of vLLM."""
+        super().close()
         self._engine = None

@@ -91,7 +91,7 @@ def test_a_run_saves_before_its_machine_is_reclaimed(jobs: Jobs, metadata: Metad
 
 
 def test_a_notice_requests_a_stop(metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spot_notices, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(spot_notices, "REQUEST_SECONDS", 0.01)
     signals = SupervisorSignals()
     with watch_spot_notices("ec2", signals):
         assert not signals.is_stop_requested

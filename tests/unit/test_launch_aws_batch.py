@@ -809,7 +809,7 @@ class PagedLogs:
 
 
 def test_all_pages_of_a_log_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regauge.jobs.targets._aws_batch.logs.POLL_SECONDS", 0.0)
+    monkeypatch.setattr("regauge.jobs.targets._aws_batch.logs.PAUSE_SECONDS", 0.0)
     logs: Any = PagedLogs()
     assert list(read_stream(logs, "g", "s", describe=None)) == ["a", "b", "c"]
     states = iter(["RUNNING", "SUCCEEDED"])

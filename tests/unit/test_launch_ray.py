@@ -113,7 +113,7 @@ def test_the_code_of_an_attempt(codes: list[int | None], code: int) -> None:
 @pytest.fixture
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Poll the commands of jobs often."""
-    monkeypatch.setattr(_ray_driver, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(_ray_driver, "REMOTE_POLL_SECONDS", 0.05)
 
 
 def run_driver(program: str, *options: str, stop_file: Path | None = None) -> int:

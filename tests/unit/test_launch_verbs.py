@@ -248,7 +248,7 @@ def build_status(state: JobState, **fields: Any) -> JobStatus:
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> FakeScheduler:
     scheduler = FakeScheduler()
     monkeypatch.setattr(job, "select_launcher", lambda *_: scheduler)
-    monkeypatch.setattr(job, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(job, "STATUS_SECONDS", 0.001)
     return scheduler
 
 

@@ -248,7 +248,6 @@ class MemoryBackend:
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
     monkeypatch.setattr(attempt_registry, "STALE_SECONDS", 0.3)
-    monkeypatch.setattr(attempt_registry, "POLL_SECONDS", 0.01)
     return MemoryBackend()
 
 

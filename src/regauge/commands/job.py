@@ -22,7 +22,8 @@ from regauge.system import log, stop_signals
 from regauge.system.errors import ChildError, TransientError
 
 Action = Literal["status", "events", "logs", "cancel", "wait", "cleanup"]
-POLL_SECONDS = 2.0
+STATUS_SECONDS = 2.0
+"""Time between two requests for the state of a job."""
 UNKNOWN_SECONDS = 30.0
 """Time after which `wait` ends for a job whose state is unknown."""
 FAILED, CANCELLED = 1, 130
@@ -129,7 +130,7 @@ def _wait(launcher: Launcher, handle: Handle, timeout: float | None) -> JobStatu
             remedy = f"wait again, or remove it with: regauge job cleanup {handle}"
             raise TransientError(problem, remedy)
         stop_signals.check_stop()
-        time.sleep(POLL_SECONDS)
+        time.sleep(STATUS_SECONDS)
     return add_progress(status)
 
 

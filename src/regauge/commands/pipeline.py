@@ -35,8 +35,6 @@ from regauge.system.errors import DifferenceError, RegaugeError, SettingsError, 
 LAST_RESULTS = ("report", "next")
 """Keys of a stage's result that the result of the pipeline repeats, from the last stage with one:
 the path of a report, and the command that uses the output."""
-WATCH_POLL_SECONDS = 0.5
-"""Pause between two checks for a stop signal while new data is awaited."""
 OUTPUT = None
 ROOT = PipelineSettings
 
@@ -134,7 +132,7 @@ def main(
 
 def wait_for_stop(seconds: float) -> None:
     """Wait for some seconds; raises StopSignalError after a stop signal."""
-    timing.wait_for(lambda: False, seconds, poll_seconds=min(seconds, WATCH_POLL_SECONDS))
+    timing.wait_for(lambda: False, seconds)
 
 
 def watch_data(

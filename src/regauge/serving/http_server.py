@@ -15,6 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from regauge.system.log import logger
+from regauge.system.timing import POLL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,6 @@ MAX_HEADER_BYTES = 64 << 10
 """Most bytes of the headers of a request, its path included."""
 IDLE_SECONDS = 2.0
 """How long an idle connection stays open after SIGTERM, for a request that is on its way."""
-POLL_SECONDS = 0.05
 ACCEPT_SECONDS = 0.2
 """Time in which the connections are accepted that were complete at SIGTERM."""
 SO_ATTACH_FILTER, BPF_RETURN = 26, 0x06

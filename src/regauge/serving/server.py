@@ -17,6 +17,7 @@ from regauge.serving.runtime import TOKENIZER_THREADS, ServingRuntime
 from regauge.system import stop_signals
 from regauge.system.errors import SettingsError
 from regauge.system.log import logger
+from regauge.system.timing import POLL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from regauge.serving.settings import Serve
 
 BACKLOG = 1024
-POLL_SECONDS = 0.05
-"""Interval at which stop signals are read."""
 
 
 def run_server(settings: Serve) -> dict[str, Any]:

@@ -8,8 +8,6 @@ from contextlib import suppress
 
 from regauge.system import stop_signals, timing
 
-POLL_SECONDS = 0.02
-
 
 class SupervisorSignals:
     """Whether the run must stop, and the processes of the attempt that receive the signal."""
@@ -34,7 +32,7 @@ class SupervisorSignals:
 
     def sleep(self, seconds: float) -> None:
         """Sleep until a signal arrives or the time is over."""
-        timing.wait_for(lambda: self.is_stop_requested, seconds, poll_seconds=POLL_SECONDS)
+        timing.wait_for(lambda: self.is_stop_requested, seconds)
 
     def forward(self) -> None:
         """Send SIGTERM to the processes of the attempt: they save and stop."""

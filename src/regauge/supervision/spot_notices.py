@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 ENDPOINT = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 """Environment variable with the address of the metadata service, as in the AWS SDKs."""
 DEFAULT_ENDPOINT = "http://169.254.169.254"
-POLL_SECONDS = 5.0
+REQUEST_SECONDS = 5.0
+"""Time between two requests for a notice."""
 ANSWER_SECONDS = 2.0
 TOKEN_SECONDS = 21600
 
@@ -114,5 +115,5 @@ def _poll(metadata: Ec2Metadata, signals: SupervisorSignals, has_ended: threadin
             logger.warning("spot notice: this machine will be reclaimed (%s); saving", text)
             signals.request_stop(signal.SIGTERM)
             return
-        if has_ended.wait(POLL_SECONDS):
+        if has_ended.wait(REQUEST_SECONDS):
             return

@@ -34,7 +34,6 @@ TEMPORARY = ".tmp"
 """Suffix of a file that is being written; its name begins with a dot."""
 LOCK = ".lock"
 """Lock file of a folder in which only one process at a time may write."""
-LOCK_POLL_SECONDS = 0.1
 STAGING = ".part"
 """Suffix of a folder that is being filled; its name begins with a dot."""
 MIN_FREE_BYTES = 2**20
@@ -317,9 +316,7 @@ def hold_lock(path: Path, wait_seconds: float | None = 0.0) -> Iterator[int]:
 def _lock(handle: int, path: Path, wait_seconds: float | None) -> None:
     if wait_seconds is None:
         fcntl.flock(handle, fcntl.LOCK_EX)
-    elif not timing.wait_for(
-        lambda: _try_lock(handle), wait_seconds, poll_seconds=LOCK_POLL_SECONDS
-    ):
+    elif not timing.wait_for(lambda: _try_lock(handle), wait_seconds):
         raise BlockingIOError(f"{path} is locked by another process")
 
 

@@ -40,8 +40,8 @@ EXIT_CODES = frozenset(StopSignalError(number).exit_code for number in STOP_SIGN
 LIMIT_SECONDS = 3.0
 """Time from a signal to the error of `check_stop`, and from there to the end of a command."""
 REPEAT_SECONDS = 2.0
-IDLE_POLL_SECONDS, POLL_SECONDS = 1.0, 0.05
-"""Intervals at which the thread of a command checks its limit, before and after a signal."""
+IDLE_SECONDS = 1.0
+"""Longest wait of the thread of a command for a signal, before it checks the limit again."""
 
 
 class StopRecorder:
@@ -271,8 +271,7 @@ def _handle_signal(number: int, _frame: object) -> None:
 def _limit_stop(receiver: int) -> None:
     """Record the signals that arrive in a pipe, and end this process at the limit."""
     while _recorder.seconds_left > 0:
-        seconds = IDLE_POLL_SECONDS if _recorder.number is None else POLL_SECONDS
-        select.select([receiver], [], [], seconds)
+        select.select([receiver], [], [], max(0.0, min(IDLE_SECONDS, _recorder.seconds_left)))
         with suppress(BlockingIOError):
             for number in os.read(receiver, 4096):
                 is_interrupt = number == signal.SIGINT and _recorder.raises_interrupts

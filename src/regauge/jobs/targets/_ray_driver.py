@@ -33,9 +33,9 @@ from regauge.system.errors import (
     LimitReachedError,
     TransientError,
 )
+from regauge.system.timing import REMOTE_POLL_SECONDS
 from regauge.system.units import SECONDS_PER_HOUR
 
-POLL_SECONDS = 0.5
 START_SECONDS = 300.0
 """Time limit for the first call to a node, which starts a process there."""
 CALL_SECONDS = 5.0
@@ -247,7 +247,7 @@ class Driver:
         group = placement_group([dict(options.resources)] * options.nodes, options.strategy)
         try:
             ready = group.ready()
-            while not ray.wait([ready], timeout=POLL_SECONDS)[0]:
+            while not ray.wait([ready], timeout=REMOTE_POLL_SECONDS)[0]:
                 if self._is_stopped or self._is_late():
                     yield None
                     return
@@ -284,7 +284,7 @@ class Driver:
                     kill_at = now + self._options.grace_seconds
             elif now >= kill_at:
                 _signal_nodes(nodes, signal.SIGKILL)
-            time.sleep(POLL_SECONDS)
+            time.sleep(REMOTE_POLL_SECONDS)
         return find_attempt_code([None if node.is_lost else node.code for node in nodes])
 
     def _find_stop_time(self, nodes: list[_Node], now: float) -> float | None:

@@ -131,4 +131,4 @@ def read_lines(
         elif is_last:
             return
         else:
-            time.sleep(POLL_SECONDS)
+            time.sleep(REMOTE_POLL_SECONDS)

@@ -46,13 +46,13 @@ from regauge.jobs.targets._secret_files import check_secret_files
 from regauge.system.errors import WRONG_KIND_ERRNOS, ChildError, SettingsError
 from regauge.system.files import write_atomic
 from regauge.system.processes import INHERITED_ENVIRONMENT
+from regauge.system.timing import POLL_SECONDS
 
 ENDED: frozenset[JobState] = FINAL_STATES | {"unknown"}
 """States of a job without processes; its state is unknown if its scheduler has died."""
 START_SECONDS = 60.0
 """Maximum time until the scheduler of a job runs."""
 CANCEL_SECONDS = GRACE_SECONDS + 10.0
-LOG_POLL_SECONDS = 0.2
 
 
 class LocalNodes(Launcher):

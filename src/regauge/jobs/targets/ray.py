@@ -36,11 +36,11 @@ from regauge.jobs.targets._ray_driver import DriverOptions, read_events, read_li
 from regauge.jobs.targets._secret_files import check_secret_files
 from regauge.jobs.targets._times import format_epoch
 from regauge.system.errors import PreflightError, SettingsError, TransientError, first_line
+from regauge.system.timing import REMOTE_POLL_SECONDS
 
 DRIVER = "regauge.jobs.targets._ray_driver"
 DOCUMENT = "job.json"
 CANCEL_SECONDS = 90.0
-POLL_SECONDS = 0.5
 AUTHENTICATION_REMEDY = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the token of the cluster"
 INSTALL_COMMAND = "pip install 'regauge[ray]'"
 EXECUTOR_KEY = "execution.executor"

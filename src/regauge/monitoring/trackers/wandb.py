@@ -31,6 +31,7 @@ from regauge.system import jsonl
 from regauge.system.errors import first_line
 from regauge.system.json_files import DocumentShape
 from regauge.system.log import logger
+from regauge.system.timing import POLL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +46,6 @@ ROWS_PER_STEP = 2
 DEFAULT_PROJECT = "regauge"
 INIT_SECONDS = 15.0
 """Longest wait for the service at the start of an attempt; then the attempt is recorded offline."""
-NAME_POLL_SECONDS = 0.05
 SESSION_VARIABLE = "WANDB_SERVICE"
 """Environment variable that is set while wandb's service process runs."""
 
@@ -130,7 +130,7 @@ class OfflineFolders:
             for folder in folders
             for path in folder.glob(f"*run-{time.strftime('%Y%m%d_%H%M%S')}-*")
         ):
-            time.sleep(NAME_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def record_complete(self, record: Path, step: int) -> None:
         """Record that a folder has all rows up to a step."""

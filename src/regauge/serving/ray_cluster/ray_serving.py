@@ -28,6 +28,7 @@ from regauge.system.errors import (
 )
 from regauge.system.log import logger
 from regauge.system.processes import find_free_port
+from regauge.system.timing import POLL_SECONDS, REMOTE_POLL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,14 +40,12 @@ START_ATTEMPTS = 2
 """Replicas that may fail to start until the deployment fails."""
 STOP_SECONDS = 15.0
 """Time in which a drained replica ends its worker processes; Ray then kills it."""
-DRAIN_POLL_SECONDS = 0.5
-"""Interval at which a replica that is deleted checks whether all requests are answered."""
 STORE_BYTES = 256 << 20
 """Shared memory of a Ray that the command starts; it holds large bodies of requests."""
 PROBE_SECONDS = 10.0
 """Time in which the head node of a cluster must accept a connection."""
-POLL_SECONDS, WATCH_SECONDS = 0.1, 2.0
-"""Intervals at which stop signals, and the state of the application, are read."""
+WATCH_SECONDS = 2.0
+"""Interval at which the state of the application is read."""
 ROUTER = "regauge.serving.ray_cluster.ray_router.BalancedRouter"
 """The class that selects a replica for a request."""
 PROBLEM = re.compile(r"^regauge\.errors\.\w+: (.+)$", re.MULTILINE)
@@ -243,7 +242,7 @@ def build_application(
         ray_actor_options=actor,
         request_router_config=router,
         max_ongoing_requests=settings.http.max_connections,
-        graceful_shutdown_wait_loop_s=DRAIN_POLL_SECONDS,
+        graceful_shutdown_wait_loop_s=REMOTE_POLL_SECONDS,
         graceful_shutdown_timeout_s=settings.http.drain_seconds + STOP_SECONDS,
         max_constructor_retry_count=START_ATTEMPTS,
         **count,

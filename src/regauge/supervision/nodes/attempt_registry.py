@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     )
 
 
-POLL_SECONDS = 0.1
 STALE_SECONDS = 4.0
 """A record that has not changed for this long belongs to nodes that are gone."""
 BEAT_SECONDS = 1.0
@@ -78,9 +77,7 @@ class AttemptRegistry:
 
     def _is_alive(self, document: dict[str, Any]) -> bool:
         """Return whether a node keeps the record fresh without beginning another attempt."""
-        has_changed = timing.wait_for(
-            lambda: self._read()[0] != document, STALE_SECONDS, poll_seconds=POLL_SECONDS
-        )
+        has_changed = timing.wait_for(lambda: self._read()[0] != document, STALE_SECONDS)
         return has_changed and {**self._read()[0], "beat": 0} == {**document, "beat": 0}
 
     def _read(self) -> tuple[dict[str, Any], Any]:

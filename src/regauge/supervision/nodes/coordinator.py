@@ -26,13 +26,13 @@ from regauge.supervision.nodes.interface import AttemptPlan, NodeGroup
 from regauge.system import timing
 from regauge.system.errors import SettingsError
 from regauge.system.processes import RankLayout, find_free_port
+from regauge.system.timing import POLL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch.distributed import Store
 
-POLL_SECONDS = 0.05
 LEAVE_SECONDS = 3.0
 """Maximum time for which the leader serves the store until all nodes have read the verdict."""
 
@@ -133,7 +133,6 @@ class Coordinator(NodeGroup):
             self._store.set("verdict", json.dumps(verdict.document() if verdict else None))
         timing.wait_for(
             lambda: self._store.check(["verdict"]) or self._is_leader_lost(),
-            poll_seconds=POLL_SECONDS,
         )
         if not self._store.check(["verdict"]):
             return self._describe_lost_node(0)
@@ -149,7 +148,7 @@ class Coordinator(NodeGroup):
         """Count this node as gone; the leader serves the store until all nodes are gone."""
         self._store.add("left", 1)
         if self.is_leader:
-            timing.wait_for(self._have_all_left, LEAVE_SECONDS, poll_seconds=POLL_SECONDS)
+            timing.wait_for(self._have_all_left, LEAVE_SECONDS)
 
     def _have_all_left(self) -> bool:
         """Return whether every node that is not lost has read the verdict."""

@@ -41,7 +41,7 @@ from regauge.supervision.nodes.attempt_registry import (
 )
 from regauge.supervision.nodes.coordinator import Coordinator, Node
 from regauge.supervision.nodes.heartbeats import STORE_ERRORS, HeartbeatThread
-from regauge.supervision.signals import POLL_SECONDS, SupervisorSignals
+from regauge.supervision.signals import SupervisorSignals
 from regauge.system import timing
 from regauge.system.errors import (
     FIRST_SIGNAL_CODE,
@@ -173,7 +173,6 @@ class RendezvousLauncher:
         timing.wait_for(
             lambda: future.done() or signals.is_stop_requested,
             until + BEAT_SECONDS - time.monotonic(),
-            poll_seconds=POLL_SECONDS,
         )
         if future.done():
             return future.result()
@@ -332,7 +331,6 @@ class RendezvousLauncher:
         if timing.wait_for(
             lambda: folder_lock.is_current(self._folder, token),
             FOLDER_SECONDS,
-            poll_seconds=POLL_SECONDS,
         ):
             return ""
         return f"{self._folder} is not the output folder of node 0; use a shared file system"

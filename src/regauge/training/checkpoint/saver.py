@@ -17,6 +17,7 @@ from regauge.run_folders.remote_checkpoints import RemoteCheckpoints
 from regauge.system.errors import TransientError
 from regauge.system.files import fsync_paths, write_json
 from regauge.system.log import logger
+from regauge.system.timing import POLL_SECONDS
 from regauge.training.checkpoint import tensors
 from regauge.training.checkpoint.loading import download_checkpoint, find_damage, find_newest
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from regauge.training.checkpoint.settings import Checkpoint
 
 T = TypeVar("T")
-POLL_SECONDS = 0.2
 MAX_LOST_SAVES = 3
 """Number of failed saves in a row that fail the run."""
 

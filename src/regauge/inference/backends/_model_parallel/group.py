@@ -28,7 +28,8 @@ GROUP_ID = "model-parallel"
 """Name of the group, for libraries that need one."""
 WEIGHT_TAG = 1
 """The tag of the messages that send weights to one rank."""
-POLL_SECONDS = 2e-4
+DEVICE_QUERY_SECONDS = 2e-4
+"""Interval at which the end of work on a device is noticed: less than a forward pass."""
 
 
 class LostRankError(TransientError):
@@ -84,7 +85,9 @@ class RankGroup:
         event = torch.Event(device.type)
         event.record()
         timing.wait_for(
-            lambda: event.query() or has_ended(), self._timeout_seconds, poll_seconds=POLL_SECONDS
+            lambda: event.query() or has_ended(),
+            self._timeout_seconds,
+            poll_seconds=DEVICE_QUERY_SECONDS,
         )
         if not event.query():
             raise LostRankError("the device waits for another rank", "find out which rank ended")

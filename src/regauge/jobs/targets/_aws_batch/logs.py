@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from regauge.jobs.targets._aws_batch.client import AwsClient
 
-POLL_SECONDS = 2.0
+PAUSE_SECONDS = 2.0
+"""Time between two requests for new lines."""
 
 
 def select_child(detail: dict[str, Any], rank: int | None) -> str:
@@ -81,4 +82,4 @@ def read_stream(
             return
         has_ended = describe is not None and describe()["status"] in FINAL_STATUSES
         if not has_ended:
-            time.sleep(POLL_SECONDS)
+            time.sleep(PAUSE_SECONDS)

@@ -21,7 +21,6 @@ from distributed import datasets
 from distributed.runs import BERT
 from regauge.commands._python.records import write_records
 from regauge.commands._python.results import DryRunPlan, PrepareResult, TrainResult
-from regauge.system.children import hide_main_module
 from regauge.system.errors import ChildError, DataError, SettingsError
 
 STEPS = 4
@@ -325,13 +324,6 @@ def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
     command = [sys.executable, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.stdout, done.stderr, done.returncode) == ("prepared once\n", "", 0)
-
-
-def test_the_main_module_is_hidden_only_while_a_process_starts() -> None:
-    main = sys.modules["__main__"]
-    with hide_main_module():
-        assert not hasattr(sys.modules["__main__"], "__file__")
-    assert sys.modules["__main__"] is main
 
 
 @pytest.mark.full

@@ -197,19 +197,6 @@ def test_a_helper_passes_signals_on_from_its_first_moment(delay_seconds: float) 
     assert process.returncode == 0
 
 
-def test_no_signal_ends_the_resource_tracker() -> None:
-    program = """
-from multiprocessing import resource_tracker
-from regauge.system.children import start_resource_tracker
-start_resource_tracker()
-for number in stop_signals.STOP_SIGNALS:
-    os.kill(resource_tracker._resource_tracker._pid, number)
-compute(0.5)
-print(resource_tracker._resource_tracker._check_alive())
-"""
-    assert run_command(program) == (0, "True\n")
-
-
 @pytest.mark.parametrize(
     ("code", "is_stop"),
     [(None, False), (0, False), (64, False), (-9, False), (-15, True), (143, True), (129, True)],

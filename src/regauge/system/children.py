@@ -21,10 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
 from regauge.system import choices, stop_signals, timing
@@ -249,30 +247,6 @@ def _build_rank_variables(local_rank: int, size: int, layout: RankLayout) -> dic
         "MASTER_ADDR": layout.address,
         "MASTER_PORT": str(layout.port),
     }
-
-
-@contextmanager
-def hide_main_module() -> Iterator[None]:
-    """Hide the main module while a process is spawned.
-
-    multiprocessing imports the main module of its parent in each spawned process. Without this, a
-    script that calls Regauge would need `if __name__ == "__main__":`.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-def start_resource_tracker() -> None:
-    """Start the resource tracker of multiprocessing so that no stop signal ends it.
-
-    It removes the semaphores of ended processes. By itself it ignores SIGINT and SIGTERM only.
-    """
-    with stop_signals.block_signals():
-        resource_tracker.ensure_running()
 
 
 def _wait_and_stop(children: list[Child]) -> int:

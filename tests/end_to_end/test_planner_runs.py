@@ -132,7 +132,7 @@ def test_a_failed_probe_logs_its_lines(
         error = f"out of memory\nregauge: process 0 ended; see {folder / 'run' / 'failures'}\n"
         return subprocess.CompletedProcess(command, 69, "", error)
 
-    monkeypatch.setattr(local_probe.subprocess, "run", fail)
+    monkeypatch.setattr(local_probe, "run_tool", fail)
     assert main(["plan", str(write_run(tmp_path, data)), "--probe"]) == 69
     *lines, last = capsys.readouterr().err.splitlines()
     assert "out of memory" in lines

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING, ClassVar
@@ -17,6 +16,7 @@ from regauge.accelerators import Availability, Precision
 from regauge.accelerators._environment import set_variable
 from regauge.accelerators._native import NativeDevice, find_other_device
 from regauge.accelerators._tpu_chips import count_tpu_chips
+from regauge.system.children import run_tool
 from regauge.system.errors import PreflightError, first_line
 
 if TYPE_CHECKING:
@@ -67,9 +67,7 @@ class Tpu(NativeDevice):
         if num_processes == 1:
             return {}
         command = [sys.executable, "-c", LAUNCH_CODE, str(num_processes)]
-        done = subprocess.run(
-            command, capture_output=True, encoding="utf-8", check=False, timeout=LAUNCH_SECONDS
-        )
+        done = run_tool(command, LAUNCH_SECONDS)
         if done.returncode:
             cause = first_line("\n".join(reversed(done.stderr.strip().splitlines())))
             problem = f"torch_tpu prepares no {num_processes} processes: {cause}"

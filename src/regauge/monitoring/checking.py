@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 from regauge.monitoring.bundle import ALERTMANAGER_FILE, PROMETHEUS_FILE
+from regauge.system.children import run_tool
 from regauge.system.errors import DataError, PreflightError, SettingsError
 
 if TYPE_CHECKING:
@@ -42,14 +42,7 @@ def check_monitoring_files(folder: Path) -> dict[str, Any]:
 
 def _run_tool(command: list[str]) -> str:
     """Return the output of a tool; raises DataError with its finding."""
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=TOOL_SECONDS,
-        check=False,
-    )
+    done = run_tool(command, TOOL_SECONDS)
     output = done.stdout + done.stderr
     if done.returncode:
         lines = [line.strip() for line in output.splitlines() if line.strip()]

@@ -12,6 +12,7 @@ from regauge import config
 from regauge.config.output_files import ENVIRONMENT, RESULT
 from regauge.registry.model_files import PARITY_FILE, ModelFiles, find_manifest
 from regauge.system import files
+from regauge.system.children import run_tool
 from regauge.system.json_files import DocumentShape, find_json
 
 Document = dict[str, Any]
@@ -136,12 +137,10 @@ def _run_git(*arguments: str) -> str | None:
     if git is None:
         return None
     try:
-        done = subprocess.run(
-            [git, *arguments], capture_output=True, timeout=GIT_SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
+        done = run_tool([git, *arguments], GIT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.decode(errors="replace").strip()
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _describe_datasets(settings: Document, fingerprint: str) -> list[Document]:

@@ -2,7 +2,8 @@
 
 `spawn` starts a command. `connect` also gives it a socket to this process, and `start_function`
 runs a Python function in a new process, which exchanges messages with this one through a pipe.
-`start_processes` starts the ranks of a run. Workers that write lines of JSON are in `worker`.
+`run_tool` waits for a command and returns its output. `start_processes` starts the ranks of a run.
+Workers that write lines of JSON are in `worker`.
 
 No torch here: a parent process only starts its children, waits for them, and stops them.
 """
@@ -173,6 +174,24 @@ def run_function(path: str, descriptor: int) -> None:
     getattr(import_module(module), name)(Connection(descriptor))
 
 
+def run_tool(
+    command: Sequence[str], seconds: float | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command and return its exit code and its output.
+
+    Raises subprocess.TimeoutExpired after some seconds, and OSError if the command cannot start.
+    """
+    return subprocess.run(
+        command,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=seconds,
+        check=False,
+        **options,
+    )
+
+
 def run_processes(command: list[str], size: int, logs: Path, *, quiet: bool = False) -> int:
     """Run a command as `size` local processes; return 0 or the first nonzero exit code.
 
@@ -251,7 +270,8 @@ def _build_rank_variables(local_rank: int, size: int, layout: RankLayout) -> dic
 
 def _wait_and_stop(children: list[Child]) -> int:
     try:
-        return _wait_for_exit(children)
+        timing.wait_for(lambda: find_exit_code(children) is not None)
+        return convert_return_code(find_exit_code(children) or 0)
     finally:
         stop_processes(children)
 
@@ -275,11 +295,6 @@ def find_exit_code(children: Sequence[Child]) -> int | None:
     codes = [child.poll() for child in children]
     failed = next((code for code in codes if code), None)
     return 0 if failed is None and None not in codes else failed
-
-
-def _wait_for_exit(children: list[Child]) -> int:
-    timing.wait_for(lambda: find_exit_code(children) is not None)
-    return convert_return_code(find_exit_code(children) or 0)
 
 
 def stop_processes(children: list[Child]) -> None:

@@ -20,6 +20,7 @@ from regauge.inference.backends import (
     Payload,
     Runner,
 )
+from regauge.system.children import run_tool
 from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -117,15 +118,8 @@ def _check_load(package: Path) -> None:
 
     Raises RuntimeError if the child fails.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD_CODE, str(package)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        timeout=LOAD_SECONDS,
-        check=False,
-    )
+    command = [sys.executable, "-c", LOAD_CODE, str(package)]
+    done = run_tool(command, LOAD_SECONDS, stdin=subprocess.DEVNULL)
     if done.returncode:
         lines = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         reason = f"killed by signal {-done.returncode}" if done.returncode < 0 else lines[0]

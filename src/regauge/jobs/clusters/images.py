@@ -15,6 +15,7 @@ from regauge.jobs.clusters.facts import FOLDER
 from regauge.jobs.clusters.rendering import render_text
 from regauge.jobs.lints_job import is_pinned
 from regauge.jobs.lints_tokens import find_token
+from regauge.system.children import run_tool
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import ChildError, PreflightError, SettingsError
 from regauge.system.files import check_absent, read_csv_rows, sha256, write_atomic
@@ -175,12 +176,9 @@ def find_tool(image: Image) -> str:
 def _is_usable(name: str) -> bool:
     """Return whether the command `info` of a program succeeds; docker needs a daemon for it."""
     try:
-        process = subprocess.run(
-            [name, "info"], capture_output=True, check=False, timeout=CHECK_SECONDS
-        )
+        return run_tool([name, "info"], CHECK_SECONDS).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return process.returncode == 0
 
 
 def list_commands(tool: str, action: str, name: str, folder: Path) -> list[list[str]]:

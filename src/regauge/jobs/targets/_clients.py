@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
+from regauge.system.children import run_tool
 from regauge.system.errors import PreflightError, SettingsError, TransientError, first_line
 
 CLIENT_SECONDS = 60.0
@@ -44,15 +45,7 @@ def run_client(
     """
     name = command[0].rpartition("/")[2]
     try:
-        process = subprocess.run(
-            command,
-            input=text,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-            timeout=seconds,
-        )
+        process = run_tool(command, seconds, input=text)
     except subprocess.TimeoutExpired:
         problem = f"'{name}' did not answer within {seconds:g} s"
         raise TransientError(problem, "check that its server runs, then try again") from None

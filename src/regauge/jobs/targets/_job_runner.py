@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -81,6 +82,13 @@ class _Node:
             if self.process.poll() is None:
                 with suppress(ProcessLookupError):
                     os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def kill(self) -> None:
+        """Kill its process group, as the loss of a machine does, and wait."""
+        if self.process is not None:
+            if self.process.poll() is None:
+                kill_group(self.process)
             self.process.wait()
 
 

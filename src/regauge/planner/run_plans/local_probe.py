@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import replace
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from regauge.planner.run_history import OFF, VARIABLE
 from regauge.planner.run_plans.prepared_data import MANIFEST
 from regauge.planner.run_plans.run_recorder import measure_run
+from regauge.system.children import run_tool
 from regauge.system.errors import ChildError, SettingsError
 from regauge.system.files import write_json
 from regauge.system.log import logger
@@ -116,13 +116,7 @@ def _write_run_file(
 def _run_benchmark(run_file: Path) -> None:
     """Run the benchmark in a separate process; raises ChildError with its last line."""
     command = [sys.executable, "-m", "regauge", "benchmark", "--training", str(run_file), "--json"]
-    result = subprocess.run(
-        command,
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-        env={**os.environ, VARIABLE: OFF},
-    )
+    result = run_tool(command, env={**os.environ, VARIABLE: OFF})
     if result.returncode:
         lines = [line for line in result.stderr.splitlines() if line.strip()]
         line = lines[-1] if lines else json.dumps(command)

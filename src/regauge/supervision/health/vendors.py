@@ -7,6 +7,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from regauge.supervision.health.findings import Finding
+from regauge.system.children import run_tool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,14 +52,7 @@ def _check_occupancy(command: tuple[str, ...]) -> Finding:
 def _run(command: tuple[str, ...]) -> tuple[int, list[str]]:
     """Return the exit code of a command and its output lines that are not empty."""
     try:
-        process = subprocess.run(
-            command,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=TIMEOUT_SECONDS,
-            check=False,
-        )
+        process = run_tool(command, TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
         return 124, [f"no answer in {TIMEOUT_SECONDS} s"]
     except OSError as error:

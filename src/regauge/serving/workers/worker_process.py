@@ -122,7 +122,7 @@ class WorkerProcess(ABC):
             self._process.kill()
         self._process.wait()
         self._writer.close()
-        await self.reading
+        await asyncio.wait([self.reading])
         with suppress(OSError):  # the process may have closed the connection
             await self._writer.wait_closed()
         self.fail_requests()

@@ -31,6 +31,7 @@ from regauge.system import jsonl, processes, timing
 from regauge.system.children import Child, SpawnFunction, convert_return_code, start_processes
 from regauge.system.errors import StopSignalError
 from regauge.system.files import write_json
+from regauge.system.line_tail import read_last_lines
 from regauge.system.log import is_embedded, logger
 from regauge.system.stop_signals import defer_stop, is_repeated, is_stop_exit
 from regauge.system.timing import POLL_SECONDS
@@ -407,7 +408,7 @@ class Attempt:
     def _collect_evidence(self, number: int) -> dict[str, Any]:
         """Return the stack and log of a process that died, and the others' last collectives."""
         first_rank = self._layout.first_rank
-        log = read_text(self._folder / RANKS / f"{first_rank + number}.log").splitlines()
+        log = self._folder / RANKS / f"{first_rank + number}.log"
         collectives = {
             str(first_rank + other): self._reports.read_collectives(other)
             for other in range(self._size)
@@ -415,7 +416,7 @@ class Attempt:
         }
         return {
             "stack": self._reports.read_stack(number)[:MAX_STACK_LINES],
-            "log": log[-MAX_LOG_LINES:],
+            "log": read_last_lines(log, MAX_LOG_LINES),
             "collectives": collectives,
         }
 

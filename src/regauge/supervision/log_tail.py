@@ -6,6 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from regauge.system.line_tail import LineTail
 from regauge.system.log import logger
 
 if TYPE_CHECKING:
@@ -21,8 +22,7 @@ class LogTail:
     """The lines that are appended to a log file; each is logged once."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
+        self._lines = LineTail(path, from_end=True)
         self._read_at = 0.0
 
     def forward(self, *, is_end: bool = False) -> None:
@@ -31,17 +31,6 @@ class LogTail:
         if not is_end and now - self._read_at < READ_SECONDS:
             return
         self._read_at = now
-        for line in self._read_lines(is_end=is_end):
+        for line in self._lines.read(is_last=is_end):
             prefix = next(filter(line.startswith, LEVELS), "")
             logger.log(LEVELS.get(prefix, logging.INFO), "%s", line.removeprefix(prefix))
-
-    def _read_lines(self, *, is_end: bool) -> list[str]:
-        """Return the new lines; an incomplete line is returned only at the end."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            content = file.read()
-        complete = content if is_end else content[: content.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        return complete.decode(errors="replace").splitlines()

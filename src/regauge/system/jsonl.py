@@ -15,6 +15,7 @@ from pydantic import Field
 from regauge.system.errors import DataError
 from regauge.system.files import open_in_place, read_content
 from regauge.system.json_files import DocumentShape, find_mismatch, parse_object
+from regauge.system.line_tail import LineTail
 from regauge.system.log import logger
 
 if TYPE_CHECKING:
@@ -123,21 +124,12 @@ class Tail:
 
     def __init__(self, path: Path, shape: type[DocumentShape] = DocumentShape) -> None:
         """Start at the beginning of a file; lines of another shape are skipped."""
-        self._path, self._shape = path, shape
-        self._offset = 0
+        self._shape = shape
+        self._tail = LineTail(path)
 
     def read(self) -> list[dict[str, Any]]:
         """Return the documents that were appended since the last call."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        end = data.rfind(b"\n") + 1
-        self._offset += end
-        lines = data[:end].splitlines()
-        documents = (_parse_line(line, self._shape) for line in lines)
+        documents = (_parse_line(line, self._shape) for line in self._tail.read_bytes())
         return [document for document in documents if document is not None]
 
 

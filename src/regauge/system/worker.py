@@ -24,6 +24,7 @@ from regauge.system import jsonl, processes, stop_signals, timing
 from regauge.system.children import find_exit_code, kill_group, spawn, start_processes
 from regauge.system.files import write_atomic
 from regauge.system.json_files import read_json
+from regauge.system.line_tail import read_last_lines
 from regauge.system.processes import RankLayout
 
 if TYPE_CHECKING:
@@ -185,7 +186,8 @@ class _WorkerMonitor:
             problem = f"wrote nothing for {self._max_silence:g} s"
         else:
             problem = f"did not end within {self._limits.total:g} s"
-        return WorkerExit(code, problem, _last_lines(self._folder / f"{rank}.log"))
+        log = self._folder / f"{rank}.log"
+        return WorkerExit(code, problem, tuple(read_last_lines(log, LAST_LINES)))
 
 
 def _write_request(folder: Path, request: Mapping[str, Any], size: int) -> None:
@@ -199,8 +201,3 @@ def _write_request(folder: Path, request: Mapping[str, Any], size: int) -> None:
 def _spawn(command: list[str], log: Path | None, variables: Mapping[str, str]) -> Child:
     with stop_signals.block_signals():
         return spawn(command, log, variables, new_session=True)
-
-
-def _last_lines(log: Path) -> tuple[str, ...]:
-    text = log.read_text(errors="replace", encoding="utf-8") if log.exists() else ""
-    return tuple(text.strip().splitlines()[-LAST_LINES:])

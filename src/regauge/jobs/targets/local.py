@@ -45,6 +45,7 @@ from regauge.jobs.targets._log_files import LineReader, find_last_line
 from regauge.jobs.targets._secret_files import check_secret_files
 from regauge.system.errors import WRONG_KIND_ERRNOS, ChildError, SettingsError
 from regauge.system.files import write_atomic
+from regauge.system.line_tail import LineTail, read_last_lines
 from regauge.system.processes import INHERITED_ENVIRONMENT
 from regauge.system.timing import POLL_SECONDS
 

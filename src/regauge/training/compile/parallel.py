@@ -17,6 +17,7 @@ from regauge.config import dump, merge
 from regauge.config.output_files import SAVED_RUN
 from regauge.system import children, processes
 from regauge.system.errors import ChildError, SettingsError
+from regauge.system.line_tail import read_last_lines
 from regauge.training.compile import cache
 
 if TYPE_CHECKING:
@@ -95,10 +96,5 @@ def _build_command(settings: TrainSettings, root: Path, part: str) -> list[str]:
 def _run_commands(commands: list[list[str]], logs: Path, variables: Mapping[str, str]) -> None:
     code = children.run_commands(commands, logs, variables)
     if code:
-        texts = [
-            text
-            for log in sorted(logs.glob("*.log"))
-            if (text := log.read_text(encoding="utf-8", errors="replace").strip())
-        ]
-        message = texts[0].splitlines()[-1] if texts else f"a process exited with code {code}"
-        raise ChildError(code, message)
+        lines = [line for log in sorted(logs.glob("*.log")) for line in read_last_lines(log, 1)]
+        raise ChildError(code, lines[0] if lines else f"a process exited with code {code}")

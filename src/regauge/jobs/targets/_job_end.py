@@ -17,8 +17,6 @@ from regauge.jobs.targets import (
 from regauge.system import timing
 from regauge.system.errors import SettingsError, TransientError
 
-POLL_SECONDS = 0.5
-
 
 def cancel_job(
     handle: Handle,
@@ -36,7 +34,9 @@ def cancel_job(
         raise build_ended_error(handle, status.state)
     stop(status)
     has_ended = timing.wait_for(
-        lambda: find_status(handle).state in final_states, seconds, poll_seconds=POLL_SECONDS
+        lambda: find_status(handle).state in final_states,
+        seconds,
+        poll_seconds=timing.REMOTE_POLL_SECONDS,
     )
     if not has_ended:
         problem = f"{handle} does not stop within {seconds:g} s"

@@ -8,37 +8,29 @@ If the leader is lost, all nodes are restarted with a new rendezvous.
 from __future__ import annotations
 
 import math
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from regauge.jobs.targets import JobSpec, JobState, LeaderAddress, NodeCommand
 from regauge.jobs.targets._nodes import is_listening
+from regauge.system.children import Child, convert_return_code, kill_group, spawn
 from regauge.system.errors import (
     FIRST_SIGNAL_CODE,
     RESTART_CODES,
     LimitReachedError,
     PreemptedError,
 )
-from regauge.system.processes import (
-    Child,
-    available_cores,
-    convert_return_code,
-    find_free_port,
-    spawn,
-)
+from regauge.system.processes import available_cores, find_free_port
+from regauge.system.timing import POLL_SECONDS
 from regauge.system.units import SECONDS_PER_HOUR
 
 LOOPBACK = "127.0.0.1"
 GRACE_SECONDS = 10.0
 """Time from SIGTERM to SIGKILL; a command of Regauge saves and ends meanwhile."""
-POLL_SECONDS = 0.1
 LOST_CODES = (*RESTART_CODES, FIRST_SIGNAL_CODE + signal.SIGKILL)
 """Exit codes after which a node starts again; SIGKILL represents the loss of a machine."""
 NO_ATTEMPT = "it has no attempt left"
@@ -75,14 +67,6 @@ class _Node:
         """Send SIGTERM to the process, as a scheduler does before it stops a node."""
         if self.process:
             self.process.terminate()
-
-    def kill(self) -> None:
-        """Kill the process group, as the loss of a machine does, and wait for its end."""
-        if self.process:
-            if self.process.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
 
     def kill(self) -> None:
         """Kill its process group, as the loss of a machine does, and wait."""

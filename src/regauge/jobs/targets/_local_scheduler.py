@@ -20,7 +20,6 @@ from regauge.jobs.targets._nodes import clear_scheduler_variables
 from regauge.jobs.targets._secret_files import read_secret_files
 from regauge.system.errors import RegaugeError, first_line
 from regauge.system.files import LOCK, hold_lock
-from regauge.system.timing import POLL_SECONDS
 
 LOCK_SECONDS = 10.0
 """Wait for the lock, which a command that reads the state of the job holds for a moment."""

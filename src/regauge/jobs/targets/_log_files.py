@@ -1,29 +1,11 @@
-"""Log files that another process writes: their new lines, and their end."""
+"""The end of a log file that another process writes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 TAIL_BYTES = 65536
 """Bytes at the end of a log that are searched for events and errors."""
-
-
-class LineReader:
-    """Reads each line of a growing file once."""
-
-    def __init__(self, path: Path) -> None:
-        """Start at the beginning of the file."""
-        self._path, self._offset = path, 0
-
-    def read(self, *, is_last: bool) -> Iterator[str]:
-        """Yield the lines since the last call; the last call also yields an unfinished line."""
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            content = file.read()
-        end = len(content) if is_last else content.rfind(b"\n") + 1
-        self._offset += end
-        yield from (line.decode(errors="replace") for line in content[:end].splitlines())
 
 
 def read_end(path: Path) -> str:

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regauge.jobs.targets import JobEvent, LogRequest
-from regauge.jobs.targets._log_files import LineReader, read_end
+from regauge.jobs.targets._log_files import read_end
 from regauge.jobs.targets._slurm_jobs import SlurmRecord
 from regauge.system.errors import ERROR_PREFIX, FIRST_SIGNAL_CODE, SettingsError
+from regauge.system.line_tail import LineTail
+from regauge.system.timing import REMOTE_POLL_SECONDS
 
-POLL_SECONDS = 0.5
 KILLED = FIRST_SIGNAL_CODE + signal.SIGKILL
 _EVENT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ) (.+)")
 _TASK_END = re.compile(r"srun: error: (\S+): tasks? \d+\S*: (?:Exited with exit code (\d+)|Killed)")
@@ -118,12 +119,12 @@ def read_lines(
         if node is not None or request.attempt is not None or not path.exists():
             problem = f"{logs.folder} has no such log of attempt {attempt}"
             raise SettingsError(problem, "correct --rank and --attempt, or wait for the start")
-    reader = LineReader(path) if path else None
+    reader = LineTail(path) if path else None
     while True:
         has_next = request.attempt is None and logs.count_attempts() > attempt
         is_last = not request.follow or has_next or is_final()
         if reader is None and (path := logs.find_log(attempt, node)):
-            reader = LineReader(path)
+            reader = LineTail(path)
         if reader is not None:
             yield from reader.read(is_last=is_last)
         if has_next and request.follow:

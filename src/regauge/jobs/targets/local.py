@@ -41,11 +41,11 @@ from regauge.jobs.targets._local_job import (
     build_node_commands,
     parse_job,
 )
-from regauge.jobs.targets._log_files import LineReader, find_last_line
+from regauge.jobs.targets._log_files import find_last_line
 from regauge.jobs.targets._secret_files import check_secret_files
 from regauge.system.errors import WRONG_KIND_ERRNOS, ChildError, SettingsError
 from regauge.system.files import write_atomic
-from regauge.system.line_tail import LineTail, read_last_lines
+from regauge.system.line_tail import LineTail
 from regauge.system.processes import INHERITED_ENVIRONMENT
 from regauge.system.timing import POLL_SECONDS
 
@@ -132,13 +132,13 @@ class LocalNodes(Launcher):
         ]
 
     def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
-        reader = LineReader(_find_job(handle).find_log(request))
+        reader = LineTail(_find_job(handle).find_log(request))
         while True:
             is_last = not request.follow or self.find_status(handle).state in ENDED
             yield from reader.read(is_last=is_last)
             if is_last:
                 return
-            time.sleep(LOG_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def cancel(self, handle: Handle) -> None:
         """Stop a job and wait until its nodes have ended."""

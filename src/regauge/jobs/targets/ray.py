@@ -212,7 +212,7 @@ class RayCluster(Launcher):
             count = len(lines)
             if is_last:
                 break
-            time.sleep(POLL_SECONDS)
+            time.sleep(REMOTE_POLL_SECONDS)
         if not count:
             problem = f"{handle} has no output of node {node}"
             raise SettingsError(problem, f"read its events with: regauge job events {handle}")

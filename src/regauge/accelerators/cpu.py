@@ -61,12 +61,12 @@ CGROUPS = (
 """Control group folders and file names, version 2 then 1: memory limit, memory in use, and the
 field with the page cache."""
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, MAX_THRESHOLD = -3, -1, 2**31 - 1
-"""Parameters of mallopt in glibc's malloc.h, and the largest value of both, in bytes."""
+"""mallopt parameters in glibc's malloc.h, and the largest value of both, in bytes."""
 ABANDONED_SECONDS = 60.0
 """Age at which an empty library counts as abandoned; a linker fills a file immediately."""
 MEASURE_SECONDS, REPEAT_SECONDS = 0.2, 0.1
-"""Duration of a measurement, long enough to average out short background work, and the duration of
-a repetition after an implausible one."""
+"""Measurement time, long enough to average out short background work, and the time of a repetition
+after an implausible measurement."""
 CPUINFO = Path("/proc/cpuinfo")
 
 

@@ -1,4 +1,16 @@
-"""Attention heads and vocabulary size (without special tokens) of a tiny copy."""
+"""Attention masks and positions for rows with several texts or padding.
+
+transformers uses a 4-D mask and explicit positions unchanged. They must then contain everything
+that the architecture adds by default: causality, a sliding window, a position offset. Otherwise
+these are lost silently.
+
+`detect_attention_spec` finds these properties by trial: a text in a packed row must give the same
+outputs as alone. A model without weights is tested with a tiny copy. An architecture that fails the
+trial gets transformers' padding mask instead, for rows with one text.
+
+`pack_texts` gathers texts into packed rows; `unpack_texts` scatters the hidden states back, so that
+pooling and heads read texts.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +33,7 @@ if TYPE_CHECKING:
     from regauge.models.losses import Batch
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-"""transformers' names of the supported layer types."""
+"""transformers' names for the supported layer types."""
 LIMIT_FIELDS = ("max_position_embeddings", "max_seq_len")
 """Configuration fields with the maximum length; -1 is unlimited."""
 MIN_TOLERANCE, NOISE_FACTOR = 2e-5, 50

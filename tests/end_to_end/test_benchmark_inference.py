@@ -330,7 +330,7 @@ def test_invalid_settings_are_refused_in_one_line(
 
 def test_the_document_of_another_benchmark_is_not_replaced(artifact: Path, tmp_path: Path) -> None:
     (tmp_path / "benchmark.json").write_text('{"kind": "training", "rows": []}')
-    with pytest.raises(SettingsError, match="is no inference benchmark"):
+    with pytest.raises(SettingsError, match="is not an inference benchmark"):
         benchmark.run(build_settings(tmp_path, first=artifact / "first"))
     (tmp_path / "benchmark.json").write_text("{")
     with pytest.raises(DataError, match="cannot be read: Expecting"):

@@ -63,7 +63,7 @@ def fake_command(port: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def result_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a benchmark of a server that takes 5 ms for a request."""
+    """Return the folder of a server benchmark that takes 5 ms for a request."""
     folder = tmp_path_factory.mktemp("serving") / "bench"
     with run_fake_server(seconds=0.005) as fake:
         run_benchmark(fake.url, folder, execution={"price": {"usd_per_hour": 3.6}})
@@ -226,7 +226,7 @@ def test_a_run_file_names_the_server(tmp_path: Path) -> None:
     ("server", "message"),
     [
         ({}, "no server to benchmark"),
-        ({"url": "host:1"}, "is no address"),
+        ({"url": "host:1"}, "is not an address"),
         ({"url": "http://a", "artifact": "b"}, "url and artifact exclude"),
         ({"url": "http://a", "api_key_variable": "NO_SUCH_KEY"}, "NO_SUCH_KEY is not set"),
     ],
@@ -244,7 +244,7 @@ def test_two_flags_exclude_each_other() -> None:
 
 def test_a_folder_of_another_benchmark_is_an_error(tmp_path: Path) -> None:
     write_sealed(tmp_path / "benchmark.json", {"kind": "inference"})
-    with pytest.raises(SettingsError, match="is no benchmark of a server"):
+    with pytest.raises(SettingsError, match="is not a server benchmark"):
         run_benchmark("http://127.0.0.1:1", tmp_path)
 
 
@@ -262,7 +262,7 @@ def test_texts_are_those_of_a_source(tmp_path: Path) -> None:
     settings = build(TraceSettings, {"source": {"kind": "jsonl", "files": [str(file)]}})
     assert read_trace(settings).texts == ("one", "two")
     file.write_text('{"id": 1}\n')
-    with pytest.raises(DataError, match=r"trace\.source has no text"):
+    with pytest.raises(DataError, match=r"trace\.source does not contain text"):
         read_trace(settings)
 
 

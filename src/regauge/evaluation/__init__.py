@@ -1,7 +1,7 @@
-"""Evaluation of saved models and artifacts outside of a training run, and reports on runs.
+"""Evaluation of saved models and artifacts outside training runs, and reports on runs.
 
 Entry points: `offline.evaluate_models` compares models and artifacts in one table;
-`offline.compute_heldout_metrics` evaluates a compiled program during an export. Both use
-the evaluation path of `training.heldout`. `compare` compares runs, `benchmark` measures speed, and
+`offline.compute_heldout_metrics` evaluates a compiled program during an export. Both use the
+`training.heldout` evaluation path. `compare` compares runs, `benchmark` measures speed, and
 `report` writes pages.
 """

@@ -1,6 +1,6 @@
-"""Inputs of an evaluation: one whose inputs are unchanged is not computed again.
+"""Evaluation inputs: an evaluation with unchanged inputs is not repeated.
 
-This module imports no torch.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ OUTPUTS = (EVALUATION, SAMPLES)
 
 
 def describe_inputs(settings: EvaluateSettings) -> Tables:
-    """Return the inputs that determine the result of an evaluation.
+    """Return the inputs that determine an evaluation result.
 
-    They are the settings, the dataset, and the sizes and times of change of all other files.
+    They are the settings, the dataset, and all other files' sizes and modification times.
     """
     source = settings.evaluate.source
     code = [path for item in (settings.task, source) if item for path in find_custom_code(item)]
@@ -51,7 +51,7 @@ def describe_inputs(settings: EvaluateSettings) -> Tables:
 
 
 def find_result(folder: Path, inputs: Tables) -> Tables | None:
-    """Return the table of a finished evaluation with these inputs; None if it must be computed.
+    """Return the table from a finished evaluation with these inputs, or None to compute it.
 
     It must be computed if its files were changed or removed.
     """
@@ -62,7 +62,7 @@ def find_result(folder: Path, inputs: Tables) -> Tables | None:
 
 
 def write_inputs(folder: Path, inputs: Tables) -> None:
-    """Record the inputs of a finished evaluation, and the hashes of its files."""
+    """Record a finished evaluation's inputs and file hashes."""
     write_json(folder / INPUTS, {"inputs": inputs, "outputs": _hash_outputs(folder)})
 
 
@@ -71,7 +71,7 @@ def _hash_outputs(folder: Path) -> dict[str, str]:
 
 
 def _stamp_model(path: Path) -> dict[str, list[int]]:
-    """Return the sizes and the times of change of the files of a model or of an artifact."""
+    """Return the file sizes and modification times of a model or an artifact."""
     if is_artifact(path):
         return stamp_files([path / MANIFEST])
     return stamp_files(final_model_dir(str(path)).rglob("*"))

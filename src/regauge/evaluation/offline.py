@@ -45,18 +45,15 @@ EvaluatedModel = Model | Artifact
 
 
 class Results(NamedTuple):
-    """The results of all models."""
-
     rows: list[Row]
-    """The metrics of each model and baseline."""
     classes: dict[str, ClassReport]
-    """The metrics of each class, by model; empty for tasks without classes."""
+    """Model -> metrics for each class; empty for tasks without classes."""
     samples: list[Row]
-    """The completions of held-out prompts."""
+    """Completions of held-out prompts."""
 
 
 def evaluate_models(settings: EvaluateSettings, world: World) -> dict[str, Any]:
-    """Evaluate the models of the settings and return the table; every process calls this."""
+    """Evaluate the configured models and return the table; every process calls this."""
     dataset = Dataset(Path(settings.data.path))
     settings.evaluation.check(settings.task)
     num_heldout = len(dataset.rows("heldout"))
@@ -100,7 +97,7 @@ def evaluate_models(settings: EvaluateSettings, world: World) -> dict[str, Any]:
 
 
 def _open_model(folder: Path, task: Task, attention: Literal["sdpa", "chunked"]) -> EvaluatedModel:
-    """Return the artifact of a folder, or the settings of the model in it.
+    """Return the artifact in a folder, or the settings of its model.
 
     Raises SettingsError for an artifact whose outputs the task cannot evaluate.
     """
@@ -121,7 +118,7 @@ def _build_heldout_set(
     evaluation: Evaluation,
     seed: int,
 ) -> HeldoutSet:
-    """Return the held-out rows for a task, evaluated on a device of an accelerator."""
+    """Return a task's held-out rows, evaluated on an accelerator device."""
     accelerator, device = target
     loader = build_loader(
         task,
@@ -144,7 +141,7 @@ def _build_heldout_set(
 
 
 def load_as_module(artifact: Artifact) -> EngineModule:
-    """Load an artifact on the accelerator that it was compiled for, as the module of a task."""
+    """Load an artifact as a task module, on the accelerator it was compiled for."""
     program = artifact.manifest.program
     engine = load_engine(artifact, batch_invariant=False)
     return EngineModule(engine, program.output_kind, program.fields)
@@ -153,9 +150,9 @@ def load_as_module(artifact: Artifact) -> EngineModule:
 def compute_heldout_metrics(
     module: nn.Module, task: Task, dataset: Path, rows: int
 ) -> dict[str, float]:
-    """Return the metrics of a module on at most `rows` held-out rows of a dataset, on the CPU.
+    """Return a module's metrics on at most `rows` held-out rows from a dataset, on the CPU.
 
-    Returns an empty dict if the dataset has no held-out rows.
+    Returns an empty dict if the dataset does not have held-out rows.
     """
     opened = Dataset(dataset)
     if not len(opened.rows("heldout")):
@@ -168,7 +165,7 @@ def compute_heldout_metrics(
 
 
 def _resolve_task(settings: EvaluateSettings, folder: Path, dataset: Dataset) -> Task:
-    """Return the task that a model is evaluated on; raises SettingsError if it is of another."""
+    """Return the task for evaluating a model; raises SettingsError if the model has another one."""
     if settings.evaluate.task_settings == "given":
         task = settings.task
     else:
@@ -196,14 +193,14 @@ def _find_run(folder: Path) -> Path | None:
 
 
 def _resolve_folder(path: str, dataset: Dataset) -> Path:
-    """Return the folder of a model; raises SettingsError if it has none or another tokenizer."""
+    """Return a model folder; raises SettingsError without a model or with another tokenizer."""
     if is_artifact(Path(path)):
         check_same_tokenizer(dataset.folder, open_unchecked(path).tokenizer_folder)
         return Path(path)
     folder = final_model_dir(path)
     if not (folder / "config.json").is_file():
         remedy = "name a finished run's output folder, a transformers folder or an artifact"
-        raise SettingsError(f"{path} has no trained model", remedy)
+        raise SettingsError(f"{path} does not contain a trained model", remedy)
     check_same_tokenizer(dataset.folder, folder)
     return folder
 
@@ -214,7 +211,7 @@ def _evaluate_all(
     models: dict[str, tuple[EvaluatedModel, HeldoutSet]],
     dtype: torch.dtype,
 ) -> Results:
-    """Evaluate the models, an untrained one and the baselines, as far as they are requested."""
+    """Evaluate the models, an untrained one and the baselines, if requested."""
     results = Results([], {}, [])
 
     def load_module(heldout: HeldoutSet, model: EvaluatedModel) -> nn.Module:
@@ -249,7 +246,7 @@ def _evaluate_all(
 def _select_random_model(
     models: list[tuple[EvaluatedModel, HeldoutSet]],
 ) -> tuple[Model, HeldoutSet]:
-    """Return the first model that is not an artifact, with random weights."""
+    """Return the first model other than an artifact, with random weights."""
     for model, heldout in models:
         if isinstance(model, Model):
             return model.model_copy(update={"weights": "random"}), heldout

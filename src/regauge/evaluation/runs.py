@@ -1,6 +1,6 @@
-"""Finds the run that a folder belongs to, and the task that its model was trained on.
+"""Finds a folder's run, and the task that its model was trained on.
 
-This module imports no torch.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from regauge.training.settings import TaskConfig, TrainSettings
 
 
 class RunTask(NamedTuple):
-    """A task of a run, and the settings of the run."""
+    """A run's task and settings."""
 
     run: Path
-    """The folder of the run."""
+    """Run folder."""
     config: TaskConfig
     settings: TrainSettings
 
@@ -26,8 +26,8 @@ class RunTask(NamedTuple):
 def find_trained_task(folder: Path) -> RunTask | None:
     """Return the task of the model in a folder; None if the folder is not from a run.
 
-    `folder` is a run, a model of a run or an artifact. Of a run with several tasks it is the first
-    task, unless the folder is that of another one. Raises DataError for a damaged run.
+    `folder` is a run, a run's model or an artifact. A run with several tasks gives the first one,
+    unless the folder belongs to another. Raises DataError for a damaged run.
     """
     folders = [folder.resolve()]
     if is_artifact(folder):
@@ -40,7 +40,7 @@ def find_trained_task(folder: Path) -> RunTask | None:
 
 
 def _select_task(run: Path, parts: tuple[str, ...]) -> RunTask:
-    """Return the task whose folder `parts` lead to, from the folder of the run."""
+    """Return the task whose folder `parts` lead to, relative to the run folder."""
     settings = build(TrainSettings, read_saved_run(run))
     name = parts[1] if parts[:1] == (TASKS,) and len(parts) > 1 else ""
     configs = settings.task_configs

@@ -1,4 +1,4 @@
-"""Loads weights to evaluate, and reference values from the weights that runs started with."""
+"""Loads weights to evaluate, and reference values from runs' start weights."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 class StartWeights(NamedTuple):
-    """Weights that are read from the folder of a model, or drawn."""
+    """Weights read from a model folder, or drawn."""
 
     model: Model
     seed: int
-    """The seed of weights that are drawn."""
+    """Seed for drawn weights."""
 
 
 def load_weights(
     heldout: HeldoutSet, start: StartWeights, dataset: Dataset, dtype: torch.dtype
 ) -> nn.Module:
-    """Return the module of a task on the device of its held-out rows."""
+    """Return a task's module on the device of the held-out rows."""
     with META:
         module = heldout.task.build_module(start.model, dataset.manifest, start.seed)
     materialize(module, build_initial_weights(module, start.model, start.seed))
@@ -49,7 +49,7 @@ def load_weights(
 
 
 def find_start_weights(run: Path | None) -> StartWeights | None:
-    """Return the weights of step 0 of a run whose task has reference values, else None."""
+    """Return the step 0 weights of a run whose task has reference values, else None."""
     if run is None:
         return None
     settings = build(TrainSettings, read_saved_run(run))
@@ -65,11 +65,11 @@ def add_references(
     runs: Mapping[str, Path | None],
     load_module: Callable[[HeldoutSet, StartWeights], nn.Module],
 ) -> None:
-    """Add reference values to the held-out rows of each model; every process calls this.
+    """Add reference values to each model's held-out rows; every process calls this.
 
-    Both mappings have the names of the models. A model without such a run gets the values of the
-    first model with one, so that the rewards of all models are comparable. Raises SettingsError if
-    there is none.
+    Both mappings have the model names. A model without such a run gets the values of the first
+    model with one, so that all models' rewards are comparable. Raises SettingsError if there is
+    none.
     """
     starts = {name: find_start_weights(run) for name, run in runs.items()}
     first = next((start for start in starts.values() if start is not None), None)

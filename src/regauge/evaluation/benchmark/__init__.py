@@ -1,7 +1,7 @@
-"""Benchmarks of artifacts, of servers, and of training at growing world sizes.
+"""Benchmarks of artifacts, servers, and training at growing world sizes.
 
 Entry points: `inference.run`, `serving.run`, and `training.build_short_run` with
 `training.build_document`. `latency_worker` measures one artifact in a separate process, and
-`load_processes` a server. The `*_summary` modules compute the figures of a document; `summary` has
-what all benchmarks share. Settings modules import no torch.
+`load_processes` a server. The `*_summary` modules compute the figures in a document; `summary`
+contains what all benchmarks share. Settings modules do not import torch.
 """

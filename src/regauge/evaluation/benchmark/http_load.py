@@ -1,8 +1,8 @@
-"""Load on a server over HTTP, from one process: closed loops and scheduled arrivals.
+"""HTTP load on a server from one process: closed loops and scheduled arrivals.
 
-In the open loop, the latency of a request counts from its scheduled arrival, however late it is
-sent (no coordinated omission). Requests without an answer of status 200 have no latency. The module
-also measures itself: its processor time, and the delay between an arrival and its request.
+In the open loop, request latency counts from the scheduled arrival, however late the request is
+sent (no coordinated omission). Requests without a status 200 answer do not have a latency. The
+module also measures itself: its CPU time, and the delay between an arrival and its request.
 """
 
 from __future__ import annotations
@@ -28,44 +28,42 @@ if TYPE_CHECKING:
 
 OPENAI, TEI = "openai", "tei"
 ROUTES = {OPENAI: "/v1/embeddings", TEI: "/embed"}
-"""Route of each protocol."""
+"""Protocol -> route."""
 TIMEOUT, CONNECTION = "timeout", "connection"
-"""Statuses of requests without an answer: too late, or a lost connection."""
+"""Statuses of unanswered requests: too late, or lost connection."""
 DEFAULT_MODEL = "model"
-"""Name of the model in requests to a server that lists none."""
+"""Model name in requests to a server that lists none."""
 MAX_BODIES = 512
-"""Request bodies that are built before a measurement; more requests repeat them."""
+"""Request bodies built before a measurement; additional requests repeat them."""
 REFUSAL_PAUSE_SECONDS = 0.05
-"""Pause of a connection of the closed loop after a refusal without Retry-After."""
+"""Pause of a closed-loop connection after a refusal without Retry-After."""
 MAX_PAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class HttpTarget:
-    """A server and the form of its requests."""
+    """A server and the request format."""
 
     url: str
     protocol: str
-    """`openai`, `tei`, or `auto` if it must be detected."""
+    """`openai`, `tei`, or `auto` to detect it."""
     model: str | None = None
-    """Name of the model in requests; None if it must be detected."""
+    """Model name in requests; None to detect it."""
     encoding_format: str = "float"
     api_key: str | None = field(default=None, repr=False)
     timeout_seconds: float = 30.0
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of every request."""
+        """Headers for every request."""
         key = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         return {"Content-Type": "application/json", **key}
 
     @property
     def address(self) -> str:
-        """Address of the route."""
         return self.url + ROUTES[self.protocol]
 
     def build_body(self, texts: Sequence[str]) -> bytes:
-        """Return the body of a request."""
         if self.protocol == TEI:
             return json.dumps({"inputs": list(texts), "truncate": True}).encode()
         document = {"model": self.model or DEFAULT_MODEL, "input": list(texts)}
@@ -73,22 +71,20 @@ class HttpTarget:
 
 
 class LoadResult(NamedTuple):
-    """Measurements of one load."""
-
     latencies_ms: list[float | None]
-    """Latency of each request; None without an answer of status 200."""
+    """Latency per request; None without a status 200 answer."""
     statuses: dict[str, int]
-    """Number of requests by status: `200`, `429`, ..., `timeout` and `connection`."""
+    """Status (`200`, `429`, ..., `timeout`, `connection`) -> request count."""
     seconds: float
-    """From the start to the last answer, at least the duration of the load."""
+    """Time from the start to the last answer, at least the load's duration."""
     send_delays_ms: list[float]
-    """Delay of each request of an open loop after its arrival."""
+    """Delay from arrival to sending, per open-loop request."""
     processor_shares: list[float]
-    """Processor time per second, of each process that sent requests."""
+    """CPU seconds per second, for each sending process."""
 
 
 class _Recorder:
-    """Collects the latencies and statuses of one load."""
+    """Collects latencies and statuses during one load."""
 
     def __init__(self) -> None:
         self.latencies_ms: list[float | None] = []
@@ -99,14 +95,13 @@ class _Recorder:
         self._processor_start = time.process_time()
 
     def record(self, status: str, since: float) -> None:
-        """Add a request whose latency counts from a time."""
+        """Add a request whose latency counts from `since`."""
         self.end = time.perf_counter()
         self.statuses[status] += 1
         is_answered = status == str(int(HTTPStatus.OK))
         self.latencies_ms.append(round(1e3 * (self.end - since), 4) if is_answered else None)
 
     def build_result(self, min_seconds: float) -> LoadResult:
-        """Return the measurements."""
         seconds = max(self.end - self.start, min_seconds)
         share = (time.process_time() - self._processor_start) / seconds
         return LoadResult(
@@ -115,7 +110,7 @@ class _Recorder:
 
 
 class HttpLoad:
-    """Sends requests with given texts to a server; an asynchronous context manager."""
+    """Sends requests with given texts to a server; an async context manager."""
 
     def __init__(self, target: HttpTarget, texts: Sequence[str]) -> None:
         self._target = target
@@ -136,7 +131,7 @@ class HttpLoad:
     async def run_closed(
         self, concurrency: int, texts_per_request: int, seconds: float
     ) -> LoadResult:
-        """Send requests on `concurrency` connections for some seconds, one after the other."""
+        """Send requests one after the other on `concurrency` connections for some seconds."""
         bodies = self._iterate_bodies(texts_per_request)
         recorder = _Recorder()
 
@@ -172,7 +167,7 @@ class HttpLoad:
         return recorder.build_result(seconds)
 
     async def _send(self, body: bytes) -> tuple[str, float]:
-        """Return the status of a request, and the seconds to pause after a refusal."""
+        """Return the request status, and the seconds to pause after a refusal."""
         try:
             async with self._session.post(self._target.address, data=body) as answer:
                 await answer.read()
@@ -185,7 +180,7 @@ class HttpLoad:
         return str(answer.status), _find_pause(answer.headers.get("Retry-After"))
 
     def _iterate_bodies(self, texts_per_request: int) -> Iterator[bytes]:
-        """Return an endless iterator over bodies with consecutive texts, built before its use."""
+        """Return an endless iterator over prebuilt bodies with consecutive texts."""
         texts, size = self._texts, texts_per_request
         count = min(MAX_BODIES, max(1, len(texts) // size))
         bodies = [
@@ -196,7 +191,7 @@ class HttpLoad:
 
 
 def _find_pause(header: str | None) -> float:
-    """Return the seconds of a Retry-After header, at most MAX_PAUSE_SECONDS."""
+    """Return the Retry-After seconds, at most MAX_PAUSE_SECONDS."""
     try:
         return min(float(header or REFUSAL_PAUSE_SECONDS), MAX_PAUSE_SECONDS)
     except ValueError:
@@ -204,7 +199,7 @@ def _find_pause(header: str | None) -> float:
 
 
 def merge_results(results: Sequence[LoadResult]) -> LoadResult:
-    """Return the measurements of processes that shared one load."""
+    """Merge measurements from processes sharing one load."""
     statuses: Counter[str] = Counter()
     for result in results:
         statuses.update(result.statuses)
@@ -218,7 +213,7 @@ def merge_results(results: Sequence[LoadResult]) -> LoadResult:
 
 
 async def detect_target(target: HttpTarget) -> HttpTarget:
-    """Return the target with a protocol that the server answers, and the name of its model.
+    """Return the target with a protocol that the server answers, and its model name.
 
     Raises SettingsError with the server's answers if it answers no protocol.
     """
@@ -232,12 +227,12 @@ async def detect_target(target: HttpTarget) -> HttpTarget:
             if status == HTTPStatus.OK:
                 return candidate
             answers.append(f"{ROUTES[protocol]} {text}")
-    problem = f"{target.url} answers no request for vectors: {'; '.join(answers)}"
+    problem = f"{target.url} does not answer requests for vectors: {'; '.join(answers)}"
     raise SettingsError(problem, "correct the address, or set server.protocol and server.model")
 
 
 async def _probe(session: aiohttp.ClientSession, target: HttpTarget) -> tuple[int, str]:
-    """Return the status of a request for one vector, and a description of the answer."""
+    """Return the status of a single-vector request, and a description of the answer."""
     try:
         async with session.post(target.address, data=target.build_body(["a text"])) as answer:
             text = " ".join((await answer.text()).split())
@@ -247,7 +242,7 @@ async def _probe(session: aiohttp.ClientSession, target: HttpTarget) -> tuple[in
 
 
 async def _find_model(session: aiohttp.ClientSession, url: str) -> str:
-    """Return the first model that a server lists, or else a placeholder."""
+    """Return the first model listed by the server, or a placeholder."""
     try:
         async with session.get(url + "/v1/models") as answer:
             document: Any = await answer.json(content_type=None)

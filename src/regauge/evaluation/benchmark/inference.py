@@ -1,6 +1,6 @@
-"""Benchmark of artifacts: alternating repeats in separate processes, summarized in one document.
+"""Artifact benchmark: alternating repeats in separate processes, summarized in one document.
 
-The raw lines of each repeat stay in the output folder.
+The raw lines from each repeat stay in the output folder.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from regauge.system.worker import Line
 
 REPEATS = "repeats"
-"""Folder of the raw lines, one subfolder per repeat and artifact."""
+"""Folder for raw lines, one subfolder per repeat and artifact."""
 DEFAULT_FOLDER = Path("out") / "benchmark"
-"""Output folder if artifacts are named on the command line."""
+"""Output folder if the command line names artifacts."""
 WORKER = "regauge.evaluation.benchmark.latency_worker"
 
 
 def name_artifacts(folders: Sequence[Path]) -> dict[str, str]:
-    """Return artifact folders by name.
+    """Return name -> artifact folder.
 
-    The name is the folder's name, with the parent's name in front if two folders have the same.
-    Raises SettingsError if the names are still ambiguous.
+    The name is the folder name, prefixed with the parent's name if two folders share it. Raises
+    SettingsError if names are still ambiguous.
     """
     short_names = [
         folder.resolve().parent.name if folder.name == ARTIFACT else folder.resolve().name
@@ -100,7 +100,7 @@ def plan(settings: BenchmarkSettings) -> dict[str, Any]:
 
 
 def run(settings: BenchmarkSettings) -> dict[str, Any]:
-    """Measure every artifact; return the document of `inference_summary.build_document`."""
+    """Measure every artifact and return the `inference_summary.build_document` document."""
     settings = _limit_input_lengths(settings)
     plan(settings)
     earlier = _read_earlier(settings)
@@ -119,13 +119,12 @@ def run(settings: BenchmarkSettings) -> dict[str, Any]:
 
 
 def _read_manifests(settings: BenchmarkSettings) -> dict[str, ArtifactManifest]:
-    """Return the manifest of each artifact by name."""
     folders = settings.inference.artifacts
     return {name: read_manifest(Path(folder)) for name, folder in folders.items()}
 
 
 def _limit_input_lengths(settings: BenchmarkSettings) -> BenchmarkSettings:
-    """Return settings with the default lengths limited to what all artifacts accept."""
+    """Limit default lengths to what all artifacts accept."""
     inference = settings.inference
     if "input_lengths" in inference.model_fields_set:
         return settings
@@ -136,9 +135,9 @@ def _limit_input_lengths(settings: BenchmarkSettings) -> BenchmarkSettings:
 
 
 def _measure_once(settings: BenchmarkSettings, name: str, repeat: int) -> list[dict[str, Any]]:
-    """Return the lines that the worker of an artifact wrote in one repeat.
+    """Return the lines written by an artifact's worker in one repeat.
 
-    Raises ChildError if the worker failed, NoProgressError if it stopped writing lines.
+    Raises ChildError if the worker failed, and NoProgressError if it stopped writing lines.
     """
     folder = Path(settings.output.folder) / REPEATS / f"{repeat}-{name}"
     request = {"settings": dump(settings), "name": name, "repeat": repeat}
@@ -163,7 +162,7 @@ def _measure_once(settings: BenchmarkSettings, name: str, repeat: int) -> list[d
 
 
 def _max_silence_seconds(settings: BenchmarkSettings) -> float:
-    """Return the longest time between two lines of a worker; it writes one after each load."""
+    """Return the longest time between two worker lines; a worker writes one after each load."""
     longest = max(settings.inference.duration_seconds, 2 * settings.open_loop.duration_seconds)
     return settings.inference.timeout_seconds + longest
 
@@ -171,10 +170,10 @@ def _max_silence_seconds(settings: BenchmarkSettings) -> float:
 def _read_earlier(settings: BenchmarkSettings) -> dict[str, Any]:
     """Return the document of an earlier benchmark in this folder, if it had the same requests.
 
-    Raises the errors of `summary.read_earlier`.
+    Raises the same errors as `summary.read_earlier`.
     """
     folder = Path(settings.output.folder)
-    document = summary.read_earlier(folder, "inference", "inference benchmark")
+    document = summary.read_earlier(folder, "inference", "an inference benchmark")
     shared = inference_summary.shared_settings(settings)
     return document if document.get("shared_settings") == shared else {}
 

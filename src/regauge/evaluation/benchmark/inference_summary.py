@@ -1,4 +1,4 @@
-"""Summary of a benchmark of artifacts: medians over repeats, ratios, costs and their formulas.
+"""Summary of an artifact benchmark: medians over repeats, ratios, costs and formulas.
 
 An unknown value is None, never zero. This module measures nothing.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from regauge.inference.export.manifest import ArtifactManifest
 
 Repeat = list[dict[str, Any]]
-"""Lines that a worker wrote in one repeat."""
+"""Lines written by a worker in one repeat."""
 
 GENERIC_NAMES = (MODEL, ARTIFACT)
 """Folder names that do not identify a model."""
@@ -54,7 +54,7 @@ FORMULAS = {
     "peak_memory_bytes": "largest peak of the repeats: of the device, or of the process on a CPU",
     "ratios": RATIO_FORMULA,
 }
-"""Formula of each figure, as the benchmark document records it."""
+"""Figure -> formula, as recorded in the benchmark document."""
 
 
 def build_document(
@@ -63,10 +63,10 @@ def build_document(
     repeats: Mapping[str, Sequence[Repeat]],
     earlier: Document,
 ) -> Document:
-    """Return the benchmark document; `repeats` has the lines of each artifact.
+    """Return the benchmark document; `repeats` maps artifact names to worker lines.
 
-    Artifacts of an `earlier` document with the same requests are kept, each with its chip, date and
-    price. Jobs on several machines thus share one table.
+    Artifacts from an `earlier` document with the same requests are kept with their chip, date and
+    price, so that jobs on several machines share one table.
     """
     artifacts = {
         artifact["name"]: artifact
@@ -98,7 +98,7 @@ def build_document(
 
 
 def shared_settings(settings: BenchmarkSettings) -> Document:
-    """Return the settings that all rows of a table must share."""
+    """Return the settings shared by all rows in a table."""
     tables = dump(settings)
     keys = ("batch_sizes", "input_lengths", "duration_seconds", "warmup_requests", "repeats")
     inference = {key: tables["inference"][key] for key in keys}
@@ -106,13 +106,12 @@ def shared_settings(settings: BenchmarkSettings) -> Document:
 
 
 def model_name(manifest: ArtifactManifest) -> str:
-    """Return the name of an artifact's model: the last specific part of its path."""
+    """Return the model name: the last specific part of the artifact's model path."""
     parts = [part for part in Path(manifest.origin.path).parts if part not in GENERIC_NAMES]
     return parts[-1] if parts else manifest.origin.path
 
 
 def describe_computation(manifest: ArtifactManifest) -> str:
-    """Return the backend, precision and quantization of an artifact."""
     compiled = manifest.compiled
     quantization = f" {compiled.quantization}" if compiled.quantization != "none" else ""
     return f"{compiled.backend.kind} {compiled.precision}{quantization}"
@@ -121,7 +120,7 @@ def describe_computation(manifest: ArtifactManifest) -> str:
 def _summarize_artifact(
     settings: BenchmarkSettings, name: str, manifest: ArtifactManifest, repeats: Sequence[Repeat]
 ) -> Document:
-    """Return the figures of an artifact that do not depend on the request."""
+    """Return the figures independent of the request."""
     starts = [line for repeat in repeats for line in repeat if "startup" in line]
     ends = [line for repeat in repeats for line in repeat if "chip" in line]
     memory = [line["peak_memory_bytes"] for line in ends if line["peak_memory_bytes"] is not None]
@@ -157,7 +156,7 @@ def _summarize_artifact(
 
 
 def _share_peaks(artifacts: Collection[Document]) -> None:
-    """Set the best measured peak for all artifacts of equal chip, precision and threads."""
+    """Set the best measured peak on all artifacts with equal chip, precision and threads."""
     best: dict[tuple[Any, ...], tuple[float, str]] = {}
     for artifact in artifacts:
         if artifact["peak_flops_per_second"] is not None:
@@ -185,7 +184,6 @@ def _compute_peak_fraction(closed: Document, artifact: Document) -> float | None
 def _build_rows(
     settings: BenchmarkSettings, artifact: Document, repeats: Sequence[Repeat]
 ) -> list[Document]:
-    """Return one row per batch size and input length."""
     rows = []
     inference = settings.inference
     for length, batch_size in product(inference.input_lengths, inference.batch_sizes):
@@ -213,7 +211,7 @@ def _build_rows(
 def _summarize_closed_loop(
     artifact: Document, batch_size: int, loops: Sequence[Document]
 ) -> Document:
-    """Return the figures of the closed loop; `loops` has one line per repeat."""
+    """Return the closed-loop figures; `loops` has one line per repeat."""
     medians = [percentile(loop["latencies_ms"], 50) or 0.0 for loop in loops]
     counts = [len(loop["latencies_ms"]) for loop in loops]
     rates = [count / loop["duration_seconds"] for count, loop in zip(counts, loops, strict=True)]
@@ -235,7 +233,7 @@ def _summarize_closed_loop(
 def _summarize_open_loop(
     artifact: Document, batch_size: int, loads: Sequence[Document]
 ) -> Document:
-    """Return the figures of one arrival rate; `loads` has one line per repeat."""
+    """Return the figures at one arrival rate; `loads` has one line per repeat."""
     per_second = statistics.median(float(load["requests_per_second"]) for load in loads)
     latencies = [load["latencies_ms"] for load in loads]
     dropped_fraction = summary.find_dropped_fraction(latencies)
@@ -275,13 +273,13 @@ RATIOS = {
     "throughput_ratio": "inferences_per_second",
     "cost_ratio": "usd_per_million_inferences",
 }
-"""Ratio of a pair -> closed-loop figure that it divides."""
+"""Ratio name -> closed-loop metric it divides."""
 
 
 def build_ratios(
     pairs: Sequence[tuple[str, str]], names: Sequence[str], rows: Sequence[Document]
 ) -> list[Document]:
-    """Return the ratios of each pair, one per batch size and input length.
+    """Return each pair's ratios, one per batch size and input length.
 
     Without pairs, all artifacts are compared with the first one.
     """
@@ -312,7 +310,7 @@ def _compare_pair(pair: tuple[str, str], rows: Sequence[Document]) -> Iterator[D
 
 
 def _do_repeats_overlap(candidate: Document, baseline: Document) -> bool | None:
-    """Return whether the p50 ranges of two artifacts overlap; None if each has one repeat."""
+    """Return whether two artifacts' p50 ranges overlap; None if both have one repeat."""
     if len(baseline["num_requests"]) == len(candidate["num_requests"]) == 1:
         return None
     baseline_min, baseline_max = baseline["p50_range_ms"]

@@ -1,7 +1,7 @@
-"""Worker of an inference benchmark: measures one artifact once, in a separate process.
+"""Inference benchmark worker: measures one artifact once, in a separate process.
 
-`worker.run_worker` starts it. A fresh process shows the startup time and the memory of an artifact.
-The worker writes one line for each batch size, input length and rate, with every latency.
+`worker.run_worker` starts it. A fresh process shows an artifact's startup time and memory. The
+worker writes one line, with every latency, per batch size, input length and rate.
 """
 
 from __future__ import annotations
@@ -43,45 +43,45 @@ if TYPE_CHECKING:
     from regauge.inference.export.engine import Engine
 
 START_SECONDS = time.monotonic()
-"""Time after the imports, on the monotonic clock that all processes of a machine share."""
+"""Time after the imports, on the monotonic clock shared by all processes on a machine."""
 SINGLE_PASS_OUTPUTS = ("vectors", "classes", "values")
-"""Outputs that need one forward pass, whose operations can be counted."""
+"""Outputs computed by a single forward pass, whose operations can be counted."""
 
 
 @dataclass(frozen=True)
 class LatencyRequest:
-    """Records that are computed together, as inputs of the program."""
+    """Records computed together, as program inputs."""
 
     batch_size: int
     input_length: int
-    """Real tokens of each text."""
+    """Real tokens per text."""
     buckets: list[tuple[int, int]]
-    """(rows, length) of each bucket that the request is computed in."""
+    """(rows, length) of the request's buckets."""
     batches: list[tuple[Tensor, ...]]
     tokens: int
-    """Real tokens of all texts."""
+    """Real tokens in all texts."""
 
 
 @dataclass(frozen=True)
 class LoadedArtifact:
-    """A loaded artifact with the settings of its benchmark."""
+    """A loaded artifact with the benchmark settings."""
 
     settings: BenchmarkSettings
     repeat: int
-    """Number of the repeat, from 1."""
+    """Repeat number, from 1."""
     name: str
     artifact: Artifact
     engine: Engine
 
     def compute(self, request: LatencyRequest) -> None:
-        """Compute a request; the outputs are on the host when this returns."""
+        """Compute a request, with outputs on the host on return."""
         outputs = [self.engine.runner(*batch) for batch in request.batches]
         for output in outputs:
             output.float().cpu()
 
 
 def main() -> None:
-    """Measure the artifact of the request file; an error is the last line."""
+    """Measure the artifact named in the request file; an error becomes the last line."""
     job = receive_job()
     request = job.request
     os.dup2(2, 1)  # output of libraries must not mix with the result of the command
@@ -99,9 +99,9 @@ def main() -> None:
 def measure(
     settings: BenchmarkSettings, name: str, repeat: int, started_at: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield the measurements of an artifact: startup, each of its loads, memory and chip.
+    """Yield measurements: startup, each load, memory and chip.
 
-    `started_at` is the start of this process on the clock of `START_SECONDS`.
+    `started_at` is the process start on the `START_SECONDS` clock.
     """
     artifact = open_artifact(settings.inference.artifacts[name])
     engine = load_engine(artifact, batch_invariant=False)
@@ -123,7 +123,7 @@ def measure(
 
 
 def build_request(loaded: LoadedArtifact, batch_size: int, length: int) -> LatencyRequest:
-    """Return a request of `batch_size` records whose texts have `length` real tokens each.
+    """Return a request with `batch_size` records whose texts have `length` real tokens each.
 
     It is padded and split into the artifact's buckets, as in production.
     """
@@ -146,7 +146,7 @@ def build_request(loaded: LoadedArtifact, batch_size: int, length: int) -> Laten
 
 
 def measure_loads(loaded: LoadedArtifact, request: LatencyRequest) -> Iterator[dict[str, Any]]:
-    """Yield the latencies of a request in the closed loop and at each rate of the open loop."""
+    """Yield a request's latencies in the closed loop and at each open-loop rate."""
     settings = loaded.settings
     shape = {"batch_size": request.batch_size, "input_length": request.input_length}
     for _ in range(settings.inference.warmup_requests):
@@ -198,10 +198,10 @@ def _log_load(
 
 
 def count_flops(artifact: Artifact, request: LatencyRequest) -> float | None:
-    """Return the operations of a request's real tokens: a third of training on them.
+    """Return the operations for a request's real tokens: a third of training on them.
 
-    The forward pass takes 2 N + 4 L h S per token, see `models.flops`. Returns None for a model
-    whose operations its configuration does not determine.
+    The forward pass takes 2 N + 4 L h S per token, see `models.flops`. Returns None if the model
+    configuration does not determine the operations.
     """
     program, folder = artifact.manifest.program, artifact.folder / MODEL
     if program.output_kind not in SINGLE_PASS_OUTPUTS or not (folder / "config.json").is_file():
@@ -211,7 +211,7 @@ def count_flops(artifact: Artifact, request: LatencyRequest) -> float | None:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the platform, cores, threads and versions of this process."""
+    """Return this process's platform, cores, threads and versions."""
     return {
         "platform": platform.platform(),
         "cores": processes.available_cores(),
@@ -222,7 +222,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def _measure_peak(artifact: Artifact) -> dict[str, Any]:
-    """Return the chip and its peak for the artifact's precision; unknown for integer models."""
+    """Return the chip and its peak in the artifact's precision; unknown for integer models."""
     compiled = artifact.manifest.compiled
     chip = artifact.accelerator.chip_peak(compiled.precision)
     peak = (
@@ -233,7 +233,7 @@ def _measure_peak(artifact: Artifact) -> dict[str, Any]:
 
 
 def _fill_tokens(tensor: Tensor, batch: BucketBatch, vocabulary_size: int, seed: int) -> None:
-    """Write keyed token ids into the rows of a batch's records, [rows, …, length]."""
+    """Write keyed token ids into the record rows, [rows, …, length]."""
     count = len(batch.record_indices)
     positions = np.arange(tensor[:count].numel(), dtype=np.int64)
     token_ids = (hash_keys(seed, positions) % np.uint64(vocabulary_size)).astype(np.int64)
@@ -242,13 +242,13 @@ def _fill_tokens(tensor: Tensor, batch: BucketBatch, vocabulary_size: int, seed:
 
 
 def _find_vocabulary_size(artifact: Artifact) -> int:
-    """Return the size of the model's vocabulary; 2 if its configuration has none."""
+    """Return the model's vocabulary size; 2 if the configuration does not state one."""
     size = artifact.read_model_config().get("vocab_size")
     return size if isinstance(size, int) else 2
 
 
 def _count_texts(artifact: Artifact) -> int:
-    """Return the number of texts of a record; 0 if it has none."""
+    """Return the number of texts per record."""
     inputs = artifact.manifest.program.inputs
     tokens = next((spec for spec in inputs if LENGTH in spec.shape), None)
     return math.prod(size for size in tokens.shape if isinstance(size, int)) if tokens else 0

@@ -1,8 +1,8 @@
 """Load generator: a closed loop (one request at a time) and an open loop (scheduled arrivals).
 
-In the open loop, the latency of a request counts from its scheduled arrival, not from the start of
-its computation. Time in the queue is part of it (no coordinated omission), and requests that are
-never started count as infinitely late. The module knows nothing of the server.
+In the open loop, request latency counts from the scheduled arrival, not from the start of the
+computation. Queueing time is part of it (no coordinated omission), and requests that never start
+count as infinitely late. The module knows nothing about the server.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 MIN_REQUESTS = 3
-"""Smallest number of requests in a closed loop, even if they take longer than its duration."""
+"""Minimum closed-loop requests, even if they take longer than the duration."""
 MAX_DURATION_FACTOR = 2
-"""Multiple of the duration of the arrivals after which requests are dropped instead of started."""
+"""Requests not started within this multiple of the arrival duration are dropped."""
 SPIN_SECONDS = 1e-4
-"""Time before an arrival that is spent spinning, because a sleeping process wakes about this late.
+"""Seconds to spin before an arrival, because a sleeping process wakes about this late.
 
-A longer spin would look like work, and a busy machine would take the processor from the server.
+A longer spin would look like work, and a busy machine would take the CPU from the server.
 """
 
 SEARCH_FACTOR = 2.0
-"""Ratio of two rates before the search is between two of them."""
+"""Ratio between tried rates until the search has a lower and an upper bound."""
 
 
 class Clock:
-    """Monotonic clock of this machine, in seconds."""
+    """This machine's monotonic clock, in seconds."""
 
     def now(self) -> float:
-        """Return the time since an arbitrary origin."""
+        """Return the seconds since an arbitrary origin."""
         return time.perf_counter()
 
     def wait(self, until: float) -> None:
@@ -49,18 +49,15 @@ class Clock:
 
 
 class ClosedLoopResult(NamedTuple):
-    """Latencies of a closed loop."""
-
     milliseconds: list[float]
-    """Latency of each request."""
+    """Latency per request."""
     seconds: float
-    """Duration of the loop."""
 
 
 def run_closed_loop(
     send_request: Callable[[], object], seconds: float, clock: Clock
 ) -> ClosedLoopResult:
-    """Send one request after the other for some seconds, `MIN_REQUESTS` at least."""
+    """Send requests one after the other for some seconds, at least `MIN_REQUESTS`."""
     latencies: list[float] = []
     start = now = clock.now()
     while now - start < seconds or len(latencies) < MIN_REQUESTS:
@@ -72,7 +69,7 @@ def run_closed_loop(
 
 
 def draw_arrivals(rate: float, seconds: float, *key: int) -> np.ndarray:
-    """Return the arrival times of a Poisson process, [requests] float64 in seconds, ascending.
+    """Return Poisson arrival times, [requests] float64 in seconds, ascending.
 
     Gaps are exponential with mean 1 / rate. Equal keys give equal arrivals.
     """
@@ -88,9 +85,9 @@ def draw_arrivals(rate: float, seconds: float, *key: int) -> np.ndarray:
 
 
 def draw_bursts(rate: float, burst_size: int, seconds: float, *key: int) -> np.ndarray:
-    """Return arrival times in bursts of equal times, [requests] float64 in seconds, ascending.
+    """Return arrival times in simultaneous bursts, [requests] float64 in seconds, ascending.
 
-    The bursts are a Poisson process of rate / burst_size. Equal keys give equal arrivals.
+    The bursts are a Poisson process with rate / burst_size. Equal keys give equal arrivals.
     """
     return np.repeat(draw_arrivals(rate / burst_size, seconds, *key), burst_size)
 
@@ -98,10 +95,10 @@ def draw_bursts(rate: float, burst_size: int, seconds: float, *key: int) -> np.n
 def run_open_loop(
     send_request: Callable[[], object], arrivals: Sequence[float], seconds: float, clock: Clock
 ) -> list[float]:
-    """Send requests at their arrival times, in order; return the latency of each in milliseconds.
+    """Send requests at their arrival times, in order, and return each latency in milliseconds.
 
-    A latency counts from the arrival, however late the request is started. A request that is not
-    started within `MAX_DURATION_FACTOR` times the seconds is dropped: its latency is infinite.
+    Latency counts from the arrival, however late the request starts. A request not started within
+    `MAX_DURATION_FACTOR` times the seconds is dropped: its latency is infinite.
     """
     start = clock.now()
     latencies: list[float] = []

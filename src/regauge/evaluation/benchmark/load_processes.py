@@ -1,4 +1,4 @@
-"""Processes that send requests to a server, as one load."""
+"""Processes that send requests to a server as one load."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORKER = "regauge.evaluation.benchmark.load_worker:run_loads"
 START_DELAY_SECONDS = 0.05
 """Time between the order to start a load and its start, in which all processes receive it."""
 GRACE_SECONDS = 30.0
-"""Time that a process may need beyond its load and the timeout of a request."""
+"""Seconds granted to a process beyond its load and the request timeout."""
 TEXTS = "texts.json"
 
 
@@ -55,7 +55,7 @@ class LoadProcesses:
         self._children.clear()
 
     def run_closed(self, concurrency: int, texts_per_request: int, seconds: float) -> LoadResult:
-        """Send requests on connections, each after the answer to the last one of its connection."""
+        """Send requests on connections, each after the previous answer on the same connection."""
         count = min(self._num_processes, concurrency)
         shares = [len(range(rank, concurrency, count)) for rank in range(count)]
         specs = [{"concurrency": share} for share in shares]
@@ -70,7 +70,7 @@ class LoadProcesses:
     def _run(
         self, specs: list[dict[str, Any]], texts_per_request: int, seconds: float
     ) -> LoadResult:
-        """Return the merged measurements of one load."""
+        """Run one load and return the merged measurements."""
         shared = {
             "texts_per_request": texts_per_request,
             "seconds": seconds,
@@ -91,8 +91,8 @@ def _send(child: FunctionProcess, message: Any) -> None:
 def _receive(child: FunctionProcess, deadline: float) -> Any:
     """Return the next answer of a process.
 
-    Raises ChildError if it ended, NoProgressError after the deadline, and StopSignalError after a
-    stop signal.
+    Raises ChildError if the process ended, NoProgressError after the deadline, and StopSignalError
+    after a stop signal.
     """
     try:
         return child.receive(deadline - time.monotonic())

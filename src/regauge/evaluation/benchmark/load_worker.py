@@ -35,7 +35,7 @@ async def _run_loads(pipe: Connection, target: HttpTarget, texts: list[str]) -> 
 
 
 async def _run_load(load: HttpLoad, spec: dict[str, Any]) -> LoadResult:
-    """Run one load at its start time on the monotonic clock, which all processes share."""
+    """Run one load at the start time on the monotonic clock, which all processes share."""
     await asyncio.sleep(max(0.0, spec["start_at"] - time.monotonic()))
     if "concurrency" in spec:
         return await load.run_closed(
@@ -45,7 +45,7 @@ async def _run_load(load: HttpLoad, spec: dict[str, Any]) -> LoadResult:
 
 
 def _find_loop_factory() -> Any:
-    """Return the event loop of uvloop if it is installed, which sends more requests per second."""
+    """Return uvloop's event loop, which sends more requests per second, if it is installed."""
     try:
         import uvloop
     except ImportError:

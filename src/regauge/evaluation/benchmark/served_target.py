@@ -1,6 +1,6 @@
-"""The server that a benchmark measures, and its counters.
+"""The server under measurement and its counters.
 
-It is a running one, or one that serves an artifact for the benchmark.
+It is already running, or serves an artifact for the benchmark.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ METRICS_SECONDS = 5.0
 def open_server(
     server: ServerTarget, log: Path
 ) -> Iterator[tuple[HttpTarget, RunningServer | None]]:
-    """Yield the target of the requests, and its process if it was started for this block.
+    """Yield the request target, and the server process if it was started for this block.
 
     Raises SettingsError if the server does not answer, and the errors of `run_server`.
     """
@@ -48,7 +48,7 @@ def open_server(
 
 
 def build_serve_command(artifact: str, port: int, options: tuple[str, ...] = ()) -> list[str]:
-    """Return the command that serves an artifact on a port of the loopback interface."""
+    """Return the command for serving an artifact on a loopback port."""
     address = (f"serve.host={LOOPBACK}", f"serve.port={port}")
     return [sys.executable, "-m", "regauge", "serve", artifact, *address, *options]
 
@@ -66,7 +66,7 @@ def _detect(server: ServerTarget, url: str) -> HttpTarget:
 
 
 def read_key(server: ServerTarget) -> str | None:
-    """Return the key of the server; raises SettingsError if its variable is not set."""
+    """Return the server's API key; raises SettingsError if the variable is not set."""
     name = server.api_key_variable
     if name is None:
         return None
@@ -76,7 +76,7 @@ def read_key(server: ServerTarget) -> str | None:
 
 
 def read_phase_seconds(url: str) -> dict[str, float]:
-    """Return the seconds of each phase since the start of a server; empty if it has no counters."""
+    """Return phase -> seconds since the server started; empty if it does not have counters."""
     try:
         from prometheus_client.parser import text_string_to_metric_families
     except ImportError:
@@ -97,5 +97,5 @@ def read_phase_seconds(url: str) -> dict[str, float]:
 
 
 def subtract_phases(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
-    """Return the seconds of each phase between two readings."""
+    """Return phase -> seconds between two readings."""
     return {phase: value - before.get(phase, 0.0) for phase, value in after.items()}

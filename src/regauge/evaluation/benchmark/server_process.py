@@ -1,4 +1,4 @@
-"""A server as a child process: started, awaited until it is ready, and stopped by SIGTERM."""
+"""A server as a child process: started, awaited until ready, and stopped by SIGTERM."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 
 HEALTH = "/health"
 HEALTH_SECONDS = 5.0
-"""Longest time of one request for the health of a server."""
+"""Timeout of one health request."""
 STOP_SECONDS = 30.0
-"""Time in which a server must end after SIGTERM; then it is killed."""
+"""Seconds in which a server must end after SIGTERM before it is killed."""
 SESSION, TIMES = 3, slice(11, 15)
-"""Fields of /proc/PID/stat after the name: the session, and the processor times in ticks.
+"""Fields in /proc/PID/stat after the name: the session, and the CPU times in ticks.
 
-The times are of the process and of its ended children, in user mode and in the kernel.
+The times cover the process and its ended children, in user mode and in the kernel.
 """
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server that is ready."""
+    """A ready server."""
 
     url: str
     start_seconds: float
-    """From the start of its process to its first healthy answer."""
+    """Seconds from process start to the first healthy answer."""
     pid: int
 
     def read_processor_seconds(self) -> float:
-        """Return the processor time of all its processes so far."""
+        """Return the CPU time of all server processes so far."""
         return sum(map(_read_seconds, _list_session(self.pid)))
 
 
@@ -81,7 +81,7 @@ def run_server(
 
 
 def is_healthy(url: str) -> bool:
-    """Return whether a server answers that it is ready."""
+    """Return whether a server answers as ready."""
     try:
         with urllib.request.urlopen(url + HEALTH, timeout=HEALTH_SECONDS):  # noqa: S310 (http)
             return True
@@ -90,7 +90,7 @@ def is_healthy(url: str) -> bool:
 
 
 def _stop(child: Child) -> None:
-    """End a server by SIGTERM; kill its processes if it does not end in time."""
+    """End a server by SIGTERM; kill the remaining processes if it does not end in time."""
     if child.poll() is None:
         child.terminate()
         timing.wait_for(lambda: child.poll() is not None, STOP_SECONDS)
@@ -101,7 +101,7 @@ def _stop(child: Child) -> None:
 
 
 def _list_session(session: int) -> list[int]:
-    """Return the processes of a session, which a server in a new session leads."""
+    """Return the processes in a session led by a server."""
     pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         fields = read_process_fields(int(folder.name))

@@ -1,7 +1,7 @@
-"""Benchmark of a server over HTTP: closed loops, the saturation rate, and open loops.
+"""HTTP server benchmark: closed loops, the saturation rate, and open loops.
 
-The requests are sent by separate processes (`load_processes`). An artifact is served for the
-benchmark by `regauge serve`, in a child process.
+Separate processes (`load_processes`) send the requests. An artifact is served for the benchmark by
+`regauge serve` in a child process.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
     from regauge.evaluation.benchmark.summary import Document
     from regauge.evaluation.benchmark.text_trace import TextTrace
 
-KIND, DESCRIPTION = "serving", "benchmark of a server"
-"""Kind of the benchmark document, and its description in errors."""
+KIND, DESCRIPTION = "serving", "a server benchmark"
+"""Benchmark document kind, and the name in errors."""
 SERVER_LOG = "server.log"
 POISSON = "poisson"
 MIN_PERCENTILE_REQUESTS = 110
-"""Expected requests of a trial, so that the 99th percentile is known."""
+"""Expected requests in a trial, enough for the 99th percentile."""
 MIN_REQUESTS = 20
-"""Expected requests of an open loop at a low rate, if its duration permits it."""
+"""Expected requests in a slow open loop, if the duration permits."""
 START_FRACTION = 0.5
-"""First rate of the search, as a fraction of the largest request rate of the closed loops."""
+"""First rate in the search, as a fraction of the largest closed-loop request rate."""
 
 
 def plan(settings: ServingBenchmarkSettings) -> Document:
-    """Return the measurements that `run` would make; raises SettingsError for impossible ones."""
+    """Return the measurements of `run`; raises SettingsError for impossible ones."""
     server, closed, open_loop = settings.server, settings.closed_loop, settings.open_loop
     if server.url is None and server.artifact is None:
         remedy = "name the address of a server or an artifact"
@@ -80,7 +80,7 @@ def plan(settings: ServingBenchmarkSettings) -> Document:
 
 
 def run(settings: ServingBenchmarkSettings) -> Document:
-    """Measure the server; return the benchmark document.
+    """Measure the server and return the benchmark document.
 
     Raises SettingsError if the server does not answer, and the errors of `run_server`.
     """
@@ -140,14 +140,12 @@ def build_document(
 
 @dataclass(frozen=True)
 class ServerMeasurement:
-    """The measurements of one server."""
-
     settings: ServingBenchmarkSettings
     target: HttpTarget
     load: LoadProcesses
 
     def measure(self) -> Document:
-        """Return the figures of the closed loops, the saturation rate and the open loops."""
+        """Return figures for the closed loops, the saturation rate and the open loops."""
         closed_loop = self._measure_closed_loops()
         saturation = self._search_saturation(closed_loop)
         return {
@@ -170,7 +168,7 @@ class ServerMeasurement:
         return rows
 
     def _search_saturation(self, closed_loop: list[Document]) -> Document | None:
-        """Return the saturation rate with its trials; None if the search is off."""
+        """Return the saturation rate with the trials; None if the search is off."""
         saturation, trials = self.settings.saturation, list[dict[str, Any]]()
         if not saturation.max_trials:
             return None
@@ -204,7 +202,7 @@ class ServerMeasurement:
     def _measure_open_loops(
         self, closed_loop: list[Document], saturation: Document | None
     ) -> list[Document]:
-        """Return the figures of each kind of arrivals at each rate."""
+        """Return figures for each kind of arrivals at each rate."""
         open_loop = self.settings.open_loop
         highest = (saturation or {}).get("requests_per_second")
         highest = highest or max(row["requests_per_second"] for row in closed_loop)
@@ -226,7 +224,7 @@ class ServerMeasurement:
         return min(seconds, self.settings.saturation.max_trial_seconds)
 
     def _draw(self, kind: str, rate: float, seconds: float, index: int) -> np.ndarray:
-        """Return the arrivals of an open loop, [requests] in seconds."""
+        """Return open-loop arrivals, [requests] in seconds."""
         open_loop, seed = self.settings.open_loop, self.settings.seed
         key = (seed, 1 + index)
         if kind == POISSON:
@@ -238,7 +236,7 @@ class ServerMeasurement:
         return self._measure(lambda: self.load.run_open(arrivals, texts, seconds), texts)
 
     def _measure(self, run_load: Callable[[], LoadResult], texts_per_request: int) -> Document:
-        """Return the figures of one load, with the phase seconds of the server if it has them."""
+        """Return one load's figures, with the server's phase seconds if available."""
         before = read_phase_seconds(self.target.url)
         result = run_load()
         phases = subtract_phases(read_phase_seconds(self.target.url), before)
@@ -256,13 +254,13 @@ class ServerMeasurement:
 
 
 def _list_closed(settings: ServingBenchmarkSettings) -> list[tuple[int, int]]:
-    """Return (connections, texts of a request) of each closed loop."""
+    """Return (connections, texts per request) of each closed loop."""
     closed = settings.closed_loop
     return list(product(closed.concurrency, closed.texts_per_request))
 
 
 def _read_baseline(settings: ServingBenchmarkSettings) -> Document | None:
-    """Return the document of the earlier benchmark; raises DataError if it is unusable."""
+    """Return the earlier benchmark document; raises DataError if it is unusable."""
     if settings.regression.baseline is None:
         return None
     path = Path(settings.regression.baseline)

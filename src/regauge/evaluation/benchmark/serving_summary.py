@@ -1,4 +1,4 @@
-"""Figures of a benchmark of a server: percentiles, goodput, costs, and regressions.
+"""Server benchmark figures: percentiles, goodput, costs, and regressions.
 
 An unknown value is None, never zero. This module measures nothing.
 """
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 OK = str(int(HTTPStatus.OK))
 MAX_PROCESSOR_SHARE = 0.85
-"""Processor time per second of a process that sends requests, above which it is too slow."""
+"""CPU seconds per second above which a sending process is too slow."""
 MAX_DELAY_FRACTION = 0.2
-"""Largest p99 delay of a request after its arrival, as a fraction of the p99 latency."""
+"""Largest p99 delay of requests after their arrival, as a fraction of the p99 latency."""
 MIN_DELAY_MS = 2.0
-"""Delay that is never too large: the resolution of timers."""
+"""Delay that is never too large: timer resolution."""
 FORMULAS = {
     "closed_loop": "each connection sends a request when its last one is answered; latency counts "
     "from the request",
@@ -43,11 +43,11 @@ FORMULAS = {
     f"and the p99 delay of a request after its arrival is below {MIN_DELAY_MS:g} ms or "
     f"{MAX_DELAY_FRACTION:.0%} of the p99 latency",
 }
-"""Formula of each figure, as the benchmark document records it."""
+"""Figure -> formula, as recorded in the benchmark document."""
 
 
 def summarize_load(result: LoadResult, texts_per_request: int, slo_ms: float) -> Document:
-    """Return the figures of one load."""
+    """Return one load's figures."""
     latencies = [latency for latency in result.latencies_ms if latency is not None]
     num_answered, count = result.statuses.get(OK, 0), len(result.latencies_ms)
     num_within = sum(latency <= slo_ms for latency in latencies)
@@ -73,7 +73,7 @@ def _find_tail(values: Sequence[float]) -> float:
 
 
 def describe_generator(result: LoadResult) -> Document:
-    """Return the load of the processes that sent the requests, and whether they kept up."""
+    """Return the load on the sending processes, and whether they kept up."""
     share = max(result.processor_shares, default=0.0)
     answered = [latency for latency in result.latencies_ms if latency is not None]
     delay = _find_tail(result.send_delays_ms)
@@ -86,9 +86,9 @@ def describe_generator(result: LoadResult) -> Document:
 
 
 def meets_objective(figures: Document, saturation: SaturationSettings) -> bool:
-    """Return whether a load is within the latency objective and the permitted errors.
+    """Return whether a load meets the latency objective and the error limit.
 
-    The largest latency replaces a percentile that has too few requests.
+    The largest latency replaces a percentile with too few requests.
     """
     latency = figures[f"p{saturation.percentile}_ms"] or figures["max_ms"]
     dropped = figures["dropped_fraction"]
@@ -99,15 +99,15 @@ def meets_objective(figures: Document, saturation: SaturationSettings) -> bool:
 def find_regressions(
     document: Document, baseline: Document, max_regression: float
 ) -> list[Document]:
-    """Return the p99 latencies and throughputs that are worse than in an earlier document.
+    """Return p99 latencies and throughputs worse than in an earlier document.
 
     A row has the load, the figure, both values and whether the change is permitted. Raises
-    InconclusiveError if no load is in both documents.
+    InconclusiveError if the documents do not share a load.
     """
     before, now = _list_figures(baseline), _list_figures(document)
     shared = [key for key in now if key in before]
     if not shared:
-        problem = "the baseline has no load of this benchmark"
+        problem = "the baseline does not share a load with this benchmark"
         raise InconclusiveError(problem, "measure it with the same settings")
     rows = []
     for load, name in shared:
@@ -127,7 +127,7 @@ def find_regressions(
 
 
 def _list_figures(document: Document) -> dict[tuple[str, str], float]:
-    """Return the figures that are compared by (load, figure); unknown ones are left out."""
+    """Return (load, figure) -> value for comparison, without unknown figures."""
     figures = {}
     for row in document["closed_loop"]:
         figures[name_closed_load(row), "p99_ms"] = row.get("p99_ms")
@@ -140,12 +140,12 @@ def _list_figures(document: Document) -> dict[tuple[str, str], float]:
 
 
 def name_closed_load(row: Document) -> str:
-    """Return the name of a closed loop: connections x texts of a request."""
+    """Return a closed loop's name: connections x texts per request."""
     return f"{row['concurrency']} x {row['texts_per_request']}"
 
 
 def name_open_load(row: Document) -> str:
-    """Return the name of an open loop: its arrivals and its fraction or rate."""
+    """Return an open loop's name: the arrivals and the fraction or rate."""
     fraction = row["load_fraction"]
     load = f"{row['rate']:g}/s" if fraction is None else f"{fraction:.0%}"
     return f"{row['arrivals']} {load}"

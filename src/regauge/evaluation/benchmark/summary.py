@@ -1,4 +1,4 @@
-"""What the benchmarks of training, artifacts and servers share: repeats, rates, costs, documents.
+"""Shared parts of training, artifact and server benchmarks: repeats, rates, costs, documents.
 
 An unknown value is None, never zero. This module measures nothing itself.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 Latencies = Sequence[float | None]
-"""Milliseconds of each request; None if it was dropped or refused."""
+"""Milliseconds per request; None if it was dropped or refused."""
 Name = TypeVar("Name")
 Result = TypeVar("Result")
 
@@ -44,10 +44,10 @@ def today() -> dt.date:
 def repeat_alternately(
     names: Iterable[Name], num_repeats: int, measure: Callable[[Name, int], Result]
 ) -> dict[Name, list[Result]]:
-    """Return the results of `measure(name, number of the repeat)` by name.
+    """Return name -> results of `measure(name, repeat number)`.
 
-    The speed of a machine drifts from minute to minute. Therefore every name is measured once
-    before any of them is measured again.
+    Machine speed drifts from minute to minute. Therefore every name is measured once before any is
+    measured again.
     """
     results: dict[Name, list[Result]] = {name: [] for name in names}
     for repeat, name in product(range(1, num_repeats + 1), results):
@@ -56,10 +56,10 @@ def repeat_alternately(
 
 
 def find_percentiles(repeats: Sequence[Latencies]) -> dict[str, float | None]:
-    """Return the median over repeats of each latency percentile.
+    """Return the median over repeats for each latency percentile.
 
-    It is None if a repeat has too few requests for it: the median of the other repeats could be
-    below a smaller percentile. It is also None if the median belongs to a dropped request.
+    It is None if a repeat has too few requests for it: the other repeats' median could be below a
+    smaller percentile. It is also None if the median belongs to a dropped request.
     """
     medians = {}
     for percent in PERCENTILES:
@@ -74,7 +74,7 @@ def find_percentiles(repeats: Sequence[Latencies]) -> dict[str, float | None]:
 
 
 def find_dropped_fraction(repeats: Sequence[Latencies]) -> float | None:
-    """Return the fraction of the requests that were dropped; None without requests."""
+    """Return the fraction of dropped requests; None without requests."""
     latencies = [latency for repeat in repeats for latency in repeat]
     return latencies.count(None) / len(latencies) if latencies else None
 
@@ -82,20 +82,20 @@ def find_dropped_fraction(repeats: Sequence[Latencies]) -> float | None:
 def list_rates(
     open_loop: OpenLoop | ArrivalSettings, full_rate: float
 ) -> list[tuple[float | None, float]]:
-    """Return (fraction of the full rate or None, requests per second) of an open loop."""
+    """Return (fraction of the full rate or None, requests per second) for each open-loop rate."""
     relative = [(fraction, fraction * full_rate) for fraction in open_loop.load_fractions]
     return [*relative, *((None, rate) for rate in open_loop.requests_per_second)]
 
 
 def compute_usd_per_million(usd_per_hour: float | None, per_second: float) -> float | None:
-    """Return the dollars per million results at a price and a throughput."""
+    """Return dollars per million results."""
     if usd_per_hour is None or per_second <= 0:
         return None
     return usd_per_hour / SECONDS_PER_HOUR / per_second * 1e6
 
 
 def describe_price(settings: Price) -> Document | None:
-    """Return a price with its source, its date and a warning if it is old; None if unknown."""
+    """Return a price with source, date and a warning if it is old; None if unknown."""
     price = find_price(settings)
     if price is None:
         return None
@@ -117,13 +117,13 @@ def format_price(settings: Price) -> str:
 def read_earlier(folder: Path, kind: str, description: str) -> Document:
     """Return the benchmark document in an output folder; empty without one.
 
-    Raises SettingsError for a folder with other content: an artifact, or a benchmark of another
-    kind than the described one.
+    Raises SettingsError for a folder with other content: an artifact, or a benchmark other than the
+    described one.
     """
     if (folder / MANIFEST).exists():
         raise SettingsError(f"{folder} is an artifact or a dataset", "set another output.folder")
     path = folder / BENCHMARK
     document = read_benchmark(path) if path.exists() else {}
     if document and document.get("kind") != kind:
-        raise SettingsError(f"{path} is no {description}", "set another output.folder")
+        raise SettingsError(f"{path} is not {description}", "set another output.folder")
     return document

@@ -1,4 +1,4 @@
-"""The texts of the requests to a server: of a source, or sentences of documentation."""
+"""Request texts: from a source, or sentences from documentation."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
 CHARACTERS = range(20, 401)
-"""Lengths of the default texts; servers refuse texts with more tokens than the model reads."""
+"""Default text lengths; servers refuse texts with more tokens than the model reads."""
 
 
 @dataclass(frozen=True)
 class TextTrace:
-    """Texts with their real lengths."""
+    """Texts for requests, in their real lengths."""
 
     texts: tuple[str, ...]
     origin: str
 
     def describe(self) -> dict[str, Any]:
-        """Return the origin, the number and the lengths of the texts."""
+        """Return the texts' origin, count and lengths."""
         lengths = [len(text) for text in self.texts]
         return {
             "origin": self.origin,
@@ -43,9 +43,9 @@ class TextTrace:
 
 
 def read_trace(settings: TraceSettings) -> TextTrace:
-    """Return the first texts of the source, or else sentences of docstrings.
+    """Return the source's first texts, or sentences from docstrings without a source.
 
-    Raises DataError if the source has no text.
+    Raises DataError if the source does not contain any text.
     """
     if settings.source is not None:
         origin = f"source '{settings.source.kind}'"
@@ -56,12 +56,12 @@ def read_trace(settings: TraceSettings) -> TextTrace:
         texts = _split_sentences(_read_texts(PythonDocs(roots=roots)))
     distinct = tuple(islice(dict.fromkeys(texts), settings.count))
     if not distinct:
-        raise DataError("trace.source has no text", "name another trace.source")
+        raise DataError("trace.source does not contain text", "name another trace.source")
     return TextTrace(distinct, origin)
 
 
 def _read_texts(source: Source) -> Iterator[str]:
-    """Yield the texts of all fields of the records of a source."""
+    """Yield the texts in all record fields of a source."""
     for piece in source.list_pieces():
         for record in source.read(piece):
             if isinstance(record, Record):

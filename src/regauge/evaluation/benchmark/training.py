@@ -1,6 +1,6 @@
-"""Benchmark of training on 1, 2, 4, ... processes: alternating short runs.
+"""Training benchmark on 1, 2, 4, ... processes: alternating short runs.
 
-All figures come from the ledgers and metrics of the runs.
+All figures come from the runs' ledgers and metrics.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from regauge.evaluation.benchmark.settings import Benchmark, TrainingBenchmarkSettings
 
 MEASUREMENTS_PER_RUN = 5
-"""Metric lines in the timed steps of a short run; each is one measurement."""
+"""Metric lines in a short run's timed steps; each is one measurement."""
 NEVER_STEPS = 10**9
 EFFICIENCY_FORMULA = "sequences/s per process, relative to the smallest number of processes"
 SCALING_DESCRIPTIONS = {
@@ -41,25 +41,25 @@ SCALING_DESCRIPTIONS = {
     "strong": "the batch is constant and the processes share it",
 }
 CHIP_KEYS = ("chip", "peak_flops_per_second", "peak_source", "mfu_formula")
-"""Keys of a ledger line that describe the chip."""
+"""Chip keys in a ledger line."""
 SEQUENCES_FORMULA = "rows per step x steps / (step + data wait seconds)"
 
 
 @dataclass(frozen=True)
 class TimedSteps:
-    """Measurements of one short run."""
+    """Measurements from one short run."""
 
     tokens_per_second: tuple[float, ...]
-    """Real tokens per second of each metric line after the warm-up."""
+    """Real tokens per second in each metric line after the warm-up."""
     seconds_per_step: tuple[float, ...]
     mfu: tuple[float, ...]
-    """MFU of each metric line after the warm-up; empty if the chip's peak is unknown."""
+    """MFU in each metric line after the warm-up; empty if the chip's peak is unknown."""
     chip: dict[str, Any]
-    """Name of the chip, its peak with the source, and the MFU formula."""
+    """Chip name, peak with source, and MFU formula."""
 
 
 def list_process_counts(settings: TrainingBenchmarkSettings) -> tuple[int, ...]:
-    """Return the numbers of processes per machine to measure, ascending."""
+    """Return the process counts per machine to measure, ascending."""
     if settings.benchmark.processes:
         return tuple(sorted(set(settings.benchmark.processes)))
     accelerator = choose_accelerator(settings)
@@ -72,14 +72,14 @@ def list_process_counts(settings: TrainingBenchmarkSettings) -> tuple[int, ...]:
 
 
 def choose_accelerator(settings: TrainingBenchmarkSettings) -> Accelerator:
-    """Return the accelerator of the settings, or else the best one of this machine."""
+    """Return the configured accelerator, or this machine's best one."""
     return settings.accelerator or accelerators.choose()[0]
 
 
 def build_short_run(
     settings: TrainingBenchmarkSettings, local_size: int, number: int
 ) -> TrainSettings:
-    """Return the settings of a short run on `local_size` processes per machine."""
+    """Return settings for a short run on `local_size` processes per machine."""
     settings, _ = resolve_optimizer(settings)
     benchmark, tables = settings.benchmark, dump(settings)
     del tables["benchmark"]
@@ -105,7 +105,7 @@ def build_short_run(
 
 
 def _shared_execution(settings: TrainingBenchmarkSettings) -> dict[str, Any]:
-    """Return the execution settings that every number of processes shares: threads and compilation.
+    """Return the execution settings shared by all process counts: threads and compilation.
 
     `auto` would not compile such a short run, but the short run represents a long one.
     """
@@ -154,7 +154,7 @@ def _count_timed_steps(benchmark: Benchmark) -> int:
 
 
 def count_nodes(settings: TrainingBenchmarkSettings) -> int:
-    """Return the number of nodes of the job; raises SettingsError if it is a range."""
+    """Return the job's node count; raises SettingsError if it is a range."""
     topology = resolve_topology(settings.execution.nodes, Path(settings.output.folder))
     if topology is None:
         return 1
@@ -168,7 +168,7 @@ def count_nodes(settings: TrainingBenchmarkSettings) -> int:
 
 
 def read_timed_steps(folder: Path, benchmark: Benchmark) -> TimedSteps:
-    """Read the measurements of the timed steps of a short run."""
+    """Read a short run's measurements in the timed steps."""
     warmup_steps = _count_warmup_steps(benchmark)
     ledger = jsonl.read_lines(folder / LEDGER, LedgerLine)
     lines = jsonl.read_lines(folder / METRICS, jsonl.StepLine)
@@ -189,7 +189,7 @@ def read_timed_steps(folder: Path, benchmark: Benchmark) -> TimedSteps:
 def build_row(
     settings: TrainSettings, repeats: Sequence[TimedSteps], num_nodes: int
 ) -> dict[str, Any]:
-    """Return the figures of one number of processes: medians over all lines of all repeats."""
+    """Return the figures for one process count: medians over all lines in all repeats."""
     local_size = count_local_processes(settings.execution.processes, settings.accelerator)
     world_size = local_size * num_nodes
     speeds = [speed for repeat in repeats for speed in repeat.tokens_per_second]
@@ -219,8 +219,8 @@ def build_document(
 ) -> dict[str, Any]:
     """Return the benchmark document: rows with their efficiency, formulas and settings.
 
-    Rows of an earlier job in this folder are kept if its settings were equal and the number of
-    processes is another one. Jobs on different numbers of machines thus share one table.
+    Rows from an earlier job in this folder are kept if its settings were equal and its process
+    count differs, so that jobs on different machine counts share one table.
     """
     shared = _shared_settings(settings)
     if earlier.get("shared_settings") == shared:
@@ -250,7 +250,7 @@ def build_document(
 
 
 def _shared_settings(settings: TrainingBenchmarkSettings) -> dict[str, Any]:
-    """Return the settings that all rows of a table must share."""
+    """Return the settings shared by all rows in a table."""
     tables = dump(settings)
     tables["benchmark"].pop("processes")
     tables["execution"].pop("nodes")

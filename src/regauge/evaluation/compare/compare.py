@@ -22,36 +22,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DivergenceSummary:
-    """The first value in which a recomputed step of a run differs from the baseline, in words."""
+    """First value at which a run's recomputed step differs from the baseline, in words."""
 
     run: str
     sentence: str
     rows: tuple[dict[str, str], ...]
-    """Table of the values around it."""
+    """Table of nearby values."""
 
 
 @dataclass(frozen=True)
 class ComparisonResult:
-    """The runs of a comparison and its results."""
-
     runs: tuple[RunFolder, ...]
-    """The baseline, then the runs that are compared with it."""
+    """The baseline, then the compared runs."""
     noise_runs: tuple[RunFolder, ...]
-    """Repeats of the baseline."""
+    """Baseline repeats."""
     parities: tuple[Parity, ...]
     """One per run except the baseline."""
     target: Target | None
-    """Metric and threshold to reach; None if no metric was measured by all runs."""
+    """Metric and threshold to reach; None if the runs do not share a metric."""
     tolerance: float
     """Largest relative difference that counts as equal."""
     costs: tuple[CostToTarget, ...]
     """Cost of each run up to the target; empty without a target."""
     divergences: tuple[DivergenceSummary, ...] = ()
-    """First divergences of the runs whose step was recomputed (`--localize`)."""
+    """First divergences of the runs with a recomputed step (`--localize`)."""
 
 
 def compare_runs(settings: Comparison) -> ComparisonResult:
-    """Read the runs of a comparison and compare them.
+    """Read and compare runs.
 
     Raises SettingsError for a folder without a run, a metric that was not measured, or an unknown
     machine type.
@@ -82,7 +80,6 @@ def compare_runs(settings: Comparison) -> ComparisonResult:
 
 
 def _check_metric(metric: str, runs: str, measured: Iterable[str]) -> None:
-    """Raise SettingsError for a metric that the runs did not measure."""
     names = tuple(measured)
     if metric not in names:
         remedy = did_you_mean(metric, names) if names else "set evaluation.every_steps in them"
@@ -90,13 +87,13 @@ def _check_metric(metric: str, runs: str, measured: Iterable[str]) -> None:
 
 
 def _with_unique_names(runs: tuple[RunFolder, ...]) -> tuple[RunFolder, ...]:
-    """Return the runs; if two have the same name, each is named by its folder."""
+    """Return the runs, named by folder where two names are equal."""
     if len({run.name for run in runs}) == len(runs):
         return runs
     return tuple(replace(run, name=str(run.folder)) for run in runs)
 
 
 def _find_target(runs: tuple[RunFolder, ...]) -> Target | None:
-    """Return the common target of the first held-out metric that every run measured."""
+    """Return the common target of the first held-out metric measured by every run."""
     names = (name for name in runs[0].series if not is_train_metric(name))
     return next(filter(None, (find_common_target(runs, name) for name in names)), None)

@@ -1,8 +1,7 @@
-"""Cost of each run to reach a target: machine time, device time, dollars and energy.
+"""Each run's cost to reach a target: machine time, device time, dollars and energy.
 
 The cost includes startup, waiting and lost work: the cost meter counts all time for which machines
-were held. A run evaluates at some steps only; between two of them the metric and the cost are
-interpolated linearly.
+were held. Between two evaluations, the metric and the cost are interpolated linearly.
 """
 
 from __future__ import annotations
@@ -28,28 +27,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CostToTarget:
-    """Cost of a run up to the target; None if it is unknown or the target was not reached."""
+    """Run cost up to the target; None if unknown or if the target was not reached."""
 
     run: str
     step: float | None
-    """Interpolated step at which the target was reached; None if it was not."""
+    """Interpolated step at the target; None if it was not reached."""
     interval: tuple[int, int] | None
-    """Steps of the evaluations around it; None if the first one reached the target or none did."""
+    """Steps of the surrounding evaluations; None if the first one reached the target or none
+    did."""
     machine_seconds: float | None
     device_seconds: float | None
     usd: float | None
     max_joules: float | None
-    """Upper bound of the energy: device seconds times the chip's thermal design power."""
+    """Upper energy bound: device seconds times the chip's thermal design power."""
     price: MachinePrice | None
-    """Price of one machine, with its source; None if unknown."""
+    """Price of one machine, with source; None if unknown."""
     best: tuple[int, float] | None
-    """(step, value) of the best evaluation; None without any."""
+    """(step, value) of the best evaluation, if any."""
 
 
 def compute_cost_to_target(
     run: RunFolder, target: Target, price: Price | None = None
 ) -> CostToTarget:
-    """Return the cost of a run up to a target, at the given price or else at the run's price."""
+    """Return a run's cost up to a target, at the given price or the run's own."""
     series = run.series.get(target.metric, ())
     for index, (step, value) in enumerate(series):
         if not target.is_reached({target.metric: value}):
@@ -64,7 +64,7 @@ def compute_cost_to_target(
 
 
 def find_common_target(runs: Sequence[RunFolder], metric: str) -> Target | None:
-    """Return the best threshold of a metric that every run reached; None if a run has no value."""
+    """Return the best threshold reached by every run; None if a run does not have a value."""
     bests = [_find_best(run.series.get(metric, ()), lower=lower_is_better(metric)) for run in runs]
     values = [best[1] for best in bests if best is not None]
     if len(values) < len(runs):
@@ -75,19 +75,19 @@ def find_common_target(runs: Sequence[RunFolder], metric: str) -> Target | None:
 
 
 def rank_by_cost(costs: Sequence[CostToTarget]) -> list[CostToTarget]:
-    """Return the runs that reached the target at a known price, the cheapest first."""
+    """Return the runs that reached the target at a known price, cheapest first."""
     return sorted((cost for cost in costs if cost.usd is not None), key=lambda cost: cost.usd or 0)
 
 
 def relative_saving(cheaper: CostToTarget, dearer: CostToTarget) -> float | None:
-    """Return the fraction of dollars that one run saves over another; None if one is unknown."""
+    """Return the fraction of dollars saved by the cheaper run; None if a cost is unknown."""
     if cheaper.usd is None or not dearer.usd:
         return None
     return 1 - cheaper.usd / dearer.usd
 
 
 def interpolate(series: Series, step: float) -> float | None:
-    """Return the linearly interpolated value of a growing series; it begins at 0 at step 0.
+    """Interpolate linearly in a growing series that begins at 0 at step 0.
 
     Returns the last value beyond the last step, and None for an empty series.
     """
@@ -102,7 +102,7 @@ def interpolate(series: Series, step: float) -> float | None:
 
 
 def read_price(run: RunFolder) -> Price:
-    """Return the price in a run's settings; an empty one if they have none."""
+    """Return the price in a run's settings, or an empty one."""
     table = run.settings.get("execution", {}).get("price")
     return Price.model_validate(table) if isinstance(table, dict) else Price()
 
@@ -121,7 +121,7 @@ def _build_cost(
     interval: tuple[int, int] | None,
     price: Price | None,
 ) -> CostToTarget:
-    """Return the cost at a step; dollars are recomputed from machine time if a price is given."""
+    """Return the cost at a step; a given price recomputes dollars from machine time."""
     machine, device, usd = (
         None if step is None else interpolate(run.cost_series.get(name, ()), step)
         for name in COST_KEYS

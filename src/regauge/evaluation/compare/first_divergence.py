@@ -1,4 +1,4 @@
-"""The first value in which two recomputed runs differ, as a sentence and as a table."""
+"""First value at which two recomputed runs differ, as a sentence and as a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from regauge.training.divergence.localize import Divergence, ValueDifference
 
 CONTEXT_VALUES = 3
-"""Number of values that the table shows before and after the first one."""
+"""Values shown before and after the first different one."""
 STAGE_NAMES = {
     "input": "the input rows",
     "forward": "the output of a module",
@@ -18,7 +18,7 @@ STAGE_NAMES = {
     "gradient": "the gradient of a weight, summed over the global batch",
     "update": "the update of a weight",
 }
-"""Stages of a training step, in words."""
+"""Training step stage -> words."""
 HINTS = {
     "input": "Check the order, the masks and the seeds",
     "forward": "Check the kernel of this module",
@@ -26,7 +26,7 @@ HINTS = {
     "gradient": "The output gradients agree; check how weight gradients are summed, in which type",
     "update": "The gradients agree; check the optimizer and its learning rate",
 }
-"""Advice by stage."""
+"""Stage -> advice."""
 
 
 def describe_divergence(divergence: Divergence) -> str:
@@ -87,12 +87,12 @@ def build_value_table(divergence: Divergence) -> tuple[dict[str, str], ...]:
 
 
 def _bound_ratio(value: ValueDifference) -> float:
-    """Return the difference as a multiple of its rounding bound."""
+    """Return the difference as a multiple of the rounding bound."""
     return value.difference / value.bound if value.bound else 0.0
 
 
 def _describe_choices(divergence: Divergence) -> str:
-    """Return a sentence on the execution settings that differ, with a leading space."""
+    """Return a sentence on differing execution settings, with a leading space."""
     choices = ", ".join(
         f"{name} ({baseline}, {candidate})"
         for name, baseline, candidate in divergence.execution_differences

@@ -1,4 +1,4 @@
-"""Relative differences of two series, step by step, and the limits that they are judged by."""
+"""Relative differences between two series, step by step, and the limits for judging them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from regauge.run_folders.series import Series
 
 MIN_CHANGED_ITEMS = 6
-"""Net number of changed items that makes a count differ significantly.
+"""Net number of changed items at which a count differs significantly.
 
 A two-sided sign test rejects equality if 6 items change in the same direction: p = 2 / 2^6 = 3 %.
 """
 COUNT_TOLERANCE = 1e-3
-"""Largest distance from an integer at which a value counts as a number of items."""
+"""Largest distance from an integer at which a value counts as an item count."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """The values of both runs at one step."""
+    """Both runs' values at one step."""
 
     step: int
     baseline: float
@@ -35,22 +35,22 @@ class Gap:
 
     @property
     def magnitude(self) -> float:
-        """The larger absolute value of the two."""
+        """The larger absolute value."""
         return max(abs(self.baseline), abs(self.candidate))
 
 
 @dataclass(frozen=True)
 class MetricComparison:
-    """One held-out metric of both runs, at every step that both evaluated."""
+    """One held-out metric in both runs, at every step evaluated by both."""
 
     name: str
     gaps: tuple[Gap, ...]
     noise: Series
-    """Largest difference between the baseline and its repeats, up to each step."""
+    """Largest difference between the baseline and the repeats, up to each step."""
     tolerance: float
     """Largest relative difference that counts as equal."""
     num_items: float | None = None
-    """Number of items that the metric is a mean over; None if unknown."""
+    """Number of items averaged by the metric; None if unknown."""
 
     @cached_property
     def is_count(self) -> bool:
@@ -61,47 +61,47 @@ class MetricComparison:
         )
 
     def resolution(self, gap: Gap) -> float:
-        """Return the relative change of the metric by one item; 0 if it is no count."""
+        """Return the relative change caused by one item; 0 if the metric is not a count."""
         if self.num_items is None or not self.is_count:
             return 0.0
         return 1 / (gap.magnitude * self.num_items) if gap.magnitude else math.inf
 
     def limit(self, gap: Gap) -> float:
-        """Return the largest of the tolerance, the noise and the chance level of a count."""
+        """Return the maximum of tolerance, noise and a count's chance level."""
         chance_level = (MIN_CHANGED_ITEMS - 0.5) * self.resolution(gap)
         return max(self.tolerance, value_at(self.noise, gap.step), chance_level)
 
     @property
     def worst_gap(self) -> Gap:
-        """The gap with the largest ratio to its limit."""
+        """The gap with the largest ratio to the limit."""
         return max(self.gaps, key=self.limit_ratio)
 
     def limit_ratio(self, gap: Gap) -> float:
-        """Return the difference as a multiple of its limit."""
+        """Return the difference as a multiple of the limit."""
         return gap.difference / self.limit(gap)
 
     @property
     def is_within_limits(self) -> bool:
-        """Whether no gap exceeds its limit."""
+        """Whether all gaps are within their limits."""
         return all(gap.difference <= self.limit(gap) for gap in self.gaps)
 
     @property
     def can_resolve_tolerance(self) -> bool:
         """Whether one item changes the metric by at most the tolerance.
 
-        A coarser metric cannot show that two runs agree to the tolerance.
+        A coarser metric cannot show agreement within the tolerance.
         """
         return all(self.resolution(gap) <= self.tolerance for gap in self.gaps)
 
 
 def align(baseline: Series, candidate: Series) -> tuple[Gap, ...]:
-    """Return the values of both series at every step that both have."""
+    """Return both values at every shared step."""
     values = dict(candidate)
     return tuple(Gap(step, value, values[step]) for step, value in baseline if step in values)
 
 
 def relative_difference(a: float, b: float) -> float:
-    """Return |a - b| / max(|a|, |b|); infinity if only one of them is finite."""
+    """Return |a - b| / max(|a|, |b|); infinity if only one is finite."""
     if a == b or (math.isnan(a) and math.isnan(b)):
         return 0.0
     if not (math.isfinite(a) and math.isfinite(b)):

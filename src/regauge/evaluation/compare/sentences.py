@@ -1,4 +1,4 @@
-"""Results of a comparison in sentences; the first sentence of each pair is the verdict."""
+"""Comparison results in sentences; the first sentence of each pair is the verdict."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from regauge.training.settings import Target
 
 MAX_NAMED_DIFFERENCES = 3
-"""Number of differing settings that a sentence names."""
+"""Differing settings named in one sentence."""
 SHOWN_HASH_CHARACTERS = 12
-"""Number of characters that are shown of a hash."""
 _HASH = re.compile(r"[0-9a-f]{32,}")
 
 
@@ -31,7 +30,7 @@ def describe_parity(parity: Parity) -> tuple[str, ...]:
         return (_describe_blocking(parity),)
     if not parity.metrics:
         runs = f"{parity.baseline} and {parity.candidate}"
-        return (f"Inconclusive: {runs} have no evaluation at the same step.",)
+        return (f"Inconclusive: {runs} were never evaluated at the same step.",)
     sentences = [_describe_verdict(parity), *_describe_coarse_metrics(parity)]
     if not parity.has_noise_floor:
         sentences.append(f"The run-to-run noise of {parity.baseline} was not measured.")
@@ -53,7 +52,7 @@ def describe_parity(parity: Parity) -> tuple[str, ...]:
 
 
 def suggest_remedy(parity: Parity) -> str:
-    """Return the next action after a verdict that is not `pass`."""
+    """Return the next action after a verdict other than `pass`."""
     if parity.blocking_differences:
         return "start both runs from one run file and change only how it is executed"
     if not parity.metrics:
@@ -66,7 +65,7 @@ def suggest_remedy(parity: Parity) -> str:
 
 
 def describe_costs(comparison: ComparisonResult) -> tuple[str, ...]:
-    """Return the cost of each run up to the target, the cheapest run, and the unknown prices."""
+    """Return each run's cost up to the target, the cheapest run, and the unknown prices."""
     if comparison.target is None:
         return ("No metric was measured by all runs, so there is no common target.",)
     sentences = [
@@ -108,7 +107,7 @@ def describe_cheapest(comparison: ComparisonResult) -> tuple[str, ...]:
 
 
 def describe_unreached(comparison: ComparisonResult) -> tuple[str, ...]:
-    """Return a sentence for each run that did not reach the target, with its best value."""
+    """Return a sentence for each run that missed the target, with the best value."""
     if comparison.target is None:
         return ()
     target = format_target(comparison.target)
@@ -120,7 +119,7 @@ def describe_unreached(comparison: ComparisonResult) -> tuple[str, ...]:
 
 
 def build_cost_table(comparison: ComparisonResult) -> list[dict[str, Any]]:
-    """Return one row per run: its cost at the target, as numbers."""
+    """Return one row per run: the cost at the target, as numbers."""
     return [
         {
             "name": cost.run,
@@ -184,7 +183,7 @@ def _describe_verdict(parity: Parity) -> str:
 
 
 def _describe_coarse_metrics(parity: Parity) -> list[str]:
-    """Return a sentence on metrics that a pass does not cover: too few items for the tolerance."""
+    """Return a sentence on metrics not covered by a pass: too few items for the tolerance."""
     coarse = [
         metric
         for metric in parity.metrics
@@ -203,7 +202,7 @@ def _find_worst_metric(metrics: Sequence[MetricComparison]) -> MetricComparison:
 
 
 def _describe_limit(parity: Parity, metric: MetricComparison, gap: Gap) -> str:
-    """Return the limit that a gap is judged by: tolerance, noise or the weight of one item."""
+    """Return the limit for a gap: tolerance, noise or the weight of one item."""
     limit = metric.limit(gap)
     if limit == metric.tolerance:
         return f"the tolerance is {format_difference(limit)}"
@@ -225,7 +224,7 @@ def _describe_blocking(parity: Parity) -> str:
 
 
 def format_differences(differences: Sequence[SettingDifference]) -> str:
-    """Return the first differences with both values, and the number of the others."""
+    """Return the first differences with both values, and how many others there are."""
     shown = [
         f"{item.key} ({format_setting(item.baseline)}, {format_setting(item.candidate)})"
         for item in differences[:MAX_NAMED_DIFFERENCES]
@@ -240,7 +239,7 @@ def format_difference(difference: float) -> str:
 
 
 def format_setting(value: object) -> str:
-    """Return the value of a setting; a long hash is shortened."""
+    """Return a setting's value, with long hashes shortened."""
     if value is None:
         return "unset"
     text = str(value)

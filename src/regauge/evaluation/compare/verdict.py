@@ -1,4 +1,4 @@
-"""Parity of two runs: held-out metrics within a tolerance, and the first step that differs.
+"""Parity of two runs: held-out metrics within a tolerance, and the first different step.
 
 Everything is read from the run folders. Two runs are comparable if they trained on the same rows in
 the same order, from the same initial weights, with the same schedule. They may differ in how they
@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
 Verdict = Literal["pass", "fail", "inconclusive"]
 DEFAULT_TOLERANCE = 0.001
-"""Largest relative difference of a held-out metric that counts as equal."""
 ROUNDING_TOLERANCE = 1e-5
-"""Relative difference that rounding explains during the first tens of steps."""
+"""Relative difference explained by rounding during the first tens of steps."""
 NOISE_FACTOR = 4.0
 """Multiple of the noise floor above which a training value counts as different."""
 GRADIENT_NORM, LEARNING_RATE = "train/grad_norm", "train/learning_rate"
@@ -51,7 +50,7 @@ FACT_NAMES = {
     "data_fingerprint": "the prepared data",
     "weights_checksum": "the weights of step 0",
 }
-"""Identity facts of a run, and their names in sentences."""
+"""Identity fact -> name in sentences."""
 IGNORED_SETTINGS = (
     "output",
     "stop",
@@ -62,17 +61,15 @@ IGNORED_SETTINGS = (
     "evaluate",
     "data.path",
 )
-"""Settings whose difference is not reported."""
+"""Settings whose differences are not reported."""
 _TASK_SETTING = re.compile(r"task\.([^.]+)\.(data\.path|batch\.microbatch_rows)")
-"""Settings of one of several tasks that are named like the run's: `data.path.<task>`."""
+"""Task settings named like the run's: `data.path.<task>`."""
 ENVIRONMENT_KEYS = ("platform", "host", "packages")
 """Keys that identify an environment; equal programs give equal bits in equal environments."""
 
 
 @dataclass(frozen=True)
 class SettingDifference:
-    """A setting or an identity fact in which two runs differ."""
-
     key: str
     baseline: Any
     candidate: Any
@@ -80,38 +77,35 @@ class SettingDifference:
 
 @dataclass(frozen=True)
 class FirstDivergence:
-    """The first training value that differs by more than noise."""
+    """First training value that differs by more than noise."""
 
     series_name: str
-    """Training loss or gradient norm."""
     gap: Gap
 
 
 @dataclass(frozen=True)
 class Parity:
-    """Result of comparing one run with the baseline."""
-
     baseline: str
     """Name of the first run."""
     candidate: str
-    """Name of the run that is compared with it."""
+    """Name of the compared run."""
     blocking_differences: tuple[SettingDifference, ...]
-    """Differences that make the runs not comparable; empty if they are."""
+    """Differences that make the runs incomparable; empty if they are comparable."""
     compute_differences: tuple[SettingDifference, ...]
     """Differences in how the runs were computed."""
     metrics: tuple[MetricComparison, ...]
     loss_gaps: tuple[Gap, ...]
-    """Training loss at every step that both logged."""
+    """Training loss at every step logged by both."""
     noise_floor: Series
-    """Largest difference of the training loss between the baseline and its repeats, by step."""
+    """Step -> largest training loss difference between the baseline and the repeats."""
     first_divergence: FirstDivergence | None
-    """The first training value that differs; None if none does."""
+    """First different training value, if any."""
     expects_equal_bits: bool
     """Whether both ran the same program, on one machine, with deterministic kernels."""
     first_lr_difference: int | None
-    """First step with a different learning rate; None if none differs."""
+    """First step with a different learning rate, if any."""
     has_noise_floor: bool
-    """Whether repeats of the baseline were given."""
+    """Whether baseline repeats were given."""
 
     @property
     def verdict(self) -> Verdict:
@@ -136,8 +130,8 @@ def compare_pair(
 ) -> Parity:
     """Compare a run with the baseline.
 
-    `noise_runs` are repeats of the baseline with another summation order. `metrics` names the
-    held-out metrics that the verdict uses; by default all that both runs measured.
+    `noise_runs` are baseline repeats with another summation order. `metrics` names the held-out
+    metrics for the verdict; default: all measured by both runs.
     """
     differences = find_differences(baseline, candidate)
     blocking = tuple(item for item in differences if blocks_comparison(item.key))
@@ -184,8 +178,8 @@ def _compare_metric(
 def heldout_metrics(run: RunFolder) -> dict[str, Series]:
     """Return one series per held-out metric.
 
-    A metric of a training run has one point per evaluation. A metric of an `evaluation.json` has
-    one point, at step 0, and is named after its row: `trained: loss`.
+    A training run's metric has one point per evaluation. A metric from an `evaluation.json` has one
+    point, at step 0, and is named after its row: `trained: loss`.
     """
     return {
         name: series for name, series in _heldout_series(run).items() if _short_name(name) != ITEMS
@@ -193,13 +187,13 @@ def heldout_metrics(run: RunFolder) -> dict[str, Series]:
 
 
 def _count_items(run: RunFolder, name: str) -> float | None:
-    """Return the number of items that a metric is a mean over; None if it was not logged."""
+    """Return the number of items averaged by a metric; None if it was not logged."""
     series = _heldout_series(run).get(name.removesuffix(_short_name(name)) + ITEMS)
     return series[-1][1] if series else None
 
 
 def _short_name(name: str) -> str:
-    """Return the metric without its prefix: `loss` of `heldout/loss` or `trained: loss`."""
+    """Return the metric without the prefix: `loss` for `heldout/loss` or `trained: loss`."""
     return re.split(r"/|: ", name)[-1]
 
 
@@ -215,7 +209,7 @@ def _heldout_series(run: RunFolder) -> dict[str, Series]:
 
 
 def find_differences(baseline: RunFolder, candidate: RunFolder) -> list[SettingDifference]:
-    """Return the settings, facts and packages that differ, without the ignored settings."""
+    """Return differing settings, facts and packages, without the ignored settings."""
     first, second = _comparable_values(baseline), _comparable_values(candidate)
     keys = [*first, *(key for key in second if key not in first)]
     return [
@@ -227,7 +221,7 @@ def find_differences(baseline: RunFolder, candidate: RunFolder) -> list[SettingD
 
 
 def blocks_comparison(key: str) -> bool:
-    """Return whether a difference in this key makes two runs not comparable."""
+    """Return whether a difference in this key makes two runs incomparable."""
     is_blocking = _is_in_tables(key, BLOCKING_SETTINGS) and not _is_in_tables(key, COMPUTE_SETTINGS)
     return key in FACT_NAMES.values() or is_blocking
 
@@ -251,9 +245,9 @@ def _find_first_divergence(
 
 
 def _is_bitwise_reproducible(baseline: RunFolder, candidate: RunFolder) -> bool:
-    """Return whether both runs had one machine, software and world size, and deterministic kernels.
+    """Return whether machine, software and world size agree, and all kernels are deterministic.
 
-    Another number of processes sums the logged values in another order.
+    Another process count sums the logged values in another order.
     """
     pair = (baseline, candidate)
     world_sizes = baseline.world_sizes | candidate.world_sizes
@@ -269,7 +263,7 @@ def _is_bitwise_reproducible(baseline: RunFolder, candidate: RunFolder) -> bool:
 
 
 def _noise_floor(name: str, baseline: RunFolder, noise_runs: Sequence[RunFolder]) -> Series:
-    """Return the running maximum of the difference between the baseline and its repeats."""
+    """Return the running maximum of the differences between the baseline and the repeats."""
     gaps = [gap for run in noise_runs for gap in _align_series(name, baseline, run)]
     gaps.sort(key=lambda gap: gap.step)
     largest = accumulate((gap.difference for gap in gaps), max)
@@ -277,9 +271,9 @@ def _noise_floor(name: str, baseline: RunFolder, noise_runs: Sequence[RunFolder]
 
 
 def _align_series(name: str, baseline: RunFolder, candidate: RunFolder) -> tuple[Gap, ...]:
-    """Return the values of a metric at every step that both runs have.
+    """Return a metric's values at every shared step.
 
-    A training loss is the mean of the steps since the last line or resume, so lines that average
+    A training loss is the mean over the steps since the last line or resume, so lines that average
     different steps are left out.
     """
     gaps = align(_find_series(baseline, name), _find_series(candidate, name))
@@ -296,7 +290,7 @@ def _find_series(run: RunFolder, name: str) -> Series:
 
 
 def _comparable_values(run: RunFolder) -> Mapping[str, Any]:
-    """Return the facts, settings and package versions of a run by key."""
+    """Return a run's facts, settings and package versions by key."""
     facts = {words: run.identity.get(name) for name, words in FACT_NAMES.items()}
     versions = run.environment.get("packages") or {}
     packages = {f"package {name}": version for name, version in versions.items()}
@@ -307,6 +301,6 @@ def _comparable_values(run: RunFolder) -> Mapping[str, Any]:
 
 
 def _is_in_tables(key: str, tables: tuple[str, ...], but: tuple[str, ...] = ()) -> bool:
-    """Return whether a key is one of the tables or below one; `but` are keys that do not count."""
+    """Return whether a key is one of the tables or below one, and not one of `but`."""
     is_inside = any(key == table or key.startswith(f"{table}.") for table in tables)
     return is_inside and key not in but

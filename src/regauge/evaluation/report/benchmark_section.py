@@ -1,4 +1,4 @@
-"""Parts of the sections on benchmarks: tables of text cells, latencies and prices."""
+"""Parts of benchmark sections: tables with text cells, latencies and prices."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ARTIFACT = "artifact"
 
 @dataclass(frozen=True)
 class ReportTable:
-    """One table, formatted: heading -> cell in each row."""
+    """One formatted table: heading -> cell in each row."""
 
     title: str
     rows: tuple[Row, ...]
     wide_columns: tuple[str, ...] = ()
-    """Columns that do not fit a terminal."""
+    """Columns too wide for a terminal."""
 
     @property
     def terminal_rows(self) -> list[Row]:
@@ -41,8 +41,6 @@ class ReportTable:
 
 @dataclass(frozen=True)
 class BenchmarkSection:
-    """One benchmark, formatted."""
-
     title: str
     tables: tuple[ReportTable, ...]
     summary: tuple[str, ...]
@@ -56,7 +54,7 @@ class BenchmarkSection:
 def build_tables(
     title: str, rows: Iterable[Row], wide_columns: tuple[str, ...] = ()
 ) -> Iterator[ReportTable]:
-    """Yield a table, if it has rows."""
+    """Yield a table if it has rows."""
     if cells := tuple(rows):
         yield ReportTable(title, cells, wide_columns)
 
@@ -72,7 +70,7 @@ def format_milliseconds(value: float | None) -> str:
 
 
 def format_latencies(figures: Mapping[str, Any]) -> Row:
-    """Return a cell for each percentile; `dropped` and `unknown` are different."""
+    """Return a cell per percentile; `dropped` and `unknown` are different."""
     percent_lost = 100 * (figures.get("dropped_fraction") or 0.0)
     cells = {}
     for percent in PERCENTILES:
@@ -83,7 +81,7 @@ def format_latencies(figures: Mapping[str, Any]) -> Row:
 
 
 def format_load(fraction: float | None) -> str:
-    """Return the load of an open loop: a fraction of another rate, or a fixed rate."""
+    """Return an open-loop load: a fraction of another rate, or a fixed rate."""
     return "fixed" if fraction is None else f"{fraction:.0%}"
 
 

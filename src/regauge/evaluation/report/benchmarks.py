@@ -1,4 +1,4 @@
-"""Sections of benchmark documents, and the files that accompany a document: CSV and chart."""
+"""Benchmark document sections, and the files beside a document: CSV and chart."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ BUILDERS: dict[str, Callable[[Document, str], BenchmarkSection | None]] = {
     "inference": inference_section.build_section,
     "serving": serving_section.build_section,
 }
-"""Kind of a benchmark document -> builder of its section, in the order of a report."""
+"""Document kind -> section builder, in report order."""
 TABLE_FILE, CHART_FILE = "benchmark.csv", "benchmark.svg"
 CHART_TITLES = (inference_section.THROUGHPUT_TITLE, serving_section.LATENCY_TITLE)
-"""Beginnings of the titles of charts that are written to a file."""
+"""Title prefixes of charts written to a file."""
 ARTIFACT_KEYS = (
     "model",
     "backend",
@@ -36,7 +36,7 @@ ARTIFACT_KEYS = (
     "peak_memory_bytes",
     "date",
 )
-"""Keys of an artifact that each of its CSV lines repeats."""
+"""Artifact keys repeated in each CSV line."""
 PERCENTILE_KEYS = tuple(f"p{percent}_ms" for percent in PERCENTILES)
 FIGURE_KEYS = (
     *("load_fraction", "requests_per_second"),
@@ -44,14 +44,14 @@ FIGURE_KEYS = (
     *("dropped_fraction", "inferences_per_second", "tokens_per_second", "flops_per_inference"),
     *("peak_fraction", "joules_per_inference", "joules_method", "usd_per_million_inferences"),
 )
-"""Keys of a load that its CSV line has."""
+"""Load keys in a CSV line."""
 SERVING_KEYS = (
     *("concurrency", "texts_per_request", "arrivals", "load_fraction", "rate", "num_requests"),
     *("requests_per_second", "texts_per_second"),
     *PERCENTILE_KEYS,
     *("max_ms", "goodput_fraction", "dropped_fraction"),
 )
-"""Keys of a load of a server that its CSV line has."""
+"""Server load keys in a CSV line."""
 
 
 def read_benchmark(path: Path) -> Document:
@@ -60,25 +60,25 @@ def read_benchmark(path: Path) -> Document:
 
 
 def build_section(document: Document, name: str = "") -> BenchmarkSection | None:
-    """Return the section of a benchmark document; None if it has no results or another kind.
+    """Return a benchmark document's section; None without results or for another kind.
 
-    `name` is the name of the output folder, for the title.
+    `name` is the output folder's name, for the title.
     """
     builder = BUILDERS.get(document.get("kind", ""))
     return builder(document, name) if builder else None
 
 
 def build_sections(runs: Iterable[RunFolder]) -> tuple[BenchmarkSection, ...]:
-    """Return the sections of the benchmarks of runs, ordered by kind."""
+    """Return the benchmark sections of the runs, ordered by kind."""
     sections = [section for run in runs if (section := build_section(run.benchmark, run.name))]
     kinds = list(BUILDERS)
     return tuple(sorted(sections, key=lambda section: kinds.index(section.document["kind"])))
 
 
 def write_benchmark_files(folder: Path, document: Document) -> dict[str, Any]:
-    """Write the CSV file and the chart of a benchmark of inference; return tables for a terminal.
+    """Write the CSV file and the chart of an inference benchmark; return tables for a terminal.
 
-    The answer has the rows of each table by its title, the summary and the method.
+    The answer has title -> table rows, the summary and the method.
     """
     section = build_section(document)
     if section is None:
@@ -97,9 +97,9 @@ def write_benchmark_files(folder: Path, document: Document) -> dict[str, Any]:
 
 
 def write_table(path: Path, document: Document) -> None:
-    """Write one CSV line per load of an inference or serving benchmark.
+    """Write one CSV line per load in an inference or serving benchmark.
 
-    An unknown value is `unknown`; a value that this kind of load does not have is empty.
+    An unknown value is `unknown`; a value that does not apply to the load is empty.
     """
     build_lines = _build_serving_lines if document["kind"] == "serving" else _build_inference_lines
     lines = [
@@ -135,7 +135,7 @@ def _build_inference_lines(document: Document) -> Iterator[dict[str, Any]]:
 
 
 def _build_serving_lines(document: Document) -> Iterator[dict[str, Any]]:
-    """Yield one CSV line per load of a server."""
+    """Yield one CSV line per server load."""
     loads = [("closed_loop", row) for row in document["closed_loop"]]
     loads += [("open_loop", row) for row in document["open_loop"]]
     loads += [("saturation", row) for row in (document["saturation"] or {}).get("trials", ())]

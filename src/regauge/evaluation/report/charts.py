@@ -1,4 +1,4 @@
-"""Content of charts as data, with descriptions for screen readers; `drawing` draws them."""
+"""Chart contents as data, with descriptions for screen readers; `drawing` draws them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ if TYPE_CHECKING:
     from regauge.run_folders.series import Points
 
 COUNTED_UNITS = {"step": "steps", "process": "processes", "device": "devices"}
-"""Units of an x axis that are whole numbers, with their plurals."""
+"""Countable x axis unit -> plural."""
 LOG_SCALE_RATIO = 20
 """Ratio of the largest to the smallest latency above which the axis is logarithmic."""
 NUM_LOOKS = 5
 """Combinations of colour, line style and marker."""
 MAX_DESCRIBED_CELLS = 5
-"""Confusions that the description of a confusion matrix lists."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve of a chart."""
-
     label: str
     points: Points
     style: str
@@ -44,8 +41,6 @@ class Band:
 
 @dataclass(frozen=True)
 class ReferenceLine:
-    """A horizontal line."""
-
     label: str
     value: float
 
@@ -56,12 +51,12 @@ class Bar:
 
     label: str
     pieces: tuple[tuple[str, float], ...]
-    """(name, size) of each piece; equal names have equal looks within a chart."""
+    """(name, size) pairs; equal names look equal within a chart."""
 
 
 @dataclass(frozen=True)
 class AxisScale:
-    """Units and scale of the axes."""
+    """Axis units and scale."""
 
     x: str = "step"
     y: str = ""
@@ -71,7 +66,7 @@ class AxisScale:
 
 @dataclass(frozen=True)
 class CurveChart:
-    """Curves over a common x axis, with bands and lines for reference."""
+    """Curves over a common x axis, with bands and reference lines."""
 
     title: str
     curves: tuple[Curve, ...]
@@ -80,7 +75,7 @@ class CurveChart:
 
     @property
     def text(self) -> str:
-        """Change and range of each curve, without raw curves if there are others."""
+        """Each curve's change and range, without raw curves if there are others."""
         described = [curve for curve in self.curves if curve.style != "raw"] or self.curves
         return " ".join(_describe_curve(curve, self.scale) for curve in described)
 
@@ -96,7 +91,7 @@ class BarChart:
 
     @property
     def text(self) -> str:
-        """Size of each piece of each bar."""
+        """The size of each piece in each bar."""
         return " ".join(
             f"{bar.label}: "
             + ", ".join(
@@ -109,17 +104,15 @@ class BarChart:
 
 @dataclass(frozen=True)
 class MatrixChart:
-    """A confusion matrix."""
-
     title: str
     names: tuple[str, ...]
-    """Names of the classes."""
+    """Class names."""
     cells: tuple[tuple[int, ...], ...]
-    """Numbers of rows, [actual class, predicted class]."""
+    """Row counts, [actual class, predicted class]."""
 
     @property
     def text(self) -> str:
-        """Number of correct rows, and the most frequent confusions."""
+        """The correct row count, and the most frequent confusions."""
         confusions = [
             (count, actual, predicted)
             for actual, row in zip(self.names, self.cells, strict=True)
@@ -146,7 +139,7 @@ def chart_curves(
     scale: AxisScale = STEPS,
     references: tuple[Band | ReferenceLine, ...] = (),
 ) -> list[Chart]:
-    """Return a chart of the curves with two or more points; empty if there is none."""
+    """Return a chart of the curves with two or more points; empty without such curves."""
     shown = tuple(curve for curve in curves if len(curve.points) > 1)
     if not shown:
         return []
@@ -156,19 +149,19 @@ def chart_curves(
 
 
 def chart_bars(title: str, bars: Sequence[Bar], unit: str) -> list[Chart]:
-    """Return a chart of horizontal bars; empty if there is no bar."""
+    """Return a chart of horizontal bars; empty without bars."""
     return [BarChart(title, tuple(bars), unit)] if bars else []
 
 
 def chart_latencies(title: str, curves: Sequence[Curve], x: str) -> list[Chart]:
-    """Return a chart of latencies in ms, with a logarithmic axis if they differ much."""
+    """Return a latency chart in ms, with a logarithmic axis if latencies differ much."""
     values = [value for curve in curves for _, value in curve.points]
     logarithmic = bool(values) and max(values) > LOG_SCALE_RATIO * min(values)
     return chart_curves(title, curves, AxisScale(x, "ms", logarithmic))
 
 
 def chart_scaling(title: str, measured: Points, scale: AxisScale) -> list[Chart]:
-    """Return a chart of speeds by number of devices, with linear scaling from the smallest."""
+    """Return a speed chart by device count, with linear scaling from the smallest count."""
     count, speed = measured[0]
     linear = tuple((number, speed * number / count) for number, _ in measured)
     curves = [Curve("measured", measured, "points"), Curve("linear scaling", linear, "mean")]

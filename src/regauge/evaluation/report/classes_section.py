@@ -1,4 +1,4 @@
-"""Section of a report on one evaluated model by class: its metrics and its confusion matrix."""
+"""Report section on one evaluated model by class: metrics and confusion matrix."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ if TYPE_CHECKING:
     from regauge.tasks import ClassMetrics, ClassReport
 
 MAX_ROWS = 50
-"""Classes that a report shows; the most frequent ones come first."""
+"""Classes shown in a report, most frequent first."""
 MAX_DRAWN_CLASSES = 40
-"""Classes up to which the confusion matrix is drawn."""
+"""Largest class count for which the confusion matrix is drawn."""
 
 
 @dataclass(frozen=True)
 class ClassesSection:
-    """The quality of one model by class."""
+    """One model's quality by class."""
 
     title: str
     rows: tuple[dict[str, str], ...]
     """Class, precision, recall, F1 and support."""
     note: str
-    """The classes that are left out; empty if all are shown."""
+    """Omitted classes; empty if all are shown."""
     names: tuple[str, ...]
-    """Names of the classes of the confusion matrix."""
+    """Class names in the confusion matrix."""
     matrix: tuple[tuple[int, ...], ...]
-    """Numbers of rows, [actual class, predicted class]; empty if there is none to draw."""
+    """Row counts, [actual class, predicted class]; empty without a matrix to draw."""
 
     @property
     def charts(self) -> tuple[Chart, ...]:
-        """The confusion matrix; empty if there is none to draw."""
+        """The confusion matrix; empty without one to draw."""
         chart = MatrixChart("Confusion matrix", self.names, self.matrix)
         return (chart,) if self.matrix else ()
 
 
 def build_classes_sections(runs: Iterable[RunFolder]) -> tuple[ClassesSection, ...]:
-    """Return one section for each model of an evaluation, or for each held-out set of a run."""
+    """Return one section per model in an evaluation, or per held-out set in a run."""
     return tuple(
         _build_section(f"Classes: {run.name}, {name}", report)
         for run in runs

@@ -1,4 +1,4 @@
-"""Sections of a report that compare runs with the baseline: rows, and charts of all runs."""
+"""Report sections comparing runs with the baseline: rows, and charts of all runs."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ LIMIT_NOTE = (
 )
 Row = dict[str, str | bool]
 MAX_EVALUATIONS = 12
-"""Most evaluations in a table; the ones with the largest differences are kept."""
+"""Maximum table evaluations; those with the largest differences are kept."""
 MAX_METRICS = 4
-"""Most held-out metrics that are drawn."""
+"""Maximum held-out metrics drawn."""
 MIN_DIFFERENCE = 1e-9
-"""Smallest difference that is drawn; a logarithmic axis has no zero."""
+"""Smallest difference drawn, because a logarithmic axis does not have a zero."""
 SPEED = "train/tokens_per_second"
 NOISE_LABEL = "run-to-run noise"
 DIFFERENCES = AxisScale(y="relative difference", logarithmic=True)
@@ -52,32 +52,31 @@ DIFFERENCES = AxisScale(y="relative difference", logarithmic=True)
 
 @dataclass(frozen=True)
 class ComparisonSection:
-    """Comparison of one run with the baseline, formatted."""
+    """Formatted comparison of one run with the baseline."""
 
     baseline: str
     candidate: str
     verdict: str
     sentences: tuple[str, ...]
     rows: tuple[Row, ...]
-    """Metric, step, both values, difference and limit of each evaluation."""
+    """Metric, step, both values, difference and limit for each evaluation."""
     num_omitted: int
-    """Number of evaluations with smaller differences that are not in the rows."""
+    """Evaluations with smaller differences, omitted from the rows."""
     setting_differences: tuple[tuple[str, str, str], ...]
-    """(key, value of the baseline, value of the candidate) of the settings that differ."""
+    """(key, baseline value, candidate value) of differing settings."""
     divergence: DivergenceSummary | None
-    """First divergence of a recomputed step; None if no step was recomputed."""
+    """First divergence in a recomputed step; None if no step was recomputed."""
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Comparison of runs with the first one, formatted."""
+    """Formatted comparison of runs with the first one."""
 
     names: tuple[str, ...]
-    """Names of the runs."""
     summary: tuple[str, ...]
     """The verdict on each compared run, and the cheapest run."""
     sections: tuple[ComparisonSection, ...]
-    """One section per run that is compared with the baseline."""
+    """One section per run compared with the baseline."""
     cost_rows: tuple[Row, ...]
     """Cost of each run up to the target; empty without a target."""
     cost_sentences: tuple[str, ...]
@@ -85,7 +84,6 @@ class RunComparison:
 
 
 def build_run_comparison(comparison: ComparisonResult) -> RunComparison:
-    """Return the formatted results of a comparison."""
     divergences = {divergence.run: divergence for divergence in comparison.divergences}
     verdicts = [sentences.describe_parity(parity)[0] for parity in comparison.parities]
     ranking = rank_by_cost(comparison.costs)
@@ -155,7 +153,6 @@ def _build_cost_row(cost: CostToTarget, cheapest: str | None) -> Row:
 
 
 def _build_charts(comparison: ComparisonResult) -> list[Chart]:
-    """Return the charts of a comparison."""
     return [
         *(
             chart
@@ -172,13 +169,13 @@ def _build_charts(comparison: ComparisonResult) -> list[Chart]:
 
 
 def _select_metrics(comparison: ComparisonResult) -> list[MetricComparison]:
-    """Return the first metrics that a run shares with the baseline, each once."""
+    """Return the first metrics shared by a run and the baseline, each once."""
     by_name = {metric.name: metric for parity in comparison.parities for metric in parity.metrics}
     return list(by_name.values())[:MAX_METRICS]
 
 
 def _chart_metric(comparison: ComparisonResult, metric: MetricComparison) -> list[Chart]:
-    """Return a chart of a held-out metric, with tolerance and noise around the baseline."""
+    """Return a held-out metric's chart, with tolerance and noise around the baseline."""
     curves = [
         Curve(run.name, heldout_metrics(run).get(metric.name, ()), "points")
         for run in comparison.runs
@@ -192,7 +189,7 @@ def _chart_metric(comparison: ComparisonResult, metric: MetricComparison) -> lis
 
 
 def _build_band(label: str, baseline: Series, widths: Series, *, hatched: bool = False) -> Band:
-    """Return the band of a relative width around a series."""
+    """Return a band with a relative width around a series."""
     lower = tuple((step, value - abs(value) * value_at(widths, step)) for step, value in baseline)
     upper = tuple((step, value + abs(value) * value_at(widths, step)) for step, value in baseline)
     return Band(label, lower, upper, hatched)
@@ -205,7 +202,7 @@ def _loss_curves(comparison: ComparisonResult) -> list[Curve]:
 
 
 def _chart_loss_differences(comparison: ComparisonResult) -> list[Chart]:
-    """Return a chart of the relative differences from the baseline's training loss."""
+    """Return a chart of relative differences from the baseline's training loss."""
     curves = []
     for parity in comparison.parities:
         points = tuple((gap.step, max(gap.difference, MIN_DIFFERENCE)) for gap in parity.loss_gaps)
@@ -223,7 +220,7 @@ def _chart_loss_differences(comparison: ComparisonResult) -> list[Chart]:
 
 
 def _chart_metric_by_cost(comparison: ComparisonResult) -> list[Chart]:
-    """Return a chart of the target's metric against dollars, or machine time without all prices."""
+    """Return the target metric's chart against dollars, or machine time without all prices."""
     if comparison.target is None:
         return []
     metric, is_priced = comparison.target.metric, all(cost.price for cost in comparison.costs)
@@ -240,7 +237,7 @@ def _chart_metric_by_cost(comparison: ComparisonResult) -> list[Chart]:
 
 
 def _chart_speed(comparison: ComparisonResult) -> list[Chart]:
-    """Return a chart of the tokens per second of each run, split into real tokens and padding."""
+    """Return a chart of each run's tokens per second, split into real tokens and padding."""
     bars = []
     for run in comparison.runs:
         speed, padding = _find_speed(run), run.ledger.get("padding_fraction")
@@ -252,7 +249,7 @@ def _chart_speed(comparison: ComparisonResult) -> list[Chart]:
 
 
 def _chart_scaling(comparison: ComparisonResult) -> list[Chart]:
-    """Return a chart of the speed by number of devices, if the runs differ in it."""
+    """Return a speed chart by device count, if the runs differ in it."""
     speeds: dict[int, float] = {}
     for run in comparison.runs:
         speed = _find_speed(run)
@@ -265,6 +262,6 @@ def _chart_scaling(comparison: ComparisonResult) -> list[Chart]:
 
 
 def _find_speed(run: RunFolder) -> float | None:
-    """Return the median tokens per second; the first intervals of a run are slower."""
+    """Return the median tokens per second, because a run's first intervals are slower."""
     values = [value for _, value in run.series.get(SPEED, ())]
     return statistics.median_high(values) if values else None

@@ -1,4 +1,4 @@
-"""Charts as SVG text: drawn by matplotlib, coloured by the page that embeds them.
+"""Charts as SVG text: drawn by matplotlib, coloured by the embedding page.
 
 Line styles, markers and hatches make every chart readable without colour. Colours and font come
 from the page. A title and a description serve screen readers.
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from regauge.evaluation.report.charts import Band, Chart, Curve
 
 MAX_POINTS = 400
-"""Most points of a drawn curve; more cannot be distinguished at the size of a chart."""
+"""Maximum points per drawn curve; more cannot be distinguished at chart size."""
 MAX_COUNTED_CLASSES = 12
-"""Classes up to which the cells of a confusion matrix show their counts."""
+"""Largest class count for which confusion matrix cells show their counts."""
 MAX_CELL_ALPHA = 0.75
-"""Opacity of a cell that holds all rows of its class; its count stays readable."""
+"""Opacity of a cell with all rows in its class; the count stays readable."""
 MAX_NAME = 18
-"""Characters of a class name on the axis of a confusion matrix."""
+"""Class name characters on a confusion matrix axis."""
 WIDTH, HEIGHT = 5.0, 2.9
-"""Size of a chart in inches; a chart with many bars is taller."""
+"""Chart size in inches; a chart with many bars is taller."""
 CSS = Path(__file__).parent / "report.css"
 
 COLOURS = {
@@ -56,7 +56,7 @@ COLOURS = {
     "#070707": "var(--series-4)",
     "#080808": "var(--series-5)",
 }
-"""Placeholder colours that are drawn, and the CSS colour of the page that replaces each."""
+"""Placeholder colour in the drawing -> CSS colour."""
 
 _INK, _MUTED, _RULE, *_SERIES = COLOURS
 _HATCHES = ("", "////", "....", "xxxx", "----")
@@ -93,8 +93,8 @@ _RC: Any = {
 def draw(chart: Chart, key: str, owner: str) -> str:
     """Return a chart as SVG for a page.
 
-    `key` makes its ids unique in the page. `owner` is the name of the run or benchmark that the
-    chart shows, for screen readers.
+    `key` makes its ids unique in the page. `owner` names the run or benchmark in the chart, for
+    screen readers.
     """
     name = re.sub(r"[^a-z0-9]+", "-", f"{key}-{chart.title}".lower())
     with mpl.rc_context({**_RC, "svg.hashsalt": name}):
@@ -111,7 +111,7 @@ def draw(chart: Chart, key: str, owner: str) -> str:
 
 
 def draw_file(chart: Chart, owner: str) -> str:
-    """Return a chart as a separate SVG file, in the light colours of the page."""
+    """Return a chart as a separate SVG file, in the page's light colours."""
     light = CSS.read_text(encoding="utf-8").partition("@media")[0]
     colours = re.findall(r"--(?:paper|ink|muted|rule|series-\d): [^;]+;", light)
     style = f":root {{ {' '.join(colours)} font-family: system-ui, sans-serif; }}"
@@ -121,7 +121,6 @@ def draw_file(chart: Chart, owner: str) -> str:
 
 
 def _find_height(chart: Chart) -> float:
-    """Return the height of a chart in inches."""
     if isinstance(chart, BarChart):
         return max(HEIGHT, 0.8 + 0.24 * len(chart.bars))
     return max(HEIGHT, 1.4 + 0.28 * len(chart.names)) if isinstance(chart, MatrixChart) else HEIGHT
@@ -223,7 +222,7 @@ def _plot_bars(axes: Axes, chart: BarChart) -> None:
 
 
 def _plot_matrix(axes: Axes, chart: MatrixChart) -> None:
-    """Plot the cells of a confusion matrix, each as dark as its share of the row."""
+    """Plot the confusion matrix cells, each as dark as its share of the row."""
     count = len(chart.names)
     for row, values in enumerate(chart.cells):
         total = max(sum(values), 1)
@@ -245,7 +244,7 @@ def _plot_matrix(axes: Axes, chart: MatrixChart) -> None:
 
 
 def _format_tick(value: float, _position: int | None) -> str:
-    """Return the label of a tick: 12k, 2.5, 5e-04."""
+    """Return a tick label: 12k, 2.5, 5e-04."""
     if abs(value) >= 1000:  # noqa: PLR2004  (k, M, B)
         return re.sub(r"\.0+(?=\D)", "", formatting.count(value))
     if 0 < abs(value) < 0.001:  # noqa: PLR2004  (too many zeros to count at a glance)
@@ -254,9 +253,10 @@ def _format_tick(value: float, _position: int | None) -> str:
 
 
 def _embed_svg(svg: str, name: str, title: str, text: str) -> str:
-    """Return an SVG for a page: the page's colours, a title and a description.
+    """Return an SVG for a page: with the page's colours, a title and a description.
 
-    Ids that matplotlib refers to are hashes, which the chart's name salts; all others are removed.
+    Ids used by matplotlib references are hashes salted with the chart's name; all others are
+    removed.
     """
     root, _, body = svg[svg.index("<svg") :].partition(">")
     root = re.sub(r' (?:width|height|xmlns:xlink)="[^"]*"', "", root)

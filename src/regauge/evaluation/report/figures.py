@@ -1,4 +1,4 @@
-"""Key figures of one run, each with its formula or source."""
+"""Key figures for one run, each with a formula or source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """One figure of a report, formatted."""
+    """One formatted report figure."""
 
     label: str
     value: str
@@ -24,8 +24,6 @@ class KeyFigure:
 
 @dataclass(frozen=True)
 class TimeShare:
-    """The time of one activity."""
-
     name: str
     description: str
     seconds: float
@@ -49,7 +47,7 @@ def build_reliability_figures(run: RunFolder) -> tuple[KeyFigure, ...]:
 
 
 def build_throughput_figures(ledger: dict[str, Any]) -> tuple[KeyFigure, ...]:
-    """Return tokens, throughput, padding, MFU and cost of a ledger."""
+    """Return tokens, throughput, padding, MFU and cost from a ledger."""
     seconds: dict[str, float] = ledger.get("seconds") or {}
     tokens = ledger.get("tokens")
     training = sum(seconds.get(name, 0.0) for name in ("step", "data_wait"))

@@ -1,4 +1,4 @@
-"""Section of a report on an inference benchmark: one row per artifact and batch x length."""
+"""Report section on an inference benchmark: one row per artifact and batch x length."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 THROUGHPUT_TITLE = "Inferences per second, closed loop"
 CHARTED_PERCENTILES = (50, 99)
-"""Percentiles of the latency that are drawn."""
+"""Latency percentiles in charts."""
 
 
 def build_section(document: Document, name: str = "") -> BenchmarkSection | None:
-    """Return the section of an inference benchmark; None if it has no rows.
+    """Return an inference benchmark's section; None if it does not have rows.
 
-    `name` is the name of the output folder, for the title.
+    `name` is the output folder's name, for the title.
     """
     if not document.get("rows"):
         return None
@@ -53,7 +53,7 @@ def build_section(document: Document, name: str = "") -> BenchmarkSection | None
 
 
 def _format_shape(document: Document, row: Mapping[str, Any]) -> Row:
-    """Return the cell of a batch x length, with its model if the document has several models."""
+    """Return the batch x length cell, with the model if the document has several."""
     models = {artifact["name"]: artifact["model"] for artifact in document["artifacts"]}
     shape = f"{row['batch_size']} x {row['input_length']}"
     if len(set(models.values())) == 1:
@@ -77,7 +77,7 @@ def _get_shape(row: Document) -> tuple[int, int]:
 
 
 def _build_closed_loop_table(document: Document) -> ReportTable:
-    """Return the table of the closed loop: one request at a time."""
+    """Return the closed-loop table: one request at a time."""
     rows = tuple(
         {
             **_format_shape(document, row),
@@ -103,7 +103,7 @@ def _format_joules(closed: Mapping[str, Any]) -> str:
 
 
 def _build_open_loop_table(document: Document) -> Iterator[ReportTable]:
-    """Yield the table of the open loop, if the benchmark has one."""
+    """Yield the open-loop table, if the benchmark has one."""
     rows = (
         {
             **_format_shape(document, row),
@@ -122,7 +122,7 @@ def _build_open_loop_table(document: Document) -> Iterator[ReportTable]:
 
 
 def _build_artifact_table(document: Document) -> ReportTable:
-    """Return the table of startup, memory, chip and price, one row per artifact."""
+    """Return the table with startup, memory, chip and price, one row per artifact."""
     rows = tuple(
         {
             ARTIFACT: artifact["name"],
@@ -155,7 +155,7 @@ def _format_price(price: Mapping[str, Any] | None) -> str:
 
 
 def _group_pairs(document: Document) -> list[list[Document]]:
-    """Return the ratios of each pair of artifacts."""
+    """Return the ratios grouped by artifact pair."""
     pairs: dict[tuple[str, str], list[Document]] = {}
     for ratios in document["ratios"]:
         pairs.setdefault((ratios["baseline"], ratios["candidate"]), []).append(ratios)
@@ -163,7 +163,7 @@ def _group_pairs(document: Document) -> list[list[Document]]:
 
 
 def _build_pair_table(document: Document, pair: Sequence[Document]) -> ReportTable:
-    """Return the table of a pair: both values and their ratio of latency, throughput and cost."""
+    """Return a pair's table: both values and their latency, throughput and cost ratios."""
     closed = {(row[ARTIFACT], *_get_shape(row)): row["closed_loop"] for row in document["rows"]}
     first, second = pair[0]["baseline"], pair[0]["candidate"]
     rows = []
@@ -192,7 +192,7 @@ def _build_pair_table(document: Document, pair: Sequence[Document]) -> ReportTab
 def _format_both(
     figures: Sequence[Mapping[str, Any]], key: str, format_value: Callable[[Any], str]
 ) -> str:
-    """Return both values of a pair, or a single `unknown` if neither is known."""
+    """Return a pair's two values, or a single `unknown` if neither is known."""
     cells = [format_value(figure[key]) for figure in figures]
     is_known = any(figure[key] is not None for figure in figures)
     return " / ".join(cells if is_known else cells[:1])
@@ -203,7 +203,7 @@ def _format_ratio(value: float | None) -> str:
 
 
 def _describe_pair(pair: Sequence[Document]) -> str:
-    """Return a sentence on the ratio of the median latencies of a pair."""
+    """Return a sentence on a pair's median latency ratio."""
     first, second = pair[0]["baseline"], pair[0]["candidate"]
     latency_ratios = sorted(
         ratios["latency_ratio"] for ratios in pair if ratios["latency_ratio"] is not None
@@ -249,7 +249,7 @@ def _describe_method(document: Document) -> Iterator[str]:
 
 
 def _describe_artifacts(document: Document, key: str, template: str) -> str:
-    """Return a figure of each artifact with its source, equal ones once."""
+    """Return a figure for each artifact with the source, equal ones once."""
     texts = dict.fromkeys(
         template.format(**artifact) if artifact[key] else f"unknown for {artifact['name']}"
         for artifact in document["artifacts"]
@@ -258,7 +258,7 @@ def _describe_artifacts(document: Document, key: str, template: str) -> str:
 
 
 def _describe_prices(document: Document) -> str:
-    """Return the price of each machine, with its source and date."""
+    """Return each machine's price, with source and date."""
     prices = []
     for artifact in document["artifacts"]:
         price = artifact["price"]
@@ -272,7 +272,7 @@ def _describe_prices(document: Document) -> str:
 
 
 def _chart_throughput(document: Document) -> list[Chart]:
-    """Return a chart of the inferences per second of every artifact and batch x length."""
+    """Return a chart of inferences per second for every artifact and batch x length."""
     bars = []
     for row in _order_rows(document):
         (label,) = _format_shape(document, row).values()
@@ -281,7 +281,7 @@ def _chart_throughput(document: Document) -> list[Chart]:
 
 
 def _chart_latencies(document: Document) -> Iterator[Chart]:
-    """Yield a chart of the latency by request rate for each batch x length with several rates."""
+    """Yield a latency chart by request rate for each batch x length with several rates."""
     for shape in dict.fromkeys(map(_get_shape, document["rows"])):
         rows = [row for row in document["rows"] if _get_shape(row) == shape]
         curves = [_build_curve(row, percent) for row in rows for percent in CHARTED_PERCENTILES]
@@ -290,7 +290,7 @@ def _chart_latencies(document: Document) -> Iterator[Chart]:
 
 
 def _build_curve(row: Document, percent: int) -> Curve:
-    """Return a latency percentile of a row by request rate."""
+    """Return a latency percentile by request rate."""
     loads = sorted(row["open_loop"], key=lambda load: load["requests_per_second"])
     points = [(load["requests_per_second"], load[f"p{percent}_ms"]) for load in loads]
     known = tuple((rate, value) for rate, value in points if value is not None)

@@ -1,4 +1,4 @@
-"""Content of a report: results first, then each run. No markup, no charts."""
+"""Report content: results first, then each run. No markup, no charts."""
 
 from __future__ import annotations
 
@@ -22,35 +22,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """The content of a report."""
-
     title: str
     summary: tuple[str, ...]
-    """The results in sentences, the most important first."""
+    """Results in sentences, the most important first."""
     figures: tuple[KeyFigure, ...]
     """Key figures over all runs."""
     tables: tuple[EvaluationTable, ...]
     run_sections: tuple[RunSection, ...]
     benchmarks: tuple[BenchmarkSection, ...] = ()
-    """Benchmarks of training, then of artifacts, then of servers."""
+    """Benchmarks of training, then artifacts, then servers."""
     comparison: RunComparison | None = None
-    """Comparison with a baseline; None if no comparison was requested."""
+    """Comparison with a baseline, if requested."""
 
     @property
     def class_sections(self) -> tuple[ClassesSection, ...]:
-        """One section per model whose classes were evaluated."""
+        """One section per model with evaluated classes."""
         return build_classes_sections(section.run for section in self.run_sections)
 
     @property
     def training_sections(self) -> tuple[RunSection, ...]:
-        """Sections of the runs with a ledger or metrics."""
+        """Sections on the runs with a ledger or metrics."""
         return tuple(
             section for section in self.run_sections if section.run.ledger or section.run.series
         )
 
     @property
     def environments(self) -> list[tuple[Environment, str]]:
-        """Each environment once, with the names of the runs that used it."""
+        """Each environment once, with the run names."""
         names: dict[Environment, list[str]] = {}
         for section in self.run_sections:
             if section.environment:
@@ -84,7 +82,7 @@ def build_report(
 
 
 def _build_title(runs: tuple[RunFolder, ...], comparison: ComparisonResult | None) -> str:
-    """Return the names of the compared runs, the name of a single run, or the pipeline's name."""
+    """Return the compared runs' names, a single run's name, or the pipeline's name."""
     if comparison is not None and comparison.runs == runs:
         return " vs. ".join(run.name for run in runs)
     if len(runs) == 1:
@@ -96,7 +94,7 @@ def _build_title(runs: tuple[RunFolder, ...], comparison: ComparisonResult | Non
 def _describe_results(
     tables: tuple[EvaluationTable, ...], run_sections: tuple[RunSection, ...]
 ) -> tuple[str, ...]:
-    """Return the results, one sentence each; an unfinished run reports its progress."""
+    """Return the results, one sentence each; an unfinished run reports the progress."""
     lines = [sentence for table in tables for sentence in table.leader_sentences()]
     unfinished = [
         section
@@ -112,7 +110,7 @@ def _describe_results(
 
 
 def _describe_heldout(run: RunFolder) -> list[str]:
-    """Return a sentence for each metric that changed, and one for all that did not."""
+    """Return a sentence per changed metric, and one for all unchanged ones."""
     changed, unchanged = [], []
     for name, series in heldout_metrics(run).items():
         (first_step, first), (last_step, last) = series[0], series[-1]
@@ -128,7 +126,7 @@ def _describe_heldout(run: RunFolder) -> list[str]:
 def _build_key_figures(
     tables: tuple[EvaluationTable, ...], run_sections: tuple[RunSection, ...]
 ) -> tuple[KeyFigure, ...]:
-    """Return the figures at the top: best values, then time, tokens and dollars."""
+    """Return the top figures: best values, then time, tokens and dollars."""
     best = [
         KeyFigure(f"best {metric}", formatting.number(value), name)
         for table in tables[-1:]

@@ -1,4 +1,4 @@
-"""Section of a report on the profiled steps: time by kind and by module, and recommendations."""
+"""Report section on profiled steps: time by kind and by module, and recommendations."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ KIND_DESCRIPTIONS = {
     "host": "the device waits for Python",
     "graphs": "whole graphs; a lazy device does not report their operations",
 }
-"""Kinds of operations in a profile, and the description of each in a report."""
+"""Operation kind in a profile -> description."""
 MAX_MODULES = 12
-"""Most modules in a table; the remaining modules are one row."""
+"""Maximum table modules; the remaining ones share one row."""
 REST = "all other modules"
 
 
 @dataclass(frozen=True)
 class ProfileRow(TimeShare):
-    """Time per step of one kind of operation or of one module."""
+    """Time per step for one operation kind or one module."""
 
     cells: tuple[str, ...] = ()
-    """For a module: forward ms, backward ms, and GFLOP/s and GB/s of its matmuls."""
+    """For a module: forward ms, backward ms, and matmul GFLOP/s and GB/s."""
 
 
 @dataclass(frozen=True)
 class ProfileSection:
-    """The profile of a training step, formatted."""
+    """Formatted training step profile."""
 
     sentence: str
     work_rows: tuple[ProfileRow, ...]
@@ -48,7 +48,7 @@ class ProfileSection:
 
 
 def build_profile_section(profile: Mapping[str, Any]) -> ProfileSection | None:
-    """Return the section of a `profile.json` document; None if the document is empty."""
+    """Return the section for a `profile.json` document; None if the document is empty."""
     if not profile.get("seconds_per_step"):
         return None
     step = float(profile["seconds_per_step"])

@@ -1,4 +1,4 @@
-"""Rendering of a report to HTML, Markdown or JSON, and the file that holds it."""
+"""Report rendering to HTML, Markdown or JSON, and the report file."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ TEMPLATE_FOLDER = Path(__file__).parent
 
 
 def report_path(folder: str, settings: ReportOptions) -> Path:
-    """Return the path of a report in an output folder."""
+    """Return a report's path in an output folder."""
     return Path(folder) / f"report.{settings.format}"
 
 
 def write_report(path: Path, report: Report) -> None:
-    """Write a report atomically, in the format of the file's suffix.
+    """Write a report atomically, in the format of the file suffix.
 
     Raises SettingsError if the file cannot be written.
     """
@@ -52,7 +52,7 @@ def _render(report: Report, suffix: str) -> str:
 
 
 def render_html(report: Report) -> str:
-    """Return the report as one self-contained HTML page with its charts."""
+    """Return the report as one self-contained HTML page with charts."""
     css = drawing.CSS.read_text(encoding="utf-8")
     template = build_environment().get_template("report.html.j2")
     return template.render(
@@ -65,7 +65,7 @@ def render_html(report: Report) -> str:
 
 
 def _draw(chart: Chart, key: str, owner: str) -> Markup:
-    """Return the SVG of a chart, which is not escaped again: matplotlib escapes all text."""
+    """Return a chart's SVG, which is not escaped again: matplotlib escapes all text."""
     return Markup(drawing.draw(chart, key, owner))  # noqa: S704  (drawn by this package)
 
 
@@ -76,7 +76,7 @@ def render_markdown(report: Report) -> str:
 
 
 def render_json(report: Report) -> str:
-    """Return the report as JSON, with every series of every run."""
+    """Return the report as JSON, with every series from every run."""
     document = {"format": FORMAT, **_to_dict(report)}
     del document["comparison"], document["benchmarks"]  # their parts have keys of their own
     for kind in benchmarks.BUILDERS:
@@ -106,13 +106,13 @@ def _to_jsonable(value: Any) -> Any:
 
 
 def _to_dict(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by name, one level deep, without charts."""
+    """Return a dataclass's fields by name, one level deep, without charts."""
     names = [field.name for field in fields(value) if field.name != "charts"]
     return {name: getattr(value, name) for name in names}
 
 
 def build_environment() -> Environment:
-    """Return the Jinja environment of the templates; HTML is escaped automatically."""
+    """Return the templates' Jinja environment; HTML is escaped automatically."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATE_FOLDER),
         autoescape=select_autoescape(("html.j2",)),
@@ -127,5 +127,5 @@ def build_environment() -> Environment:
 
 
 def _format_cell(text: object) -> str:
-    """Return text on one line, with pipes escaped, for a cell of a Markdown table."""
+    """Return text on one line, with pipes escaped, for a Markdown table cell."""
     return " ".join(str(text).split()).replace("|", r"\|")

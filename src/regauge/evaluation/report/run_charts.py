@@ -1,4 +1,4 @@
-"""Charts of one training run."""
+"""Charts for one training run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def build_charts(run: RunFolder) -> list[Chart]:
-    """Return the charts of a run."""
     series = run.series
     return [
         *chart_curves("Loss", _loss_curves(series)),
@@ -39,7 +38,7 @@ def build_charts(run: RunFolder) -> list[Chart]:
 
 
 def chart_memory(runs: Iterable[RunFolder]) -> list[Chart]:
-    """Return a chart with one bar per run: the memory of rank 0 by content."""
+    """Return a chart with one bar per run: rank 0 memory by content."""
     bars = []
     for run in runs:
         parts = dict(run.ledger.get("memory_bytes") or {})
@@ -71,8 +70,8 @@ def _loss_curves(series: dict[str, Series]) -> list[Curve]:
 def _chart_heldout_metrics(series: dict[str, Series]) -> list[Chart]:
     """Return charts of all held-out metrics except losses and counts.
 
-    Metrics between -1 and 1 share charts, as many as there are looks; any other metric has a chart
-    of its own.
+    Metrics between -1 and 1 share charts, as many as there are looks; any other metric has its own
+    chart.
     """
     bounded: list[Curve] = []
     unbounded: list[Curve] = []

@@ -1,4 +1,4 @@
-"""Section of a report on one run: state, figures, time, profile, settings and failures."""
+"""Report section on one run: state, figures, time, profile, settings and failures."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ ACCOUNT_DESCRIPTIONS = {
     "lost": "work of failed attempts that was repeated",
     "idle": "between attempts, or not recorded because of a kill",
 }
-"""Accounts of the ledger, and the description of each in a report."""
+"""Ledger account -> description."""
 
 Environment = tuple[tuple[str, str], ...]
-"""(key, value) of a run's environment."""
+"""(key, value) pairs."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class FailureSection:
     """One failed attempt."""
 
     problem: str
-    """Number of the attempt, its last step, and the failure."""
+    """Attempt number, last step, and failure."""
     consequence: str
-    """Resume point of the next attempt, or the recommended action; may be empty."""
+    """The next attempt's resume point, or the recommended action; may be empty."""
     file: str
-    """Name of the failure document."""
+    """Failure document name."""
     evidence: Document
-    """Content of the failure document: stacks, collectives, exit code, last log lines."""
+    """Failure document content: stacks, collectives, exit code, last log lines."""
 
     @property
     def sentence(self) -> str:
@@ -61,39 +61,36 @@ class FailureSection:
 
 @dataclass(frozen=True)
 class RunSection:
-    """The section of one run."""
-
     run: RunFolder
     description: str
     """Verb, task and dataset."""
     state: str
     """How the run ended, and at which step."""
     figures: tuple[KeyFigure, ...]
-    """Goodput, tokens, throughput, padding, MFU and dollars, each with its formula or source."""
+    """Goodput, tokens, throughput, padding, MFU and dollars, each with a formula or source."""
     time_breakdown: tuple[TimeShare, ...]
     profile: ProfileSection | None
-    """Profile of a training step; None if the run was not profiled."""
+    """Training step profile; None if the run was not profiled."""
     settings: tuple[str, ...]
-    """Settings as `key.path=value`, the form that the command line takes."""
+    """Settings as `key.path=value`, the command line form."""
     environment: Environment
     failures: tuple[FailureSection, ...]
     """Failed attempts, oldest first."""
 
     @property
     def seconds(self) -> float | None:
-        """Wall-clock seconds of the run over all attempts."""
+        """Wall-clock seconds over all attempts."""
         if not self.time_breakdown:
             return self.run.seconds
         return sum(account.seconds for account in self.time_breakdown)
 
     @property
     def charts(self) -> list[Chart]:
-        """Training curves, and the memory by content."""
+        """Training curves, and memory by content."""
         return run_charts.build_charts(self.run)
 
 
 def build_run_section(run: RunFolder) -> RunSection:
-    """Return the section of a run."""
     throughput = build_throughput_figures(run.ledger) if run.ledger else ()
     seconds = run.goodput.seconds if run.goodput else run.ledger.get("seconds") or {}
     return RunSection(
@@ -110,7 +107,7 @@ def build_run_section(run: RunFolder) -> RunSection:
 
 
 def _describe_run(run: RunFolder) -> str:
-    """Return the verb, the tasks and the size of the dataset, as far as the folder has them."""
+    """Return the verb, the tasks and the dataset size, as far as the folder contains them."""
     results = {
         "evaluation": run.evaluation,
         "benchmark": run.benchmark,

@@ -1,4 +1,4 @@
-"""Section of a report on a training benchmark: one row per number of processes, and a chart."""
+"""Report section on a training benchmark: one row per process count, and a chart."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from regauge.evaluation.report.benchmark_section import Document, Row
 
 WIDE_COLUMNS = ("learning rate", "range", "$ per 1M tokens")
-"""Columns that do not fit a terminal."""
+"""Columns too wide for a terminal."""
 
 
 def build_section(document: Document, name: str = "") -> BenchmarkSection | None:
-    """Return the section of a training benchmark; None if it has no rows.
+    """Return a training benchmark's section; None if it does not have rows.
 
-    `name` is the name of the output folder, for the title.
+    `name` is the output folder's name, for the title.
     """
     rows = document.get("rows", ())
     if not rows:

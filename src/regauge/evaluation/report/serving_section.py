@@ -1,4 +1,4 @@
-"""Section of a report on a benchmark of a server: loads, saturation, regressions and charts."""
+"""Report section on a server benchmark: loads, saturation, regressions and charts."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 LATENCY_TITLE = "p99 latency by throughput"
 WIDE_COLUMNS = ("p90 ms", "p95 ms", "requests", "statuses")
-"""Columns that do not fit a terminal."""
+"""Columns too wide for a terminal."""
 OK = "200"
 
 
 def build_section(document: Document, name: str = "") -> BenchmarkSection:
-    """Return the section of a benchmark of a server.
+    """Return a server benchmark's section.
 
-    `name` is the name of the output folder, for the title.
+    `name` is the output folder's name, for the title.
     """
     saturation, regression = document["saturation"], document.get("regression")
     return BenchmarkSection(
@@ -45,7 +45,7 @@ def build_section(document: Document, name: str = "") -> BenchmarkSection:
 
 
 def _build_tables(document: Document) -> Iterator[ReportTable]:
-    """Yield the tables of the loads and of the regressions, as far as there are any."""
+    """Yield the nonempty load and regression tables."""
     closed_rows = tuple(
         {
             "connections x texts": _name_connections(row),
@@ -88,7 +88,7 @@ def _name_connections(row: Document) -> str:
 
 
 def _format_load(row: Mapping[str, Any]) -> Row:
-    """Return the cells that all loads have."""
+    """Return the cells shared by all loads."""
     answered = row["statuses"].get(OK, 0)
     failed = {status: count for status, count in row["statuses"].items() if status != OK}
     is_slow = "" if row["generator"]["kept_up"] else " *"
@@ -184,7 +184,7 @@ def _chart_latencies(document: Document) -> list[Chart]:
 
 
 def _chart_phases(document: Document) -> list[Chart]:
-    """Return a chart of the milliseconds per text of each phase, if the server counts them."""
+    """Return a chart of each phase's milliseconds per text, if the server counts them."""
     bars = []
     for row in document["closed_loop"]:
         phases = row["phase_seconds"] or {}

@@ -1,4 +1,4 @@
-"""Settings of a report: the [report] table of a run file. This module imports no matplotlib."""
+"""Report settings: a run file's [report] table. This module does not import matplotlib."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from regauge.config import Settings
 
 
 class ReportOptions(Settings):
-    """Content and format of a report."""
+    """Report content and format."""
 
     runs: tuple[str, ...] = ()
-    """Output folders, in report order; by default those in or next to `output.folder`."""
+    """Output folders, in report order; default: those in or next to `output.folder`."""
     format: Literal["html", "md", "json"] = "html"
     """Self-contained HTML page, Markdown, or JSON."""
     title: str | None = None
-    """Title; by default built from the names of the runs."""
+    """Title; default: built from the run names."""

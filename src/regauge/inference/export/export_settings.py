@@ -145,4 +145,4 @@ class ExportSettings(Settings):
     parity: ParitySettings = ParitySettings()
     """The quality that candidates must keep."""
     accelerator: Annotated[SerializeAsAny[Accelerator], choice_of("accelerators")] | None = None
-    """The accelerator; by default the best one of this machine."""
+    """The accelerator; by default this machine's best one."""

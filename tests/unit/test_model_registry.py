@@ -228,7 +228,7 @@ def test_another_folder_is_no_registry(tmp_path: Path) -> None:
     (tmp_path / "mlruns" / "meta.yaml").write_text("a: 1")
     with pytest.raises(SettingsError, match=r"no registry at .*mlruns: registry.json is missing"):
         Registry(tmp_path / "mlruns")
-    with pytest.raises(SettingsError, match=r"it has other files \(meta.yaml\)"):
+    with pytest.raises(SettingsError, match=r"it contains other files \(meta.yaml\)"):
         Registry(tmp_path / "mlruns", create=True)
     with pytest.raises(SettingsError, match="needs conditional writes"):
         Registry("memory://registry", create=True)
@@ -360,7 +360,7 @@ def rewrite(path: Path, **changes: Any) -> None:
         (
             lambda root: rewrite(root / POINTER, version=3),
             "qa@production",
-            "names another content of version 3",
+            "names other content for version 3",
         ),
         (lambda root: (root / POINTER).unlink(), "qa@production", "production.json is missing"),
     ],

@@ -1,15 +1,15 @@
 """The model registry: versions with their lineage, stages, and a log of promotions.
 
-    registry.json                              marks the folder, with the version of this layout
-    models/NAME/versions/N/claim.json          reserves the number N for one registration
-    models/NAME/versions/N/files/…             the files of the artifact, unless it is referenced
-    models/NAME/versions/N/version.json        lineage and hashes; it is written last
-    models/NAME/stages/STAGE.json              the pointer of a stage: its newest log entry
-    models/NAME/log/STAGE/00000001.json, …     all entries of the stage: who, when, from, to, why
+    registry.json                              marks the folder, with its layout version
+    models/NAME/versions/N/claim.json          reserves number N for one registration
+    models/NAME/versions/N/files/…             the artifact's files, unless referenced
+    models/NAME/versions/N/version.json        lineage and hashes; written last
+    models/NAME/stages/STAGE.json              the stage pointer: its newest log entry
+    models/NAME/log/STAGE/00000001.json, …     all stage entries: who, when, from, to, why
 
-A version exists when its `version.json` exists. It never changes after that. A stage has one
-pointer, which is replaced in one step. The pointer is the newest entry of the log: a command that
-is killed before it has written the log leaves the entry in the pointer, and the next one writes it.
+A version exists when its `version.json` exists, and never changes after that. A stage has one
+pointer, which is replaced atomically. The pointer is the newest log entry: if a command is killed
+before it has written the log, the entry stays in the pointer, and the next command writes it.
 
-A registry is a folder or a prefix of an S3 store. This package imports no torch.
+A registry is a folder or an S3 prefix. This package does not import torch.
 """

@@ -1,4 +1,4 @@
-"""Checks a registry: files, lineage, pointers and logs; names everything that differs."""
+"""Checks a registry: files, lineage, pointers and logs; names every difference."""
 
 from __future__ import annotations
 
@@ -31,22 +31,20 @@ if TYPE_CHECKING:
     from regauge.registry.storage import RegistryStorage
 
 Difference = tuple[str, str]
-"""A problem, and its remedy."""
+"""A problem and its remedy."""
 REGISTER_AGAIN = "register the artifact again"
 
 
 class RegistryFinding(NamedTuple):
-    """A difference in a registry."""
-
     subject: str
-    """The version or stage, such as `qa@3`."""
+    """Version or stage, such as `qa@3`."""
     problem: str
     remedy: str
 
 
 @dataclass
 class RegistryCheck:
-    """The number of checked parts of a registry, and the differences."""
+    """Counts of checked parts, and the differences."""
 
     num_versions: int = 0
     num_files: int = 0
@@ -54,7 +52,6 @@ class RegistryCheck:
     findings: list[RegistryFinding] = field(default_factory=list)
 
     def to_document(self) -> dict[str, Any]:
-        """Return the JSON document of the check."""
         return {
             "versions": self.num_versions,
             "files": self.num_files,
@@ -63,7 +60,7 @@ class RegistryCheck:
         }
 
     def add(self, subject: str, differences: Iterator[Difference]) -> None:
-        """Add the differences of a version or of a stage, which end with the first error."""
+        """Add the differences in a version or stage, up to and including the first error."""
         try:
             for problem, remedy in differences:
                 self.findings.append(RegistryFinding(subject, problem, remedy))
@@ -74,7 +71,7 @@ class RegistryCheck:
 def check_registry(
     registry: Registry, name: str | None = None, number: int | None = None
 ) -> RegistryCheck:
-    """Hash all files of a registry, of a model or of a version; compare lineage, pointers and logs.
+    """Hash all files in a registry, model or version; compare lineage, pointers and logs.
 
     Raises SettingsError for an unknown model or version.
     """
@@ -95,7 +92,7 @@ def check_registry(
 def _check_version(
     storage: RegistryStorage, model: str, number: int, check: RegistryCheck
 ) -> Iterator[Difference]:
-    """Yield the differences in the document, the files and the lineage of a version."""
+    """Yield differences in a version's document, files and lineage."""
     version = find_version(storage, model, number)
     if version is None:
         folder = storage.locate(version_key(model, number))
@@ -109,7 +106,7 @@ def _check_version(
 
 
 def _check_lineage(version: RegisteredVersion) -> Iterator[Difference]:
-    """Yield the differences between the lineage of a version and its files."""
+    """Yield differences between a version's lineage and files."""
     document, content_sha256 = version.document, compute_content_hash(version.hashes)
     if version.kind == "artifact":
         storage, folder = version.file_storage
@@ -128,7 +125,7 @@ def _check_lineage(version: RegisteredVersion) -> Iterator[Difference]:
 def _check_stage(
     storage: RegistryStorage, name: str, stage: str, check: RegistryCheck
 ) -> Iterator[Difference]:
-    """Yield the differences in the log of a stage, and to the versions that it names."""
+    """Yield differences in a stage's log, and to the versions named there."""
     entries = read_log(storage, name, stage)
     check.num_entries += len(entries)
     previous_sha256: str | None = None
@@ -143,5 +140,5 @@ def _check_stage(
             remedy = "restore that version from a copy of the registry"
             yield f"{location} names version {number}, which is missing", remedy
         elif version.content_sha256 != document["content_sha256"]:
-            yield f"{location} names another content of version {number}", restore
+            yield f"{location} names other content for version {number}", restore
         previous_sha256 = compute_sha256(entry.content)

@@ -1,4 +1,4 @@
-"""The documents of a registry: their keys, their shapes, and how they are read and written."""
+"""Registry documents: keys, shapes, reading and writing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODELS, VERSIONS, FILES, STAGES, LOG = "models", "versions", "files", "stages", 
 REGISTRY_KIND: Final = "regauge model registry"
 DEFAULT_STAGE = "production"
 KNOWN_STAGES = ("staging", "canary", DEFAULT_STAGE)
-"""Stages that a model may have without `create_stage`."""
+"""Stages that do not need `create_stage`."""
 RESTORE = "restore it from a copy of the registry"
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 _STAGE = re.compile(r"[a-z][\w-]*")
@@ -32,16 +32,12 @@ Action = Literal["promote", "rollback"]
 
 
 class RegistryShape(DocumentShape):
-    """The file that marks a registry."""
-
     format: int
     kind: Literal["regauge model registry"]
     created_at: str
 
 
 class VersionShape(DocumentShape):
-    """A version of a model."""
-
     format: int
     model: str
     version: int
@@ -59,7 +55,7 @@ class VersionShape(DocumentShape):
 
 
 class StageEntryShape(DocumentShape):
-    """A pointer, which is also an entry of the log."""
+    """A pointer, which is also a log entry."""
 
     format: int
     model: str
@@ -73,11 +69,11 @@ class StageEntryShape(DocumentShape):
     by: str
     why: str
     previous_sha256: str | None
-    """SHA-256 of the file of the entry before; None for the first entry."""
+    """SHA-256 of the previous entry's file; None for the first entry."""
 
 
 def check_name(name: str) -> str:
-    """Return the name of a model; raises SettingsError if it is invalid."""
+    """Return a model name; raises SettingsError if it is invalid."""
     if not _NAME.fullmatch(name):
         remedy = "use letters, digits and . + - _"
         raise SettingsError(f"invalid model name '{name}'", remedy)
@@ -85,7 +81,7 @@ def check_name(name: str) -> str:
 
 
 def check_stage(stage: str) -> str:
-    """Return the name of a stage; raises SettingsError if it is invalid."""
+    """Return a stage name; raises SettingsError if it is invalid."""
     if not _STAGE.fullmatch(stage):
         remedy = "use lowercase letters, digits and - _, such as production"
         raise SettingsError(f"invalid stage '{stage}'", remedy)
@@ -93,27 +89,23 @@ def check_stage(stage: str) -> str:
 
 
 def join_key(*parts: str | int) -> str:
-    """Return the key of a file from the names of its folders."""
     return "/".join(map(str, parts))
 
 
 def version_key(name: str, number: int, *parts: str) -> str:
-    """Return the key of a file of a version."""
     return join_key(MODELS, name, VERSIONS, number, *parts)
 
 
 def stage_key(name: str, stage: str) -> str:
-    """Return the key of the pointer of a stage."""
     return join_key(MODELS, name, STAGES, f"{stage}.json")
 
 
 def entry_key(name: str, stage: str, number: int) -> str:
-    """Return the key of an entry of the log."""
     return join_key(MODELS, name, LOG, stage, f"{number:08d}.json")
 
 
 def format_document(document: dict[str, Any]) -> bytes:
-    """Return the content of a document with its format and its checksum."""
+    """Return a document's content with format and checksum."""
     sealed = seal({"format": config.FORMAT, **document})
     return (json.dumps(sealed, indent=1, sort_keys=True) + "\n").encode()
 
@@ -121,9 +113,9 @@ def format_document(document: dict[str, Any]) -> bytes:
 def parse_document(
     content: bytes, location: str, shape: type[DocumentShape], remedy: str = RESTORE
 ) -> dict[str, Any]:
-    """Return a document of a registry.
+    """Return a registry document.
 
-    Raises DataError, with the remedy, if it is damaged, changed, of another format or shape.
+    Raises DataError, with the remedy, if it is damaged, changed, or in another format or shape.
     """
     try:
         document = parse_object(content)
@@ -137,7 +129,7 @@ def parse_document(
 def read_document(
     storage: RegistryStorage, key: str, shape: type[DocumentShape], remedy: str = RESTORE
 ) -> dict[str, Any] | None:
-    """Return a document of a registry; None if it is missing; raises as `parse_document`."""
+    """Return a registry document; None if it is missing; raises like `parse_document`."""
     content = storage.read(key)
     if content is None:
         return None
@@ -145,13 +137,13 @@ def read_document(
 
 
 def format_time(seconds: float) -> str:
-    """Return a time in seconds since 1970 as text in UTC."""
+    """Return seconds since 1970 as text in UTC."""
     time = dt.datetime.fromtimestamp(seconds, dt.UTC)
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def parse_time(text: str) -> dt.datetime:
-    """Return a time; without an offset it is in UTC. Raises SettingsError for another text."""
+    """Return a time, in UTC without an offset. Raises SettingsError for other text."""
     try:
         time = dt.datetime.fromisoformat(text)
     except ValueError:
@@ -161,7 +153,7 @@ def parse_time(text: str) -> dt.datetime:
 
 
 def find_user() -> str:
-    """Return the user and the machine of this process, such as `ana@host`."""
+    """Return this process's user and machine, such as `ana@host`."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container without a user database

@@ -1,4 +1,4 @@
-"""Lineage: the data, code, settings and checkpoint that a model was made from."""
+"""Lineage: a model's data, code, settings and checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GIT_SECONDS = 10.0
 
 
 class TrainedRunShape(DocumentShape):
-    """The settings of a run, as far as its lineage has them."""
+    """Run settings recorded in the lineage."""
 
     run: dict[str, Any]
     data: dict[str, Any] = {}
@@ -30,7 +30,7 @@ class TrainedRunShape(DocumentShape):
 
 
 class RunResultShape(DocumentShape):
-    """The result of a run."""
+    """A run's result."""
 
     metrics: dict[str, Any] = {}
     model_step: int | None = None
@@ -38,7 +38,7 @@ class RunResultShape(DocumentShape):
 
 
 class DatasetManifestShape(DocumentShape):
-    """The manifest of a dataset, as far as its lineage has it."""
+    """Dataset manifest keys recorded in the lineage."""
 
     splits: dict[str, dict[str, Any]] = {}
     settings: dict[str, Any] = {}
@@ -46,9 +46,9 @@ class DatasetManifestShape(DocumentShape):
 
 
 def find_run(model: ModelFiles, run: Path | None = None) -> Path | None:
-    """Return the output folder of the run that trained a model; None if it is unknown.
+    """Return the output folder of the run that trained a model; None if unknown.
 
-    By default it is the origin of the artifact, or the folder that contains the model.
+    Default: the artifact's origin, or the folder that contains the model.
     """
     origin = [] if model.origin is None else [Path(model.origin.path).expanduser()]
     candidates = [*origin, model.folder.parent] if run is None else [run]
@@ -56,9 +56,9 @@ def find_run(model: ModelFiles, run: Path | None = None) -> Path | None:
 
 
 def collect_lineage(model: ModelFiles, run: Path | None = None) -> Document:
-    """Return the lineage of a model with the tables data, code, settings and checkpoint.
+    """Return a model's lineage with the tables data, code, settings and checkpoint.
 
-    A table is empty if its facts are unknown. Raises DataError if a document of the run is damaged.
+    A table is empty if its facts are unknown. Raises DataError if a run document is damaged.
     """
     folder = find_run(model, run)
     origin = model.origin
@@ -93,9 +93,9 @@ def collect_lineage(model: ModelFiles, run: Path | None = None) -> Document:
 
 
 def collect_folder_lineage(folder: Path) -> Document:
-    """Return the lineage of an artifact, or of a model's folder, without hashing its files.
+    """Return the lineage of an artifact or a model folder, without hashing its files.
 
-    Raises DataError if a document of the artifact or of its run is damaged.
+    Raises DataError if a document of the artifact or its run is damaged.
     """
     manifest = find_manifest(folder)
     kind: Literal["artifact", "model"] = "model" if manifest is None else "artifact"
@@ -104,7 +104,7 @@ def collect_folder_lineage(folder: Path) -> Document:
 
 
 def find_figures(model: ModelFiles, run: Path | None = None) -> Document:
-    """Return the parity figures, the metrics and the cost of a model; None for unknown ones."""
+    """Return a model's parity figures, metrics and cost; None for unknown ones."""
     folder = find_run(model, run)
     parity = find_json(model.folder / PARITY_FILE, "export the model again")
     result = {}
@@ -119,7 +119,7 @@ def find_figures(model: ModelFiles, run: Path | None = None) -> Document:
 
 
 def describe_code() -> Document:
-    """Return the version of Regauge, and the commit of the working folder if it is in git.
+    """Return the Regauge version, and the working folder's commit if it is in git.
 
     `has_changes` is whether tracked files differ from that commit.
     """
@@ -132,7 +132,7 @@ def describe_code() -> Document:
 
 
 def _run_git(*arguments: str) -> str | None:
-    """Return the output of git in the working folder; None if it fails or is missing."""
+    """Return git's output in the working folder; None if git fails or is missing."""
     git = shutil.which("git")
     if git is None:
         return None
@@ -152,7 +152,7 @@ def _describe_datasets(settings: Document, fingerprint: str) -> list[Document]:
 
 
 def _describe_dataset(folder: Path, fingerprint: str) -> Document:
-    """Return a dataset; without its folder only the path, and the fingerprint in the run."""
+    """Return a dataset; without its folder only the path, and the fingerprint from the run."""
     path = folder / config.MANIFEST
     document = {"path": str(folder), "fingerprint": fingerprint}
     manifest = config.find_document(path, REPEAT_RUN, DatasetManifestShape)
@@ -170,6 +170,6 @@ def _describe_dataset(folder: Path, fingerprint: str) -> Document:
 
 
 def _find_weights_hash(model: ModelFiles) -> str | None:
-    """Return the hash of the only file of weights; None if there are several."""
+    """Return the hash of the only weight file; None if there are several."""
     hashes = [item.sha256 for name, item in model.hashes.items() if name.endswith(".safetensors")]
     return hashes[0] if len(hashes) == 1 else None

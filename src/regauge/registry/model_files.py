@@ -1,4 +1,4 @@
-"""The files of a model that is registered: an artifact, or the folder of a model."""
+"""Files of a model to register: an artifact, or a model folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COPY_AGAIN = "copy the artifact again, or export it"
 
 
 class OriginShape(DocumentShape):
-    """The origin of the weights of an artifact."""
+    """Origin of an artifact's weights."""
 
     path: str
     step: str
@@ -31,7 +31,7 @@ class OriginShape(DocumentShape):
 
 
 class ArtifactShape(DocumentShape):
-    """The manifest of an artifact, as far as the registry reads it."""
+    """Artifact manifest keys read by the registry."""
 
     format: int
     kind: Literal["regauge artifact"]
@@ -40,23 +40,21 @@ class ArtifactShape(DocumentShape):
 
 
 class ModelFiles(NamedTuple):
-    """A model with the hashes of its files."""
-
     folder: Path
     kind: Literal["artifact", "model"]
     content_sha256: str
-    """The hash that `predict` records: of an artifact that of its manifest."""
+    """Hash recorded by `predict`: for an artifact, the manifest's hash."""
     hashes: dict[str, FileHash]
-    """Every file, by its path in the folder."""
+    """Path in the folder -> file hash."""
     origin: OriginShape | None
-    """The origin of the weights; None for a model that was not exported."""
+    """Origin of the weights; None if the model was not exported."""
 
 
 def inspect_model(path: str | os.PathLike[str]) -> ModelFiles:
-    """Return the files of an artifact, or of the model of a run or of a folder.
+    """Return the files of an artifact, or of the model in a run or folder.
 
-    Raises DataError if a file of an artifact is missing or has changed, and SettingsError if there
-    is no model.
+    Raises DataError if an artifact file is missing or has changed, and SettingsError without a
+    model.
     """
     folder = Path(path).expanduser()
     if (document := find_manifest(folder)) is not None:
@@ -68,7 +66,7 @@ def inspect_model(path: str | os.PathLike[str]) -> ModelFiles:
 
 
 def find_manifest(folder: Path) -> ArtifactShape | None:
-    """Return the manifest of an artifact; None if the folder has none.
+    """Return an artifact's manifest, if the folder has one.
 
     Raises DataError if it is damaged.
     """
@@ -82,14 +80,14 @@ def find_manifest(folder: Path) -> ArtifactShape | None:
 
 
 def compute_content_hash(hashes: dict[str, FileHash]) -> str:
-    """Return the hash that identifies a model folder, by the hashes of its files."""
+    """Return a model folder's identifying hash, computed from the file hashes."""
     return combine_hashes({name: item.sha256 for name, item in hashes.items()})
 
 
 def find_difference(
     storage: RegistryStorage, prefix: str, hashes: dict[str, FileHash]
 ) -> str | None:
-    """Return the first file that is missing or has changed, with the difference, or None."""
+    """Return the first missing or changed file with the difference, if any."""
     for name, expected in hashes.items():
         key = f"{prefix}/{name}" if prefix else name
         actual, location = storage.hash_file(key), storage.locate(key)

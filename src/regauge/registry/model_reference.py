@@ -1,4 +1,4 @@
-"""References to models in a registry, such as `registry/qa@production` or `s3://bucket/r/qa@3`.
+"""References to registry models, such as `registry/qa@production` or `s3://bucket/r/qa@3`.
 
     ADDRESS/NAME@STAGE     the version that a stage points to
     ADDRESS/NAME@NUMBER    a version
@@ -33,30 +33,30 @@ _REFERENCE = re.compile(
     r"(?P<registry>.*[^/])/(?P<name>[A-Za-z0-9][\w.+-]*)@(?P<selector>[a-z][\w-]*|\d+)"
 )
 _COLLAPSED = re.compile(r"^([a-z][a-z0-9]+):/(?=[^/])")
-"""The start of an address that was a `Path`, which has only one slash."""
+"""Start of an address converted to `Path`, which keeps only one slash."""
 STAGING_PREFIX = ".download-"
 
 
 class ModelReference(NamedTuple):
-    """A version of a model, or a stage of it, in a registry."""
+    """A model version or stage in a registry."""
 
     registry: str
-    """The address of the registry."""
+    """Registry address."""
     name: str
-    """The name of the model."""
+    """Model name."""
     selector: str
-    """The stage, or the number of the version."""
+    """The stage or the version number."""
 
     def __str__(self) -> str:
         return f"{self.registry}/{self.name}@{self.selector}"
 
     def resolve(self) -> RegisteredVersion:
-        """Return the version; raises the errors of `Registry` and `Registry.resolve`."""
+        """Return the version; raises like `Registry` and `Registry.resolve`."""
         return Registry(self.registry).resolve(self.name, self.selector)
 
 
 def parse_reference(text: str | os.PathLike[str]) -> ModelReference | None:
-    """Return the reference that a text is; None for an existing path and any other text."""
+    """Parse a reference; None for an existing path and any other text."""
     address = _COLLAPSED.sub(r"\1://", os.fspath(text))
     match = _REFERENCE.fullmatch(address)
     if match is None or Path(address).expanduser().exists():
@@ -65,10 +65,10 @@ def parse_reference(text: str | os.PathLike[str]) -> ModelReference | None:
 
 
 def locate_model(text: str) -> str:
-    """Return the local folder of a reference to a registry, and any other text unchanged.
+    """Return a registry reference's local folder, and any other text unchanged.
 
-    The files of the version are verified. Raises the errors of `Registry` and `Registry.resolve`,
-    and DataError if a file is corrupted.
+    The version's files are verified. Raises like `Registry` and `Registry.resolve`, and DataError
+    if a file is corrupted.
     """
     reference = parse_reference(text)
     if reference is None:
@@ -77,7 +77,7 @@ def locate_model(text: str) -> str:
 
 
 def fetch_version(version: RegisteredVersion) -> Path:
-    """Return the verified local folder of a version; it is downloaded from an S3 store.
+    """Return a version's verified local folder, downloaded if it is in an S3 store.
 
     Raises DataError if a file is missing or corrupted, and TransientError if the store does not
     answer.
@@ -94,12 +94,12 @@ def fetch_version(version: RegisteredVersion) -> Path:
 
 
 def find_cache() -> Path:
-    """Return the folder of downloaded versions."""
+    """Return the folder for downloaded versions."""
     return find_cache_folder() / "models"
 
 
 def _is_whole(folder: Path, version: RegisteredVersion) -> bool:
-    """Return whether a folder in the cache has all files of a version with their hashes."""
+    """Return whether a cache folder has all files of a version with their hashes."""
     return find_difference(FolderStorage(str(folder)), "", version.hashes) is None
 
 
@@ -125,7 +125,7 @@ def _stage_download(target: Path) -> Iterator[Path]:
 
 
 def _download(version: RegisteredVersion, folder: Path) -> None:
-    """Download the files of a version; raises DataError if one is missing or has changed."""
+    """Download a version's files; raises DataError if one is missing or has changed."""
     storage, key = version.file_storage
     for name in version.hashes:
         path = folder / name
@@ -137,5 +137,5 @@ def _download(version: RegisteredVersion, folder: Path) -> None:
     difference = find_difference(FolderStorage(str(folder)), "", version.hashes)
     if difference is not None:
         version.check_files()  # names the file in the store
-        problem = f"the download of {version.reference} is not whole: {difference}"
+        problem = f"the download of {version.reference} is damaged: {difference}"
         raise DataError(problem, "try again")

@@ -1,4 +1,4 @@
-"""Versions of a model: registration, reading, and the check of their files."""
+"""Model versions: registration, reading, and file checks."""
 
 from __future__ import annotations
 
@@ -29,49 +29,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RegisteredVersion:
-    """A version of a model in a registry."""
+    """A model version in a registry."""
 
     storage: RegistryStorage
-    """The storage of the registry."""
     document: dict[str, Any]
-    """The content of `version.json`."""
+    """`version.json` content."""
     is_new: bool = False
-    """Whether this call has registered it."""
+    """Whether this call registered it."""
 
     @property
     def model(self) -> str:
-        """The name of the model."""
         return str(self.document["model"])
 
     @property
     def number(self) -> int:
-        """The number of the version, from 1."""
+        """Version number, from 1."""
         return int(self.document["version"])
 
     @property
     def kind(self) -> Literal["artifact", "model"]:
-        """Whether the version is an exported artifact, or the folder of a model."""
+        """Whether the version is an exported artifact or a model folder."""
         kind: Literal["artifact", "model"] = self.document["kind"]
         return kind
 
     @property
     def content_sha256(self) -> str:
-        """The hash that `predict` and a server report for this model."""
+        """The hash reported by `predict` and a server for this model."""
         return str(self.document["content_sha256"])
 
     @property
     def reference(self) -> str:
-        """The reference that `serve`, `predict` and `load` accept, such as `registry/qa@3`."""
+        """The reference for `serve`, `predict` and `load`, such as `registry/qa@3`."""
         return f"{self.storage.address}/{self.model}@{self.number}"
 
     @property
     def hashes(self) -> dict[str, FileHash]:
-        """Every file, by its path in the folder of the model."""
+        """Path in the model folder -> file hash."""
         return {name: FileHash(**item) for name, item in self.document["files"].items()}
 
     @property
     def file_storage(self) -> tuple[RegistryStorage, str]:
-        """The storage with the files of the model, and the key of their folder in it."""
+        """The storage with the model files, and the key of their folder in it."""
         location = self.document.get("location")
         if location is not None:
             return open_storage(location), ""
@@ -79,18 +77,18 @@ class RegisteredVersion:
 
     @property
     def folder(self) -> str:
-        """The address of the folder of the model."""
+        """The address of the model folder."""
         storage, key = self.file_storage
         return storage.locate(key)
 
     def check_files(self) -> None:
-        """Raise DataError if a file is missing or has changed since the registration."""
+        """Raise DataError if a file is missing or has changed since registration."""
         if damage := find_difference(*self.file_storage, self.hashes):
             problem = f"version {self.number} of '{self.model}' is corrupted: {damage}"
             raise DataError(problem, "register the artifact again, or restore that file")
 
     def summarize(self) -> dict[str, Any]:
-        """Return the version as one row of a table."""
+        """Return the version as one table row."""
         lineage, parity = self.document["lineage"], self.document.get("parity") or {}
         return {
             "version": self.number,
@@ -104,13 +102,13 @@ class RegisteredVersion:
 
 
 def list_version_numbers(storage: RegistryStorage, name: str) -> list[int]:
-    """Return the numbers of the versions of a model, also of unfinished registrations."""
+    """Return a model's version numbers, including unfinished registrations."""
     names = storage.list_names(join_key(MODELS, check_name(name), VERSIONS))
     return sorted(int(number) for number in names if number.isdigit())
 
 
 def list_versions(storage: RegistryStorage, name: str) -> list[RegisteredVersion]:
-    """Return the versions of a model in order; raises SettingsError for an unknown model."""
+    """Return a model's versions in order; raises SettingsError for an unknown model."""
     known = [*scan_versions(storage, name)][::-1]
     if not known:
         models = storage.list_names(MODELS)
@@ -120,21 +118,21 @@ def list_versions(storage: RegistryStorage, name: str) -> list[RegisteredVersion
 
 
 def scan_versions(storage: RegistryStorage, name: str) -> Iterator[RegisteredVersion]:
-    """Yield the versions of a model, the newest first; none for an unknown model."""
+    """Yield a model's versions, newest first; empty for an unknown model."""
     for number in reversed(list_version_numbers(storage, name)):
         if (version := find_version(storage, name, number)) is not None:
             yield version
 
 
 def find_version(storage: RegistryStorage, name: str, number: int) -> RegisteredVersion | None:
-    """Return a version; None if there is none. Raises DataError if its document is damaged."""
+    """Return a version, if it exists. Raises DataError if the document is damaged."""
     key = version_key(check_name(name), number, VERSION_FILE)
     document = read_document(storage, key, VersionShape)
     return None if document is None else RegisteredVersion(storage, document)
 
 
 def read_version(storage: RegistryStorage, name: str, number: int) -> RegisteredVersion:
-    """Return a version; raises SettingsError if there is none."""
+    """Return a version; raises SettingsError if it does not exist."""
     version = find_version(storage, name, number)
     if version is None:
         numbers = [str(item.number) for item in list_versions(storage, name)]
@@ -144,6 +142,6 @@ def read_version(storage: RegistryStorage, name: str, number: int) -> Registered
 
 
 def find_content(storage: RegistryStorage, name: str, sha256: str) -> RegisteredVersion | None:
-    """Return the newest version of a model with this content; None if there is none."""
+    """Return a model's newest version with this content, if any."""
     versions = scan_versions(storage, name)
     return next((version for version in versions if version.content_sha256 == sha256), None)

@@ -44,16 +44,16 @@ if TYPE_CHECKING:
     from regauge.registry.storage import RegistryStorage
 
 MAX_CLAIMS = 100
-"""How often a registration tries the next number while others take it."""
+"""Maximum numbers to try in a registration while others take them."""
 
 
 class Registry:
-    """Versions of models with their lineage, and the stages that point to them.
+    """Model versions with their lineage, and the stages that point to them.
 
-    `address` is a folder, or `s3://bucket/prefix`. With `create`, a registry is created there if
-    there is none. Raises SettingsError if there is no registry, if the address has other files, or
-    if the store has no conditional writes. Raises DataError if the registry is damaged or of
-    another format.
+    `address` is a folder, or `s3://bucket/prefix`. With `create`, a missing registry is created
+    there. Raises SettingsError if the registry is missing, if the address contains other files, or
+    if the store does not support conditional writes. Raises DataError if the registry is damaged or
+    in another format.
 
     For example:
 
@@ -74,7 +74,7 @@ class Registry:
 
     @property
     def address(self) -> str:
-        """The address of the registry."""
+        """The registry's address."""
         return self.storage.address
 
     def register(
@@ -88,21 +88,20 @@ class Registry:
         usd: float | None = None,
         by_reference: bool = False,
     ) -> RegisteredVersion:
-        """Add a version of a model and return it; the same content again returns that version.
+        """Add a model version and return it; the same content again returns that version.
 
-        `model` is an artifact, or the output folder of a run, or the folder of a model. The lineage
-        comes from the run that trained it: by default the origin of the artifact. `parent` is the
-        version that training started from, `evaluation` has scores, and `usd` is the cost. By
-        default they come from the run. With `by_reference` the files are not copied.
+        `model` is an artifact, a run's output folder, or a model folder. The lineage comes from the
+        run that trained it, by default the artifact's origin. `parent` is the version that training
+        started from, `evaluation` has scores, and `usd` is the cost. By default they come from the
+        run. With `by_reference` the files are not copied.
 
-        Raises DataError if a file of the artifact has changed, and SettingsError if there is no
-        model.
+        Raises DataError if an artifact file has changed, and SettingsError without a model.
         """
         check_name(name)
         files = inspect_model(model)
         same = registered_version.find_content(self.storage, name, files.content_sha256)
         if same is not None:
-            logger.info("%s is version %d of '%s' already", model, same.number, name)
+            logger.info("%s is already version %d of '%s'", model, same.number, name)
             return same
         if parent is not None:
             registered_version.read_version(self.storage, name, parent)
@@ -137,10 +136,10 @@ class Registry:
         expected_version: int | None = None,
         create_stage: bool = False,
     ) -> StageEntry:
-        """Point a stage to a version, in one step, and return the entry of the log.
+        """Point a stage to a version, in one step, and return the log entry.
 
-        All files of the version are hashed before. Nothing changes if the stage points to the
-        version already. With `expected_version`, the stage must point to that version.
+        All files in the version are hashed first. Nothing changes if the stage already points to
+        the version. With `expected_version`, the stage must point to that version.
 
         Raises SettingsError for an unknown version or stage, DataError if a file is corrupted or
         the stage has another version than expected, and TransientError if another command has
@@ -164,10 +163,10 @@ class Registry:
         return stages.move_stage(target, stage, current, ("promote", why))
 
     def roll_back(self, name: str, stage: str = DEFAULT_STAGE, *, why: str) -> StageEntry:
-        """Point a stage to the version before, by its log, and return the entry of the log.
+        """Point a stage to the previous version in its log, and return the log entry.
 
-        A version that was rolled back is skipped. Raises SettingsError if there is no version
-        before, and the errors of `promote`.
+        A version that was rolled back is skipped. Raises SettingsError without a previous version,
+        and the same errors as `promote`.
         """
         _check_reason(why)
         current = stages.read_pointer(self.storage, name, stage)
@@ -180,7 +179,7 @@ class Registry:
         return stages.move_stage(target, stage, current, ("rollback", why))
 
     def resolve(self, name: str, selector: str | int = DEFAULT_STAGE) -> RegisteredVersion:
-        """Return the version of a stage, or the version with a number.
+        """Return a stage's version, or the version with a number.
 
         Raises SettingsError for an unknown model, stage or version.
         """
@@ -189,27 +188,27 @@ class Registry:
         return registered_version.read_version(self.storage, name, int(selector))
 
     def list_models(self) -> list[str]:
-        """Return the names of all models."""
+        """Return all model names."""
         return self.storage.list_names(MODELS)
 
     def list_versions(self, name: str) -> list[RegisteredVersion]:
-        """Return the versions of a model in order; raises SettingsError for an unknown model."""
+        """Return a model's versions in order; raises SettingsError for an unknown model."""
         return registered_version.list_versions(self.storage, name)
 
     def list_stages(self, name: str) -> dict[str, int]:
-        """Return the version of each stage of a model."""
+        """Return stage -> version for a model."""
         names = stages.list_stages(self.storage, name)
         return {stage: stages.read_pointer(self.storage, name, stage).version for stage in names}
 
     def read_log(self, name: str, stage: str = DEFAULT_STAGE) -> list[StageEntry]:
-        """Return all changes of a stage in order; raises DataError if one is damaged."""
+        """Return all changes to a stage in order; raises DataError if one is damaged."""
         return stages.read_log(self.storage, name, stage)
 
     def find_at(self, name: str, at: str, stage: str = DEFAULT_STAGE) -> RegisteredVersion | None:
-        """Return the version that a stage had at a time; None before the first promotion.
+        """Return a stage's version at a given time; None before the first promotion.
 
         `at` is a time as in `2026-11-20T12:00`; without an offset it is in UTC. Raises
-        SettingsError for another text, an unknown model or stage.
+        SettingsError for other text, and for an unknown model or stage.
         """
         stages.read_pointer(self.storage, name, stage)
         time_at = parse_time(at)
@@ -217,7 +216,7 @@ class Registry:
         return self.resolve(name, earlier[-1].version) if earlier else None
 
     def check_model(self, name: str) -> None:
-        """Raise SettingsError if the registry has no model of this name."""
+        """Raise SettingsError if the registry does not contain this model."""
         models = self.list_models()
         if check_name(name) not in models:
             problem = f"the registry {self.address} has no model '{name}'"
@@ -252,15 +251,15 @@ class Registry:
         for file in files.hashes:
             self.storage.upload(files.folder / file, f"{prefix}/{file}")
         if damage := find_difference(self.storage, prefix, files.hashes):
-            problem = f"the copy of {files.folder} is not whole: {damage}"
+            problem = f"the copy of {files.folder} is damaged: {damage}"
             raise DataError(problem, "register it again")
 
     def _commit(self, name: str, number: int, document: dict[str, Any]) -> RegisteredVersion:
-        """Write the document of a version, from which on it exists."""
+        """Write the version document, from which on the version exists."""
         key = version_key(name, number, VERSION_FILE)
         document = {**document, "version": number, "created_at": format_time(time.time())}
         if not self.storage.create(key, format_document(document)):
-            problem = f"{self.storage.locate(key)} exists already"
+            problem = f"{self.storage.locate(key)} already exists"
             raise DataError(problem, "register the artifact again")
         stored = registered_version.read_version(self.storage, name, number)
         return registered_version.RegisteredVersion(self.storage, stored.document, is_new=True)
@@ -272,12 +271,12 @@ def _check_reason(why: str) -> None:
 
 
 def _create(storage: RegistryStorage) -> None:
-    """Create a registry; raises SettingsError if the address has other files."""
+    """Create a registry; raises SettingsError if the address contains other files."""
     folder = storage.local_folder
     if folder is not None and folder.exists() and not folder.is_dir():
         raise SettingsError(f"{storage.address} is a file", "name a folder")
     if others := storage.list_names(""):
-        problem = f"{storage.address} is no registry: it has other files ({others[0]})"
+        problem = f"{storage.address} is not a registry: it contains other files ({others[0]})"
         raise SettingsError(problem, "name an empty folder or prefix")
     storage.check_conditions()
     document = {"kind": REGISTRY_KIND, "created_at": format_time(time.time())}

@@ -1,8 +1,8 @@
-"""Stages: the pointer of each stage, promotion, rollback and the log of both.
+"""Stages: the pointer, promotion, rollback and log of each stage.
 
-The pointer is the newest entry of the log. An entry is written in this order:
+The pointer is the newest log entry. An entry is written in this order:
 
-1. The entry of the pointer is written to the log, if a killed command did not.
+1. The pointer's entry is written to the log, if a killed command did not.
 2. The pointer is replaced, if it has not changed since it was read. This is the promotion.
 3. The new entry is written to the log.
 
@@ -45,25 +45,24 @@ if TYPE_CHECKING:
 
 
 class StageEntry(NamedTuple):
-    """An entry of the log of a stage."""
+    """A stage's log entry."""
 
     document: dict[str, Any]
-    """The content of the entry."""
     content: bytes
-    """Its bytes, which the pointer and the log share."""
+    """Exact bytes, shared by the pointer and the log."""
     token: str = ""
-    """The token of the pointer, to replace it."""
+    """Pointer token, needed to replace it."""
     is_new: bool = False
-    """Whether this call has written it."""
+    """Whether this call wrote it."""
 
     @property
     def version(self) -> int:
-        """The version that the stage points to."""
+        """The stage's version."""
         return int(self.document["version"])
 
     @property
     def number(self) -> int:
-        """The number of the entry, from 1."""
+        """Entry number, from 1."""
         return int(self.document["number"])
 
     @property
@@ -72,19 +71,19 @@ class StageEntry(NamedTuple):
         return parse_time(self.document["at"])
 
     def summarize(self) -> dict[str, Any]:
-        """Return the entry as one row of a table."""
+        """Return the entry as one table row."""
         names = ("stage", "number", "at", "action", "previous_version", "version", "by", "why")
         return {name: self.document[name] for name in names}
 
 
 def list_stages(storage: RegistryStorage, name: str) -> list[str]:
-    """Return the stages of a model that have a version."""
+    """Return a model's stages with a version."""
     names = storage.list_names(join_key(MODELS, check_name(name), STAGES))
     return [item.removesuffix(".json") for item in names if item.endswith(".json")]
 
 
 def find_pointer(storage: RegistryStorage, name: str, stage: str) -> StageEntry | None:
-    """Return the pointer of a stage; None if no version was ever promoted.
+    """Return a stage's pointer; None if no version was ever promoted.
 
     Raises DataError if the pointer is damaged, or lost although the log has entries. The remedy
     names its copy in the log.
@@ -105,7 +104,7 @@ def find_pointer(storage: RegistryStorage, name: str, stage: str) -> StageEntry 
 
 
 def read_pointer(storage: RegistryStorage, name: str, stage: str) -> StageEntry:
-    """Return the pointer of a stage, with one request, because servers poll it.
+    """Return a stage's pointer, with one request, because servers poll it.
 
     Raises SettingsError for an unknown model or a stage without a version, and DataError if the
     pointer is damaged.
@@ -121,7 +120,7 @@ def read_pointer(storage: RegistryStorage, name: str, stage: str) -> StageEntry:
 
 
 def read_log(storage: RegistryStorage, name: str, stage: str) -> list[StageEntry]:
-    """Return all entries of a stage in order; the pointer is the last one.
+    """Return all entries of a stage in order, ending with the pointer.
 
     Raises DataError if an entry is damaged or missing.
     """
@@ -141,7 +140,7 @@ def read_log(storage: RegistryStorage, name: str, stage: str) -> list[StageEntry
 
 
 def list_history(entries: list[StageEntry]) -> list[int]:
-    """Return the versions of a stage without the ones that were rolled back, oldest first."""
+    """Return a stage's versions without rolled-back ones, oldest first."""
     history: list[int] = []
     for entry in entries:
         if entry.document["action"] == "rollback":
@@ -158,7 +157,7 @@ def move_stage(
     current: StageEntry | None,
     reason: tuple[Action, str],
 ) -> StageEntry:
-    """Replace the pointer of a stage; raises TransientError if it has changed meanwhile."""
+    """Replace a stage's pointer; raises TransientError if it has changed meanwhile."""
     storage, name = target.storage, target.model
     if current is not None:
         _write_log(storage, current)
@@ -180,7 +179,7 @@ def move_stage(
 def _build_entry(
     target: RegisteredVersion, stage: str, current: StageEntry | None, reason: tuple[Action, str]
 ) -> dict[str, Any]:
-    """Return the next entry; its time is never before that of the entry before."""
+    """Return the next entry; the time is never before the previous entry's."""
     now = format_time(time.time())
     action, why = reason
     return {
@@ -200,7 +199,7 @@ def _build_entry(
 
 
 def compute_sha256(content: bytes) -> str:
-    """Return the hash that the next entry has of an entry."""
+    """Return the hash of an entry as recorded in the next one."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -214,7 +213,7 @@ def _write_log(storage: RegistryStorage, entry: StageEntry) -> None:
 
 
 def _find_repair(storage: RegistryStorage, name: str, stage: str) -> str | None:
-    """Return the remedy for a lost pointer: its copy in the log; None if the log is empty."""
+    """Return the remedy for a lost pointer: the copy in the log; None if the log is empty."""
     folder = join_key(MODELS, name, LOG, stage)
     entries = storage.list_names(folder)
     if not entries:

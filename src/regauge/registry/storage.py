@@ -1,12 +1,12 @@
-"""The files of a registry: a folder, or a prefix of an S3 store.
+"""Registry files: a folder, or an S3 prefix.
 
-A registry needs two operations in one step: create a file that must not exist, and replace a file
-that must not have changed. A folder uses a hard link, and a lock with a rename. It may be shared by
-machines whose file system has locks. S3 uses the conditions `If-None-Match` and `If-Match` of a
-write.
+A registry needs two atomic operations: create a file that must not exist, and replace a file that
+must not have changed. A folder uses a hard link, and a lock with a rename. It may be shared by
+machines whose file system has locks. S3 uses conditional writes with `If-None-Match` and
+`If-Match`.
 
-A request to a store that fails is sent again. Therefore a refused write may be the repetition of a
-write that was done: the content then equals that of the writer. Documents of a registry are unique.
+A failed store request is sent again. A refused write may therefore repeat a write that succeeded:
+the stored content then equals the writer's. Registry documents are unique.
 """
 
 from __future__ import annotations
@@ -37,59 +37,56 @@ S3_PROTOCOLS = ("s3", "s3a")
 CHUNK_BYTES = 8 << 20
 PROBE = ".regauge-probe"
 LOCK_SECONDS = 30.0
-"""Time to wait for another process that replaces a pointer."""
+"""Seconds to wait for another process replacing a pointer."""
 
 
 class FileHash(DocumentShape):
-    """The size and hash of a file."""
-
     model_config = ConfigDict(frozen=True)
 
     bytes: int
-    """Size in bytes."""
     sha256: str
     """SHA-256 of the content, in hexadecimal."""
 
 
 class TokenContent(NamedTuple):
-    """The content of a file, with a token that changes with the content."""
+    """File content, and a token that changes with it."""
 
     content: bytes
     token: str
 
 
 class RegistryStorage(ABC):
-    """Files by their keys, which are relative paths with `/`."""
+    """Files by key; keys are relative paths with `/`."""
 
     local_folder: Path | None = None
     """The folder on this machine; None for an object store."""
 
     def __init__(self, address: str, filesystem: Any, path: str) -> None:
         self.address = address
-        """The address of the folder or of the prefix."""
+        """Folder or prefix address."""
         self._files = filesystem
         self._path = path.rstrip("/")
 
     def locate(self, key: str) -> str:
-        """Return the address of a file."""
+        """Return a file's address."""
         return f"{self.address}/{key}" if key else self.address
 
     def read(self, key: str) -> bytes | None:
-        """Return the content of a file; None if there is none."""
+        """Return a file's content, if it exists."""
         stored = self.read_with_token(key)
         return None if stored is None else stored.content
 
     @abstractmethod
     def read_with_token(self, key: str) -> TokenContent | None:
-        """Return the content of a file with the token for `replace`; None if there is none."""
+        """Return a file's content with the token for `replace`, if it exists."""
 
     @abstractmethod
     def create(self, key: str, content: bytes) -> bool:
-        """Write a file that must not exist; return False if it exists with another content."""
+        """Write a new file; return False if it exists with other content."""
 
     @abstractmethod
     def replace(self, key: str, content: bytes, token: str | None) -> bool:
-        """Replace a file in one step; return False if it has changed since its token was read.
+        """Replace a file atomically; return False if it has changed since its token was read.
 
         Without a token the file must not exist.
         """
@@ -99,7 +96,7 @@ class RegistryStorage(ABC):
         """Raise SettingsError if `create` and `replace` are not atomic here."""
 
     def list_names(self, key: str) -> list[str]:
-        """Return the names of the files and folders in a folder, sorted; none if it is missing."""
+        """Return the sorted names of files and folders in a folder; empty if it is missing."""
         try:
             paths = self._request(self._files.ls, self._resolve(key), detail=False)
         except (FileNotFoundError, NotADirectoryError):
@@ -108,7 +105,7 @@ class RegistryStorage(ABC):
         return sorted(name for name in names if not name.startswith("."))
 
     def upload(self, path: Path, key: str) -> None:
-        """Copy a local file into the storage; a further reader sees the whole file or none."""
+        """Copy a local file into the storage; a concurrent reader sees the whole file or none."""
         self._request(self._files.put_file, str(path), self._resolve(key))
 
     def download(self, key: str, path: Path) -> None:
@@ -116,7 +113,7 @@ class RegistryStorage(ABC):
         self._request(self._files.get_file, self._resolve(key), str(path))
 
     def hash_file(self, key: str) -> FileHash | None:
-        """Return the size and hash of a file; None if it is missing."""
+        """Return a file's size and hash; None if it is missing."""
         try:
             return self._request(self._hash_file, self._resolve(key))
         except (FileNotFoundError, NotADirectoryError):
@@ -134,12 +131,12 @@ class RegistryStorage(ABC):
         return f"{self._path}/{key}" if key else self._path
 
     def _request(self, action: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call a function of the file system; raises FileNotFoundError."""
+        """Call a file system function; raises FileNotFoundError."""
         return action(*arguments, **options)
 
 
 class FolderStorage(RegistryStorage):
-    """The files of a folder."""
+    """Files in a folder."""
 
     def __init__(self, address: str) -> None:
         self.local_folder = self._folder = Path(address).expanduser()
@@ -173,7 +170,7 @@ class FolderStorage(RegistryStorage):
                 files.write_atomic(path, content)
                 files.fsync_paths([path.parent])
         except BlockingIOError:
-            problem = f"another process holds {path.parent / files.LOCK} for {LOCK_SECONDS:g} s"
+            problem = f"another process has held {path.parent / files.LOCK} for {LOCK_SECONDS:g} s"
             raise TransientError(problem, "end that process, or wait, and try again") from None
         return True
 
@@ -187,14 +184,14 @@ class FolderStorage(RegistryStorage):
         files.fsync_paths([target.parent])
 
     def _make_parent(self, key: str) -> Path:
-        """Return the path of a file whose folder exists."""
+        """Create a file's folder, and return the file's path."""
         path = self._folder / key
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
 
 class S3Storage(RegistryStorage):
-    """The keys below a prefix of an S3 store."""
+    """Keys below an S3 prefix."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, *object_store.open_filesystem(address))
@@ -252,7 +249,7 @@ class S3Storage(RegistryStorage):
         return True
 
     def _request(self, action: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Send a request until it succeeds; raises TransientError, and FileNotFoundError."""
+        """Send a request until it succeeds; raises TransientError and FileNotFoundError."""
 
         def send() -> T:
             self._files.invalidate_cache()

@@ -1,4 +1,4 @@
-"""Projects the end of a round from the durations of earlier rounds, and warns before it is late."""
+"""Projects a round's end from earlier durations, and warns before it is late."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 CHECK_SECONDS = 30.0
-"""Pause between two checks while a stage runs."""
+"""Seconds between two checks while a stage runs."""
 
 
 @dataclass
 class DeadlineTracker:
-    """Compares the elapsed and the projected time of a round with its deadline."""
+    """Compares a round's elapsed and projected time with the deadline."""
 
     deadline_hours: float
     current: Round
     stages: Sequence[str]
-    """Names of the stages that have to run, in order."""
+    """Remaining stage names, in order."""
     rounds: Sequence[Round]
     """Earlier rounds."""
     read_clocks: Callable[[], ClockReading]
     notify: Callable[[str], object]
     """Called with one line when the round is projected to be late, and when it is late."""
     _reported: set[bool] = field(default_factory=set)
-    """Whether the round was late, for each report."""
+    """Lateness of the round in each report so far."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def project_seconds(self, stage: str, stage_seconds: float = 0.0) -> float:
-        """Return the projected seconds of the whole round, when a stage runs for some seconds.
+        """Return the projected seconds for the whole round when a stage has run for some seconds.
 
-        Each stage takes the median of its durations in the last rounds. A stage that never ran
-        takes no time, so the first round is reported only when it is late.
+        Each stage takes its median duration in the last rounds. A stage that never ran takes no
+        time, so the first round is reported only when it is late.
         """
         remaining = 0.0
         for name in self.stages[self.stages.index(stage) :]:
@@ -51,7 +51,7 @@ class DeadlineTracker:
         return self._compute_elapsed() + remaining
 
     def check(self, stage: str, stage_seconds: float = 0.0) -> None:
-        """Report the round if it is late, or projected to be late; each state once."""
+        """Report the round if it is late or projected to be late; each state once."""
         with self._lock:
             elapsed = self._compute_elapsed()
             projected = self.project_seconds(stage, stage_seconds)

@@ -1,4 +1,4 @@
-"""Compares the metrics of a new model with those of the serving model, within bands."""
+"""Compares a new model's metrics with the serving model's, within bands."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
     from regauge.registry.pipelines.settings import GateOptions, MetricBand
 
 GATE = "gate.json"
-"""The record of a gate, in its output folder."""
+"""Gate record in the output folder."""
 ROUNDING = 1e-9
-"""Relative difference that floating-point arithmetic explains."""
+"""Relative difference explained by floating-point arithmetic."""
 REPEAT = "run 'regauge evaluate' again"
 
 
 class Identity(DocumentShape):
-    """What identifies the held-out rows of an evaluation."""
+    """Identifies an evaluation's held-out rows."""
 
     data_fingerprint: str
     heldout_rows: int | None = None
 
 
 class EvaluationSettingsShape(DocumentShape):
-    """The settings of an evaluation that the gate reads."""
+    """Evaluation settings read by the gate."""
 
     models: dict[str, str]
 
 
 class EvaluatedModels(DocumentShape):
-    """The keys of an evaluation that the gate reads."""
+    """Evaluation keys read by the gate."""
 
     rows: list[dict[str, Any]]
     identity: Identity
@@ -46,7 +46,7 @@ class EvaluatedModels(DocumentShape):
 
 
 class GateRecord(DocumentShape):
-    """The keys of a gate's record that a promotion reads."""
+    """Gate record keys read by a promotion."""
 
     passed: bool
     serving_version: int | str | None = None
@@ -55,16 +55,16 @@ class GateRecord(DocumentShape):
 
 @dataclass(frozen=True)
 class GatedMetric:
-    """One metric of the new model, with its limit."""
+    """One metric of the new model, with the limit."""
 
     name: str
     new: float
     serving: float | None
-    """Value of the serving model; None if the metric is not compared."""
+    """The serving model's value; None if the metric is not compared."""
     limit: float | None
-    """Worst permitted value; None if there is no model to compare with."""
+    """Worst permitted value; None without a model to compare with."""
     band: str
-    """The rule of the limit as text."""
+    """The limit's rule as text."""
     passed: bool
 
     def describe_failure(self) -> str:
@@ -75,10 +75,11 @@ class GatedMetric:
 
 
 def check_metrics(options: GateOptions) -> list[GatedMetric]:
-    """Return every metric of the gate with its result.
+    """Return every gate metric with its result.
 
-    If the evaluation has no serving model, only fixed limits count. Raises SettingsError for an
-    unknown metric, and InconclusiveError if the held-out rows of the two evaluations differ.
+    If the evaluation does not contain a serving model, only fixed limits count. Raises
+    SettingsError for an unknown metric, and InconclusiveError if the two evaluations' held-out rows
+    differ.
     """
     new_table = read_evaluation(options.evaluation)
     serving_table = read_serving_table(options)
@@ -104,12 +105,12 @@ def check_metrics(options: GateOptions) -> list[GatedMetric]:
 
 
 def read_serving_table(options: GateOptions) -> dict[str, Any]:
-    """Return the evaluation that has the serving model."""
+    """Return the evaluation with the serving model."""
     return read_evaluation(options.serving_evaluation or options.evaluation)
 
 
 def read_evaluation(folder: str) -> dict[str, Any]:
-    """Return the document of an evaluation; raises DataError if it is missing or damaged."""
+    """Return an evaluation document; raises DataError if it is missing or damaged."""
     path = Path(folder) / EVALUATION
     document = config.find_document(path, REPEAT, EvaluatedModels)
     if document is None:
@@ -118,7 +119,7 @@ def read_evaluation(folder: str) -> dict[str, Any]:
 
 
 def dump_metrics(metrics: list[GatedMetric]) -> list[dict[str, Any]]:
-    """Return metrics as rows of a table; a value that is not finite is text."""
+    """Return metrics as table rows; infinite values and NaN become text."""
     return [
         {
             key: str(value) if isinstance(value, float) and not isfinite(value) else value
@@ -156,7 +157,7 @@ def _compute_loss(
 ) -> tuple[float, str]:
     """Return the largest permitted loss, and the rule as text.
 
-    The widest of the absolute and the relative limit counts; the noise is added to it.
+    The wider of the absolute and the relative limit counts; the noise is added to it.
     """
     limits, texts = [0.0], []
     if band.max_loss is not None:
@@ -174,10 +175,10 @@ def _compute_loss(
 
 
 def _bound_standard_error(name: str, values: tuple[float, float], num_rows: int | None) -> float:
-    """Return an upper bound of the standard error of the difference of two means from 0 to 1.
+    """Return an upper bound for the standard error of a difference between two means from 0 to 1.
 
     The variance of values from 0 to 1 with mean p is at most p (1 - p) (Bhatia and Davis, 2000).
-    Raises SettingsError for other metrics, and if the number of rows is unknown.
+    Raises SettingsError for other metrics, and if the row count is unknown.
     """
     if num_rows is None or not all(0 <= value <= 1 for value in values):
         problem = f"gate.metrics.{name}.sigmas needs a metric from 0 to 1 and its number of rows"
@@ -186,7 +187,7 @@ def _bound_standard_error(name: str, values: tuple[float, float], num_rows: int 
 
 
 def _is_within(name: str, new: float, limit: float) -> bool:
-    """Return whether a value is no worse than a limit; NaN is not."""
+    """Return whether a value is at least as good as a limit; NaN is not."""
     tolerance = ROUNDING * abs(limit)
     return new <= limit + tolerance if lower_is_better(name) else new >= limit - tolerance
 
@@ -196,7 +197,7 @@ def _find_row(table: dict[str, Any], name: str) -> dict[str, Any] | None:
 
 
 def _read_metric(row: dict[str, Any], name: str) -> float:
-    """Return a metric of a model; raises SettingsError if the model has no such number."""
+    """Return a model's metric; raises SettingsError without such a number."""
     value = row.get(name)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)

@@ -1,7 +1,7 @@
-"""The record of the rounds of a pipeline, `rounds.json`, in its folder.
+"""The record of a pipeline's rounds, `rounds.json`, in its folder.
 
 A round has fixed increments: the files that its stages read. The next round reads the files that no
-finished round has read. So the files of a refused model are read again.
+finished round has read, so a refused model's files are read again.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ROUNDS = "rounds.json"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 RoundState = Literal["running", "refused", "finished"]
 PROJECTED_ROUNDS = 5
-"""Number of the last rounds whose durations are projected."""
+"""Number of recent rounds used to project durations."""
 
 
 class RoundStage(DocumentShape):
-    """A finished stage of a round."""
+    """A finished stage in a round."""
 
     name: str
     folder: str
@@ -37,14 +37,14 @@ class RoundStage(DocumentShape):
 
 
 class ClockReading(DocumentShape):
-    """The clocks of a machine at one time."""
+    """A machine's clocks at one time."""
 
     date: float
     """Seconds since 1970 in UTC, which may jump."""
     uptime: float
-    """Seconds since the machine was started, suspended time included."""
+    """Seconds since the machine started, including suspended time."""
     boot: str
-    """Identifier that changes when the machine is restarted; empty if unknown."""
+    """Identifier that changes when the machine restarts; empty if unknown."""
 
     def compute_elapsed(self, now: ClockReading) -> float:
         """Return the seconds until a later reading, at least 0, by the date after a restart."""
@@ -54,7 +54,7 @@ class ClockReading(DocumentShape):
 
 
 class Round(DocumentShape):
-    """One pass through the stages of a pipeline."""
+    """One pass through a pipeline's stages."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -62,15 +62,15 @@ class Round(DocumentShape):
     state: RoundState
     began: ClockReading
     files: dict[str, FileHashes]
-    """The files of each increment, by stage."""
+    """Stage -> increment files."""
     base: str | None
-    """The version that training starts from; None if there was none."""
+    """Start version for training, if any."""
     serving: str | None
-    """The version that the new model is compared with; None if there was none."""
+    """Version to compare the new model with, if any."""
     refused_sha256: str | None = None
-    """The input hash of the gate that refused the new model."""
+    """Input hash of the gate, if it refused the new model."""
     stages: list[RoundStage]
-    """The finished stages."""
+    """Finished stages."""
 
     def find_stage(self, name: str, sha256: str) -> RoundStage | None:
         """Return a finished stage with an input hash; None if it is not finished."""
@@ -79,13 +79,13 @@ class Round(DocumentShape):
 
 
 class RoundsShape(DocumentShape):
-    """The content of `rounds.json`."""
+    """`rounds.json` content."""
 
     rounds: list[Round]
 
 
 def read_clocks() -> ClockReading:
-    """Read the clocks of this machine; without an uptime clock, the boot identifier is empty."""
+    """Read this machine's clocks; without an uptime clock, the boot identifier is empty."""
     try:
         uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
         boot = BOOT_ID.read_text(encoding="ascii").strip()
@@ -95,7 +95,7 @@ def read_clocks() -> ClockReading:
 
 
 def read_rounds(folder: Path) -> list[Round]:
-    """Return the rounds of a pipeline; raises DataError if the record is damaged."""
+    """Return a pipeline's rounds; raises DataError if the record is damaged."""
     path = folder / ROUNDS
     remedy = f"remove {path}; the next run begins with round 1 and keeps unchanged stages"
     document = config.find_document(path, remedy, RoundsShape)
@@ -103,7 +103,7 @@ def read_rounds(folder: Path) -> list[Round]:
 
 
 def save_round(folder: Path, rounds: Sequence[Round], current: Round) -> list[Round]:
-    """Store a round beside the other ones, atomically; return all rounds."""
+    """Store a round beside the others, atomically; return all rounds."""
     others = [item for item in rounds if item.number != current.number]
     merged = sorted((*others, current), key=lambda item: item.number)
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,10 +114,10 @@ def save_round(folder: Path, rounds: Sequence[Round], current: Round) -> list[Ro
 def select_new_files(
     rounds: Sequence[Round], present: dict[str, FileHashes]
 ) -> dict[str, FileHashes] | None:
-    """Return the files of the next round by stage; None if no file has arrived since the last one.
+    """Return stage -> files for the next round; None if no file has arrived since the last one.
 
     `present` has all files by stage. A file is new if no finished round has read this content. A
-    stage without a new file reads the files of its last round again, so it is unchanged.
+    stage without new files reads its last round's files again, so it is unchanged.
     """
     selected: dict[str, FileHashes] = {}
     has_arrivals = False
@@ -133,7 +133,7 @@ def select_new_files(
 def _list_contents(
     rounds: Sequence[Round], stage: str, state: RoundState | None = None
 ) -> set[tuple[str, str]]:
-    """Return the names and hashes that the rounds, or those in one state, have read."""
+    """Return the file names and hashes read in all rounds, or in those in one state."""
     return {
         item
         for entry in rounds
@@ -143,13 +143,13 @@ def _list_contents(
 
 
 def _find_last_files(rounds: Sequence[Round], stage: str, present: FileHashes) -> FileHashes:
-    """Return the files of the last round that read any; by default all files."""
+    """Return the files in the last round with any; default: all files."""
     files = (entry.files[stage] for entry in reversed(rounds) if entry.files.get(stage))
     return next(files, present)
 
 
 def list_durations(rounds: Sequence[Round], stage: str) -> list[float]:
-    """Return the seconds of a stage in the last rounds in which it ran."""
+    """Return a stage's seconds in the last rounds in which it ran."""
     seconds = [
         item.seconds
         for entry in rounds

@@ -1,4 +1,4 @@
-"""The model that serves: the version of a registry that a stage points to."""
+"""The serving model: the registry version in a stage."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
     from regauge.registry.pipelines.settings import RegistryModel
 
 PROMOTION = "promotion.json"
-"""The record of a promotion, in its output folder; it is written before the stage is moved."""
+"""Promotion record in the output folder, written before the stage moves."""
 
 
 class PromotionShape(DocumentShape):
-    """The record of a promotion."""
+    """The promotion record."""
 
     version: str
 
 
 @dataclass(frozen=True)
 class ServingModel:
-    """A version of a model."""
+    """A model version."""
 
     version: str
-    """Its number in the registry."""
+    """Version number in the registry."""
     artifact: str
-    """Its local folder: in the registry, or downloaded from an S3 store."""
+    """Local folder: in the registry, or downloaded from an S3 store."""
     run: str | None
-    """The output folder of the run that trained it; None if it is unknown."""
+    """Output folder of the training run; None if unknown."""
     is_trainable: bool
-    """Whether its folder has the weights of a transformers model."""
+    """Whether the folder contains transformers weights."""
 
     @property
     def start(self) -> str:
-        """The folder that training starts from; raises DataError if it is gone."""
+        """Start folder for training; raises DataError if it is gone."""
         if self.is_trainable:
             return self.artifact
         if self.run is None or not (Path(self.run) / config.SAVED_RUN).is_file():
@@ -54,10 +54,10 @@ class ServingModel:
 
 
 def find_serving(settings: RegistryModel, version: str | None = None) -> ServingModel | None:
-    """Return a version of a model, by default the one that serves; None if none serves yet.
+    """Return a model version, default: the serving one; None if none serves yet.
 
-    A version in an S3 store is downloaded, unless it was before. Raises the errors of the registry,
-    such as DataError for a damaged one.
+    A version in an S3 store is downloaded, unless it was before. Raises the registry's errors, such
+    as DataError if it is damaged.
     """
     if open_storage(settings.path).read(REGISTRY_FILE) is None and version is None:
         return None

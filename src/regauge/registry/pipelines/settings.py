@@ -1,4 +1,4 @@
-"""The tables of a pipeline that repeats, of the gate, and of the promotion."""
+"""Tables for a repeating pipeline, the gate, and the promotion."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from regauge.config import Settings
 
 
 class Repeat(Settings):
-    """A pipeline that runs again on new data; each pass through its stages is a round."""
+    """A pipeline that runs again on new data; each pass through the stages is a round."""
 
     increments: tuple[str, ...] = ()
-    """Stages that read only those `source.files` that no finished round has read."""
+    """Stages that read only `source.files` not read by a finished round."""
     deadline_hours: float | None = Field(default=None, gt=0)
-    """Time limit per round in hours; a round that will be late is reported early."""
+    """Time limit per round in hours; a round projected to be late is reported early."""
 
 
 class RegistryModel(Settings):
@@ -31,7 +31,7 @@ class RegistryModel(Settings):
 
 
 class MetricBand(Settings):
-    """The limits of one metric of the new model; at least one limit is needed."""
+    """Limits for one metric of the new model; at least one limit is needed."""
 
     max_loss: float | None = Field(default=None, ge=0)
     """Largest absolute loss compared with the serving model."""
@@ -57,33 +57,33 @@ class MetricBand(Settings):
 
 
 class GateOptions(Settings):
-    """The evaluation that the gate reads, and its limits."""
+    """Evaluation to check, and the limits."""
 
     evaluation: str
-    """Evaluation folder of the new model."""
+    """The new model's evaluation folder."""
     serving_evaluation: str | None = None
-    """Evaluation folder of the serving model; by default `evaluation`."""
+    """The serving model's evaluation folder; default: `evaluation`."""
     new: str = "new"
-    """The new model's name in its evaluation."""
+    """The new model's name in the evaluation."""
     serving: str = "serving"
-    """The serving model's name in its evaluation."""
+    """The serving model's name in the evaluation."""
     metrics: Mapping[str, MetricBand] = Field(min_length=1)
-    """Limits by metric."""
+    """Metric -> limits."""
 
 
 class PromoteOptions(Settings):
-    """The artifact that is registered and promoted."""
+    """Artifact to register and promote."""
 
     artifact: str
     """Artifact folder."""
     gate: str | None = None
-    """Gate folder that the artifact must have passed."""
+    """Gate folder; the artifact must have passed this gate."""
     evaluation: str | None = None
-    """Folder of the evaluation whose metrics the registry records."""
+    """Evaluation folder whose metrics the registry records."""
 
 
 class StageOutput(Settings):
-    """The output folder of a gate or of a promotion."""
+    """Output folder of a gate or a promotion."""
 
     folder: str
     """Record folder."""

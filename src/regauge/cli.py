@@ -1,7 +1,7 @@
 """The command line: `regauge <verb> run.toml key.path=value …`.
 
-Verbs are registered by name and imported when they are called, so `--help` needs no torch. Every
-exception of a verb ends here: it is printed as one line and becomes an exit code.
+Verbs are registered by name and imported when called, so `--help` does not need torch. Every verb
+exception ends here: it is printed as one line and becomes an exit code.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from regauge.system.wording import join_alternatives
 
 AS_JSON = "--json"
 FORMATS = ("-o", "--output")
-"""Options of some verbs for the format of the output."""
+"""Output format options of some verbs."""
 GROUPS = {
     "Prepare and train": ("init", "prepare", "train", "compile", "import", "pipeline", "replay"),
     "Evaluate and compare": ("evaluate", "compare", "benchmark", "report"),
@@ -44,9 +44,9 @@ GROUPS = {
     "Plan and launch": ("plan", "catalog", "doctor", "launch", "job", "cluster", "image"),
     "Watch and manage": ("runs", "top", "monitor", "models", "gate", "promote", "explain"),
 }
-"""Groups of the help with their verbs."""
+"""Help group -> verbs."""
 COMPLETE = "__complete"
-"""The command by which the completion script of cyclopts asks for candidates."""
+"""Command called by the cyclopts completion script to get candidates."""
 _EPILOGUE = f"""\
 A run file is TOML or JSON; key.path=value arguments override it. {SHOW_TRACEBACK} prints the \
 traceback of an error. `regauge explain` documents every setting and exit code."""
@@ -117,7 +117,7 @@ def wants_json(tokens: Sequence[str]) -> bool:
 
 
 def _report_stop() -> None:
-    """Print the line of a command that a stop signal ends; the main thread may hold any lock."""
+    """Print the line for a command ended by a stop signal; the main thread may hold any lock."""
     number = stop_signals.find_signal()
     if number is not None and not processes.is_supervised():
         os.write(sys.stderr.fileno(), f"{ERROR_PREFIX}{StopSignalError(number)}\n".encode())
@@ -142,7 +142,7 @@ def _run_verb(tokens: list[str]) -> None:
 def _suggest_option(option: str, flags: list[str]) -> str:
     """Return the remedy for an unknown option; settings are written as key.path=value.
 
-    An option whose words are in a flag means that flag, such as `--max-tokens` `--max-new-tokens`.
+    An option whose words are in a flag means this flag, such as `--max-tokens` `--max-new-tokens`.
     """
     from regauge.config import peer_names  # pydantic, which `--help` does not need
 
@@ -159,7 +159,7 @@ def _suggest_option(option: str, flags: list[str]) -> str:
 
 
 def _convert_usage_error(error: CycloptsError, verb: str) -> SettingsError:
-    """Convert a usage error of cyclopts to a problem and a remedy."""
+    """Convert a cyclopts usage error to a problem and a remedy."""
     see_help = f"see 'regauge {verb} --help'"
     if isinstance(error, UnknownOptionError):
         flags = [

@@ -584,7 +584,7 @@ def test_int8_candidates_respect_the_quality_loss(
     ("arguments", "message"),
     [
         ([], "no model to export; name a run's folder, or add --model"),
-        (["--model", "somewhere"], "the artifact has no folder; name it with --to"),
+        (["--model", "somewhere"], "the artifact needs a folder; name it with --to"),
         (
             ["--model", "somewhere", "--to", "out", "--format", "hf"],
             "only the model of a run has other formats; set export.run",

@@ -179,7 +179,7 @@ model = {{ architecture = "bert", config = {{ hidden_size = 8, num_attention_hea
             "callbacks of this program need one process, not 2",
         ),
         (lambda run: regauge.prepare(run, data=3), "data is of type int"),
-        (lambda run: regauge.prepare(run, data=[]), "data has no record"),
+        (lambda run: regauge.prepare(run, data=[]), "data does not contain records"),
         (lambda run: regauge.prepare(run, data=["a", 3]), "record 2 of data is of type int"),
         (lambda run: regauge.prepare(run, data=[{"a": {1}}]), "record 1 of data cannot be written"),
         (lambda run: regauge.predict(run["data"]["path"], data=["a"]), "name it: to=FOLDER"),

@@ -297,8 +297,8 @@ def test_generate_prints_one_answer(
     [
         (["--prompt", " "], "the prompt is empty"),
         (["--prompt", "w9", "generation.top_k=3"], "top_k has no effect at temperature 0"),
-        (["--prompt", "w9", "stop.steps=3"], "'stop' is no option of generate"),
-        (["--prompt", "w9", "--system", "w12"], "has no chat template, so it reads no system"),
+        (["--prompt", "w9", "stop.steps=3"], "'stop' is not an option of generate"),
+        (["--prompt", "w9", "--system", "w12"], "has no chat template, so it cannot read a system"),
     ],
 )
 def test_wrong_options_of_generate_are_refused(

@@ -224,7 +224,7 @@ def test_two_stages_whose_jobs_have_one_name_are_refused(run_file: Path) -> None
 
 def test_a_reference_to_no_stage_is_refused_before_the_submission(run_file: Path) -> None:
     run_file.write_text(RUN.replace("@new", "@nwe"))
-    with pytest.raises(SettingsError, match="'@nwe' names no earlier stage"):
+    with pytest.raises(SettingsError, match="'@nwe' does not name an earlier stage"):
         build_plan(run_file, "aws_batch", INSTANCE)
 
 

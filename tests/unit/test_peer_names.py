@@ -115,7 +115,9 @@ def test_a_setting_without_a_counterpart_is_named_with_the_reason(
     reason = peer_names.find_absence(name)
     assert not peer_names.find_settings(name)
     assert suggest_key(name, ("a", "b"), TrainSettings) == f"remove it, because {reason}"
-    with pytest.raises(SettingsError, match=f"'{name}' of other systems has no counterpart"):
+    with pytest.raises(
+        SettingsError, match=f"'{name}' from other systems does not have a counterpart"
+    ):
         explain.main(name)
     assert cli.main(["train", "run.toml", f"--{name.replace('_', '-')}", "4"]) == 2
     assert f"remove it, because {reason}" in capsys.readouterr().err

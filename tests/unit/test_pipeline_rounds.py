@@ -379,8 +379,8 @@ def test_a_damaged_record_is_named(run_file: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "says"),
     [
-        ('increments = ["train"]', 'increments = ["trian"]', "names no stage 'trian'"),
-        ('increments = ["train"]', 'increments = ["score"]', "has no source.files"),
+        ('increments = ["train"]', 'increments = ["trian"]', "names an unknown stage 'trian'"),
+        ('increments = ["train"]', 'increments = ["score"]', "does not set source.files"),
         ("max_loss = 0.05, min_value = 0.1", "", "has no limit"),
         ('"@train", serving', '"@tran", serving', "did you mean 'train'"),
     ],
@@ -417,7 +417,7 @@ def test_a_second_pipeline_refuses_or_waits(run_file: Path) -> None:
 
 
 def test_watch_needs_a_pipeline_that_repeats(run_file: Path) -> None:
-    with pytest.raises(SettingsError, match="--watch 0 is no interval"):
+    with pytest.raises(SettingsError, match="--watch 0 is not an interval"):
         pipeline.main(run_file, watch=0)
 
 

@@ -184,7 +184,7 @@ def test_a_damaged_file_and_an_unknown_suffix_are_refused(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="line 1: "):
         read_data_file(path)
     path.write_text("")
-    with pytest.raises(DataError, match="has no record; name a file with records"):
+    with pytest.raises(DataError, match="does not contain records; name a file with records"):
         read_data_file(path)
     with pytest.raises(SettingsError, match="is not a file; correct --data"):
         read_data_file(tmp_path / "missing.jsonl")

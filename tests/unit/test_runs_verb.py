@@ -107,7 +107,7 @@ def test_filter_and_sort(
         (["diff", "ROOT/a"], "'runs diff' needs two folders, got 1"),
         (["show", "ROOT"], "contains no run"),
         (["rm", "ROOT"], "contains no run"),
-        (["rm", "ROOT/a"], "is not removed without a question; add --yes"),
+        (["rm", "ROOT/a"], "is not removed without confirmation; add --yes"),
         (["rm", "ROOT/link", "--yes"], "is no folder"),
     ],
 )

@@ -1,9 +1,9 @@
 """The commands of Regauge, one file for each.
 
-The file of a command defines `main`, whose parameters are the command line; `ROOT`, its settings
-root; and `plan` and `run`, which take the settings. `OUTPUT` is the settings key of the output
-folder, which a pipeline sets. `FLAG_ROOTS` has the roots of flags that read other tables. A command
-imports its machinery inside its functions, so `--help` and the check of a run file need no torch.
+A command file defines `main`, whose parameters are the command line; `ROOT`, its settings root; and
+`plan` and `run`, which take the settings. `OUTPUT` is the settings key of the output folder, which
+a pipeline sets. `FLAG_ROOTS` maps flags that read other tables to their roots. A command imports
+its machinery inside its functions, so `--help` and checking a run file do not need torch.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ S = TypeVar("S", bound=config.Settings)
 
 
 def complete_override(context: CompletionContext) -> dict[str, str]:
-    """Return the candidates of shell completion for an override; imports them when it is called."""
+    """Return shell completion candidates for an override; the completer is imported when called."""
     from regauge.commands._reference.completion import complete_override
 
     return complete_override(context)
 
 
-# Parameters that several verbs share, with their help on the command line.
-RunFile = Annotated[Path, Parameter(help="Run file (TOML or JSON), such as the run.json of a run.")]
+# Parameters shared by several verbs, with their command line help.
+RunFile = Annotated[Path, Parameter(help="Run file (TOML or JSON), such as a run's run.json.")]
 Override = Annotated[
     str,
-    Parameter(help="Overrides of the run file, as key.path=value.", completer=complete_override),
+    Parameter(help="Run file overrides, as key.path=value.", completer=complete_override),
 ]
 Overwrite = Annotated[
-    bool, Parameter(help="Replace the output that an earlier command wrote to the same folder.")
+    bool, Parameter(help="Replace an earlier command's output in the same folder.")
 ]
 DryRun = Annotated[bool, Parameter(help="Print what would be done, without doing it.")]
 AsJson = Annotated[bool, Parameter(help="Print one JSON document to standard output.")]
@@ -59,16 +59,15 @@ RUN_FILE_SUFFIXES = (".toml", ".json")
 @Parameter(name="*")
 @dataclass(frozen=True)
 class OutputFormat:
-    """The format of the output: `--json` is the same as `--output json` and `-o json`."""
+    """Output format; `--json` is the same as `--output json` and `-o json`."""
 
     json: AsJson = False
     output: Annotated[
-        Literal["text", "json"], Parameter(name=("--output", "-o"), help="Format of the output.")
+        Literal["text", "json"], Parameter(name=("--output", "-o"), help="Output format.")
     ] = "text"
 
     @property
     def is_json(self) -> bool:
-        """Whether the output is one JSON document."""
         return self.json or self.output == "json"
 
 
@@ -76,12 +75,12 @@ TEXT = OutputFormat()
 
 
 def import_verb(verb: str) -> ModuleType:
-    """Import the module of a verb; a flag after the verb's name is ignored."""
+    """Import a verb's module; a flag after the verb's name is ignored."""
     return importlib.import_module(choices.module_name("verbs", verb.partition(" ")[0]))
 
 
 def settings_roots() -> dict[str, type[config.Settings]]:
-    """Return the settings root of every verb, and of every `verb --flag` with another root."""
+    """Return verb -> settings root, including every `verb --flag` with another root."""
     roots: dict[str, type[config.Settings]] = {}
     for verb in choices.names("verbs"):
         module = import_verb(verb)
@@ -93,12 +92,12 @@ def settings_roots() -> dict[str, type[config.Settings]]:
 
 
 def table_names() -> tuple[str, ...]:
-    """Return the names of all tables that the verbs read, sorted."""
+    """Return the names of all tables read by verbs, sorted."""
     return tuple(sorted({name for root in settings_roots().values() for name in root.model_fields}))
 
 
 def load_settings(root: type[S], run_file: Path, overrides: tuple[str, ...]) -> S:
-    """Build a verb's settings from a run file and the overrides of the command line."""
+    """Build a verb's settings from a run file and command line overrides."""
     stop_signals.check_stop()
     tables = allow_user_code(
         run_file, config.apply_overrides(config.read(run_file), overrides, root)
@@ -108,16 +107,16 @@ def load_settings(root: type[S], run_file: Path, overrides: tuple[str, ...]) -> 
 
 
 def allow_user_code(run_file: Path, tables: config.Tables) -> config.Tables:
-    """Permit the import of the custom code that a user's tables name; return the tables.
+    """Permit importing the custom code named in a user's tables; return the tables.
 
-    Modules are searched in the folder of a TOML run file, not in the folder of a `run.json`.
+    Modules are searched in a TOML run file's folder, but not in a `run.json` folder.
     """
     choices.allow_imports(tables, run_file.parent if run_file.suffix != ".json" else None)
     return tables
 
 
 def show(answer: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
-    """Print a verb's answer, as JSON or as one `name: value` line for each entry; return it."""
+    """Print a verb's answer, as JSON or as one `name: value` line per entry, and return it."""
     if as_json:
         log.print_json(answer)
     else:
@@ -128,7 +127,7 @@ def show(answer: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
 
 
 def is_table(value: Any) -> bool:
-    """Return whether a value of an answer is a nonempty list of mappings, the rows of a table."""
+    """Return whether an answer's value is a nonempty list of mappings, the rows of a table."""
     is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
     return is_list and all(isinstance(row, Mapping) for row in value)
 
@@ -147,7 +146,7 @@ def _show_value(name: str, value: Any) -> None:
 
 
 def _build_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Build a table with the columns of all rows; the column `name` is the first."""
+    """Build a table with all rows' columns; the column `name` comes first."""
     table = Table(title=title, title_justify="left")
     names = list(dict.fromkeys(key for row in rows for key in row))
     names.sort(key=lambda name: name != "name")
@@ -165,7 +164,7 @@ def _build_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 class _Column(NamedTuple):
-    """A column of a table; its heading is folded to the width of its cells."""
+    """A table column; its heading is folded to the cell width."""
 
     heading: str
     cells: list[Text]
@@ -210,7 +209,7 @@ def run_in_processes(
     folder: Path,
     arguments: tuple[str, ...] = (),
 ) -> None:
-    """Run a verb with resolved settings as `size` processes of this machine.
+    """Run a verb with resolved settings in `size` local processes.
 
     `arguments` are appended to its command line. Raises ChildError with the exit code of the first
     process that failed.

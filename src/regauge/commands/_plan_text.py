@@ -1,6 +1,6 @@
 """Plans as text for people: a summary with intervals, then tables, evidence and notes.
 
-Numbers have 3 significant digits. The JSON document has more of them, with units in its names.
+Numbers have 3 significant digits. The JSON document has more, with units in its names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SUMMARY = {
     "hours": "hours",
     "usd": "USD",
 }
-"""Rows of the summary: intervals of a plan, with their units."""
+"""Plan intervals in the summary -> labels with units."""
 VERDICTS = {
     "fits": "It fits",
     "uncertain": "It may not fit",
@@ -49,7 +49,7 @@ COLUMNS = {
     "usd_per_million": "USD per million",
     "weak_scaling_efficiency": "weak eff.",
 }
-"""Headings of columns; others are the names without underscores."""
+"""Column headings; others are the names without underscores."""
 PARTS = {
     "activations": "activations",
     "bubble": "pipeline bubble",
@@ -61,11 +61,11 @@ PARTS = {
     "matmul": "matrix products",
     "working_set": "gathered layers, casts",
 }
-"""Labels of parts of memory and time; others are their names."""
+"""Labels for parts of memory and time; others are their names."""
 
 
 def show(answer: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
-    """Print a plan, as JSON or as text; return it."""
+    """Print a plan, as JSON or as text, and return it."""
     if as_json:
         return commands.show(answer, as_json=True)
     if "fits" in answer:
@@ -92,7 +92,7 @@ def format_number(value: float | None) -> str:
 
 
 def _show_option(answer: dict[str, Any]) -> None:
-    """Print the plan of one option: the summary first."""
+    """Print one option's plan, summary first."""
     settings = answer["settings"]
     _print(f"{format_number(answer['parameters'])} parameters on {answer['machines']}")
     memory, capacity = answer["memory_gb"]["p50"], answer["capacity_gb"]
@@ -135,7 +135,7 @@ def _show_option(answer: dict[str, Any]) -> None:
 
 
 def _format_summary(answer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield aligned lines with p50, p10 and p90; unknown figures are left out."""
+    """Yield aligned lines with p50, p10 and p90, without unknown figures."""
     rows: list[tuple[str, ...]] = [("", "p50", "p10", "p90")]
     for name, label in SUMMARY.items():
         if estimate := answer.get(name):
@@ -155,7 +155,7 @@ def _format_utilization(answer: Mapping[str, Any]) -> str:
 
 
 def _show_evidence(answer: Mapping[str, Any]) -> None:
-    """Print where the speed comes from, the nearest measured rows, and the errors of own runs."""
+    """Print where the speed comes from, the nearest measured rows, and errors in own runs."""
     _print("")
     _print_facts({"speed from": answer["speed_from"]})
     _print_list("Nearest measured runs", [_format_row(row) for row in answer["nearest"]])
@@ -213,7 +213,7 @@ def _print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _align(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows whose numbers, which are texts here, end at the right of their columns."""
+    """Return rows whose numbers, which are texts here, are right-aligned in their columns."""
     widths: dict[str, int] = {}
     for row in rows:
         for name, value in row.items():
@@ -233,7 +233,7 @@ def _is_aligned(name: str, value: Any, widths: Mapping[str, int]) -> bool:
 
 
 def _shorten(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of a table with short headings, and intervals in one cell."""
+    """Return a table row with short headings, and intervals in one cell."""
     short: dict[str, Any] = {}
     for name, value in row.items():
         if name.endswith(("_p10", "_p90")):

@@ -1,4 +1,4 @@
-"""Benchmark the inference of artifacts, a server, or training on more and more processes.
+"""Benchmark artifact inference, a server, or training on more and more processes.
 
 For example:
 
@@ -27,9 +27,9 @@ ROOT = BenchmarkSettings
 FLAG_ROOTS = {"--training": TrainingBenchmarkSettings, "--serve": ServingBenchmarkSettings}
 OUTPUT = "output.folder"
 DEFAULT_SERVER_FOLDER = Path("out") / "benchmark-server"
-"""Output folder if a server is named on the command line."""
+"""Output folder if the command line names a server."""
 ADDRESS = re.compile(r"^(https?):/+")
-"""Beginning of the address of a server; a path has one slash in place of two."""
+"""Start of a server address; a path has one slash in place of two."""
 
 Answer = dict[str, Any]
 AnySettings = BenchmarkSettings | TrainingBenchmarkSettings | ServingBenchmarkSettings
@@ -39,18 +39,18 @@ def main(
     run_file: Annotated[Path, Parameter(help="Artifact, or run file with [inference].")],
     *overrides: Annotated[str, Parameter(help="More artifacts, and overrides as key.path=value.")],
     training: Annotated[
-        bool, Parameter(help="Benchmark the training of a run file on 1, 2, 4 ... processes.")
+        bool, Parameter(help="Benchmark a run file's training on 1, 2, 4 ... processes.")
     ] = False,
     serve: Annotated[
-        bool, Parameter(help="Benchmark a server: its URL, or an artifact that is served.")
+        bool, Parameter(help="Benchmark a server: its URL, or an artifact to serve.")
     ] = False,
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> Answer:
-    """Measure the latency, throughput, energy and cost of artifacts.
+    """Measure artifact latency, throughput, energy and cost.
 
-    With `--training`, measure the throughput of training and its scaling efficiency. With
-    `--serve`, measure the latency, throughput and cost of a server over HTTP.
+    With `--training`, measure training throughput and its scaling efficiency. With `--serve`,
+    measure the latency, throughput and cost of a server over HTTP.
 
     For example:
 
@@ -100,7 +100,7 @@ def load(arguments: tuple[str, ...]) -> BenchmarkSettings:
 
 
 def load_server(target: Path, overrides: tuple[str, ...]) -> ServingBenchmarkSettings:
-    """Build the settings from the address of a server, an artifact or a run file."""
+    """Build the settings from a server address, an artifact or a run file."""
     if target.suffix in commands.RUN_FILE_SUFFIXES:
         return commands.load_settings(ServingBenchmarkSettings, target, overrides)
     text = str(target)
@@ -127,7 +127,7 @@ def plan(settings: AnySettings) -> Answer:
 def run(settings: AnySettings) -> Answer:
     """Run the benchmark and write its results; return them as tables and texts.
 
-    Raises DifferenceError if the figures of a server are worse than those of the baseline.
+    Raises DifferenceError if a server's figures are worse than the baseline's.
     """
     from regauge.evaluation.report import benchmarks
 
@@ -137,7 +137,7 @@ def run(settings: AnySettings) -> Answer:
 
 
 def _measure(settings: AnySettings) -> Answer:
-    """Run the benchmark and write its results; return them as tables and texts."""
+    """Run the benchmark, write the results, and return them as tables and texts."""
     from regauge.evaluation.report import benchmarks
     from regauge.system.json_files import write_sealed
 
@@ -157,7 +157,7 @@ def _measure(settings: AnySettings) -> Answer:
 
 
 def _raise_if_worse(document: Answer) -> None:
-    """Raise DifferenceError if a benchmark is worse than its baseline."""
+    """Raise DifferenceError if a benchmark is worse than the baseline."""
     rows = document.get("regression", {}).get("rows", ())
     worse = [row for row in rows if row["is_regression"]]
     if worse:
@@ -168,7 +168,7 @@ def _raise_if_worse(document: Answer) -> None:
 
 
 def _plan_training(settings: TrainingBenchmarkSettings) -> Answer:
-    """Return the short runs that the benchmark would do."""
+    """Return the benchmark's short runs."""
     from regauge.evaluation.benchmark import training
     from regauge.training.dry_run import check_run_offline
 
@@ -195,7 +195,7 @@ def _plan_training(settings: TrainingBenchmarkSettings) -> Answer:
 
 
 def _run_training(settings: TrainingBenchmarkSettings) -> Answer:
-    """Do all short runs of a training benchmark; return the document with the results."""
+    """Do all short runs of a training benchmark; return the result document."""
     from regauge.evaluation.benchmark import summary, training
     from regauge.evaluation.report import benchmarks
     from regauge.training.dry_run import check_run

@@ -33,7 +33,7 @@ def main(
         str, Parameter(help="Parts of names to list, names to show or refresh, files to import.")
     ],
     chips: Annotated[bool, Parameter(help="With list: list chips, not machine types.")] = False,
-    region: Annotated[str, Parameter(help="With refresh: region of the prices.")] = catalog.REGION,
+    region: Annotated[str, Parameter(help="With refresh: price region.")] = catalog.REGION,
     json: commands.OutputFormat = commands.TEXT,
 ) -> dict[str, Any]:
     """List chips, machine types and dated prices; import rows from a file; refresh prices.
@@ -64,7 +64,7 @@ def main(
 
 
 def list_instances(words: Sequence[str]) -> dict[str, Any]:
-    """Return the machine types whose name or chip contains one of the words; all without words.
+    """Return the machine types whose name or chip contains a word; all without words.
 
     Old prices are named in `warnings`. Raises SettingsError if no name matches.
     """
@@ -100,7 +100,7 @@ def _today() -> dt.date:
 
 
 def list_chips(words: Sequence[str]) -> dict[str, Any]:
-    """Return the chips whose name or vendor contains one of the words; all without words."""
+    """Return the chips whose name or vendor contains a word; all without words."""
     chips = catalog.load_chips()
     names = _select(words, {name: f"{name} {chip.vendor}" for name, chip in chips.items()})
     keys = ("name", "vendor", "bf16_teraflops", "memory_gb", "bandwidth_gb_per_s", "link_gb_per_s")
@@ -108,7 +108,7 @@ def list_chips(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _select(words: Sequence[str], texts: dict[str, str]) -> list[str]:
-    """Return the names whose text contains a word; raises SettingsError if a word is in none."""
+    """Return the names whose text contains a word; raises SettingsError for an unmatched word."""
     for word in words:
         if not any(word.lower() in text.lower() for text in texts.values()):
             remedy = choices.did_you_mean(word, list(texts))
@@ -122,7 +122,7 @@ def _select(words: Sequence[str], texts: dict[str, str]) -> list[str]:
 
 
 def show_entries(names: Sequence[str]) -> dict[str, Any]:
-    """Return all values of chips and machine types, with sources and the history of prices.
+    """Return all values for chips and machine types, with sources and price history.
 
     Raises SettingsError without names, and for an unknown name with the closest one.
     """
@@ -157,7 +157,7 @@ def _drop_unknown(entry: Instance | CatalogChip) -> dict[str, Any]:
 
 
 def import_files(names: Sequence[str]) -> dict[str, Any]:
-    """Add the rows of CSV files to the user's catalog.
+    """Add CSV rows to the user's catalog.
 
     Raises SettingsError without files, and for a file with another column, unit or value.
     """
@@ -174,7 +174,7 @@ def _describe_price(price: CatalogPrice) -> str:
 
 
 def refresh_prices(names: Sequence[str], region: str = catalog.REGION) -> dict[str, Any]:
-    """Read the current on-demand prices from AWS and add them to the user's catalog.
+    """Read current on-demand prices from AWS and add them to the user's catalog.
 
     Without names, all machine types are read. Returns the changes. Raises PreflightError without
     boto3 or credentials, and TransientError if the service is unreachable.

@@ -1,4 +1,4 @@
-"""Write the files of a Kubernetes cluster on EKS, or remove the cluster and list leftovers.
+"""Write the files for a Kubernetes cluster on EKS, or remove the cluster and list leftovers.
 
 For example:
 
@@ -27,17 +27,15 @@ def main(
     action: Annotated[Action, Parameter(help="Write the files, or remove the cluster.")],
     run_file: commands.RunFile,
     *overrides: commands.Override,
-    to: Annotated[
-        Path | None, Parameter(help="Folder of the files; by default cluster.folder.")
-    ] = None,
+    to: Annotated[Path | None, Parameter(help="Output folder; default: cluster.folder.")] = None,
     overwrite: commands.Overwrite = False,
     dry_run: commands.DryRun = False,
     json: commands.AsJson = False,
 ) -> dict[str, Any]:
     """Write eksctl and Terraform files with their commands and price, or remove the cluster.
 
-    `render` sends nothing. `delete` runs the printed commands. Then it lists the resources that
-    remain, with the commands that remove them. With --dry-run it only prints the commands.
+    `render` sends nothing. `delete` runs the printed commands. Then it lists the remaining
+    resources, with the commands that remove them. With --dry-run it only prints the commands.
 
     For example:
 
@@ -53,7 +51,7 @@ def main(
 
 
 def plan(settings: ClusterSettings) -> dict[str, Any]:
-    """Return the files, the commands and the price of a cluster.
+    """Return a cluster's files, commands and price.
 
     Raises SettingsError for invalid settings.
     """
@@ -66,7 +64,7 @@ def plan(settings: ClusterSettings) -> dict[str, Any]:
 
 
 def run(settings: ClusterSettings, *, overwrite: bool = False) -> dict[str, Any]:
-    """Write the files of a cluster; return them with the commands and the price."""
+    """Write a cluster's files; return them with the commands and the price."""
     from regauge.jobs.clusters.rendering import render_files, write_files
 
     answer = plan(settings)
@@ -76,7 +74,7 @@ def run(settings: ClusterSettings, *, overwrite: bool = False) -> dict[str, Any]
 
 
 def delete(settings: ClusterSettings, *, dry_run: bool = False) -> dict[str, Any]:
-    """Remove a cluster and return the resources that remain; a dry run returns the commands."""
+    """Remove a cluster and return the remaining resources; a dry run returns the commands."""
     from regauge.jobs.clusters import removal
 
     cluster, folder = settings.cluster, Path(settings.cluster.folder)

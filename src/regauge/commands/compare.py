@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 OUTPUT = "output.folder"
 REPEAT_SUFFIX = "-again"
-"""Suffix of the folder of a repeated run."""
+"""Folder suffix for a repeated run."""
 
 
 class CompareSettings(Settings):
-    """Settings of a comparison of runs."""
+    """Run comparison settings."""
 
     output: Output | None = None
     """Folder for a report about the runs; by default no report is written."""
     comparison: Comparison
-    """The compared runs."""
+    """Runs to compare."""
     report: ReportOptions = ReportOptions()
-    """Options of the report."""
+    """Report options."""
 
 
 ROOT = CompareSettings
@@ -90,7 +90,7 @@ def main(
 
 
 def load(arguments: tuple[str, ...]) -> tuple[CompareSettings, tuple[Path, ...]]:
-    """Build the settings of a command line; also return the run files that are trained first."""
+    """Build command line settings; also return the run files to train first."""
     paths = [Path(word) for word in arguments if "=" not in word or Path(word).exists()]
     overrides = tuple(word for word in arguments if "=" in word and not Path(word).exists())
     if len(paths) == 1 and paths[0].suffix in commands.RUN_FILE_SUFFIXES:
@@ -112,7 +112,7 @@ def load(arguments: tuple[str, ...]) -> tuple[CompareSettings, tuple[Path, ...]]
 
 
 def plan(settings: CompareSettings) -> dict[str, Any]:
-    """Return the runs that would be compared, and which of them do not exist yet."""
+    """Return the runs to compare, and which of them do not exist yet."""
     runs = settings.comparison.runs
     missing = [folder for folder in runs if not Path(folder).is_dir()]
     answer = {
@@ -135,9 +135,9 @@ def run(settings: CompareSettings) -> dict[str, Any]:
 
 
 def build_repeat(folder: Path) -> TrainSettings:
-    """Return the settings of a repetition of a run with another microbatch size.
+    """Return settings that repeat a run with another microbatch size.
 
-    Only the order in which its gradients are summed differs. Its folder is next to the run's.
+    Only the summation order of its gradients differs. Its folder is next to the run's.
     """
     path = folder / config.SAVED_RUN
     # Unlike `commands.load_settings`, this permits no custom code: the user did not write the file.
@@ -214,7 +214,7 @@ def _build_answer(result: ComparisonResult, settings: CompareSettings) -> dict[s
 def _localize_divergences(
     result: ComparisonResult, settings: CompareSettings
 ) -> Iterator[DivergenceSummary]:
-    """Yield the divergence of each candidate that diverges from the baseline."""
+    """Yield each candidate's divergence from the baseline."""
     from regauge.commands._parts.localize import localize_divergence
     from regauge.evaluation.compare import first_divergence
     from regauge.evaluation.compare.compare import DivergenceSummary
@@ -237,7 +237,7 @@ def _localize_divergences(
 
 
 def _raise_if_different(result: ComparisonResult, comparison: Comparison) -> None:
-    """Raise DifferenceError or InconclusiveError for the first candidate that does not pass."""
+    """Raise DifferenceError or InconclusiveError for the first candidate without a pass."""
     from regauge.evaluation.compare.sentences import (
         describe_parity,
         describe_unreached,

@@ -1,4 +1,4 @@
-"""Compile the graphs of a run before it starts; list, push or pull the compile cache.
+"""Compile a run's graphs before it starts; list, push or pull the compile cache.
 
 For example:
 
@@ -28,12 +28,10 @@ OUTPUT = "output.folder"
 def main(
     run_file: Annotated[
         Path | None,
-        Parameter(help="Run file (TOML or JSON); --list, --push and --pull need none."),
+        Parameter(help="Run file (TOML or JSON); not needed with --list, --push or --pull."),
     ] = None,
     *overrides: Override,
-    listing: Annotated[
-        bool, Parameter(name="--list", help="List the entries of the compile cache.")
-    ] = False,
+    listing: Annotated[bool, Parameter(name="--list", help="List compile cache entries.")] = False,
     push: Annotated[
         str | None, Parameter(help="Copy the compile cache to this folder or address.")
     ] = None,
@@ -44,7 +42,7 @@ def main(
         int, Parameter(help="Number of parallel compilations, each with the whole model.")
     ] = 1,
     part: Annotated[
-        str | None, Parameter(help="Compile only a part of the shapes, such as 2/4.")
+        str | None, Parameter(help="Compile only part of the shapes, such as 2/4.")
     ] = None,
     dry_run: DryRun = False,
     json: AsJson = False,
@@ -69,9 +67,9 @@ def main(
 
 
 def _set_cache(settings: TrainSettings) -> TrainSettings:
-    """Return the settings with the default cache if they name none.
+    """Return the settings with the default cache if they do not name one.
 
-    Raises SettingsError if the cache is no folder.
+    Raises SettingsError if the cache is not a folder.
     """
     root = Path(settings.execution.compile_cache or cache.default_root())
     check_folder(root, "execution.compile_cache")
@@ -80,7 +78,7 @@ def _set_cache(settings: TrainSettings) -> TrainSettings:
 
 
 def plan(settings: TrainSettings) -> dict[str, Any]:
-    """Return the shapes that would be compiled; imports torch only to choose a device."""
+    """Return the shapes to compile; imports torch only to choose a device."""
     from regauge.training.dry_run import plan_run
 
     settings = _set_cache(settings)
@@ -88,7 +86,7 @@ def plan(settings: TrainSettings) -> dict[str, Any]:
 
 
 def run(settings: TrainSettings, jobs: int = 1, part: str | None = None) -> dict[str, Any]:
-    """Compile with the number of processes of the run; return the found and compiled graphs."""
+    """Compile with the run's process count; return the found and compiled graphs."""
     from regauge.training import dry_run
     from regauge.training.compile import parallel
 
@@ -110,7 +108,7 @@ def run(settings: TrainSettings, jobs: int = 1, part: str | None = None) -> dict
 
 
 def _synchronize_cache(root: Path, push: str | None, pull: str | None) -> dict[str, Any]:
-    """Pull and push the entries of a compile cache as requested; return all entries."""
+    """Pull and push compile cache entries as requested; return all entries."""
     answer: dict[str, Any] = {"cache": str(root)}
     if pull:
         answer["pulled"] = cache.copy_entries(pull, str(root))

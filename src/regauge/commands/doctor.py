@@ -38,11 +38,9 @@ def main(
     survey: Annotated[
         bool, Parameter(help="Only list devices and packages, without checks.")
     ] = False,
-    quick: Annotated[
-        bool, Parameter(help="Skip large messages and the diagnostic tools of vendors.")
-    ] = False,
+    quick: Annotated[bool, Parameter(help="Skip large messages and vendor diagnostics.")] = False,
     processes: Annotated[int | None, Parameter(help="Number of processes.")] = None,
-    chaos: Annotated[Path | None, Parameter(show=False, help="Plan of faults to inject.")] = None,
+    chaos: Annotated[Path | None, Parameter(show=False, help="Fault plan to inject.")] = None,
     json: commands.AsJson = False,
 ) -> dict[str, Any]:
     """Measure the resources that a run needs; the exit code is 76 if the run cannot start.
@@ -78,7 +76,7 @@ def main(
 def _survey() -> dict[str, Any]:
     """List the accelerators, and check the requirements of torch.compile.
 
-    Only the precisions of the CPU are measured, if no command has done so before.
+    Only CPU precisions are measured, unless an earlier command measured them.
     """
     availabilities = accelerators.survey()
     rows = [
@@ -111,7 +109,7 @@ def _run_checks(
 ) -> tuple[list[Finding], list[Bandwidth]]:
     """Run all checks; return their findings and the measured bandwidths.
 
-    `storage` is the output folder and the address of remote checkpoints, if any.
+    `storage` is the output folder and the remote checkpoint address, if any.
     """
     from regauge.supervision.faults.faults import read_plan
     from regauge.supervision.health.counters import judge_counters, record_counters
@@ -136,7 +134,7 @@ def _list_precisions(kind: str) -> list[str]:
 
 
 def _list_speeds(availabilities: Mapping[str, Availability]) -> list[dict[str, Any]]:
-    """Return the measured speed of each precision, for devices whose precision is measured."""
+    """Return each precision's measured speed, for devices with measured precisions."""
     return [
         {"accelerator": kind, "precision": precision, "times_fp32": round(speed, 2)}
         for kind, availability in availabilities.items()

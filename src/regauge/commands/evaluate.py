@@ -30,16 +30,14 @@ if TYPE_CHECKING:
 ROOT = EvaluateSettings
 OUTPUT = "output.folder"
 PREPARED = "data"
-"""Subfolder of the output folder with the prepared records of `evaluate.source`."""
+"""Output subfolder with the prepared records of `evaluate.source`."""
 MAX_SHOWN_CLASSES = 30
 MAX_SHOWN_CELLS = 10
-"""Classes up to which a terminal shows the metrics of each, and the confusion matrix."""
+"""Largest class count for which a terminal shows metrics by class and the confusion matrix."""
 
 
 def main(
-    run_file: Annotated[
-        Path, Parameter(help="Run file, or folder of a run, a model or an artifact.")
-    ],
+    run_file: Annotated[Path, Parameter(help="Run file, or run, model or artifact folder.")],
     *overrides: Override,
     source: Annotated[
         str | None, Parameter(help="Files with the records to evaluate, such as test.csv.")
@@ -49,10 +47,9 @@ def main(
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> dict[str, Any]:
-    """Evaluate models on the held-out rows of a dataset, or on the records of files.
+    """Evaluate models on a dataset's held-out rows, or on records in files.
 
-    A folder is evaluated with the task and the dataset of its run. A finished evaluation is not
-    changed.
+    A folder is evaluated with its run's task and dataset. A finished evaluation is not changed.
 
     For example:
 
@@ -82,7 +79,7 @@ def plan(settings: EvaluateSettings, *, overwrite: bool = False) -> dict[str, An
 
 
 def run(settings: EvaluateSettings, *, overwrite: bool = False) -> dict[str, Any]:
-    """Evaluate with the number of processes of the settings or the launcher; return the table.
+    """Evaluate with the process count from the settings or the launcher; return the table.
 
     The table of a finished evaluation with the same inputs is returned unchanged, unless it is to
     be overwritten.
@@ -105,12 +102,12 @@ def run(settings: EvaluateSettings, *, overwrite: bool = False) -> dict[str, Any
 
 
 def _describe_finished(folder: Path) -> str:
-    """Return the message about a finished evaluation that is started again."""
+    """Return the message for restarting a finished evaluation."""
     return f"{folder} is finished; nothing is changed"
 
 
 def _check(settings: EvaluateSettings) -> dict[str, Any]:
-    """Check an evaluation; return the rows of its plan."""
+    """Check an evaluation and return the plan's rows."""
     from regauge.data.dataset import read_manifest
 
     check_folder(Path(settings.output.folder), "output.folder")
@@ -138,7 +135,7 @@ def _evaluate(settings: EvaluateSettings, folder: Path) -> dict[str, Any]:
 
 
 def _prepare_source(settings: EvaluateSettings, folder: Path) -> EvaluateSettings:
-    """Prepare the records of `evaluate.source`; return settings with their dataset."""
+    """Prepare the `evaluate.source` records; return settings with their dataset."""
     from regauge.data.dataset import read_manifest
     from regauge.data.prepare.evaluation_data import prepare_like
 
@@ -158,7 +155,7 @@ def _load_settings(
 ) -> EvaluateSettings:
     """Build the settings from a run file, or from a folder and the flags.
 
-    The `run.json` of a run stands for its folder.
+    A `run.json` stands for its run folder.
     """
     run_file = run_file.parent if config.is_saved_run(run_file) else run_file
     is_folder = run_file.is_dir()
@@ -178,9 +175,9 @@ def _load_settings(
 
 
 def _describe_folder(folder: Path, source: str | None) -> config.Tables:
-    """Return the tables that evaluate the model in a folder with the task of its run, if any.
+    """Return the tables that evaluate a folder's model with its run's task, if any.
 
-    The name of the output folder has the files of `source`, so that each has its own evaluation.
+    The output folder name includes the `source` files, so that each has its own evaluation.
     """
     from regauge.evaluation.runs import find_trained_task
 
@@ -211,7 +208,7 @@ def _describe_folder(folder: Path, source: str | None) -> config.Tables:
 
 
 def _check_single_task(folder: Path, settings: TrainSettings) -> None:
-    """Raise SettingsError for a run of several tasks: each has a model and a dataset."""
+    """Raise SettingsError for a run with several tasks: each has a model and a dataset."""
     first, *others = [config.name for config in settings.task_configs]
     if others:
         problem = f"{folder} has the tasks {', '.join((first, *others))}"
@@ -221,7 +218,7 @@ def _check_single_task(folder: Path, settings: TrainSettings) -> None:
 
 
 def _check_tables(folder: Path, tables: config.Tables) -> None:
-    """Raise SettingsError if the task or the dataset of a folder is unknown."""
+    """Raise SettingsError if a folder's task or dataset is unknown."""
     examples = {"task": "task.kind=classify", "data": "data.path=out/dataset"}
     missing = [example for name, example in examples.items() if name not in tables]
     if missing:
@@ -230,7 +227,7 @@ def _check_tables(folder: Path, tables: config.Tables) -> None:
 
 
 def _build_source(files: str, tables: config.Tables) -> config.Tables:
-    """Build the table of a source of files, with the options of the dataset's source of its kind.
+    """Build a file source's table, with the options of the dataset's source of its kind.
 
     So columns and delimiters of a CSV file are those of the training data.
     """
@@ -246,7 +243,7 @@ def _build_source(files: str, tables: config.Tables) -> config.Tables:
 
 
 def _arrange(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer for a terminal: one table for the classes of each model, and its matrix."""
+    """Return an answer for a terminal: one class table and one matrix per model."""
     arranged: dict[str, Any] = {name: answer[name] for name in ("output", "rows") if name in answer}
     for model, report in answer.get("classes", {}).items():
         classes, matrix = report["classes"], report.get("confusion_matrix", ())

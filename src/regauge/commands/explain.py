@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 MIN_WORD_LENGTH = 3
-"""Shorter words are not searched in the keys."""
+"""Minimum word length for a search in the keys."""
 MIN_WIDTH = 40
-"""Columns of the narrowest text that is printed."""
+"""Columns in the narrowest printed text."""
 
 
 def complete_word(context: CompletionContext) -> list[str]:
-    """Return the names that begin with a word, for shell completion."""
+    """Return matching names for shell completion."""
     return [name for name in list_words() if name.startswith(context.incomplete)]
 
 
@@ -48,7 +48,7 @@ def main(
     ] = None,
     *,
     markdown: Annotated[
-        bool, Parameter(help="Print the reference page of all settings as Markdown.")
+        bool, Parameter(help="Print the reference page for all settings as Markdown.")
     ] = False,
     json: commands.AsJson = False,
 ) -> Document:
@@ -72,7 +72,7 @@ def main(
 
 
 def _list_everything() -> list[Document]:
-    """Return all tables with the verbs that read them, and all exit codes."""
+    """Return all tables with the verbs reading them, and all exit codes."""
     readers: dict[tuple[str, str], list[str]] = {}
     for verb, root in _reference.settings_roots().items():
         for name in root.model_fields:
@@ -89,9 +89,9 @@ def _list_everything() -> list[Document]:
 
 
 def _look_up(word: str) -> list[Document]:
-    """Return the documents of an exit code, folder, choice, key or verb, or of similar names.
+    """Return the documents for an exit code, folder, choice, key or verb, or for similar names.
 
-    Names of other systems are known, too. Raises SettingsError if nothing is similar.
+    Other systems' names are known, too. Raises SettingsError if nothing is similar.
     """
     if word.isdigit():
         return [_explain_exit_code(int(word))]
@@ -108,7 +108,7 @@ def _look_up(word: str) -> list[Document]:
         documents = find_keys(path, verb_roots)
     documents = documents or _find_similar(word)
     if not documents and (reason := peer_names.find_absence(word)):
-        problem = f"'{word}' of other systems has no counterpart: {reason}"
+        problem = f"'{word}' from other systems does not have a counterpart: {reason}"
         raise SettingsError(problem, "list all tables with 'regauge explain'")
     if not documents:
         remedy = choices.did_you_mean(word, list_words())
@@ -119,7 +119,7 @@ def _look_up(word: str) -> list[Document]:
 
 
 def _find_similar(word: str) -> list[Document]:
-    """Return the documents of a name of another system, or the keys that contain a word."""
+    """Return the documents for another system's name, or the keys containing a word."""
     documents = []
     for setting in peer_names.find_settings(word):
         key, _, value = setting.partition("=")
@@ -149,7 +149,7 @@ def _find_choices(word: str) -> list[str]:
 
 
 def _list_rows() -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield every key of a run file and of a choice, with its description."""
+    """Yield every run file and choice key, with descriptions."""
     for root in _reference.settings_roots().values():
         for key in _reference.list_keys(root):
             yield key.path, key.format_row()
@@ -160,7 +160,7 @@ def _list_rows() -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _print_document(document: Document) -> None:
-    """Print a document; a table becomes a list of names, each with its description below."""
+    """Print a document; a table becomes a list of names and descriptions."""
     for name, value in document.items():
         if not commands.is_table(value):
             commands.show({name: value}, as_json=False)
@@ -230,14 +230,14 @@ def _explain_verb(name: str) -> Document:
 
 
 def _summarize_key(key: _reference.Key) -> str:
-    """Return the summary of a table's class, or the help text of any other field."""
+    """Return a table class's summary, or any other field's help text."""
     if key.table:
         return _reference.first_docstring_line(key.table)
     return key.format_row()["description"] or key.format_type()
 
 
 def find_keys(path: str, roots: dict[str, type[config.Settings]] | None = None) -> list[Document]:
-    """Return the documents of a dotted path in all roots; equal documents are merged."""
+    """Return the documents for a dotted path in all roots; equal documents are merged."""
     documents: list[tuple[Document, list[str]]] = []
     for verb, root in (roots or _reference.settings_roots()).items():
         for document in _walk_path(root, path.split("."), ""):
@@ -250,7 +250,7 @@ def find_keys(path: str, roots: dict[str, type[config.Settings]] | None = None) 
 
 
 def _walk_path(model: type[config.Settings], names: list[str], prefix: str) -> Iterator[Document]:
-    """Yield the document of a path; below a choice, one for each choice that has the key."""
+    """Yield a path's document; below a choice, one for each choice with the key."""
     name, *inner_names = names
     if name not in model.model_fields:
         return
@@ -266,7 +266,7 @@ def _walk_path(model: type[config.Settings], names: list[str], prefix: str) -> I
 
 
 def _explain_key(key: _reference.Key) -> Document:
-    """Document a key; the description of a table is the summary of its class."""
+    """Document a key; a table is described by the class summary."""
     document: Document = dict(key.format_row())
     if key.folder:
         return document | {"choices": _list_choices(key.folder)}
@@ -281,7 +281,7 @@ def _format_keys(model: type[config.Settings]) -> Document:
 
 
 def list_words() -> tuple[str, ...]:
-    """Return every name that can be explained, sorted."""
+    """Return all explainable names, sorted."""
     words = {*choices.names("verbs"), *_reference.list_folders()}
     for root in _reference.settings_roots().values():
         words |= {*root.model_fields, *(key.path for key in _reference.list_keys(root))}

@@ -31,10 +31,10 @@ SOURCE_KEYS = ("run", "model", "module")
 
 
 def main(  # noqa: PLR0913 - the flags of the command line
-    run_file: Annotated[Path | None, Parameter(help="Run file, or output folder of a run.")] = None,
+    run_file: Annotated[Path | None, Parameter(help="Run file, or a run's output folder.")] = None,
     *overrides: commands.Override,
     model: Annotated[
-        str | None, Parameter(help="Folder of a model, or its name on the Hugging Face Hub.")
+        str | None, Parameter(help="Model folder, or name on the Hugging Face Hub.")
     ] = None,
     to: Annotated[Path | None, Parameter(help="Folder or file to write.")] = None,
     format: Annotated[Format | None, Parameter(help="Output format.")] = None,  # noqa: A002 - the flag
@@ -48,7 +48,7 @@ def main(  # noqa: PLR0913 - the flags of the command line
     dry_run: commands.DryRun = False,
     json: commands.AsJson = False,
 ) -> dict[str, Any]:
-    """Export the model of a run or of a folder.
+    """Export a model from a run or a folder.
 
     An artifact is compiled for this machine: several backends and precisions are timed, and the
     best one that preserves quality is written with its evidence.
@@ -76,7 +76,7 @@ def main(  # noqa: PLR0913 - the flags of the command line
 
 
 def load_settings(run_file: Path | None, overrides: tuple[str, ...]) -> ExportSettings:
-    """Build the settings; by default the run of the run file or of the folder is exported."""
+    """Build the settings; by default the run in the run file or folder is exported."""
     if run_file is not None and "=" in str(run_file):  # the first argument is an override
         run_file, overrides = None, (str(run_file), *overrides)
     file = run_file if run_file is not None and not run_file.is_dir() else None
@@ -93,18 +93,18 @@ def load_settings(run_file: Path | None, overrides: tuple[str, ...]) -> ExportSe
             raise SettingsError("no model to export", "name a run's folder, or add --model")
         target["run"] = output["folder"]
     if "to" not in target and "run" not in target:
-        raise SettingsError("the artifact has no folder", "name it with --to")
+        raise SettingsError("the artifact needs a folder", "name it with --to")
     weight_format = target.get("format", ARTIFACT)
     name = "model.pt" if weight_format == "torch" else weight_format
     target.setdefault("to", str(Path(target.get("run", "")) / name))
-    if file and file.name != config.SAVED_RUN:  # that one has the threads of one of several ranks
+    if file and file.name != config.SAVED_RUN:  # its threads are those of a single rank
         _use_run_threads(tables)
     source = str(run_file) if run_file else "the command line"
     return config.build(ExportSettings, tables, commands.table_names(), source)
 
 
 def _use_run_threads(tables: config.Tables) -> None:
-    """Let `execution.threads` of a run file be the default of `candidates.threads`."""
+    """Let a run file's `execution.threads` be the default for `candidates.threads`."""
     execution = tables.get("execution")
     threads = execution.get("threads") if isinstance(execution, dict) else None
     if threads is not None:
@@ -112,7 +112,7 @@ def _use_run_threads(tables: config.Tables) -> None:
 
 
 def plan(settings: ExportSettings) -> dict[str, Any]:
-    """Return the model and the path that would be written, and the refusal if the path exists."""
+    """Return the model and the path to write, and the refusal if the path exists."""
     target = settings.export
     refusal = find_refusal(lambda: check_free(Path(target.to)))
     values = {name: getattr(target, name) for name in SOURCE_KEYS}
@@ -122,7 +122,7 @@ def plan(settings: ExportSettings) -> dict[str, Any]:
 
 
 def run(settings: ExportSettings) -> dict[str, Any]:
-    """Write the model; return its path and, for an artifact, the measurements."""
+    """Write the model; return the path and, for an artifact, the measurements."""
     target = settings.export
     check_free(Path(target.to))
     if target.run is not None:
@@ -135,7 +135,7 @@ def run(settings: ExportSettings) -> dict[str, Any]:
 
 
 def _load_source(settings: ExportSettings) -> ExportSource:
-    """Return the custom module or the folder that is exported without a run."""
+    """Return the custom module or the folder to export without a run."""
     from regauge.inference.export import sources
     from regauge.system import hub
 
@@ -146,7 +146,6 @@ def _load_source(settings: ExportSettings) -> ExportSource:
 
 
 def _export_run(settings: ExportSettings, folder: Path) -> dict[str, Any]:
-    """Write the model of a run."""
     import tempfile
 
     from regauge.system import hub
@@ -171,7 +170,7 @@ def _export_run(settings: ExportSettings, folder: Path) -> dict[str, Any]:
 
 
 def _export_artifact(settings: ExportSettings, model: Path, run: Path) -> dict[str, Any]:
-    """Compile a model of a run for its task, or for the first task of a multi-task run."""
+    """Compile a run's model for the task, or for the first one in a multi-task run."""
     from functools import partial
 
     with log_phase(f"load: {model}"), pause_collection():

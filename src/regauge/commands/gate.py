@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class GateSettings(Settings):
-    """The gate of a new model."""
+    """Gate for a new model."""
 
     gate: GateOptions
-    """The evaluation and its limits."""
+    """Evaluation and limits."""
     registry: RegistryModel | None = None
-    """The registry with the serving model; without it, the evaluation alone is read."""
+    """Registry with the serving model; without it, only the evaluation is read."""
     output: StageOutput
-    """The folder of the record."""
+    """Record folder."""
 
 
 ROOT = GateSettings
@@ -43,9 +43,9 @@ def main(
     dry_run: commands.DryRun = False,
     json: commands.AsJson = False,
 ) -> dict[str, Any]:
-    """Compare the metrics of a new model with those of the serving model.
+    """Compare a new model's metrics with the serving model's.
 
-    A regression beyond the band of a metric ends with exit code 68. Nothing is promoted.
+    A regression beyond a metric's band ends with exit code 68. Nothing is promoted.
 
     For example:
 
@@ -57,7 +57,7 @@ def main(
 
 
 def plan(settings: GateSettings) -> dict[str, Any]:
-    """Return the evaluation that would be read, and its limits."""
+    """Return the evaluation to read, and the limits."""
     check_folder(Path(settings.output.folder), "output.folder")
     bands = {
         name: band.model_dump(exclude_none=True) for name, band in settings.gate.metrics.items()
@@ -66,7 +66,7 @@ def plan(settings: GateSettings) -> dict[str, Any]:
 
 
 def run(settings: GateSettings) -> dict[str, Any]:
-    """Compare and record the metrics; raises DifferenceError if one is outside of its band."""
+    """Compare and record the metrics; raises DifferenceError if one is outside the band."""
     from regauge.registry.pipelines.gate_check import GATE, check_metrics, dump_metrics
 
     folder = Path(settings.output.folder)
@@ -99,7 +99,7 @@ def _build_refusal(failures: list[GatedMetric], version: str | None) -> Differen
 
 
 def _check_serving(settings: GateSettings) -> ServingModel | None:
-    """Return the serving model; None if there is none.
+    """Return the serving model, if any.
 
     Raises InconclusiveError if it is not the model that was evaluated.
     """

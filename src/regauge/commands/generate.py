@@ -27,12 +27,12 @@ def main(
     model: Annotated[Path, Parameter(help="Artifact, run or model folder, hub name, or run file.")],
     *overrides: Annotated[str, Parameter(help="Options, such as generation.top_p=0.9.")],
     prompt: Annotated[str | None, Parameter(help="Prompt to answer; else standard input.")] = None,
-    system: Annotated[str | None, Parameter(help="System message of the conversation.")] = None,
+    system: Annotated[str | None, Parameter(help="System message for the conversation.")] = None,
     temperature: Annotated[float | None, Parameter(help="0 is greedy (default).")] = None,
-    max_new_tokens: Annotated[int | None, Parameter(help="Most tokens of an answer.")] = None,
+    max_new_tokens: Annotated[int | None, Parameter(help="Maximum tokens per answer.")] = None,
     json: commands.AsJson = False,
 ) -> dict[str, Any]:
-    """Answer a prompt, or chat if neither a prompt nor piped input is there.
+    """Answer a prompt, or chat without a prompt and piped input.
 
     In a chat Ctrl-C ends an answer, Ctrl-D ends the chat and /reset starts a new conversation.
 
@@ -61,30 +61,30 @@ def main(
 
 
 def _read_model(path: Path) -> tuple[str, config.Tables]:
-    """Return the name of the model, and the table `generation` of a run file if it has one.
+    """Return the model name, and a run file's `generation` table if it has one.
 
-    The model of a run file is that of its `output.folder`.
+    A run file's model is that of its `output.folder`.
     """
     if path.suffix not in commands.RUN_FILE_SUFFIXES or not path.is_file():
         return str(path), {}
     tables = config.read(path)
     output = tables.get("output")
     if not isinstance(output, dict) or "folder" not in output:
-        raise SettingsError(f"{path} has no output.folder", "name the folder of a model")
+        raise SettingsError(f"{path} does not set output.folder", "name the folder of a model")
     return str(output["folder"]), {TABLE: tables[TABLE]} if TABLE in tables else {}
 
 
 def _build_generation(tables: config.Tables, overrides: tuple[str, ...]) -> Generation:
-    """Return the options of the command line; raises SettingsError for another table."""
+    """Return the command line options; raises SettingsError for another table."""
     tables = config.apply_overrides(tables, overrides)
     for name in tables:
         if name != TABLE:
-            raise SettingsError(f"'{name}' is no option of generate", f"set keys of {TABLE}")
+            raise SettingsError(f"'{name}' is not an option of generate", f"set keys of {TABLE}")
     return config.build(GenerationTable, tables).generation
 
 
 def _read_prompt(prompt: str | None) -> str:
-    """Return the prompt of the command line, or standard input; raises SettingsError if empty."""
+    """Return the command line prompt, or standard input; raises SettingsError if empty."""
     text = sys.stdin.read() if prompt is None else prompt
     if not text.strip():
         raise SettingsError("the prompt is empty", "add --prompt, or pipe a text in")

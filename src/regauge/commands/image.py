@@ -1,4 +1,4 @@
-"""Write the Dockerfile of a container image with Regauge and a run file, build it or push it.
+"""Write the Dockerfile for a container image with Regauge and a run file, build it or push it.
 
 For example:
 
@@ -26,14 +26,12 @@ def main(
     action: Annotated[Action, Parameter(help="Write the Dockerfile, build it, or push it.")],
     run_file: commands.RunFile,
     *overrides: commands.Override,
-    to: Annotated[
-        Path | None, Parameter(help="Folder of the Dockerfile; by default image.folder.")
-    ] = None,
+    to: Annotated[Path | None, Parameter(help="Dockerfile folder; default: image.folder.")] = None,
     overwrite: commands.Overwrite = False,
     dry_run: commands.DryRun = False,
     json: commands.AsJson = False,
 ) -> dict[str, Any]:
-    """Write the Dockerfile of the image of a run file, build the image, or push it.
+    """Write a run file's Dockerfile, build its image, or push it.
 
     `build` and `push` use docker, podman or buildah: the first one that works on this machine.
 
@@ -51,7 +49,7 @@ def main(
 def plan(
     settings: ImageSettings, run_file: Path | None = None, action: Action = "render"
 ) -> dict[str, Any]:
-    """Return the Dockerfile and the commands of an action.
+    """Return the Dockerfile and an action's commands.
 
     Raises SettingsError for invalid settings.
     """

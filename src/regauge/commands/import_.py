@@ -22,7 +22,7 @@ OUTPUT = "weights.to"
 
 
 class ImportedWeights(Settings):
-    """The weights to import."""
+    """Weights to import."""
 
     path: str
     """Weight file, or a transformers, DeepSpeed or torch.distributed.checkpoint folder."""
@@ -31,16 +31,16 @@ class ImportedWeights(Settings):
     head: Literal["none", "masked", "causal"] = "none"
     """Model head in a state dict."""
     prefix: str | None = None
-    """Prefix of the weights' names, such as `ema.`, if the file contains several sets."""
+    """Weight name prefix, such as `ema.`, if the file contains several sets."""
     tokenizer: str | None = None
     """Tokenizer folder for a state dict."""
 
 
 class ImportSettings(Settings):
-    """Settings of an import of weights."""
+    """Weight import settings."""
 
     weights: ImportedWeights
-    """The weights to import."""
+    """Weights to import."""
     model: Model | None = None
     """Architecture and dimensions of a state dict, which does not contain them."""
 
@@ -49,7 +49,7 @@ ROOT = ImportSettings
 
 
 def main(
-    run_file: Annotated[Path, Parameter(help="Folder or file of weights, or run file (.toml).")],
+    run_file: Annotated[Path, Parameter(help="Weight folder or file, or run file (.toml).")],
     *overrides: commands.Override,
     to: Annotated[Path | None, Parameter(help="Folder to write.")] = None,
     dry_run: commands.DryRun = False,

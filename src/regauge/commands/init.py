@@ -1,4 +1,4 @@
-"""Write the run file of a recipe or an example; without a name, list them.
+"""Write a recipe or example run file; without a name, list them.
 
 For example:
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def complete_name(context: CompletionContext) -> dict[str, str]:
-    """Return the recipes and examples that begin with a word, for shell completion."""
+    """Return the matching recipes and examples for shell completion."""
     descriptions = DESCRIPTIONS | {
         stem: _read_description(path) for stem, path in _list_examples().items()
     }
@@ -36,12 +36,10 @@ def complete_name(context: CompletionContext) -> dict[str, str]:
 def main(
     name: Annotated[
         str | None,
-        Parameter(
-            help="Name of a recipe or of an example, such as classify.", completer=complete_name
-        ),
+        Parameter(help="Recipe or example name, such as classify.", completer=complete_name),
     ] = None,
     file: Annotated[
-        Path | None, Parameter(help="File to write; by default <name>.toml in this folder.")
+        Path | None, Parameter(help="File to write; default: <name>.toml in this folder.")
     ] = None,
     *,
     data: Annotated[
@@ -52,7 +50,7 @@ def main(
     ] = None,
     json: commands.AsJson = False,
 ) -> dict[str, Any]:
-    """Write the run file of a recipe for your data, or an example; never overwrites a file.
+    """Write a recipe's run file for your data, or an example; never overwrites a file.
 
     For example:
 
@@ -90,18 +88,18 @@ def main(
 
 
 def find_folder() -> Path:
-    """Return the folder of the example run files, in the installed package or in the repository."""
+    """Return the example run file folder, in the installed package or in the repository."""
     installed = choices.PACKAGE / "examples"
     return installed if installed.is_dir() else choices.PACKAGE.parent.parent / "runs"
 
 
 def _list_examples() -> dict[str, Path]:
-    """Return the files of the example run files by name, sorted."""
+    """Return name -> example run file, sorted."""
     return {path.stem: path for path in sorted(find_folder().glob("*.toml"))}
 
 
 def _write_new_file(path: Path, text: str) -> None:
-    """Write a file; raises SettingsError if it exists or if its folder does not exist."""
+    """Write a file; raises SettingsError if it exists or if the folder does not exist."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -112,6 +110,6 @@ def _write_new_file(path: Path, text: str) -> None:
 
 
 def _read_description(path: Path) -> str:
-    """Return the comment in the first line of a run file."""
+    """Return the comment in a run file's first line."""
     first_line = path.read_text(encoding="utf-8").partition("\n")[0]
     return first_line.removeprefix("#").strip() if first_line.startswith("#") else ""

@@ -25,23 +25,21 @@ Action = Literal["status", "events", "logs", "cancel", "wait", "cleanup"]
 STATUS_SECONDS = 2.0
 """Time between two requests for the state of a job."""
 UNKNOWN_SECONDS = 30.0
-"""Time after which `wait` ends for a job whose state is unknown."""
+"""Seconds after which `wait` ends for a job whose state is unknown."""
 FAILED, CANCELLED = 1, 130
-"""Exit codes of `wait` for a job whose scheduler reports no exit code."""
+"""Exit codes of `wait` for a job whose scheduler does not report one."""
 
 
 def main(
     action: Annotated[Action, Parameter(help="Action on the job.")],
-    handle: Annotated[str, Parameter(help="Handle that `launch` printed: target://context/id.")],
+    handle: Annotated[str, Parameter(help="Handle printed by `launch`: target://context/id.")],
     *,
     why: Annotated[
-        bool, Parameter(help="With status: also print the reasons that the scheduler reports.")
+        bool, Parameter(help="With status: also print the scheduler's reasons.")
     ] = False,
-    rank: Annotated[
-        int | None, Parameter(help="With logs: the rank; by default the leader.")
-    ] = None,
+    rank: Annotated[int | None, Parameter(help="With logs: the rank; default: the leader.")] = None,
     attempt: Annotated[
-        int | None, Parameter(help="With logs: the attempt; by default the last one.")
+        int | None, Parameter(help="With logs: the attempt; default: the last one.")
     ] = None,
     follow: Annotated[
         bool, Parameter(help="With logs: wait for new lines until the job ends.")
@@ -51,9 +49,9 @@ def main(
     ] = None,
     json: commands.OutputFormat = commands.TEXT,
 ) -> dict[str, Any]:
-    """Read the state of a job from its scheduler, wait for it, cancel it, or clean up after it.
+    """Read a job's state from its scheduler, wait for it, cancel it, or clean up after it.
 
-    The exit code of `wait` is that of the job.
+    `wait` exits with the job's exit code.
 
     For example:
 
@@ -85,7 +83,7 @@ def main(
 def describe_status(status: JobStatus, *, with_reasons: bool) -> dict[str, Any]:
     """Return a status as JSON-ready values, without unknown values.
 
-    The reason of a job that starts, runs or has succeeded is included if `with_reasons` is set.
+    With `with_reasons`, the reason is also included for a job that starts, runs or has succeeded.
     """
     document = _drop_unknown(asdict(status))
     for key in {"nodes", "stages"} & document.keys():
@@ -103,7 +101,7 @@ def _drop_unknown(document: dict[str, Any]) -> dict[str, Any]:
 def _print_log(
     launcher: Launcher, handle: Handle, request: LogRequest, *, as_json: bool
 ) -> dict[str, Any]:
-    """Print the lines of a log; Python callers and `--json` get all lines at the end."""
+    """Print log lines; Python callers and `--json` get all lines at the end."""
     lines = launcher.read_log(handle, request)
     if as_json or log.is_embedded():
         return commands.show({"lines": list(lines)}, as_json=as_json)
@@ -113,7 +111,7 @@ def _print_log(
 
 
 def _wait(launcher: Launcher, handle: Handle, timeout: float | None) -> JobStatus:
-    """Return the status of a job when it has ended.
+    """Return a job's status when it has ended.
 
     A scheduler that does not answer counts as an unknown state. Raises TransientError after the
     timeout, or if the state remains unknown.
@@ -135,7 +133,7 @@ def _wait(launcher: Launcher, handle: Handle, timeout: float | None) -> JobStatu
 
 
 def _find_status(launcher: Launcher, handle: Handle) -> JobStatus:
-    """Return the status of a job; `unknown` if its scheduler does not answer."""
+    """Return a job's status; `unknown` if the scheduler does not answer."""
     try:
         return launcher.find_status(handle)
     except TransientError as error:
@@ -143,7 +141,7 @@ def _find_status(launcher: Launcher, handle: Handle) -> JobStatus:
 
 
 def _check_success(status: JobStatus) -> None:
-    """Raise ChildError with the exit code of a job that did not succeed."""
+    """Raise ChildError with the exit code of an unsuccessful job."""
     if status.state == "succeeded":
         return
     default = CANCELLED if status.state == "cancelled" else FAILED

@@ -26,7 +26,7 @@ from regauge.system.errors import SettingsError
 
 ROOT = LaunchSettings
 VERBS = ("compile", "evaluate", "export", "pipeline", "predict", "prepare", "train")
-"""Verbs that can run as a job; the stages of a pipeline are a job each."""
+"""Verbs that can run as a job; each pipeline stage is a job."""
 PIPELINE = "pipeline"
 PREFIX = "launch."
 """Overrides with this prefix change the job, not the launched verb."""
@@ -41,11 +41,11 @@ def main(
     ] = "local",
     dry_run: commands.DryRun = False,
     rehearse: Annotated[
-        bool, Parameter(help="Run the job here with small shapes and the loss of a node.")
+        bool, Parameter(help="Run the job here with small shapes, and lose a node.")
     ] = False,
     json: commands.OutputFormat = commands.TEXT,
 ) -> dict[str, Any]:
-    """Submit a verb of a run file as a job, and print its handle for `regauge job`.
+    """Submit a run file's verb as a job, and print its handle for `regauge job`.
 
     With --dry-run, print the exact documents and commands instead, without network or credentials.
 
@@ -85,7 +85,7 @@ def main(
 def read_request(
     run_file: commands.RunFile, verb: str, overrides: tuple[str, ...]
 ) -> tuple[LaunchRequest, LaunchSettings]:
-    """Read a run file for a verb and check its tables; raises SettingsError."""
+    """Read a run file for a verb and check the tables; raises SettingsError."""
     root = _find_root(verb)
     is_pipeline = verb == PIPELINE
     job_overrides = tuple(text for text in overrides if text.startswith(PREFIX))
@@ -104,7 +104,7 @@ def read_request(
 
 
 def _read_pipeline(run_file: Path, overrides: tuple[str, ...]) -> LaunchRequest:
-    """Return the request of a pipeline; its stages are read, and no data."""
+    """Return a pipeline's request; reads the stages, but not data."""
     from regauge.commands._stages.pipeline_file import read_pipeline_file, resolve_without_data
 
     pipeline = read_pipeline_file(run_file, overrides)
@@ -121,7 +121,7 @@ def _read_pipeline(run_file: Path, overrides: tuple[str, ...]) -> LaunchRequest:
 
 
 def _find_root(verb: str) -> type[config.Settings]:
-    """Return the settings root of a verb; raises SettingsError if it cannot be launched."""
+    """Return a verb's settings root; raises SettingsError if it cannot be launched."""
     if verb not in VERBS:
         remedy = choices.did_you_mean(verb, VERBS)
         raise SettingsError(f"'{verb}' cannot be launched", remedy)

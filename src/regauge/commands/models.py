@@ -30,14 +30,12 @@ STAGE = "production"
 @Parameter(name="*")
 @dataclass(frozen=True)
 class RegisterOptions:
-    """The options of `register`."""
-
     run: Annotated[
-        Path | None, Parameter(help="With register: run of the model; by default its origin.")
+        Path | None, Parameter(help="With register: the model's run; default: its origin.")
     ] = None
-    parent: Annotated[
-        int | None, Parameter(help="With register: the version that training started from.")
-    ] = None
+    parent: Annotated[int | None, Parameter(help="With register: start version for training.")] = (
+        None
+    )
     evaluation: Annotated[
         Path | None, Parameter(help="With register: evaluation.json with the scores.")
     ] = None
@@ -49,17 +47,15 @@ class RegisterOptions:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class StageOptions:
-    """The options of actions on a stage."""
-
     stage: Annotated[
         str | None, Parameter(help="Stage, such as staging; by default production.")
     ] = None
-    why: Annotated[str | None, Parameter(help="Reason of a change, for the log.")] = None
+    why: Annotated[str | None, Parameter(help="Reason for a change, for the log.")] = None
     expect: Annotated[
-        int | None, Parameter(help="With promote: version that the stage must have before.")
+        int | None, Parameter(help="With promote: version currently required in the stage.")
     ] = None
     create_stage: Annotated[
-        bool, Parameter(help="With promote: permit a stage that the model does not have yet.")
+        bool, Parameter(help="With promote: permit a new stage for the model.")
     ] = False
     at: Annotated[
         str | None, Parameter(help="With show: the version at a time, such as 2026-11-20T12:00.")
@@ -107,7 +103,7 @@ def main(
 
 
 def trace(path: str, address: str | None) -> dict[str, Any]:
-    """Return which data, code, settings, checkpoint and version made a file or a folder."""
+    """Return the data, code, settings, checkpoint and version behind a file or folder."""
     from regauge.inference.predict.provenance import trace_output
     from regauge.registry.registry import Registry
 
@@ -116,7 +112,7 @@ def trace(path: str, address: str | None) -> dict[str, Any]:
 
 
 def list_models(registry: Registry, name: str | None) -> dict[str, Any]:
-    """Return a row for each model, or for each version of one model."""
+    """Return a row per model, or per version of one model."""
     if name is None:
         rows = [_summarize_model(registry, model) for model in registry.list_models()]
         return {"registry": registry.address, "models": rows}
@@ -129,7 +125,7 @@ def list_models(registry: Registry, name: str | None) -> dict[str, Any]:
 
 
 def register(registry: Registry, name: str, model: str, options: RegisterOptions) -> dict[str, Any]:
-    """Register a model; return its version."""
+    """Register a model; return the version."""
     from regauge.system.json_files import read_json
 
     scores = None
@@ -152,7 +148,7 @@ def register(registry: Registry, name: str, model: str, options: RegisterOptions
 
 
 def show(registry: Registry, name: str, item: str | None, options: StageOptions) -> dict[str, Any]:
-    """Return a version with its lineage, or a model with its stages and their log."""
+    """Return a version with lineage, or a model with stages and logs."""
     if options.at is not None:
         stage = options.stage or STAGE
         version = registry.find_at(name, options.at, stage)
@@ -171,12 +167,12 @@ def show(registry: Registry, name: str, item: str | None, options: StageOptions)
 def change_stage(
     registry: Registry, name: str, item: str | None, action: Action, options: StageOptions
 ) -> dict[str, Any]:
-    """Promote a version, or roll back a stage; return the entry of the log."""
+    """Promote a version or roll back a stage; return the log entry."""
     stage, why = options.stage or STAGE, options.why or ""
     if action == "rollback":
         if item is not None:
             remedy = f"leave it out, or run: regauge models promote {name} {item}"
-            raise SettingsError("rollback takes no version", remedy)
+            raise SettingsError("rollback does not take a version", remedy)
         entry = registry.roll_back(name, stage, why=why)
     else:
         entry = registry.promote(
@@ -193,7 +189,7 @@ def change_stage(
 def _verify(
     registry: Registry, name: str | None, item: str | None, *, as_json: bool
 ) -> dict[str, Any]:
-    """Print the result of the check; raises DataError if something differs."""
+    """Print the check result; raises DataError if something differs."""
     from regauge.registry.check import check_registry
 
     number = None if item is None else _parse_version(item)
@@ -207,7 +203,7 @@ def _verify(
 
 
 def _print(answer: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
-    """Print an answer; a terminal gets the settings and the options of a job as their number."""
+    """Print an answer; on a terminal, only count a job's settings and options."""
     commands.show(answer if as_json else _shorten(answer), as_json=as_json)
     return answer
 
@@ -253,7 +249,7 @@ def _shorten_times(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe(version: RegisteredVersion) -> dict[str, Any]:
-    """Return a version with its lineage; the hashes of files are only counted."""
+    """Return a version with lineage; file hashes are only counted."""
     document = version.document
     names = ("kind", "created_at", "created_by", "content_sha256", "parent", "usd")
     size = sum(item.bytes for item in version.hashes.values())
@@ -282,10 +278,10 @@ def _list_stages_of(stages: dict[str, int], number: int) -> str:
 
 
 def _parse_version(text: str) -> int:
-    """Return the number of a version, such as 3 or v3; raises SettingsError for another text."""
+    """Parse a version number, such as 3 or v3; raises SettingsError for other text."""
     digits = text.removeprefix("v")
     if not digits.isdigit():
-        raise SettingsError(f"'{text}' is no version", "name its number, such as 3")
+        raise SettingsError(f"'{text}' is not a version", "name its number, such as 3")
     return int(digits)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FLAG_ROOTS = {"up": MonitorSettings, "write": MonitorSettings}
 DEFAULT_NAME = "monitoring"
-"""Subfolder of the files of `up`."""
+"""Subfolder for the files of `up`."""
 
 Action = Literal["up", "write", "check"]
 Answer = dict[str, Any]
@@ -30,17 +30,17 @@ Answer = dict[str, Any]
 
 def main(
     action: Annotated[
-        Action, Parameter(help="Run Prometheus, write files, or check files that were written.")
+        Action, Parameter(help="Run Prometheus, write files, or check written files.")
     ],
     folder: Annotated[
-        Path, Parameter(help="With up: folder of the runs. Otherwise: folder of the files.")
+        Path, Parameter(help="With up: the runs' folder; otherwise the files' folder.")
     ],
     *overrides: commands.Override,
     run_file: Annotated[
         Path | None, Parameter(help="Run file with the table [prometheus].")
     ] = None,
     to: Annotated[
-        Path | None, Parameter(help="With up: folder of the servers' files and data.")
+        Path | None, Parameter(help="With up: folder for the servers' files and data.")
     ] = None,
     overwrite: commands.Overwrite = False,
     dry_run: commands.DryRun = False,
@@ -48,8 +48,8 @@ def main(
 ) -> Answer:
     """Run Prometheus and Alertmanager for the runs below a folder, until a stop signal.
 
-    `write` writes rules, dashboards of Grafana, and manifests for Kubernetes. `check` runs promtool
-    and amtool on written files.
+    `write` writes rules, Grafana dashboards, and Kubernetes manifests. `check` runs promtool and
+    amtool on written files.
 
     For example:
 
@@ -73,7 +73,7 @@ def load(overrides: tuple[str, ...], run_file: Path | None) -> Prometheus:
 
 
 def write(folder: Path, settings: Prometheus, *, overwrite: bool, dry_run: bool) -> Answer:
-    """Write the files of monitoring; return their paths."""
+    """Write the monitoring files; return their paths."""
     from regauge.monitoring.bundle import render_monitoring_files, write_monitoring_files
 
     files = render_monitoring_files(settings)
@@ -83,7 +83,7 @@ def write(folder: Path, settings: Prometheus, *, overwrite: bool, dry_run: bool)
 
 
 def check(folder: Path) -> Answer:
-    """Check written files with the tools of Prometheus; return the numbers of rules and files."""
+    """Check written files with the Prometheus tools; return the rule and file counts."""
     from regauge.monitoring.checking import check_monitoring_files
 
     return check_monitoring_files(folder)
@@ -92,7 +92,7 @@ def check(folder: Path) -> Answer:
 def run_servers(
     root: Path, to: Path | None, settings: Prometheus, *, dry_run: bool, as_json: bool
 ) -> Answer:
-    """Run the servers until a stop signal; print their addresses before."""
+    """Run the servers until a stop signal; print their addresses first."""
     from regauge.monitoring import local_prometheus as local
 
     if not root.is_dir():

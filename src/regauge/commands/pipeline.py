@@ -47,23 +47,23 @@ class PipelineJob:
     folder: Path
     stages: list[_stages.ResolvedStage]
     statuses: dict[str, StageStatus]
-    """The status of each stage by name."""
+    """Stage name -> status."""
     shared: config.Tables
-    """The tables that all stages share."""
+    """Tables shared by all stages."""
     repetition: repetition.Repetition | None = None
-    """The rounds of a pipeline that repeats."""
+    """A repeating pipeline's rounds."""
     until: str | None = None
-    """The last stage to run; None for all stages."""
+    """Last stage to run; None for all stages."""
 
     @property
     def selected_stages(self) -> list[_stages.ResolvedStage]:
-        """The stages to run, which include the stage `until`."""
+        """The stages to run, including `until`."""
         names = [stage.name for stage in self.stages]
         return self.stages if self.until is None else self.stages[: names.index(self.until) + 1]
 
     @property
     def is_whole(self) -> bool:
-        """Whether all stages of the pipeline are selected."""
+        """Whether all pipeline stages are selected."""
         return len(self.selected_stages) == len(self.stages)
 
     @property
@@ -73,7 +73,7 @@ class PipelineJob:
 
     @property
     def refusal(self) -> SettingsError | None:
-        """The reason why the pipeline cannot start: other files in its folder, or a stale stage."""
+        """Why the pipeline cannot start: other files in the folder, or a stale stage."""
         refusals = (status.refusal for status in self.statuses.values())
         return _find_folder_refusal(self) or next(filter(None, refusals), None)
 
@@ -82,13 +82,13 @@ def main(
     run_file: commands.RunFile,
     *overrides: commands.Override,
     why: Annotated[
-        bool, Parameter(help="Print for each stage which of its inputs changed, and run nothing.")
+        bool, Parameter(help="Print each stage's changed inputs, without running.")
     ] = False,
     watch: Annotated[
-        float | None, Parameter(help="Look for new data every so many seconds, without end.")
+        float | None, Parameter(help="Seconds between checks for new data; runs until stopped.")
     ] = None,
     until: Annotated[
-        str | None, Parameter(help="Name of the last stage to run; later stages are left out.")
+        str | None, Parameter(help="Last stage to run; later stages are left out.")
     ] = None,
     wait: Annotated[
         bool, Parameter(help="Wait for another pipeline in the same folder to end.")
@@ -96,7 +96,7 @@ def main(
     dry_run: commands.DryRun = False,
     json: commands.AsJson = False,
 ) -> dict[str, Any]:
-    """Run the stages of a run file; finished stages are skipped.
+    """Run the stages in a run file; finished stages are skipped.
 
     An override `stage.<name>.key.path=value` applies to one stage. Any other override applies to
     all stages that have the key.
@@ -161,7 +161,7 @@ def load(
 ) -> PipelineJob:
     """Resolve a pipeline; raises SettingsError if it cannot start.
 
-    `earlier` is the repetition that this command has resolved before, with the hashes of its files.
+    `earlier` is what this command resolved before, with its file hashes.
     """
     job = resolve(run_file, overrides, earlier)
     if refusal := job.refusal:
@@ -172,7 +172,7 @@ def load(
 def resolve(
     run_file: Path, overrides: tuple[str, ...], earlier: repetition.Repetition | None = None
 ) -> PipelineJob:
-    """Validate every stage of a run file, and compare it with the finished stages."""
+    """Validate every stage in a run file, and compare it with the finished stages."""
     pipeline = read_pipeline_file(run_file, overrides)
     folder, shared, repeat = pipeline.folder, pipeline.shared, pipeline.settings.repeat
     if repeat is not None:
@@ -183,7 +183,7 @@ def resolve(
 
 
 def select_stages(job: PipelineJob, until: str | None) -> PipelineJob:
-    """Return a job that ends with the stage `until`; raises SettingsError for an unknown stage."""
+    """Return a job ending with the stage `until`; raises SettingsError for an unknown stage."""
     names = tuple(stage.name for stage in job.stages)
     if until is not None and until not in names:
         raise SettingsError(f"--until: no stage '{until}'", choices.did_you_mean(until, names))
@@ -243,7 +243,7 @@ def _build_answer(job: PipelineJob, records: list[dict[str, Any]]) -> dict[str, 
 
 
 def _answer_unchanged(job: PipelineJob) -> dict[str, Any]:
-    """Return the answer of a round that is finished, if nothing has changed since."""
+    """Return a finished round's answer, if nothing has changed since."""
     records = [
         _build_record(stage, "finished")
         | {key: job.statuses[stage.name].record[key] for key in ("seconds", "result")}
@@ -257,7 +257,7 @@ def _answer_unchanged(job: PipelineJob) -> dict[str, Any]:
 
 
 def _has_nothing_to_do(job: PipelineJob) -> bool:
-    """Return whether a round has nothing to do: it is finished, or its gate refuses again."""
+    """Return whether a round is finished, or the gate refuses again."""
     rounds = job.repetition
     if rounds is None or rounds.is_new:
         return False
@@ -271,7 +271,7 @@ def _check_watch(job: PipelineJob, seconds: float | None) -> None:
     if seconds is None:
         return
     if seconds <= 0:
-        raise SettingsError(f"--watch {seconds:g} is no interval", "use a positive number")
+        raise SettingsError(f"--watch {seconds:g} is not an interval", "use a positive number")
     if not job.is_whole:
         raise SettingsError("--watch runs all stages of a round", "remove --until")
     if job.repetition is None:
@@ -279,7 +279,7 @@ def _check_watch(job: PipelineJob, seconds: float | None) -> None:
 
 
 def _build_deadline(job: PipelineJob, notify: Callable[[str], object]) -> DeadlineTracker | None:
-    """Return the tracker of the deadline of a round; None if none is set."""
+    """Return a round's deadline tracker, if a deadline is set."""
     rounds = job.repetition
     if rounds is None or rounds.settings.deadline_hours is None:
         return None
@@ -295,7 +295,7 @@ def _build_deadline(job: PipelineJob, notify: Callable[[str], object]) -> Deadli
 
 
 def _run_follower(job: PipelineJob) -> dict[str, Any]:
-    """Run the last selected stage on a node that is not the first; node 0 writes all records.
+    """Run the last selected stage on a node other than the first; node 0 writes all records.
 
     Raises SettingsError if an earlier stage is not finished.
     """
@@ -303,7 +303,7 @@ def _run_follower(job: PipelineJob) -> dict[str, Any]:
     for input_stage in earlier:
         if job.statuses[input_stage.name].state != "finished":
             problem = f"stage '{input_stage.name}' is not finished, and runs on one machine"
-            raise SettingsError(problem, f"run --until {input_stage.name} on one machine before")
+            raise SettingsError(problem, f"run --until {input_stage.name} on one machine first")
     if job.is_finished:
         return {}
     with stop_signals.record_signals(), open_fork_server():
@@ -319,7 +319,7 @@ def _describe_reason(job: PipelineJob, stage: _stages.ResolvedStage) -> str:
 
 
 def _show_reasons(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
-    """Print for each stage which of its inputs have changed; return the answer."""
+    """Print each stage's changed inputs; return the answer."""
     rows = [
         explain_stage(stage, job.statuses[stage.name], job.repetition)
         for stage in job.selected_stages
@@ -344,11 +344,11 @@ def _show_reasons(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
 
 
 def _find_folder_refusal(job: PipelineJob) -> SettingsError | None:
-    """Return the refusal of a folder with files that do not belong to this kind of pipeline."""
+    """Return the refusal for a folder with files from another kind of pipeline."""
     folder, remedy = job.folder, "set another output.folder"
     if (folder / PIPELINE).exists() and (folder / ROUNDS).exists() != (job.repetition is not None):
-        kind = "no pipeline that repeats" if job.repetition else "a pipeline that repeats"
-        return SettingsError(f"{folder} has {kind}", remedy)
+        kind = "a pipeline that does not repeat" if job.repetition else "a pipeline that repeats"
+        return SettingsError(f"{folder} contains {kind}", remedy)
     entries = list(folder.iterdir()) if folder.is_dir() else []
     visible_entries = [entry for entry in entries if not entry.name.startswith(".")]
     is_known = any((folder / name).exists() for name in (PIPELINE, ROUNDS))
@@ -359,7 +359,7 @@ def _find_folder_refusal(job: PipelineJob) -> SettingsError | None:
 
 @contextmanager
 def _hold_folder(folder: Path, *, is_patient: bool = False) -> Iterator[None]:
-    """Hold the lock of a pipeline's folder; the system releases it when the process ends.
+    """Hold a pipeline folder's lock; the system releases it when the process ends.
 
     A patient command waits for the lock. Otherwise raises SettingsError if it is taken.
     """
@@ -377,7 +377,7 @@ def _hold_folder(folder: Path, *, is_patient: bool = False) -> Iterator[None]:
 def _run_stage(
     stage: _stages.ResolvedStage, rounds: repetition.Repetition | None
 ) -> dict[str, Any]:
-    """Run the verb of a stage; return its answer and duration. A refusal of a gate is recorded."""
+    """Run a stage's verb; return the answer and duration. A gate's refusal is recorded."""
     start = time.monotonic()
     stop_signals.check_stop()
     try:
@@ -427,7 +427,7 @@ def _show_plan(job: PipelineJob, *, as_json: bool) -> dict[str, Any]:
 def _describe_stage(
     stage: _stages.ResolvedStage, job: PipelineJob, dataset_rows: stage_plan.DatasetRows
 ) -> dict[str, Any]:
-    """Return the state of a stage, with its result if it is finished, or its plan."""
+    """Return a stage's state, with the result if it is finished, or the plan."""
     status = job.statuses[stage.name]
     record = _build_record(stage, status.state)
     if status.state == "finished":
@@ -439,7 +439,7 @@ def _describe_stage(
 
 
 def _show_answer(answer: dict[str, Any]) -> None:
-    """Print the tables of all stages, the answer of the last stage, and what a user does next."""
+    """Print all stages' tables, the last stage's answer, and what to do next."""
     if "unchanged" in answer:
         log.stdout.print(f"nothing to do: {answer['unchanged']}", markup=False)
         return

@@ -21,7 +21,7 @@ from regauge.system.garbage import pause_collection
 
 def main(  # noqa: PLR0913 - the flags of the command line
     subject: Annotated[
-        Path, Parameter(help="Run file; with --serve and --predict the folder of an artifact.")
+        Path, Parameter(help="Run file; with --serve and --predict an artifact folder.")
     ],
     *overrides: commands.Override,
     on: Annotated[
@@ -32,16 +32,14 @@ def main(  # noqa: PLR0913 - the flags of the command line
     ] = None,
     cheapest: Annotated[bool, Parameter(help="Search all machine types and settings.")] = False,
     deadline: Annotated[
-        str | None, Parameter(help="Longest time of the run, such as 7d, 12h or 90m.")
+        str | None, Parameter(help="Maximum run time, such as 7d, 12h or 90m.")
     ] = None,
-    max_nodes: Annotated[
-        int, Parameter(help="Largest number of machines of a search.")
-    ] = DEFAULT_MAX_NODES,
+    max_nodes: Annotated[int, Parameter(help="Maximum machines in a search.")] = DEFAULT_MAX_NODES,
     to_target: Annotated[
-        Path | None, Parameter(help="Folder of a short run: plan the time to stop.target.")
+        Path | None, Parameter(help="A short run's folder: plan the time to stop.target.")
     ] = None,
     serve: Annotated[
-        float | None, Parameter(help="Requests per second: plan a server of an artifact.")
+        float | None, Parameter(help="Requests per second: plan a server for an artifact.")
     ] = None,
     predict: Annotated[
         int | None, Parameter(help="Number of rows: plan batch inference with an artifact.")
@@ -59,16 +57,16 @@ def main(  # noqa: PLR0913 - the flags of the command line
         bool, Parameter(help="Measure 20 steps on this machine first, and plan the run on it.")
     ] = False,
     show_all: Annotated[
-        bool, Parameter(name="--all", help="List all options of a search.")
+        bool, Parameter(name="--all", help="List all options in a search.")
     ] = False,
     explain: Annotated[
         bool, Parameter(help="Print each formula with its numbers, and the nearest measured rows.")
     ] = False,
     json: commands.OutputFormat = commands.TEXT,
 ) -> dict[str, Any]:
-    """Plan memory, time and dollars of a run without an accelerator, and rank machine types.
+    """Plan a run's memory, time and dollars without an accelerator, and rank machine types.
 
-    Every prediction has p10 to p90. No network is used, and only --probe computes.
+    Every prediction has p10 to p90. The network is not used, and only --probe computes.
 
     For example:
 
@@ -90,7 +88,7 @@ def _plan(
     *,
     explain: bool,
 ) -> dict[str, Any]:
-    """Return the plan of an artifact, or of a training run, which is probed first if requested."""
+    """Return the plan for an artifact, or for a training run, which may be probed first."""
     if purpose.serve is not None or purpose.predict is not None:
         from regauge.planner.search.inference_plans import plan_inference, read_price
 
@@ -107,7 +105,7 @@ def _plan(
 
 
 def _check_training(purpose: Purpose) -> None:
-    """Raise SettingsError for options that only a plan of inference has."""
+    """Raise SettingsError for options that only apply to inference plans."""
     for name in ("slo_ms", "lengths"):
         if getattr(purpose, name) is not None:
             option = f"--{name.replace('_', '-')}"

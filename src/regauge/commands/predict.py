@@ -39,12 +39,12 @@ def main(
     ] = None,
     count: Annotated[
         int | Literal["auto"] | None,
-        Parameter(help="Number of jobs that share the work; auto: of the Slurm array."),
+        Parameter(help="Number of jobs sharing the work; auto: the Slurm array's."),
     ] = None,
     dry_run: commands.DryRun = False,
     json: commands.AsJson = False,
 ) -> dict[str, Any]:
-    """Run a model on every record of a source; the same command resumes a stopped job.
+    """Run a model on every record in a source; the same command resumes a stopped job.
 
     For example:
 
@@ -87,7 +87,7 @@ def _load_settings(
 
 
 def plan(settings: PredictSettings) -> dict[str, Any]:
-    """Return the planned work of a job; contacts no other machine."""
+    """Return a job's planned work, without contacting other machines."""
     from regauge.inference.export.uncompiled import open_model
     from regauge.inference.predict.predict import check_output_folder, plan_predict
 
@@ -118,14 +118,14 @@ def plan(settings: PredictSettings) -> dict[str, Any]:
 
 
 def run(settings: PredictSettings) -> dict[str, Any]:
-    """Run the remaining shards of the job; return its counts and costs, and perhaps `next`."""
+    """Run the job's remaining shards; return counts and costs, and perhaps `next`."""
     from regauge.inference.predict.predict import predict
 
     return {**predict(settings), **_suggest_search(settings)}
 
 
 def _suggest_search(settings: PredictSettings) -> dict[str, str]:
-    """Return the command that searches the output as `next`, if it has vectors of an artifact."""
+    """Return the command for searching the output as `next`, if it has an artifact's vectors."""
     from regauge.inference.export.artifact import is_artifact, read_manifest
 
     folder = Path(locate_model(settings.artifact))

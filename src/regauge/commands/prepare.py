@@ -39,33 +39,33 @@ if TYPE_CHECKING:
 
 OUTPUT = "data.path"
 SHOWN_KINDS = ("tokens", "integer")
-"""The kinds of columns whose maximum length a dry run shows."""
+"""Column kinds whose maximum length a dry run shows."""
 
 
 class PrepareSettings(Settings):
-    """A source of text, and the dataset that is prepared from it."""
+    """A text source, and the dataset prepared from it."""
 
     data: DataSettings
-    """The dataset that is written."""
+    """Dataset to write."""
     source: Annotated[SerializeAsAny[Source], choice_of("data/sources")]
     """Text source."""
     filter: Filter = {}
-    """Length limits of the field `text`; `[filter.<field>]` limits another field."""
+    """Length limits for the field `text`; `[filter.<field>]` limits another field."""
     tokenizer: TokenizerSettings = TokenizerSettings()
-    """Tokenizer that is loaded or trained."""
+    """Tokenizer to load or train."""
     rows: Layouts = Field(default_factory=lambda: {UNNAMED: RowLayout()})
-    """Layout of the rows, or several layouts by name: each writes a dataset
-    `<data.path>/<name>`. Keys that are missing without a layout are those of the task."""
+    """Row layout, or several layouts by name: each writes a dataset `<data.path>/<name>`. Keys that
+    are missing without a layout are those of the task."""
     split: SplitSettings = SplitSettings()
-    """Selection of the held-out set."""
+    """Held-out set selection."""
     validation: Validation | None = None
     """Held-out rows from another source."""
     prepare: PrepareOptions = PrepareOptions()
-    """Execution of the work."""
+    """How the work is executed."""
 
     @classmethod
     def complete_tables(cls, tables: Tables) -> Tables:
-        """Return the tables with the rows of the task and the tokenizer of the model."""
+        """Return the tables with the task's rows and the model's tokenizer."""
         from regauge.commands._parts.default_tables import complete_tables
 
         return complete_tables(tables)
@@ -92,7 +92,7 @@ def main(
     dry_run: commands.DryRun = False,
     json: commands.AsJson = False,
 ) -> dict[str, Any]:
-    """Prepare the dataset of a run file; a finished dataset is not changed.
+    """Prepare a run file's dataset; a finished dataset is not changed.
 
     The same command resumes a stopped job; the result has the same bytes.
 
@@ -109,7 +109,7 @@ def main(
 
 
 def run(settings: PrepareSettings, *, overwrite: bool = False) -> dict[str, Any]:
-    """Prepare the dataset; return its sizes and its fingerprint.
+    """Prepare the dataset; return its sizes and fingerprint.
 
     With `overwrite`, a dataset in the folder is replaced when the new one is complete.
     """
@@ -150,14 +150,14 @@ def plan(settings: PrepareSettings, *, overwrite: bool = False) -> dict[str, Any
 
 
 def list_datasets(settings: PrepareSettings) -> dict[str, RowLayout]:
-    """Return the row layouts of the datasets that `run` writes, by folder."""
+    """Return folder -> row layout for the datasets written by `run`."""
     from regauge.data.unprepared import map_by_folder
 
     return dict(map_by_folder(settings.data.path, settings.rows))
 
 
 def _describe_work(job: PrepareJob) -> dict[str, Any]:
-    """Return the remaining work and the size of the inputs; contacts no other machine."""
+    """Return the remaining work and the input size, without contacting other machines."""
     from regauge.data.prepare import prepare
 
     if job.tokenizer.path and find_refusal(job.resolve_tokenizer):

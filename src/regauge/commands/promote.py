@@ -19,14 +19,14 @@ from regauge.system.files import check_folder
 
 
 class PromoteSettings(Settings):
-    """The promotion of an artifact."""
+    """Artifact promotion."""
 
     promote: PromoteOptions
-    """The artifact and its evidence."""
+    """Artifact and evidence."""
     registry: RegistryModel
-    """The registry, the name of the model and the stage that is moved."""
+    """Registry, model name and the stage to move."""
     output: StageOutput
-    """The folder of the record."""
+    """Record folder."""
 
 
 ROOT = PromoteSettings
@@ -39,7 +39,7 @@ def main(
     dry_run: commands.DryRun = False,
     json: commands.AsJson = False,
 ) -> dict[str, Any]:
-    """Register an artifact with its lineage, and point the stage of the registry to it.
+    """Register an artifact with its lineage, and point the registry stage to it.
 
     With `promote.gate`, the artifact must have passed that gate, and the serving model must be the
     one that the gate compared it with.
@@ -54,7 +54,7 @@ def main(
 
 
 def plan(settings: PromoteSettings) -> dict[str, Any]:
-    """Return the artifact, and the stage that would be moved."""
+    """Return the artifact, and the stage to move."""
     check_folder(Path(settings.output.folder), "output.folder")
     registry = settings.registry
     return {
@@ -67,8 +67,8 @@ def plan(settings: PromoteSettings) -> dict[str, Any]:
 def run(settings: PromoteSettings) -> dict[str, Any]:
     """Register and promote the artifact; the same command after a kill completes it.
 
-    Raises DataError if a file of the artifact is damaged, if the gate refused it, or if another
-    model serves now than at the gate.
+    Raises DataError if an artifact file is damaged, if the gate refused it, or if another model
+    serves now than at the gate.
     """
     from regauge.registry.pipelines.serving_model import PROMOTION, find_serving
     from regauge.registry.registry import Registry
@@ -109,7 +109,7 @@ def run(settings: PromoteSettings) -> dict[str, Any]:
 
 
 def _read_gate(gate: str | None) -> dict[str, Any] | None:
-    """Return the record of a gate that the artifact has passed; None if no gate is set."""
+    """Return the record of the gate passed by the artifact; None without a gate."""
     from regauge.registry.pipelines.gate_check import GATE, GateRecord
 
     if gate is None:
@@ -124,7 +124,7 @@ def _read_gate(gate: str | None) -> dict[str, Any] | None:
 
 
 def _read_evidence(options: PromoteOptions, gate: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the metrics that the registry records; None to take those of the run."""
+    """Return the metrics for the registry; None to take the run's."""
     from regauge.registry.pipelines.gate_check import read_evaluation
 
     if options.evaluation is None and gate is None:

@@ -1,4 +1,4 @@
-"""Compute steps of a run again, and record the values of every module.
+"""Recompute steps of a run, and record every module's values.
 
 For example:
 
@@ -24,13 +24,13 @@ OUTPUT = "output.folder"
 
 def main(
     run_file: Annotated[
-        Path, Parameter(help="Run file (TOML), run.json, or the output folder of a run.")
+        Path, Parameter(help="Run file (TOML), run.json, or a run's output folder.")
     ],
     *overrides: Override,
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> dict[str, Any]:
-    """Compute steps of a run again in another folder, and record the values of every module.
+    """Recompute steps of a run in another folder, and record every module's values.
 
     For example:
 
@@ -46,7 +46,7 @@ def main(
 def _load_settings(run_file: Path, overrides: tuple[str, ...]) -> ReplaySettings:
     """Build the settings from a run file, or from the run in a folder.
 
-    The record of a folder is by default written next to it.
+    By default a folder's record is written next to it.
     """
     if not run_file.is_dir():
         return commands.load_settings(ROOT, run_file, overrides)
@@ -59,7 +59,7 @@ def _load_settings(run_file: Path, overrides: tuple[str, ...]) -> ReplaySettings
 
 
 def plan(settings: ReplaySettings) -> dict[str, Any]:
-    """Return the steps that would be computed, without importing torch."""
+    """Return the steps to compute, without importing torch."""
     options = settings.replay
     return {
         "output": settings.output.folder,
@@ -71,7 +71,7 @@ def plan(settings: ReplaySettings) -> dict[str, Any]:
 
 
 def run(settings: ReplaySettings) -> dict[str, Any]:
-    """Compute the steps with the processes of the run; return the folder of the record."""
+    """Compute the steps with the run's processes; return the record folder."""
     size = count_local_processes(settings.execution.processes, settings.accelerator)
     if size == 1 or processes.is_launched():
         from regauge.training.divergence.replay import replay

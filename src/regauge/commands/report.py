@@ -20,19 +20,19 @@ from regauge.training.settings import Output
 
 
 class ReportSettings(config.Settings):
-    """The runs of a report, and its folder."""
+    """Runs in a report, and the report folder."""
 
     output: Output
-    """Folder of the report."""
+    """Report folder."""
     report: ReportOptions = ReportOptions()
-    """Runs, format and title of the report."""
+    """Runs, format and title."""
     comparison: Comparison | None = None
-    """Runs that the report compares; none by default."""
+    """Runs compared in the report; default: none."""
 
 
 ROOT = ReportSettings
 
-RunFile = Annotated[Path, Parameter(help="Run file, or output folder of a run or of a pipeline.")]
+RunFile = Annotated[Path, Parameter(help="Run file, or a run's or pipeline's output folder.")]
 OUTPUT = "output.folder"
 
 
@@ -41,12 +41,12 @@ def main(
     *overrides: commands.Override,
     form: Annotated[
         Literal["html", "md", "json"] | None,
-        Parameter(name="--format", help="Format of the report."),
+        Parameter(name="--format", help="Report format."),
     ] = None,
     dry_run: commands.DryRun = False,
     json: commands.AsJson = False,
 ) -> dict[str, Any]:
-    """Write a report about the runs of a run file, or about the runs in a folder.
+    """Write a report about the runs in a run file or a folder.
 
     For example:
 
@@ -70,7 +70,7 @@ def load(run_file: Path, overrides: tuple[str, ...]) -> ReportSettings:
 
 
 def plan(settings: ReportSettings) -> dict[str, Any]:
-    """Return the paths that would be read and written, and which runs do not exist yet."""
+    """Return the paths to read and write, and which runs do not exist yet."""
     runs = settings.report.runs or _plan_default_runs(settings)
     missing = [folder for folder in runs if not Path(folder).is_dir()]
     from regauge.evaluation.report.render import report_path
@@ -81,7 +81,6 @@ def plan(settings: ReportSettings) -> dict[str, Any]:
 
 
 def run(settings: ReportSettings) -> dict[str, Any]:
-    """Read the runs and write the report."""
     from regauge.evaluation.compare.compare import compare_runs
     from regauge.evaluation.report import page
     from regauge.evaluation.report.render import report_path, write_report
@@ -104,7 +103,7 @@ def run(settings: ReportSettings) -> dict[str, Any]:
 
 
 def _plan_default_runs(settings: ReportSettings) -> tuple[str, ...]:
-    """Return the runs that exist now, or the output folder if it is not written yet."""
+    """Return the existing runs, or the output folder if it is not written yet."""
     try:
         return tuple(map(str, _find_default_runs(settings)))
     except SettingsError:
@@ -112,7 +111,7 @@ def _plan_default_runs(settings: ReportSettings) -> tuple[str, ...]:
 
 
 def _find_default_runs(settings: ReportSettings) -> tuple[Path, ...]:
-    """Return the runs in the output folder, or the runs of its pipeline if it is a stage."""
+    """Return the runs in the output folder, or a stage's pipeline runs."""
     from regauge.run_folders import run_folder
 
     folder = Path(settings.output.folder)

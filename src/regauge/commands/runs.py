@@ -28,35 +28,35 @@ if TYPE_CHECKING:
 Action = Literal["list", "show", "diff", "rm"]
 DEFAULT_ROOT = Path("out")
 NUM_FOLDERS = {"list": (0, 1), "show": (1, 1), "diff": (2, 2), "rm": (1, 1)}
-"""Minimum and maximum number of folders of each action."""
+"""Action -> minimum and maximum folder count."""
 LISTED = ("name", "verb", "state", "step", "metric", "usd", "goodput", "host")
-"""Columns of the list; `--json` has all of them."""
+"""List columns; `--json` has all of them."""
 DISPENSABLE = ("host", "verb", "goodput", "usd")
-"""Columns that a narrow terminal does not show, the first one first."""
+"""Columns hidden on a narrow terminal, the first one first."""
 NUMERIC = ("step", "usd", "goodput")
 
 
 def main(
     action: Annotated[Action, Parameter(help="Action on the runs.")] = "list",
     *folders: Annotated[
-        Path, Parameter(help="With list: the root, by default `out`; otherwise output folders.")
+        Path, Parameter(help="With list: the root (default: `out`); otherwise output folders.")
     ],
-    filter: Annotated[  # noqa: A002  (the name of the option)
+    filter: Annotated[  # noqa: A002  (the option's name)
         tuple[str, ...],
         Parameter(help="With list: key=pattern, a column or a setting; may be repeated."),
     ] = (),
     sort: Annotated[str, Parameter(help="With list: the column or setting to sort by.")] = "name",
     reverse: Annotated[bool, Parameter(help="With list: reverse the order.")] = False,
     root: Annotated[
-        Path, Parameter(help="With rm: the folder whose runs and registries may use the run.")
+        Path, Parameter(help="With rm: folder whose runs and registries may use the run.")
     ] = DEFAULT_ROOT,
     yes: Annotated[bool, Parameter(help="With rm: do not ask.")] = False,
     json: commands.OutputFormat = commands.TEXT,
 ) -> dict[str, Any]:
     """List every run below a folder with its state, step, metric, cost and host.
 
-    `show` prints one run. `diff` prints the differences of two runs: settings, data, weights, code
-    and environment. `rm` removes a run that is not running and that no other work depends on.
+    `show` prints one run. `diff` prints the differences between two runs: settings, data, weights,
+    code and environment. `rm` removes a run that is not running and that no other work depends on.
 
     For example:
 
@@ -81,7 +81,6 @@ def main(
 
 
 def _check_count(action: Action, folders: tuple[Path, ...]) -> None:
-    """Raise SettingsError for a wrong number of folders."""
     least, most = NUM_FOLDERS[action]
     if not least <= len(folders) <= most:
         needed = {"list": "at most one folder", "diff": "two folders"}.get(action, "one folder")
@@ -98,7 +97,7 @@ def _list(runs: Iterable[RunSummary], *, as_json: bool) -> dict[str, Any]:
 
 
 def _build_table(rows: list[dict[str, Any]]) -> Table:
-    """Return one line per run; columns that do not fit on the terminal are left out."""
+    """Return one line per run, without columns too wide for the terminal."""
     cells = {column: [str(_format(column, row)) for row in rows] for column in LISTED}
     sizes = {column: max(len(column), *map(len, cells[column])) + 2 for column in LISTED}
     columns = list(LISTED)
@@ -115,7 +114,7 @@ def _build_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _format(key: str, row: dict[str, Any]) -> Any:
-    """Return a value of the list as people read it; an unknown one is `-`."""
+    """Return a list value as people read it; an unknown one is `-`."""
     from regauge.run_folders import formatting
 
     value = row[key]
@@ -134,7 +133,7 @@ def _format(key: str, row: dict[str, Any]) -> Any:
 
 
 def _show_run(folder: Path, *, as_json: bool) -> dict[str, Any]:
-    """Print the summary, the failures and the settings of one run."""
+    """Print one run's summary, failures and settings."""
     from regauge.run_folders.run_folder import read_run_folder
     from regauge.run_folders.run_list import summarize_run
 
@@ -169,10 +168,10 @@ def _remove(folder: Path, root: Path, *, is_confirmed: bool, as_json: bool) -> d
 
 
 def _confirm(folder: Path) -> None:
-    """Ask whether a run may be removed; raises SettingsError if not, and without a terminal."""
+    """Ask whether to remove a run; raises SettingsError if not, and without a terminal."""
     from rich.prompt import Confirm
 
     if not (log.is_interactive() and sys.stdin.isatty()):
-        raise SettingsError(f"{folder} is not removed without a question", "add --yes")
+        raise SettingsError(f"{folder} is not removed without confirmation", "add --yes")
     if not Confirm.ask(f"Remove {folder} and its checkpoints?", console=log.stderr, default=False):
         raise SettingsError(f"{folder} is not removed", "answer y, or add --yes")

@@ -21,7 +21,7 @@ from regauge.system.errors import PreflightError, SettingsError
 
 ROOT = ServeSettings
 PACKAGES = ("starlette", "uvicorn", "httptools", "uvloop", "orjson", "prometheus_client")
-"""The packages of the extra `serve`."""
+"""Packages in the extra `serve`."""
 
 Answer = dict[str, Any]
 
@@ -53,7 +53,7 @@ def main(
 
 
 def load(arguments: tuple[str, ...]) -> ServeSettings:
-    """Build the settings from a run file, or from the folders of models."""
+    """Build the settings from a run file, or from model folders."""
     run_file = Path(arguments[0])
     if run_file.suffix in commands.RUN_FILE_SUFFIXES:
         return commands.load_settings(ServeSettings, run_file, arguments[1:])
@@ -79,7 +79,7 @@ def load(arguments: tuple[str, ...]) -> ServeSettings:
 
 
 def plan(settings: ServeSettings) -> Answer:
-    """Return the models and the address of a server; loads no model."""
+    """Return the models and the server address, without loading a model."""
     from regauge.inference.export.artifact import is_artifact, open_unchecked
 
     models = []

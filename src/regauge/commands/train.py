@@ -36,7 +36,7 @@ OUTPUT = "output.folder"
 def main(
     run_file: RunFile,
     *overrides: Override,
-    chaos: Annotated[Path | None, Parameter(show=False, help="Plan of faults to inject.")] = None,
+    chaos: Annotated[Path | None, Parameter(show=False, help="Fault plan to inject.")] = None,
     callbacks: Annotated[Sequence[Any], Parameter(parse=False, show=False)] = (),
     max_usd: Annotated[
         float | None, Parameter(help="Save and stop when the cost reaches this many dollars.")
@@ -44,7 +44,7 @@ def main(
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> dict[str, Any]:
-    """Train the model of a run file; the same command resumes a run that was stopped.
+    """Train a run file's model; the same command resumes a run that was stopped.
 
     For example:
 
@@ -66,7 +66,7 @@ def main(
 
 
 def plan(settings: TrainSettings, dataset_rows: RowsByFolder | None = None) -> dict[str, Any]:
-    """Return the plan of a run, without allocating anything.
+    """Return a run's plan, without allocating anything.
 
     `dataset_rows` has the row layouts of datasets that are not prepared yet.
     """
@@ -78,7 +78,7 @@ def plan(settings: TrainSettings, dataset_rows: RowsByFolder | None = None) -> d
 def run(
     settings: TrainSettings, chaos: Path | None = None, callbacks: Sequence[Any] = ()
 ) -> dict[str, Any]:
-    """Train with the number of processes of the settings or the launcher; return the result.
+    """Train with the process count from the settings or the launcher; return the result.
 
     Without a launcher, this process starts the ranks and supervises them. The single process that a
     launcher starts on each node does the same. With callback objects, the run is computed in this
@@ -111,7 +111,7 @@ def run(
 
 
 def _summarize(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the lines of the result for people: metrics, time and cost, model, next command."""
+    """Return the result lines for people: metrics, time and cost, model, next command."""
     before, after = result["initial_metrics"], result["metrics"]
     metrics = {
         name: format_metric(name, value)
@@ -131,7 +131,7 @@ def _summarize(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run_here(settings: TrainSettings, callbacks: Sequence[Any]) -> dict[str, Any]:
-    """Train in this process, which calls the callbacks; raises SettingsError for several."""
+    """Train in this process and call the callbacks; raises SettingsError for several processes."""
     from regauge.training.defaults import count_local_processes
     from regauge.training.run import attempt
 

@@ -1,1 +1,1 @@
-"""Parts of single verbs that are too long for the file of the verb."""
+"""Parts of single verbs, too long for the verb's file."""

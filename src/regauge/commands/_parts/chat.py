@@ -1,4 +1,4 @@
-"""A chat in the terminal: reads prompts, shows answers while they are generated."""
+"""A terminal chat: reads prompts, and shows answers while they are generated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPT = "> "
 RESET, EXIT = "/reset", "/exit"
 HELP = f"Ctrl-C ends an answer. {RESET} starts a new conversation. Ctrl-D or {EXIT} ends the chat."
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Characters that could control a terminal."""
+"""Characters with a control function on terminals."""
 
 
 @dataclass
@@ -30,20 +30,20 @@ class Chat:
 
     model: LoadedModel
     options: dict[str, Any]
-    """The options of the table `generation`."""
+    """`generation` table options."""
     system: str | None
     messages: list[dict[str, str]] = field(default_factory=list)
 
     @classmethod
     def load(cls, path: str, generation: Generation, system: str | None) -> Chat:
-        """Load a model; raises SettingsError if it generates no text or has no system message."""
+        """Load a model; raises SettingsError if it cannot chat with these options."""
         model = load(path, batch_invariant=False)
         if model.program.output_kind != "text":
             problem = f"{path} returns {model.program.output_kind}, not generated text"
             raise SettingsError(problem, "name a causal language model")
         chat = cls(model, dump(generation), system)
         if system is not None and not chat.has_template:
-            problem = f"{path} has no chat template, so it reads no system message"
+            problem = f"{path} has no chat template, so it cannot read a system message"
             raise SettingsError(problem, "remove --system")
         return chat
 
@@ -54,7 +54,7 @@ class Chat:
         return tokenization is not None and tokenization.input_format == "chat"
 
     def run(self) -> int:
-        """Answer the prompts of a terminal until its end; return the number of answers."""
+        """Answer terminal prompts until the input ends; return the number of answers."""
         with suppress(ImportError):
             import readline  # noqa: F401 - `input` then has a history and keys to edit a line
         log.stderr.print(HELP, markup=False)
@@ -68,7 +68,7 @@ class Chat:
         return count
 
     def answer(self, text: str, *, is_shown: bool = True) -> str:
-        """Answer a prompt and show the answer while it is generated; return it."""
+        """Answer a prompt, show the answer while it is generated, and return it."""
         parts: list[str] = []
 
         def receive(part: str) -> None:
@@ -97,7 +97,7 @@ class Chat:
         return [*system, *self.messages, turn]
 
     def _answer_safely(self, text: str) -> bool:
-        """Answer a prompt; return whether there is an answer, also after Ctrl-C."""
+        """Answer a prompt; return whether there is an answer, even after Ctrl-C."""
         try:
             self.answer(text)
         except KeyboardInterrupt:
@@ -124,7 +124,7 @@ class Chat:
 
 
 def _show(text: str) -> None:
-    """Write a part of an answer to standard output at once."""
+    """Write part of an answer to standard output at once."""
     is_terminal = sys.stdout.isatty()
     sys.stdout.write(CONTROL_CHARACTERS.sub("\ufffd", text) if is_terminal else text)
     sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""Completes the tables of `prepare` from the other tables of a run file.
+"""Completes the tables of `prepare` from other tables in a run file.
 
-The rows follow from the task, and the tokenizer from the model. So a label is declared once, and a
-run file of a common task needs no table `rows`.
+The rows follow from the task, and the tokenizer from the model. So a label is declared once, and
+common tasks do not need a table `rows`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from regauge.tasks import Task
 
 ENTRY_KEYS = ("name", "weight", "data", "batch")
-"""The keys of a `[[task]]` table that are not keys of its task."""
+"""Keys in a `[[task]]` table in addition to the task's."""
 
 
 def complete_tables(tables: Tables) -> Tables:
-    """Return the tables of a run file with the defaults that follow from other tables.
+    """Return a run file's tables with the defaults that follow from other tables.
 
     - `rows`: if `rows.layout` is not set, the missing keys are those of the task.
-    - `split.group_by`: the field that defines the groups of the rows.
+    - `split.group_by`: the field that defines the row groups.
     - `tokenizer.path`: the model's folder, unless the table `tokenizer` is given.
     - `validation.source`: without `kind`, the missing keys are those of `source`.
     """
@@ -43,7 +43,7 @@ def complete_tables(tables: Tables) -> Tables:
 
 
 def _read_task(table: Any) -> Task | None:
-    """Return the only task of a run file; None if there are several, or none."""
+    """Return a run file's only task; None without exactly one."""
     if isinstance(table, list | tuple):
         if len(table) != 1 or not isinstance(table[0], dict):
             return None
@@ -58,7 +58,7 @@ def _complete_split(tables: Tables) -> None:
 
 
 def _complete_validation(tables: Tables) -> Tables:
-    """Return the tables with the whole source of validation rows, and no other held-out rows."""
+    """Return the tables with the whole validation source held out, and no other rows."""
     completed, validation = dict(tables), tables.get("validation")
     if not isinstance(validation, dict):
         return completed

@@ -1,4 +1,4 @@
-"""Completes the result of a finished run of `train`, and records the run for later plans."""
+"""Completes the result of a finished `train` run, and records the run for later plans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def complete_result(result: dict[str, Any], settings: TrainSettings) -> dict[str, Any]:
-    """Return the result of a run with its goodput, its model and the next command."""
+    """Return a run's result with goodput, model and next command."""
     from regauge.run_folders.goodput import read_goodput
 
     folder = Path(settings.output.folder)
@@ -29,7 +29,7 @@ def complete_result(result: dict[str, Any], settings: TrainSettings) -> dict[str
 
 
 def record_result(result: dict[str, Any]) -> dict[str, Any]:
-    """Record a finished run for later plans, once for each machine; return its result."""
+    """Record a finished run for later plans, once per machine, and return the result."""
     if not processes.is_supervised() and processes.detect_world().local_rank == 0:
         from regauge.planner.run_plans.run_recorder import record_finished
 

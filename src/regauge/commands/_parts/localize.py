@@ -1,10 +1,10 @@
-"""Finds the first module whose values differ between two runs, by computing steps again.
+"""Finds the first module whose values differ between two runs, by recomputing steps.
 
-<folder>/{baseline,candidate}  the steps up to the divergence, from a checkpoint of the baseline
+<folder>/{baseline,candidate}  the steps up to the divergence, from a baseline checkpoint
 <folder>/step-<n>/…            one step, module by module: of both runs (baseline, candidate), on
                                a CPU in fp32 or fp64 (reference), and with rounding (rounded)
 
-A computation that is finished is not repeated. So each half can be computed on another machine.
+Finished computations are not repeated, so each half can be computed on another machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from regauge.training.divergence.localize import Divergence, StepVariants
 
 SIDES = ("baseline", "candidate")
-"""The compared runs, which are also the names of their folders."""
+"""The compared runs, and their folder names."""
 REFERENCE_TABLES: config.Tables = {
     "accelerator": {"kind": accelerators.REFERENCE_KIND},
     "strategy": {"kind": "single"},
@@ -45,12 +45,10 @@ REFERENCE_TABLES: config.Tables = {
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two compared runs."""
-
     tables: config.Tables
-    """Tables of its run file."""
+    """Run file tables."""
     fault_plan: str | None
-    """File with the bugs that were injected into the run; None without any."""
+    """File with the bugs injected into the run, if any."""
 
 
 def localize_divergence(
@@ -58,7 +56,7 @@ def localize_divergence(
 ) -> Divergence:
     """Find the step and the value at which the second run diverges from the first.
 
-    `parity` limits the range of steps. Raises InconclusiveError if the runs do not diverge, and the
+    `parity` limits the step range. Raises InconclusiveError if the runs do not diverge, and the
     errors of `replay` if a device or the data is missing on this machine.
     """
     from regauge.training.divergence import localize
@@ -116,7 +114,7 @@ def _compute_step(
 
 
 def _read_sides(runs: tuple[Path, Path], folder: Path) -> dict[str, Side]:
-    """Read both runs; the second gets the microbatch size of the first, and so the same rows."""
+    """Read both runs; the second gets the first one's microbatch size, and so the same rows."""
     folder.mkdir(parents=True, exist_ok=True)
     sides: dict[str, Side] = {}
     for name, run in zip(SIDES, runs, strict=True):
@@ -129,7 +127,7 @@ def _read_sides(runs: tuple[Path, Path], folder: Path) -> dict[str, Side]:
 
 
 def _write_fault_plan(run: Path, plan: Path) -> str | None:
-    """Write a plan of the bugs that were injected into a run; None if there were none."""
+    """Write a plan with the bugs injected into a run, if any."""
     bugs = [line for line in jsonl.read_lines(run / FAULTS, FaultLine) if line["kind"] in BUGS]
     if not bugs:
         return None
@@ -145,7 +143,7 @@ def _write_fault_plan(run: Path, plan: Path) -> str | None:
 
 
 def _replay(side: Side, folder: Path, options: dict[str, Any]) -> None:
-    """Compute steps of a run again, unless the folder already has the result of these options."""
+    """Recompute a run's steps, unless the folder already has the result for these options."""
     replay = {name: value for name, value in options.items() if value is not None}
     replay |= {"fault_plan": side.fault_plan} if side.fault_plan else {}
     done = folder / DONE
@@ -159,7 +157,7 @@ def _replay(side: Side, folder: Path, options: dict[str, Any]) -> None:
 
 
 class ReplayLine(DocumentShape):
-    """A line of `replay.jsonl`: one step that was computed again."""
+    """A `replay.jsonl` line: one recomputed step."""
 
     step: jsonl.Count
     loss: float
@@ -167,7 +165,7 @@ class ReplayLine(DocumentShape):
 
 
 def _find_divergent_step(folder: Path, tolerance: float) -> int | None:
-    """Return the number of equal steps before the first step that differs; None without one."""
+    """Return how many equal steps precede the first different one; None if all are equal."""
     baseline, candidate = (
         jsonl.read_lines(folder / name / "replay.jsonl", ReplayLine) for name in SIDES
     )

@@ -1,4 +1,4 @@
-"""The dry run of `train`, and the checks before its start."""
+"""Dry run of `train`, and the checks before the start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def plan_training(settings: TrainSettings, dataset_rows: RowsByFolder) -> dict[str, Any]:
-    """Return the plan of a run; torch is imported last, and only if the model must be built."""
+    """Return a run's plan; torch is imported last, and only if the model must be built."""
     answer = dry_run.plan_run(settings) | _forecast(settings, dataset_rows)
     if reason := dry_run.find_count_obstacle(settings, dataset_rows):
         return {**answer, "parameters": f"unknown: {reason}"}
@@ -38,7 +38,7 @@ def plan_training(settings: TrainSettings, dataset_rows: RowsByFolder) -> dict[s
 
 
 def _forecast(settings: TrainSettings, dataset_rows: RowsByFolder) -> dict[str, Any]:
-    """Return the numbers of `regauge plan` for the machine type of the settings, if any."""
+    """Return the `regauge plan` numbers for the configured machine type, if any."""
     instance, nodes = settings.execution.price.instance, settings.execution.nodes.count
     tables = config.dump(settings)
     if (rows := find_rows(dataset_rows, settings.task_configs[0].data.path)) is not None:
@@ -50,7 +50,7 @@ def _forecast(settings: TrainSettings, dataset_rows: RowsByFolder) -> dict[str, 
 def read_dataset_rows(
     settings: TrainSettings, run_file: Path, overrides: tuple[str, ...]
 ) -> RowsByFolder:
-    """Return the row layouts that a run file declares; empty if all datasets are prepared.
+    """Return the row layouts declared in a run file; empty if all datasets are prepared.
 
     Overrides of `data` may name another folder than the one that `prepare` writes. So the layouts
     are returned for the folders with and without these overrides.
@@ -69,8 +69,8 @@ def read_dataset_rows(
 def check_before_start(settings: TrainSettings) -> dict[str, Any] | None:
     """Check a run before its processes start, and download the weights that it starts from.
 
-    Returns the result of a run that is finished already, otherwise None. Raises DataError if a file
-    of a dataset has changed since `prepare` wrote it.
+    Returns the result of an already finished run, otherwise None. Raises DataError if a dataset
+    file has changed since `prepare` wrote it.
     """
     manifests = dry_run.check_run(settings)
     if result := dry_run.find_finished(settings, manifests):
@@ -87,7 +87,7 @@ def check_before_start(settings: TrainSettings) -> dict[str, Any] | None:
 
 
 def _check_device(settings: TrainSettings) -> None:
-    """Check the device and the strategy here if that needs no torch; otherwise each rank does."""
+    """Check the device and the strategy here if torch is not needed; otherwise each rank does."""
     accelerator = settings.accelerator or accelerators.choose_without_torch()
     is_cpu = accelerator is not None and accelerator.kind == "cpu"
     if is_cpu and not processes.is_launched():

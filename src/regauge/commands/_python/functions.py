@@ -1,6 +1,6 @@
-"""Builds the Python function of a verb from the `main` of its command line.
+"""Builds a verb's Python function from `main` of its command.
 
-The function has the parameters of the command, and these in addition:
+The function has the command's parameters, and these in addition:
 
 | parameter | verbs | meaning |
 | --- | --- | --- |
@@ -32,13 +32,13 @@ from regauge.system.errors import RegaugeError, SettingsError
 RUN_FILE, OVERRIDES, JSON, NEXT = "run_file", "overrides", "json", "next"
 DATA_VERBS = ("prepare", "train", "predict")
 SETTINGS_NAME = "settings"
-"""The name of a dictionary of settings in messages."""
+"""Name of a settings dictionary in messages."""
 EXTRA_PARAMETERS: dict[str, Any] = {"callbacks": (), "data": None, "verbose": False}
 
 
 @functools.cache
 def build_function(verb: str) -> Callable[..., Result]:
-    """Return the function of a verb."""
+    """Return a verb's function."""
     main = importlib.import_module(f"regauge.commands.{verb}").main
 
     @functools.wraps(main)
@@ -67,8 +67,6 @@ def _has_parameter(verb: str, name: str) -> bool:
 
 
 class _Call:
-    """One call of the function of a verb."""
-
     def __init__(
         self,
         verb: str,
@@ -93,7 +91,7 @@ class _Call:
             self._bound.arguments[OVERRIDES] = (*texts, *overrides)
 
     def _take_overrides(self, keywords: dict[str, Any]) -> list[str]:
-        """Remove the keywords that are settings; return them as overrides."""
+        """Remove settings from the keywords; return them as overrides."""
         if OVERRIDES not in self._signature.parameters:
             return []
         names = [name for name in keywords if name not in self._signature.parameters]
@@ -102,7 +100,7 @@ class _Call:
         ]
 
     def run(self) -> Result:
-        """Call the verb; return its result."""
+        """Call the verb."""
         with ExitStack() as stack:
             stack.enter_context(log.embed(verbose=self._options["verbose"]))
             for name, value in self._bound.arguments.items():
@@ -119,11 +117,11 @@ class _Call:
         return self._bound.arguments.get(name)
 
     def _add_overrides(self, *overrides: str) -> None:
-        """Put overrides before those of the caller, which replace them."""
+        """Put overrides before the caller's, which replace them."""
         self._bound.arguments[OVERRIDES] = (*overrides, *self._get(OVERRIDES))
 
     def _to_path(self, name: str, value: Any, stack: ExitStack) -> Any:
-        """Return the path of a text, or of a new file with the settings of a dictionary."""
+        """Return a text's path, or the path of a new file with a dictionary's settings."""
         if isinstance(value, tuple):
             return tuple(self._to_path(name, item, stack) for item in value)
         if isinstance(value, str):
@@ -156,21 +154,21 @@ class _Call:
             self._bound.arguments["callbacks"] = objects
 
     def _add_data(self) -> None:
-        """Write the records of the program to a file, which the verb reads; prepare for `train`."""
+        """Write the program's records to a file for the verb; prepare it for `train`."""
         data = self._options["data"]
         if data is None:
             return
         if self._verb == "predict":
             target = self._get("to") or self._read_setting("output.folder")
             if target is None:
-                raise SettingsError("the predictions have no folder", "name it: to=FOLDER")
+                raise SettingsError("the predictions need a folder", "name it: to=FOLDER")
             self._bound.arguments["source"] = str(write_records(data, Path(target)).path)
             return
         folder = self._read_setting("data.path")
         if folder is None:
             output = self._read_setting("output.folder")
             if output is None:
-                raise SettingsError("the dataset has no folder", "set data.path")
+                raise SettingsError("the dataset needs a folder", "set data.path")
             folder = f"{output}-data"
             self._add_overrides(f"data.path={json.dumps(folder)}")
         source = write_records(data, Path(folder)).source
@@ -180,7 +178,7 @@ class _Call:
             prepare(self._get(RUN_FILE), *self._get(OVERRIDES), dry_run=bool(self._get("dry_run")))
 
     def _read_setting(self, key: str) -> Any:
-        """Return a setting of the run file and the overrides; None if there is none."""
+        """Return a setting from the run file and the overrides; None if it is not set."""
         run_file = self._get(RUN_FILE)
         if run_file is None or run_file.is_dir():
             return None

@@ -1,7 +1,7 @@
-"""Writes the data objects of a program to files that the sources of `prepare` and `predict` read.
+"""Writes a program's data objects to files that `prepare` and `predict` sources read.
 
-The name of a file is the hash of its content, and its modification time is constant. So equal data
-is the same input: a prepared dataset is not prepared again, and a stopped job resumes.
+A file is named after its content hash, and its modification time is constant. So equal data is the
+same input: a prepared dataset is not prepared again, and a stopped job resumes.
 """
 
 from __future__ import annotations
@@ -22,32 +22,31 @@ if TYPE_CHECKING:
     Tables = Iterator[pa.Table]
 
 SUFFIX = ".records"
-"""Suffix of the folder of the files, next to the output that is computed from them."""
+"""Suffix of the file folder, next to the output computed from it."""
 BATCH_ROWS = 10_000
-"""Rows of a batch of an Arrow file."""
-REMEDY = "give a list of dictionaries, a datasets.Dataset, a table of pyarrow or a DataFrame"
+REMEDY = "give a list of dictionaries, a datasets.Dataset, a pyarrow table or a DataFrame"
 ARROW, JSON_LINES = "arrow", "jsonl"
 
 
 class RecordFile(NamedTuple):
-    """A file with the records of a program."""
+    """A file with a program's records."""
 
     path: Path
     kind: str
-    """The kind of the source that reads the file."""
+    """Source kind for the file."""
 
     @property
     def source(self) -> dict[str, Any]:
-        """The table `source` that reads the file."""
+        """The `source` table for the file."""
         return {"kind": self.kind, "files": [str(self.path)]}
 
 
 def write_records(data: Any, output: Path) -> RecordFile:
     """Write records to a file in the folder `<output>.records`, unless it exists.
 
-    `data` are dictionaries or texts, a `datasets.Dataset`, a table of pyarrow, or another object
-    with the Arrow stream interface, such as a DataFrame of pandas. Raises DataError for other data,
-    or if there is no record.
+    `data` are dictionaries or texts, a `datasets.Dataset`, a pyarrow table, or another object with
+    the Arrow stream interface, such as a pandas DataFrame. Raises DataError for other data, or
+    without records.
     """
     folder = output.resolve().with_name(output.name + SUFFIX)
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +59,7 @@ def write_records(data: Any, output: Path) -> RecordFile:
         else:
             num_records = _write_arrow(tables, partial)
         if not num_records:
-            raise DataError("data has no record", REMEDY)
+            raise DataError("data does not contain records", REMEDY)
         path = folder / f"{sha256(partial)[:32]}.{kind}"
         if not path.exists():
             os.utime(partial, (0, 0))
@@ -71,7 +70,7 @@ def write_records(data: Any, output: Path) -> RecordFile:
 
 
 def _read_tables(data: Any) -> Tables | None:
-    """Return an object's tables of at most BATCH_ROWS rows; None if it is not a table."""
+    """Return an object's tables with at most BATCH_ROWS rows; None if it is not a table."""
     if hasattr(data, "with_format") and hasattr(data, "num_rows") and hasattr(data, "features"):
         if isinstance(data, Mapping):
             raise DataError("data is a datasets.DatasetDict", 'choose a split, as in data["train"]')
@@ -87,7 +86,7 @@ def _read_tables(data: Any) -> Tables | None:
 
 
 def _write_arrow(tables: Tables, path: Path) -> int:
-    """Write tables as an Arrow file with one batch each; return the number of rows."""
+    """Write tables as an Arrow file with one batch each; return the row count."""
     import pyarrow as pa
 
     num_rows = 0
@@ -126,7 +125,7 @@ def _format_record(record: Any, number: int) -> str:
 
 
 def _to_number(value: Any) -> Any:
-    """Return a number or array of numpy as Python numbers."""
+    """Return a numpy number or array as Python numbers."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"a value is of type {type(value).__name__}")

@@ -1,6 +1,6 @@
 """Typed results of verbs.
 
-A result is a read-only mapping with the document that the command prints with `--json`. Its
+A result is a read-only mapping with the document printed by the command with `--json`. Its
 attributes have the types that a program needs.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result(Mapping[str, Any]):
-    """Result of a verb; `result["key"]` is an entry of its document."""
+    """A verb's result; `result["key"]` is an entry in its document."""
 
     document: dict[str, Any]
     """The whole result, JSON-ready."""
@@ -37,11 +37,11 @@ class Result(Mapping[str, Any]):
 
 
 class DryRunPlan(Result):
-    """The planned work of a verb, with `dry_run=True`."""
+    """A verb's planned work, with `dry_run=True`."""
 
     @property
     def error(self) -> str | None:
-        """Why the verb would refuse its output folder; None if it would not."""
+        """Why the verb would refuse the output folder, or None."""
         return self.document.get("error")
 
 
@@ -50,7 +50,7 @@ class PrepareResult(Result):
 
     @property
     def folder(self) -> Path:
-        """Folder of the dataset."""
+        """Dataset folder."""
         return Path(self.document["dataset"])
 
     @property
@@ -75,7 +75,7 @@ class PrepareResult(Result):
 
     @property
     def datasets(self) -> dict[str, PrepareResult]:
-        """The datasets by the name of their layout; the name of an only one is empty."""
+        """Layout name -> dataset; the name of an only layout is empty."""
         if "dataset" in self.document:
             return {"": self}
         return {name: PrepareResult(item) for name, item in self.document.items()}
@@ -86,7 +86,7 @@ class TrainResult(Result):
 
     @property
     def folder(self) -> Path:
-        """Output folder of the run."""
+        """Run output folder."""
         return Path(self.document["output"])
 
     @property
@@ -101,23 +101,23 @@ class TrainResult(Result):
 
     @property
     def model_step(self) -> int:
-        """Step of the weights of the final model."""
+        """Step of the final model's weights."""
         return int(self.document["model_step"])
 
     @property
     def best_step(self) -> int | None:
-        """Step of the best checkpoint; None if there is none."""
+        """Step of the best checkpoint, if any."""
         step: int | None = self.document["best_step"]
         return step
 
     @property
     def stop_reason(self) -> str:
-        """`finished`, or why the run ended before its last step."""
+        """`finished`, or why the run ended early."""
         return str(self.document["stop_reason"])
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Held-out metrics of the final model by name; empty if no rows are held out."""
+        """Final held-out metrics by name; empty if no rows are held out."""
         return dict(self.document["metrics"])
 
     @property
@@ -127,12 +127,12 @@ class TrainResult(Result):
 
     @property
     def seconds(self) -> float:
-        """Seconds of all attempts."""
+        """Seconds over all attempts."""
         return float(self.document["seconds"])
 
     @property
     def tokens(self) -> int:
-        """Number of tokens, without padding."""
+        """Token count without padding."""
         return int(self.document["tokens"])
 
     @property
@@ -142,16 +142,16 @@ class TrainResult(Result):
 
 
 class EvaluateResult(Result):
-    """Metrics of models on held-out rows."""
+    """Model metrics on held-out rows."""
 
     @property
     def path(self) -> Path:
-        """The file with the result."""
+        """Result file."""
         return Path(self.document["output"])
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """The columns of the table by the name of the model or baseline."""
+        """Model or baseline name -> table columns."""
         rows = self.document["rows"]
         return {
             row["name"]: {key: value for key, value in row.items() if key != "name"} for row in rows
@@ -163,16 +163,16 @@ class ExportResult(Result):
 
     @property
     def path(self) -> Path:
-        """The folder or file that was written."""
+        """Written folder or file."""
         return Path(self.document["path"])
 
 
 class PredictResult(Result):
-    """The predictions of a job."""
+    """A job's predictions."""
 
     @property
     def folder(self) -> Path:
-        """Output folder of the job."""
+        """Job output folder."""
         return Path(self.document["output"])
 
     @property
@@ -181,7 +181,7 @@ class PredictResult(Result):
         return int(self.document["rows"])
 
     def read_table(self) -> pa.Table:
-        """Return all predictions in the order of the records, as a table of pyarrow.
+        """Return all predictions in record order as a pyarrow table.
 
         Raises FileNotFoundError if the job wrote another format than Parquet.
         """
@@ -190,7 +190,7 @@ class PredictResult(Result):
 
         files = sorted(self.folder.rglob("*.parquet"))
         if not files:
-            raise FileNotFoundError(f"{self.folder} has no Parquet file")
+            raise FileNotFoundError(f"{self.folder} does not contain a Parquet file")
         return pa.concat_tables([pq.read_table(file) for file in files])
 
 
@@ -201,9 +201,9 @@ RESULTS: dict[str, type[Result]] = {
     "export": ExportResult,
     "predict": PredictResult,
 }
-"""Types of results by verb; all other verbs return a `Result`."""
+"""Verb -> result type; all other verbs return a `Result`."""
 
 
 def build_result(verb: str, document: dict[str, Any], *, is_plan: bool) -> Result:
-    """Return the typed result of a verb."""
+    """Return a verb's typed result."""
     return DryRunPlan(document) if is_plan else RESULTS.get(verb, Result)(document)

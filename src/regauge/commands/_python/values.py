@@ -13,8 +13,8 @@ from regauge.system.errors import SettingsError
 def to_json(value: Any, key: str) -> Any:
     """Return a JSON-ready copy of a setting; `key` names it in messages.
 
-    Paths become text, and numbers of numpy become numbers. Entries that are None are left out.
-    Raises SettingsError for any other type.
+    Paths become text, and numpy numbers become Python numbers. None entries are left out. Raises
+    SettingsError for any other type.
     """
     if isinstance(value, Mapping):
         return {

@@ -1,4 +1,4 @@
-"""The first records of a data file: its source table, its fields and the lengths of its texts."""
+"""A data file's first records: source table, fields and text lengths."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ if TYPE_CHECKING:
     from regauge.data.values import Value
 
 MAX_RECORDS = 2000
-"""Records of a file that are inspected."""
+"""Records inspected in a file."""
 DELIMITERS = ",;\t|"
-"""Separators of values that are recognized in a CSV file."""
+"""Recognized CSV separators."""
 _SAMPLE_BYTES = 1 << 16
 LENGTH_QUANTILE = 0.99
-"""Share of the texts of a field that are not longer than its length."""
+"""Share of a field's texts within the field's length."""
 
 
 class FieldSummary(NamedTuple):
-    """The values of a field in the inspected records."""
+    """A field's values in the inspected records."""
 
     values: list[Value]
-    """Values in the order of the records; records without the field have none."""
 
     @property
     def is_text(self) -> bool:
@@ -41,47 +40,45 @@ class FieldSummary(NamedTuple):
 
     @property
     def num_distinct(self) -> int:
-        """Number of different values."""
+        """Number of distinct values."""
         return len(set(map(str, self.values)))
 
     @property
     def num_tokens(self) -> int:
-        """Estimated tokens of a long text of the field: the quantile `LENGTH_QUANTILE`."""
+        """Estimated tokens in a long text of the field: the quantile `LENGTH_QUANTILE`."""
         lengths = sorted(estimate_tokens(str(value)) for value in self.values)
         return lengths[min(int(LENGTH_QUANTILE * len(lengths)), len(lengths) - 1)]
 
 
 class DataFile(NamedTuple):
-    """A data file with its first records."""
-
     source: dict[str, Any]
-    """The table `source` that reads the file."""
+    """The `source` table for the file."""
     num_records: int
-    """Number of inspected records."""
+    """Inspected record count."""
     is_complete: bool
-    """Whether these are all records of the file."""
+    """Whether these are all records in the file."""
     fields: dict[str, FieldSummary]
-    """The fields, in the order of their first appearance."""
+    """Fields in the order of their first appearance."""
 
 
 def estimate_tokens(text: str) -> int:
-    """Return an estimate of the tokens of a text, without special tokens.
+    """Estimate a text's tokens, without special tokens.
 
-    A word has about 1.4 tokens of a byte-pair vocabulary. Text without spaces has one in 4 bytes.
+    A word has about 1.4 byte-pair tokens. Text without spaces has one per 4 bytes.
     """
     return math.ceil(max(1.4 * len(text.split()), len(text.encode(errors="replace")) / 4.5))
 
 
 def read_data_file(path: Path) -> DataFile:
-    """Read the first records of a file.
+    """Read a file's first records.
 
-    Raises SettingsError if the suffix of the file is unknown, and DataError if it has no record.
+    Raises SettingsError for an unknown file suffix, and DataError without records.
     """
     table = describe_source(path)
     source: Source = config.parse_choice("data/sources", table)
     records = list(islice(_read_records(source), MAX_RECORDS + 1))
     if not records:
-        raise DataError(f"{path} has no record", "name a file with records")
+        raise DataError(f"{path} does not contain records", "name a file with records")
     values: dict[str, list[Value]] = {}
     for record in records[:MAX_RECORDS]:
         for name, value in record.fields.items():
@@ -95,9 +92,9 @@ def read_data_file(path: Path) -> DataFile:
 
 
 def describe_source(path: Path) -> dict[str, Any]:
-    """Return the table `source` that reads a file; the delimiter of a CSV file is recognized.
+    """Return the `source` table that reads a file; a CSV file's delimiter is recognized.
 
-    Raises SettingsError for an unknown suffix, or if there is no such file.
+    Raises SettingsError for an unknown suffix or a missing file.
     """
     if not path.is_file():
         raise SettingsError(f"{path} is not a file", "correct --data")
@@ -109,7 +106,7 @@ def describe_source(path: Path) -> dict[str, Any]:
 
 
 def find_delimiter(path: Path) -> str | None:
-    """Return the delimiter of a CSV file; None if it is the default of its suffix."""
+    """Return a CSV file's delimiter; None if it is the suffix's default."""
     if path.suffix not in (".csv", ".tsv"):
         return None
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
@@ -122,7 +119,7 @@ def find_delimiter(path: Path) -> str | None:
 
 
 def _read_records(source: Source) -> Iterator[Record]:
-    """Yield the records of a source; raises DataError if the first item is rejected."""
+    """Yield a source's records; raises DataError if the first item is rejected."""
     is_first = True
     for piece in source.list_pieces():
         for item in source.read(piece):

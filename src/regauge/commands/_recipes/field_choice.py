@@ -1,4 +1,4 @@
-"""Chooses the fields of a job by their names and values."""
+"""Chooses a job's fields by their names and values."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ GROUP_NAMES = ("query_id", "qid", "group_id", "session_id")
 NEGATIVE_NAMES = ("negative", "hard_negative")
 TEXT_NAMES = ("text", "sentence", "content", "body", "review", "document", "title")
 CHAT_FIELDS = (("messages",), ("instruction", "output"))
-"""The fields of a conversation; a record has all fields of one of these groups."""
+"""Conversation fields; a record has all fields in one of these groups."""
 MAX_CLASSES = 100
-"""Largest number of different values of a field that counts as a label by its values."""
+"""Largest number of distinct values at which a field counts as a label."""
 
 
 def find_label(data: DataFile, names: Collection[str] = LABEL_NAMES) -> str:
-    """Return the field with the label: by its name, or the one with the fewest values.
+    """Return the label field: by its name, or the one with the fewest values.
 
     Raises DataError if there is none.
     """
@@ -52,7 +52,7 @@ def find_label(data: DataFile, names: Collection[str] = LABEL_NAMES) -> str:
 
 
 def find_text(data: DataFile, excluded: Collection[str] = ()) -> str:
-    """Return the field with the text: by its name, or the one with the longest texts.
+    """Return the text field: by its name, or the one with the longest texts.
 
     Raises DataError if no field has texts.
     """
@@ -65,10 +65,10 @@ def find_text(data: DataFile, excluded: Collection[str] = ()) -> str:
 
 
 def find_pair(data: DataFile, excluded: Collection[str] = ()) -> tuple[str, str]:
-    """Return the fields with the query and the document that matches it.
+    """Return the fields with the query and the matching document.
 
-    They are found by their names, or the first two fields with texts that are not labels. Raises
-    DataError if there are fewer than two of them.
+    They are found by name; otherwise they are the first two text fields other than labels. Raises
+    DataError if there are fewer than two.
     """
     texts = [
         name
@@ -86,17 +86,17 @@ def find_pair(data: DataFile, excluded: Collection[str] = ()) -> tuple[str, str]
 
 
 def find_group(data: DataFile) -> str | None:
-    """Return the field with the id of a query; None if there is none."""
+    """Return the field with the query id, if any."""
     return _find_by_name(data, GROUP_NAMES)
 
 
 def find_negatives(data: DataFile) -> list[str]:
-    """Return the fields with texts that do not match the query."""
+    """Return the fields with texts not matching the query."""
     return [name for name in NEGATIVE_NAMES if name in data.fields]
 
 
 def find_features(data: DataFile, excluded: Collection[str]) -> list[str]:
-    """Return the fields with numbers, which are features of a candidate."""
+    """Return the numeric fields, which are a candidate's features."""
     return [
         name
         for name, field in data.fields.items()
@@ -119,7 +119,6 @@ def _list_texts(data: DataFile, excluded: Collection[str]) -> list[str]:
 def _find_by_name(
     data: DataFile, names: Collection[str], candidates: Collection[str] | None = None
 ) -> str | None:
-    """Return the first field with one of these names, in the order of the names."""
     by_name = {name.lower(): name for name in (data.fields if candidates is None else candidates)}
     return next((by_name[name] for name in names if name in by_name), None)
 

@@ -1,4 +1,4 @@
-"""Builds the tables of a recipe from a data file and a model."""
+"""Builds a recipe's tables from a data file and a model."""
 
 from __future__ import annotations
 
@@ -20,56 +20,53 @@ if TYPE_CHECKING:
 
 Tables = dict[str, Any]
 DEFAULT_TOKENS = 128
-"""Token limit of a text field if a run file names none."""
+"""A text field's token limit if a run file does not name one."""
 MAX_TOKENS, TOKEN_STEP = 512, 32
-"""Largest token limit of a recipe, and the multiple that limits are rounded up to."""
+"""Largest recipe token limit, and the multiple to which limits are rounded up."""
 SPECIAL_TOKENS = 2
 MIN_STEPS = 200
-"""Steps that a model from random weights needs at least, on small data."""
+"""Minimum steps for a model with random weights on small data."""
 FINE_TUNING_EPOCHS, MAX_EPOCHS = 3, 40
 SMALL_DATA, SMALL_DATA_HELDOUT = 5000, 0.1
-"""Records below which a larger fraction is held out, so that metrics have enough of them."""
+"""Records below which a larger fraction is held out, to give metrics enough records."""
 MIN_BATCH_ROWS, MIN_STEPS_PER_EPOCH = 8, 8
-"""Smallest global batch of small data, and the steps of an epoch that it should have."""
+"""Smallest global batch for small data, and the minimum steps per epoch."""
 EVALUATIONS, UNKNOWN_EVERY_STEPS = 5, 100
-"""Evaluations of a run on small data, and the steps between two on data of unknown size."""
+"""Evaluations in a run on small data, and the steps between two on data of unknown size."""
 CSV = "output.format=csv"
 MIN_CHAT_TOKENS = 256
-"""Smallest length of a conversation in tokens."""
+"""Minimum conversation length in tokens."""
 WIDTH = 256
 ENCODER = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 1024}
 DECODER = {**ENCODER, "num_key_value_heads": 4}
 
 
 class Recipe(NamedTuple):
-    """The tables of a run file, in order, and the command that uses the trained model."""
+    """A run file's tables, in order, and the command for using the trained model."""
 
     tables: Tables
     use: str
 
 
 class Job(NamedTuple):
-    """The inputs of a recipe."""
-
     name: str
-    """The name of the run file without its suffix, which is also that of its output folders."""
+    """Run file name without its suffix; also names the output folders."""
     data: DataFile
     model: str | None
     """Folder or hub name of the initial weights; None for random weights."""
 
     @property
     def file(self) -> str:
-        """The path of the data file."""
+        """Data file path."""
         return str(self.data.source["files"][0])
 
     @property
     def folder(self) -> str:
-        """The output folder of the run."""
         return f"out/{self.name}"
 
 
 def build_lm(job: Job) -> Recipe:
-    """Return a causal language model of documents."""
+    """Return a causal language model trained on documents."""
     text = field_choice.find_text(job.data)
     length = 256
     rows = {"layout": "packed", "length": length, **({} if text == "text" else {"text": text})}
@@ -83,7 +80,7 @@ def build_lm(job: Job) -> Recipe:
 
 
 def build_classify(job: Job) -> Recipe:
-    """Return a classifier of texts."""
+    """Return a text classifier."""
     label = field_choice.find_label(job.data)
     text = field_choice.find_text(job.data, {label})
     task = {"kind": "classify", "text_fields": [text], "label": label}
@@ -93,7 +90,7 @@ def build_classify(job: Job) -> Recipe:
 
 
 def build_embed(job: Job) -> Recipe:
-    """Return an encoder of text embeddings that is trained on pairs."""
+    """Return a text embedding encoder trained on pairs."""
     query, document = field_choice.find_pair(job.data)
     negatives = field_choice.find_negatives(job.data)
     task: Tables = {"kind": "contrastive", "query": query, "document": document}
@@ -105,7 +102,7 @@ def build_embed(job: Job) -> Recipe:
 
 
 def build_sft(job: Job) -> Recipe:
-    """Return a causal model that is fine-tuned on conversations, with LoRA if it has weights."""
+    """Return a causal model fine-tuned on conversations, with LoRA if it has weights."""
     field_choice.check_conversations(job.data)
     tokens = sum(field.num_tokens for field in job.data.fields.values())
     length = max(_round_tokens(tokens), MIN_CHAT_TOKENS)
@@ -123,7 +120,7 @@ def build_sft(job: Job) -> Recipe:
 
 
 def build_rank(job: Job) -> Recipe:
-    """Return a ranker of the candidates of a query."""
+    """Return a ranker for query candidates."""
     label = field_choice.find_label(job.data, field_choice.RELEVANCE_NAMES)
     group = field_choice.find_group(job.data)
     query, document = field_choice.find_pair(job.data, {label, group or label})
@@ -141,7 +138,7 @@ def build_rank(job: Job) -> Recipe:
 
 
 def build_increment(job: Job) -> Recipe:
-    """Return the training of an earlier run on new data, mixed with its old data."""
+    """Return training that continues an earlier run on new data, mixed with the old data."""
     from regauge.config import SAVED_RUN, build, read_saved_run
     from regauge.data.dataset import read_manifest
     from regauge.data.settings import RowLayout
@@ -178,7 +175,7 @@ BUILDERS: dict[str, Callable[[Job], Recipe]] = {
     "rank": build_rank,
     "increment": build_increment,
 }
-"""The function that builds each recipe, by its name."""
+"""Recipe name -> builder."""
 DESCRIPTIONS = {
     "lm": "A language model of your texts, from scratch or from a model",
     "classify": "A classifier of texts, with the names of your classes",
@@ -192,9 +189,9 @@ DESCRIPTIONS = {
 def _build_fields_recipe(
     job: Job, task: Tables, rows: Tables, *, batch_rows: int = 32, options: Sequence[str] = ()
 ) -> Recipe:
-    """Return a recipe of an encoder; `rows` is left out if it is the default of the task.
+    """Return an encoder recipe; `rows` is left out if it is the task's default.
 
-    `options` are overrides of the command that predicts.
+    `options` are overrides for the predicting command.
     """
     limits = rows["fields"].values()
     is_default = set(limits) == {DEFAULT_TOKENS} and rows.get("group_by") in rows.get(
@@ -213,7 +210,7 @@ def _build_fields_recipe(
 
 
 def _find_dataset(path: str, run: Path) -> str:
-    """Return the dataset of a run; its path may be relative to a folder above the run."""
+    """Return a run's dataset; its path may be relative to a folder above the run."""
     from regauge.data.unprepared import is_prepared
 
     folders = (Path(), *(Path(os.path.relpath(parent)) for parent in run.resolve().parents))
@@ -235,14 +232,14 @@ def _describe_data(job: Job, rows: Tables, vocab_size: int) -> Tables:
 
 
 def _hold_out(job: Job) -> Tables:
-    """Return the table `split` of small data; larger data keeps the default."""
+    """Return the `split` table for small data; larger data keeps the default."""
     if job.data.is_complete and job.data.num_records < SMALL_DATA:
         return {"split": {"heldout_fraction": SMALL_DATA_HELDOUT}}
     return {}
 
 
 def _describe_training(job: Job, batch_rows: int, num_rows: float, model: Tables) -> Tables:
-    """Return model, batch, length and evaluations for data of about `num_rows` rows."""
+    """Return model, batch, length and evaluations for data with about `num_rows` rows."""
     rows, epochs, every = batch_rows, FINE_TUNING_EPOCHS, UNKNOWN_EVERY_STEPS
     if job.data.is_complete:
         while rows > MIN_BATCH_ROWS and num_rows < MIN_STEPS_PER_EPOCH * rows:
@@ -271,7 +268,7 @@ def _describe_decoder(length: int) -> Tables:
 
 
 def _limit_tokens(data: DataFile, *names: str) -> dict[str, int]:
-    """Return the token limit of each text field: at least the default, rounded up."""
+    """Return each text field's token limit: at least the default, rounded up."""
     limits = {name: _round_tokens(data.fields[name].num_tokens + SPECIAL_TOKENS) for name in names}
     return {name: max(limit, DEFAULT_TOKENS) for name, limit in limits.items()}
 
@@ -285,7 +282,7 @@ def _count_tokens(value: object) -> int:
 
 
 def _has_chat_template(model: str) -> bool:
-    """Return whether a local model has a chat template; that of a hub model is unknown."""
+    """Return whether a local model has a chat template; a hub model's is unknown."""
     folder = Path(model)
     if not folder.is_dir() or (folder / "chat_template.jinja").exists():
         return True

@@ -19,14 +19,14 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "rank": ("jsonl", "results.jsonl", {"query": "words", "document": "A text.", "label": 1.0}),
     "increment": ("jsonl", "new.jsonl", {"text": "A text."}),
 }
-"""Kind of the source, file and a record of the data that a recipe assumes if no file is named."""
+"""Recipe -> source kind, file and record assumed if no data file is named."""
 
 
 def write_recipe(name: str, run_file: str, data: Path | None, model: str | None) -> str:
-    """Return the run file of a recipe.
+    """Return a recipe's run file.
 
-    `run_file` is its path; the output folders have its name. `data` is a file of records; without
-    one, the fields have common names. `model` is a folder or a name on the Hugging Face Hub.
+    `run_file` is its path; the output folders share its name. `data` is a record file; without one,
+    the fields have common names. `model` is a folder or a name on the Hugging Face Hub.
     """
     if data is None:
         kind, file, record = EXAMPLES[name]
@@ -51,7 +51,7 @@ def _format_header(name: str, run_file: str, recipe: Recipe, note: str) -> list[
 
 
 def format_tables(tables: dict[str, Any]) -> list[str]:
-    """Return the lines of a TOML document; a table is one line if it is short enough."""
+    """Return TOML lines; a table is one line if it is short enough."""
     lines = []
     for name, value in tables.items():
         line = f"{name} = {format_toml(value)}"

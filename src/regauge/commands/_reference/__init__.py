@@ -1,6 +1,6 @@
-"""Describes settings for people: the type, bounds, default and help text of every key.
+"""Describes settings for people: type, bounds, default and help text of every key.
 
-The descriptions are derived from pydantic's fields; the docstring of a field is its help text.
+The descriptions are derived from pydantic's fields; a field's docstring is its help text.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ settings_roots = commands.settings_roots
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a table."""
+    """One table key."""
 
     path: str
     owner: type[config.Settings]
-    """The class that has the field."""
+    """Class with the field."""
     name: str
 
     @property
     def field(self) -> FieldInfo:
-        """The field of the class."""
+        """The class's field."""
         return self.owner.model_fields[self.name]
 
     @property
@@ -47,11 +47,11 @@ class Key:
 
     @property
     def folder(self) -> str | None:
-        """The folder of the choices at this key; None if the key is not a choice."""
+        """The folder with the choices for this key; None if the key is not a choice."""
         return next(_find_folders(self.field.annotation, self.field.metadata), None)
 
     def format_row(self) -> dict[str, str]:
-        """Return the name, type, default and description of the key."""
+        """Return the key's name, type, default and description."""
         return {
             "key": self.path,
             "type": self.format_type(),
@@ -60,7 +60,7 @@ class Key:
         }
 
     def format_type(self) -> str:
-        """Return the type of the key's value, with its bounds."""
+        """Return the type of the key's value, with bounds."""
         if self.folder:
             is_list = _is_list(self.field)
             return f"{'list of choices' if is_list else 'choice'} of {self.folder}"
@@ -69,7 +69,7 @@ class Key:
 
 
 def list_keys(model: type[config.Settings], prefix: str = "") -> Iterator[Key]:
-    """Yield the keys of a table; a nested table is replaced by its keys."""
+    """Yield a table's keys; a nested table is replaced by its keys."""
     for name, field in model.model_fields.items():
         key = Key(f"{prefix}{name}", model, name)
         if key.table and not _is_list(field):
@@ -93,7 +93,7 @@ def list_folders() -> list[str]:
 
 
 def list_exit_codes() -> dict[int, str]:
-    """Return the meaning of every exit code."""
+    """Return exit code -> meaning."""
     codes = {
         0: "Success.",
         1: "An internal error of Regauge or of a library.",
@@ -108,12 +108,12 @@ def list_exit_codes() -> dict[int, str]:
 
 
 def first_docstring_line(documented: type[Any]) -> str:
-    """Return the first docstring line of a class."""
+    """Return the first line of a class docstring."""
     return (documented.__doc__ or "").strip().partition("\n")[0]
 
 
 def format_default(field: FieldInfo) -> str:
-    """Return the default value of a key as JSON, or a word for it."""
+    """Return a key's default value as JSON, or a word for it."""
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True, validated_data={})
@@ -130,7 +130,7 @@ def _is_list(field: FieldInfo) -> bool:
 
 
 def _find_folders(annotation: Any, metadata: list[Any]) -> Iterator[str]:
-    """Yield the folders that `config.choice_of` added to an annotation, at any depth."""
+    """Yield the folders added to an annotation by `config.choice_of`, at any depth."""
     for validator in metadata:
         function = validator.func if isinstance(validator, BeforeValidator) else None
         if isinstance(function, partial) and function.func is config.parse_choice:

@@ -1,4 +1,4 @@
-"""Candidates of shell completion for the overrides of a run file."""
+"""Shell completion candidates for run file overrides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def complete_override(context: CompletionContext) -> dict[str, str]:
-    """Return the assignments `key=` that begin with a word, with their descriptions."""
+    """Return matching `key=` assignments -> description."""
     prefix = context.incomplete
     return {
         f"{path}=": key.format_row()["description"]
@@ -23,7 +23,7 @@ def complete_override(context: CompletionContext) -> dict[str, str]:
 
 
 def list_assignable_keys() -> Iterator[tuple[str, _reference.Key]]:
-    """Yield the keys of all verbs, and below a choice the keys of each of its kinds."""
+    """Yield all verbs' keys, and below a choice the keys for each kind."""
     for root in _reference.settings_roots().values():
         for key in _reference.list_keys(root):
             yield key.path, key

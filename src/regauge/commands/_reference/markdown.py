@@ -1,4 +1,4 @@
-"""The reference page of all settings in Markdown, which is `docs/reference/settings.md`."""
+"""The Markdown reference page for all settings, `docs/reference/settings.md`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ a table with a `kind`, or the name of the kind alone."""
 
 
 def build_page() -> str:
-    """Return the text of the page."""
     lines = [_HEAD, *_format_verbs(), *_format_tables(), *_format_choices(), *_format_exit_codes()]
     return "\n".join(lines) + "\n"
 
@@ -38,7 +37,7 @@ def _format_tables_of(verb: str) -> str:
 
 
 def _format_tables() -> Iterator[str]:
-    """Yield the section of each different table, with the verbs that read it."""
+    """Yield a section per distinct table, with the verbs reading it."""
     readers: dict[tuple[str, type[config.Settings] | None, str], list[str]] = {}
     for verb, root in _reference.settings_roots().items():
         for name in root.model_fields:

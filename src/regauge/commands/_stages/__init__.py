@@ -1,10 +1,10 @@
-"""The stages of a pipeline with resolved settings, and the record of a finished stage.
+"""Pipeline stages with resolved settings, and the record of a finished stage.
 
     <pipeline>/<number>-<name>                                        a stage
-    <pipeline>/<number>-<name>/<first digits of the input hash>       a stage of a round
+    <pipeline>/<number>-<name>/<first digits of the input hash>       a stage in a round
 
-A value that starts with `@name` refers to the output folder of the stage `name`; `@@` is a literal
-`@`. This module runs no verb.
+A value that starts with `@name` refers to the output folder of stage `name`; `@@` is a literal `@`.
+This module does not run verbs.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _STAGE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
 class Stage(config.Settings):
-    """One verb of a pipeline; its other tables override the shared tables of the same name."""
+    """One verb in a pipeline; the other tables override shared tables with the same name."""
 
     model_config = ConfigDict(extra="allow")
 
     verb: str
-    """The verb of this stage, with a flag if the flag reads other tables."""
+    """Verb to run, with a flag if the flag reads other tables."""
     name: str | None = None
-    """Stage and folder name; `@name` in a later stage is that folder. By default the verb."""
+    """Stage and folder name; `@name` in a later stage is that folder. Default: the verb."""
 
 
 @dataclass(frozen=True)
 class ResolvedStage:
-    """A stage with its resolved settings, its folder and the names of its input stages."""
+    """A stage with resolved settings, folder and input stage names."""
 
     number: int
     name: str
@@ -51,11 +51,11 @@ class ResolvedStage:
     settings: config.Settings
     inputs: tuple[str, ...]
     identity: dict[str, Any]
-    """Everything that determines the result of this stage, with its SHA-256."""
+    """Everything determining the stage's result, with a SHA-256."""
 
     @property
     def sha256(self) -> str:
-        """The hash of the identity, which is part of the identities of later stages."""
+        """The identity hash, which is part of later stages' identities."""
         return str(self.identity["sha256"])
 
 
@@ -65,10 +65,10 @@ def resolve_stages(
     folder: Path,
     round_inputs: RoundInputs | None = None,
 ) -> list[ResolvedStage]:
-    """Build the settings of every stage; raises SettingsError for the first invalid stage.
+    """Build every stage's settings; raises SettingsError for the first invalid stage.
 
-    `shared` and the stages already include the overrides of the command line. The stages of a
-    pipeline that repeats have `round_inputs`.
+    `shared` and the stages already include command line overrides. Stages in a repeating pipeline
+    have `round_inputs`.
     """
     resolved: list[ResolvedStage] = []
     for number, stage in enumerate(stages, start=1):
@@ -96,23 +96,23 @@ def resolve_stages(
 
 
 def seal_identity(document: dict[str, Any]) -> dict[str, Any]:
-    """Return everything that determines the result of a stage, with its SHA-256."""
+    """Return everything determining a stage's result, with a SHA-256."""
     return {**document, "sha256": hash_document(document)}
 
 
 def save_outcome(stage: ResolvedStage, outcome: dict[str, Any]) -> None:
-    """Record that a stage is finished."""
+    """Record a finished stage."""
     stage.folder.mkdir(parents=True, exist_ok=True)
     config.save(stage.folder / DONE, {**stage.identity, **outcome})
 
 
 def find_output(verb: str) -> str:
-    """Return the key of the output folder of a verb; empty if it has none."""
+    """Return a verb's output folder key, or an empty string."""
     return getattr(commands.import_verb(verb), "OUTPUT", None) or ""
 
 
 class References:
-    """Replaces `@name` with the folder of an earlier stage, and collects the used names."""
+    """Replaces `@name` with an earlier stage's folder, and collects the used names."""
 
     def __init__(self, stage: str, folders: dict[str, Path]) -> None:
         self.stage = stage
@@ -120,7 +120,7 @@ class References:
         self.used: set[str] = set()
 
     def replace(self, value: Any) -> Any:
-        """Return a value with the folders of its references."""
+        """Return a value with references replaced by folders."""
         if isinstance(value, dict):
             return {key: self.replace(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -138,7 +138,7 @@ class References:
                 else "the first stage has no earlier stage; write @@ for a literal @"
             )
             raise SettingsError(
-                f"stage '{self.stage}': '{reference}' names no earlier stage", remedy
+                f"stage '{self.stage}': '{reference}' does not name an earlier stage", remedy
             )
         self.used.add(name)
         return str(self.folders[name] / rest) if slash else str(self.folders[name])
@@ -148,7 +148,7 @@ def _check_name(stage: Stage, earlier: list[ResolvedStage]) -> str:
     name = stage.name or stage.verb
     if not _STAGE_NAME.fullmatch(name):
         remedy = "use lowercase letters, digits, '-', '_' and '.'"
-        raise SettingsError(f"'{name}' is not a valid name of a stage", remedy)
+        raise SettingsError(f"'{name}' is not a valid stage name", remedy)
     if name in {other.name for other in earlier}:
         raise SettingsError(f"two stages are named '{name}'", "give one of them another name")
     return name
@@ -164,7 +164,7 @@ def _find_root(stage: Stage) -> type[config.Settings]:
     }
     if verb not in stage_roots:
         remedy = choices.did_you_mean(verb, tuple(stage_roots))
-        raise SettingsError(f"stage '{name}': no verb '{verb}' that a stage can run", remedy)
+        raise SettingsError(f"stage '{name}': a stage cannot run '{verb}'", remedy)
     return stage_roots[verb]
 
 
@@ -191,7 +191,7 @@ def _build(
     folder: Path,
     references: References,
 ) -> config.Settings:
-    """Build the settings of a stage with its output folder, and without another one."""
+    """Build a stage's settings with the stage's output folder, and without another one."""
     output = tables.get("output")
     if isinstance(output, dict):
         tables = {**tables, "output": {key: output[key] for key in output if key != "folder"}}

@@ -1,4 +1,4 @@
-"""The events of a pipeline that people receive: its end, a refused model, a late round."""
+"""Pipeline events for people: the end, a refused model, a late round."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 def send_pipeline_events(
     shared: config.Tables, run_file: Path, folder: Path, *, is_last: bool
 ) -> Iterator[Notifier]:
-    """Yield a notifier by the shared table `monitoring`; send an event at the end of the block.
+    """Yield a notifier for the shared table `monitoring`; send an event at the end of the block.
 
     A success is an event only if the block runs the last stage (`is_last`).
 
-    Raises SettingsError if a secret of a sink cannot be read.
+    Raises SettingsError if a sink's secret cannot be read.
     """
     monitoring = config.build(Monitoring, shared.get("monitoring", {}), source=str(run_file))
     path = folder.resolve()
@@ -44,6 +44,6 @@ def send_pipeline_events(
 
 
 def send_deadline(notifier: Notifier, problem: str) -> None:
-    """Send the event of a round that is late, or that will be."""
+    """Send an event for a late round, or one projected to be late."""
     action = "look at the running stage, or raise repeat.deadline_hours"
     notifier.send("deadline_at_risk", problem=problem, next_action=action)

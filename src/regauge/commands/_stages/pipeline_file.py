@@ -1,6 +1,6 @@
-"""Reads the run file of a pipeline: its settings, and its stages with their overrides.
+"""Reads a pipeline's run file: its settings, and its stages with their overrides.
 
-It reads no data and no output folder, so that `launch` can plan a pipeline of another machine.
+It does not read data or output folders, so that `launch` can plan another machine's pipeline.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from regauge.system.errors import SettingsError
 
 
 class PipelineOutput(config.Settings):
-    """Output of a pipeline."""
+    """Pipeline output."""
 
     folder: str | None = None
-    """Folder with one subfolder per stage; by default `out/<run file name>`."""
+    """Folder with one subfolder per stage; default: `out/<run file name>`."""
 
 
 class PipelineSettings(config.Settings):
-    """The stages of a pipeline in order; they share the other tables of the run file."""
+    """Pipeline stages in order; they share the run file's other tables."""
 
     output: PipelineOutput = PipelineOutput()
     repeat: Repeat | None = None
     """Repetition on new data; without this table, the stages run once."""
     registry: RegistryModel | None = None
-    """The registry with the model that serves, for `@serving`."""
+    """The registry with the serving model, for `@serving`."""
     monitoring: Monitoring = Monitoring()
-    """The events of the pipeline that people receive."""
+    """Pipeline events for people."""
     stage: tuple[Stage, ...] = Field(min_length=1)
-    """The stages, each a verb with the tables that override the shared ones."""
+    """Stages, each a verb with tables overriding the shared ones."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class PipelineFile:
     settings: PipelineSettings
     stages: tuple[Stage, ...]
     shared: config.Tables
-    """The tables that all stages share."""
+    """Tables shared by all stages."""
     folder: Path
-    """The output folder of the pipeline."""
+    """Pipeline output folder."""
 
 
 def read_pipeline_file(run_file: Path, overrides: tuple[str, ...]) -> PipelineFile:
-    """Read a run file, and check it except for the settings of its stages.
+    """Read a run file, and check it except for the stages' settings.
 
     Raises SettingsError.
     """
@@ -78,7 +78,7 @@ def read_pipeline_file(run_file: Path, overrides: tuple[str, ...]) -> PipelineFi
 def resolve_without_data(pipeline: PipelineFile) -> list[ResolvedStage]:
     """Return the stages as they are while no version serves, without reading any file.
 
-    Their folders are those of a pipeline that does not repeat. Raises SettingsError for an invalid
+    Their folders are those in a pipeline that does not repeat. Raises SettingsError for an invalid
     stage.
     """
     stages, shared = pipeline.stages, pipeline.shared
@@ -96,7 +96,7 @@ def resolve_without_data(pipeline: PipelineFile) -> list[ResolvedStage]:
 def _group_overrides(
     overrides: tuple[str, ...],
 ) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """Return the overrides of all stages, and the overrides of single stages by name."""
+    """Return the overrides for all stages, and stage name -> overrides for single stages."""
     shared_overrides: list[str] = []
     stage_overrides: dict[str, tuple[str, ...]] = {}
     for override in overrides:
@@ -116,7 +116,7 @@ def _apply_to_stages(
 ) -> tuple[Stage, ...]:
     """Return the stages with the overrides applied to their tables.
 
-    An override of `output.folder` sets the folder of the pipeline, never of a stage.
+    An override of `output.folder` sets the pipeline's folder, never a stage's.
     """
     shared_overrides = tuple(
         override for override in shared_overrides if not override.startswith("output.folder=")

@@ -1,4 +1,4 @@
-"""Plans of unfinished pipeline stages, from the dry runs of their verbs."""
+"""Plans of unfinished pipeline stages, from their verbs' dry runs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from regauge.commands._stages.status import StageStatus
 
 DatasetRows = dict[str, Any]
-"""Row layouts of datasets by folder; see `data/unprepared.py`."""
+"""Dataset folder -> row layouts; see `data/unprepared.py`."""
 
 
 def describe_datasets(stages: list[ResolvedStage], shared: config.Tables) -> DatasetRows:
-    """Return the row layouts of datasets in the shared tables, and of those that stages prepare."""
+    """Return the row layouts of datasets in the shared tables and of those prepared by stages."""
     from regauge.commands._parts.default_tables import complete_tables
     from regauge.data import unprepared
 
     dataset_rows: DatasetRows = {}
-    with suppress(SettingsError):  # the tables of a stage may complete the shared ones
+    with suppress(SettingsError):  # a stage's tables may complete the shared ones
         dataset_rows |= unprepared.describe_datasets(complete_tables(shared))
     for stage in stages:
         list_datasets = getattr(commands.import_verb(stage.verb), "list_datasets", None)
@@ -39,7 +39,7 @@ def make_plan(
 ) -> dict[str, Any]:
     """Return the dry run of a stage's verb.
 
-    If it depends on inputs that are stale or unfinished, the plan only has their names.
+    If it depends on stale or unfinished inputs, the plan only has their names.
     """
     plan = getattr(commands.import_verb(stage.verb), "plan", None)
     if plan is None:

@@ -1,12 +1,12 @@
-"""The inputs of a round of a pipeline that repeats, and the hashes that name stage folders.
+"""Inputs of a repeating pipeline's round, and the hashes that name stage folders.
 
-The hash of a stage covers its verb, its tables, its data, its custom code, the version of Regauge
-and the hashes of its input stages. A stage with the same inputs therefore has the same folder, and
-is finished if that folder is.
+A stage hash covers its verb, tables, data, custom code, Regauge version and the hashes of its input
+stages. A stage with the same inputs therefore has the same folder, and is finished if that folder
+is.
 
-A value `@serving` is the model that serves. Training starts from the version that served when the
-round began, which is not part of the hash. All other stages compare with the version that serves
-now, which is part of it.
+A value `@serving` is the serving model. Training starts from the version that served when the round
+began, which is not part of the hash. All other stages compare with the version that serves now,
+which is part of it.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ if TYPE_CHECKING:
     from regauge.registry.pipelines.settings import Repeat
 
 SERVING = "@serving"
-"""A value that stands for the model that serves; `@serving` alone is its folder."""
+"""Stands for the serving model; `@serving` alone is its folder."""
 START_KEY = "model.init_from"
-"""The table whose `@serving` is the version that training starts from."""
+"""Table whose `@serving` is the start version for training."""
 
 
 @dataclass(frozen=True)
 class RoundInputs:
-    """The inputs of a round from outside of the pipeline."""
+    """A round's inputs from outside the pipeline."""
 
     current: Round
     base: ServingModel | None
-    """The model that training starts from."""
+    """Start model for training."""
     serving: ServingModel | None
-    """The model that the new one is compared with."""
+    """Model to compare the new one with."""
     hashes: InputHashes
 
     def fill(self, tables: config.Tables, name: str, root: type[config.Settings]) -> config.Tables:
-        """Return the tables with the files of the increment, and with the folders of `@serving`.
+        """Return the tables with the increment's files, and with the folders of `@serving`.
 
-        Without a serving model, a key with `@serving` is left out, and a table whose `path` it is.
+        Without a serving model, keys with `@serving` are left out, and so are tables whose `path`
+        it is.
         """
         filled, serving = _take_serving(tables, "", (self.base, self.serving))
         if serving:
@@ -64,9 +65,9 @@ class RoundInputs:
         settings: config.Settings,
         input_hashes: dict[str, str],
     ) -> dict[str, Any]:
-        """Return everything that determines the result of a stage, with its SHA-256.
+        """Return everything that determines a stage's result, with its SHA-256.
 
-        `tables` are those of the run file, and `settings` has the data of this round.
+        `tables` come from the run file, and `settings` has this round's data.
         """
         data = {
             key: hashes
@@ -92,36 +93,36 @@ class RoundInputs:
 def list_increments(
     stages: tuple[Stage, ...], shared: config.Tables, repeat: Repeat
 ) -> dict[str, tuple[str, ...]]:
-    """Return the patterns of the files of each increment, by stage.
+    """Return stage -> file patterns for each increment.
 
-    Raises SettingsError for a stage that does not exist, or that reads no files.
+    Raises SettingsError for a stage that does not exist, or that does not read files.
     """
     by_name = {stage.name or stage.verb: stage for stage in stages}
     patterns = {}
     for name in repeat.increments:
         if name not in by_name:
             remedy = f"set repeat.increments to stages: {', '.join(by_name)}"
-            raise SettingsError(f"repeat.increments names no stage '{name}'", remedy)
+            raise SettingsError(f"repeat.increments names an unknown stage '{name}'", remedy)
         source = config.merge(shared, dict(by_name[name].model_extra or {})).get("source")
         files = source.get("files") if isinstance(source, dict) else None
         if isinstance(files, str):
             files = (files,)
         if not files:
-            problem = f"stage '{name}' of repeat.increments has no source.files"
+            problem = f"stage '{name}' in repeat.increments does not set source.files"
             raise SettingsError(problem, "set source.files to a pattern, such as data/*.jsonl")
         patterns[name] = tuple(map(str, files))
     return patterns
 
 
 def drop_serving(tables: config.Tables) -> config.Tables:
-    """Return tables as they are while no version serves: without the values of `@serving`."""
+    """Return tables as they are while no version serves: without `@serving` values."""
     return _take_serving(tables, "", (None, None))[0]
 
 
 def _take_serving(
     tables: config.Tables, key: str, models: tuple[ServingModel | None, ServingModel | None]
 ) -> tuple[config.Tables, config.Tables]:
-    """Return the tables without values of `@serving`, and the tables of these values alone.
+    """Return the tables without `@serving` values, and the tables with these values alone.
 
     `models`: the model that training starts from, and the one that the new model is compared with.
     """
@@ -147,7 +148,7 @@ def _take_serving(
 
 
 def _describe_tables(stage: Stage, tables: config.Tables) -> config.Tables:
-    """Return the tables of a stage without its output folder, as JSON stores them."""
+    """Return a stage's tables without the output folder, as JSON stores them."""
     described = dict(tables)
     for key in ("output.folder", find_output(stage.verb)):
         name, _, last = key.rpartition(".")
@@ -159,7 +160,7 @@ def _describe_tables(stage: Stage, tables: config.Tables) -> config.Tables:
 
 
 def _reads_stage(source: Source, tables: config.Tables, key: str) -> bool:
-    """Return whether a source reads files of an earlier stage, whose hash is an input already."""
+    """Return whether a source reads files from an earlier stage, whose hash is already an input."""
     table: Any = tables
     for part in (*key.split("."), "files"):
         table = table.get(part, ()) if isinstance(table, dict) else ()

@@ -1,4 +1,4 @@
-"""Selects the round that a pipeline runs: the unfinished one, the last one, or a new one."""
+"""Selects a pipeline's round to run: the unfinished one, the last one, or a new one."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from regauge.registry.pipelines.settings import Repeat
 
 CACHE = "data_hashes.json"
-"""File of known hashes, in the folder of the pipeline."""
+"""File with known hashes, in the pipeline folder."""
 
 
 @dataclass
 class Repetition:
-    """The rounds of a pipeline, and the one that it runs."""
+    """A pipeline's rounds, and the one to run."""
 
     folder: Path
     settings: Repeat
     rounds: list[Round]
-    """The stored rounds."""
+    """Stored rounds."""
     current: Round
     hashes: InputHashes
     stages: list[ResolvedStage] = field(default_factory=list)
-    """The stages of the current round."""
+    """Stages in the current round."""
     statuses: dict[str, StageStatus] = field(default_factory=dict)
 
     @property
@@ -52,7 +52,6 @@ class Repetition:
 
     @property
     def earlier_rounds(self) -> list[Round]:
-        """The rounds before the current one."""
         return [entry for entry in self.rounds if entry.number < self.current.number]
 
     def begin(self) -> None:
@@ -73,11 +72,11 @@ class Repetition:
         self._save(stages=[*others, entry])
 
     def finish(self) -> None:
-        """Record that all stages of the round are finished."""
+        """Record the round as finished."""
         self._save(state="finished")
 
     def refuse(self, stage: ResolvedStage) -> None:
-        """Record that a gate has refused the new model."""
+        """Record a gate's refusal of the new model."""
         self._save(state="refused", refused_sha256=stage.sha256)
 
     def _save(self, **changes: Any) -> None:
@@ -88,11 +87,11 @@ class Repetition:
 def select_round(
     pipeline: PipelineFile, repeat: Repeat, earlier: Repetition | None = None
 ) -> Repetition:
-    """Return the round to run; writes nothing.
+    """Return the round to run, without writing anything.
 
     An unfinished or refused round is continued. A finished one is followed by a new one if a file
-    has arrived, or if another input of a stage has changed. `earlier` is the repetition of an
-    earlier selection, whose hashes of files are known.
+    has arrived, or if another stage input has changed. `earlier` is an earlier selection, whose
+    file hashes are known.
     """
     rounds = read_rounds(pipeline.folder)
     hashes = earlier.hashes if earlier else InputHashes([pipeline.folder / CACHE])
@@ -116,7 +115,7 @@ def select_round(
 
 
 def _start(pipeline: PipelineFile, number: int, files: dict[str, FileHashes]) -> Round:
-    """Return a new round, which starts from the model that serves now."""
+    """Return a new round, starting from the model that serves now."""
     version = _find_version(pipeline)
     return Round(
         number=number,
@@ -130,7 +129,7 @@ def _start(pipeline: PipelineFile, number: int, files: dict[str, FileHashes]) ->
 
 
 def _compare_with_present(pipeline: PipelineFile, repetition: Repetition) -> Repetition:
-    """Compare the round with the model that serves now, unless it is its own; return it."""
+    """Compare the round with the model serving now, unless it came from the round; return it."""
     version = _find_version(pipeline)
     promotions = [stage.folder for stage in repetition.stages if stage.verb == "promote"]
     is_own = version is not None and version in map(read_promoted_version, promotions)
@@ -147,7 +146,7 @@ def _find_version(pipeline: PipelineFile) -> str | None:
 
 
 def _resolve(pipeline: PipelineFile, repetition: Repetition) -> Repetition:
-    """Resolve the stages of the current round; return the repetition."""
+    """Resolve the current round's stages; return the repetition."""
     registry, current = pipeline.settings.registry, repetition.current
     base, serving = (
         find_serving(registry, version) if registry and version else None

@@ -1,7 +1,7 @@
-"""The nodes of a stage that trains on several machines: node 0 writes the records of the pipeline.
+"""Nodes of a stage that trains on several machines: node 0 writes the pipeline records.
 
-Each node runs the same command, `regauge pipeline FILE --until STAGE`. The other nodes take part in
-the training only.
+Each node runs the same command, `regauge pipeline FILE --until STAGE`. The other nodes only take
+part in the training.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ INDEX_VARIABLES = (
     "JOB_COMPLETION_INDEX",
     "SLURM_NODEID",
 )
-"""Variables with the number of a node: torchrun, AWS Batch, Indexed Jobs, and `srun`."""
+"""Node number variables: torchrun, AWS Batch, Indexed Jobs, and `srun`."""
 
 
 def is_follower(stage: ResolvedStage, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process is a node of a training stage, and not its first node."""
+    """Return whether this process is a node in a training stage other than the first."""
     settings = stage.settings
     if not isinstance(settings, TrainSettings):
         return False
@@ -36,6 +36,6 @@ def is_follower(stage: ResolvedStage, environment: Mapping[str, str] = os.enviro
 
 
 def read_node_index(environment: Mapping[str, str]) -> int:
-    """Return the number of this node, from the first variable that is set; 0 without one."""
+    """Return this node's number, from the first variable in the environment; 0 without one."""
     values = [environment[name] for name in INDEX_VARIABLES if name in environment]
     return int(values[0]) if values and values[0].isdigit() else 0

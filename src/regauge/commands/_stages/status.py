@@ -1,4 +1,4 @@
-"""Finds which stages of a pipeline are finished, stale or pending, and why. It writes nothing."""
+"""Finds which pipeline stages are finished, stale or pending, and why. It writes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DoneShape(DocumentShape):
-    """The record of a finished stage."""
+    """A finished stage's record."""
 
     sha256: str
     seconds: float
@@ -28,16 +28,14 @@ class DoneShape(DocumentShape):
 
 @dataclass(frozen=True)
 class StageStatus:
-    """The state of a stage."""
-
     state: Literal["finished", "stale", "pending"]
     """A stale stage was finished with other settings or inputs; a run refuses to start."""
     reason: str = ""
-    """The reason why the stage is not finished."""
+    """Why the stage is not finished."""
     record: dict[str, Any] = field(default_factory=dict)
-    """Content of `done.json` if the stage is finished."""
+    """`done.json` content if the stage is finished."""
     refusal: SettingsError | None = None
-    """The error that a run raises for a stale stage."""
+    """Error raised by a run for a stale stage."""
 
     @property
     def summary(self) -> str:
@@ -47,7 +45,7 @@ class StageStatus:
 
 
 def inspect_stages(stages: list[ResolvedStage]) -> dict[str, StageStatus]:
-    """Return the status of every stage by name."""
+    """Return stage name -> status."""
     statuses: dict[str, StageStatus] = {}
     for stage in stages:
         statuses[stage.name] = _inspect_stage(stage, statuses)
@@ -57,7 +55,7 @@ def inspect_stages(stages: list[ResolvedStage]) -> dict[str, StageStatus]:
 def explain_stage(
     stage: ResolvedStage, status: StageStatus, repetition: Repetition | None
 ) -> dict[str, Any]:
-    """Return the state of a stage, and every input that has changed since it was last finished."""
+    """Return a stage's state, and every input changed since it was last finished."""
     row: dict[str, Any] = {"name": stage.name, "state": status.state}
     if repetition is None:
         why = "nothing has changed" if status.state == "finished" else status.reason
@@ -100,7 +98,7 @@ def _inspect_stage(stage: ResolvedStage, earlier: dict[str, StageStatus]) -> Sta
 
 
 def _read_done(path: Path) -> dict[str, Any] | None:
-    """Return the record of a finished stage; None if it is damaged or has another format."""
+    """Return a finished stage's record; None if it is damaged or in another format."""
     try:
         return config.find_document(path, "run the stage again", DoneShape)
     except DataError:
@@ -125,7 +123,7 @@ def _describe_reuse(stage: ResolvedStage, repetition: Repetition) -> str:
 
 
 def _find_last_identity(stage: ResolvedStage, repetition: Repetition) -> dict[str, Any] | None:
-    """Return the identity of a stage in the last round that finished it; None without one."""
+    """Return a stage's identity in the last round with a finished one, if any."""
     for entry in reversed(repetition.rounds):
         for item in entry.stages:
             if item.name == stage.name:

@@ -16,7 +16,7 @@ from distributed.runs import TASKS
 from regauge import config
 from regauge.accelerators.cpu import Cpu
 from regauge.config import build
-from regauge.data.batches import GATHERED_COLUMNS, Arrays, MicrobatchPlan, RandomKey
+from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
 from regauge.data.dataset import Dataset, DatasetRows, ExtendedRows
 from regauge.data.loader import BatchLoader, CollatorConfig, RankShare
 from regauge.data.row_order import PADDING
@@ -25,7 +25,7 @@ from regauge.models.modules import TextModule
 from regauge.models.settings import Model
 from regauge.system import choices
 from regauge.system.processes import World
-from regauge.tasks import Task
+from regauge.tasks import GATHERED_COLUMNS, Task
 from regauge.training.gradients import GradientComputer
 from regauge.training.heldout import compute_means
 from regauge.training.strategies import Placement, ShardedModel

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from libraries import import_sentence_transformers
-from regauge.data.batches import PAIR_LABELS, TEXT_HASHES
-from regauge.tasks import Task
+from regauge.tasks import PAIR_LABELS, TEXT_HASHES, Task
 from regauge.tasks.contrastive import Contrastive
 from regauge.tasks.distill import Distill
 from regauge.tasks.similarity import Similarity

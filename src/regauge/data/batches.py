@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 
     from regauge.data.dataset import DatasetRows
 
-TEXT_HASHES = "text_hashes"
-"""Name of the array that identifies texts: equal texts of a batch have equal hashes."""
-PAIR_LABELS = "pair_labels"
-"""Name of the array with the label of each text's row, [batch, 1] fp32."""
-GATHERED_COLUMNS = (TEXT_HASHES, PAIR_LABELS)
-"""Arrays that a loss over the global batch may need besides the vectors, [batch, width] fp32."""
 HASH_WORDS = 4
 """Words of 16 bits of a hash; a float has exactly the value of a word."""
 Arrays = dict[str, np.ndarray]

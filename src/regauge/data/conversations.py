@@ -38,6 +38,11 @@ MAX_DEPTH = 64
 Message = dict[str, Any]
 PartPath = tuple[str | int, ...]
 """Keys and indices that lead to a part, from the variables of the template."""
+PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
+ANSWERS = (CHOSEN, REJECTED)
+"""Columns of tokens of a preference: the prompt with each of its answers."""
+MASKS = tuple(f"{name}_mask" for name in ANSWERS)
+"""Columns that mark the tokens of these answers."""
 
 
 class ConversationError(Exception):

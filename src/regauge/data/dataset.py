@@ -9,7 +9,8 @@
                                     layout stores them
     <path>/rejected.jsonl           records that could not be used, each with its reason
 
-This module reads it. It does not depend on tasks, and it holds no rows in memory.
+This module reads it. It does not depend on tasks, and it holds no rows in memory. The manifest is
+read without numpy and pyarrow.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from __future__ import annotations
 import bisect
 import hashlib
 import json
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import numpy as np
-import pyarrow as pa
 import pydantic
 
 from regauge.config import FORMAT, Settings, find_document
@@ -31,6 +31,9 @@ from regauge.system.json_files import describe_mismatch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
+
+    import numpy as np
+    import pyarrow as pa
 
 MANIFEST = "manifest.json"
 TOKENIZER_FOLDER, TOKENIZER = "tokenizer", "tokenizer.json"
@@ -208,7 +211,7 @@ class DatasetRows:
 
     def __init__(self, folder: Path, split: SplitInfo) -> None:
         self._shards = [_map_columns(folder / shard.file, shard.rows) for shard in split.shards]
-        self._ends = np.cumsum([shard.rows for shard in split.shards]).tolist()
+        self._ends = list(accumulate(shard.rows for shard in split.shards))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -222,6 +225,8 @@ class DatasetRows:
 
     def read_column(self, name: str) -> np.ndarray:
         """Return the values of a column in all rows, in order; lists are concatenated."""
+        import numpy as np
+
         parts = [columns[name].values for columns in self._shards]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
@@ -384,6 +389,8 @@ def _read_texts(path: Path, max_rows: int | None) -> list[dict[str, Any]]:
 
 
 def _map_table(path: Path) -> pa.Table:
+    import pyarrow as pa
+
     check_file(path, "run 'regauge prepare' again")
     try:
         with pa.memory_map(str(path)) as source:
@@ -400,6 +407,9 @@ def _map_column(chunked: Any) -> _Column:
 
 def _view_array(array: Any) -> _Column:
     """Return views of an array without nulls; its `to_numpy` would import pandas."""
+    import numpy as np
+    import pyarrow as pa
+
     if not pa.types.is_list(array.type):
         return _Column(np.from_dlpack(array), None)
     inner, offsets = array.values, np.from_dlpack(array.offsets)

@@ -39,6 +39,13 @@ MetricSums = dict[str, tuple[Any, Any]]
 ITEMS = "items"
 """Metric name of the number of items (rows, tokens or queries) that the means are taken over."""
 
+TEXT_HASHES = "text_hashes"
+"""Name of the array that identifies texts: equal texts of a batch have equal hashes."""
+PAIR_LABELS = "pair_labels"
+"""Name of the array with the label of each text's row, [batch, 1] fp32."""
+GATHERED_COLUMNS = (TEXT_HASHES, PAIR_LABELS)
+"""Arrays that a loss over the global batch may need besides the vectors, [batch, width] fp32."""
+
 LOWER_IS_BETTER = ("loss", "perplexity", "error", "seconds", "latency", "usd", "bytes")
 """A metric is better when lower if its name contains one of these words."""
 

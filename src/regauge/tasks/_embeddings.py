@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import model_validator
 
-from regauge.data.batches import take_rows
 from regauge.data.buckets import sum_histograms
 from regauge.models import sentence_transformers
 from regauge.models.io_spec import InputSpec, ModelHead
@@ -16,7 +15,6 @@ from regauge.system.log import logger
 from regauge.tasks._fields import (
     TEXT_TOKENS,
     FieldsTask,
-    Texts,
     check_field,
     field_histogram,
 )
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.models.modules import Encoder
     from regauge.models.settings import Model
+    from regauge.tasks._arrays import Texts
 
 QUERY, DOCUMENT = "query", "document"
 """Names of prompts, as in sentence-transformers."""
@@ -125,6 +124,8 @@ class EmbeddingTask(FieldsTask):
         special: tuple[int, ...] = (),
     ) -> Texts:
         """Return the texts of rows, by the order of `text_columns`."""
+        from regauge.data.batches import take_rows
+
         del special
         names = self.text_columns()
         records = zip(take_rows(rows, row_numbers), text_numbers, strict=True)

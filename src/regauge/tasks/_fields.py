@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 from pydantic import Field
 
-from regauge.data.batches import MicrobatchPlan, build_dropout_keys, pad_sequences
 from regauge.data.buckets import (
     choose_bucket_lengths,
     count_batch_tokens,
-    find_bucket_length,
     sum_histograms,
 )
 from regauge.system.choices import did_you_mean
@@ -20,15 +17,13 @@ from regauge.system.wording import format_count
 from regauge.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import numpy as np
 
-    from regauge.data.batches import Arrays, RandomKey
+    from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
     from regauge.data.buckets import BatchForm
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
-
-Texts = list[np.ndarray | None]
-"""Token ids of texts, each [length]; None for a text of a padding row."""
+    from regauge.tasks._arrays import Texts
 
 
 TEXT_TOKENS = 128
@@ -114,78 +109,23 @@ class FieldsTask(Task):
 
         Slots are numbered by text number first, then by row.
         """
+        from regauge.tasks import _arrays
+
         count = self.slots_per_row()
-        repeated_numbers = np.resize(row_numbers, count * len(row_numbers))
-        text_numbers = np.repeat(np.arange(count), len(row_numbers))
-        lengths = _count_tokens(self.read_texts(rows, repeated_numbers, text_numbers))
-        longest_first = np.argsort(-lengths, kind="stable")
-        plans = []
-        for slots in longest_first.reshape(-1, count * microbatch_rows):
-            texts, indices = np.divmod(slots, len(row_numbers))
-            length = find_bucket_length(int(lengths[slots].max()), bucket_lengths)
-            plans.append(MicrobatchPlan(row_numbers[indices], texts, slots, length))
-        return plans
+        repeated_numbers, text_numbers = _arrays.repeat_rows(row_numbers, count)
+        texts = self.read_texts(rows, repeated_numbers, text_numbers)
+        return _arrays.plan_sorted_texts(
+            texts, row_numbers, count * microbatch_rows, bucket_lengths
+        )
 
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
     ) -> Arrays:
         """Build the token arrays of texts, [batch, length], with their slots."""
+        from regauge.tasks import _arrays
+
         texts = self.read_texts(rows, plan.row_numbers, plan.text_numbers, config.special_ids)
-        return build_slot_arrays(texts, plan, key, config)
-
-
-def plan_sorted_rows(
-    row_numbers: np.ndarray,  # [global batch]
-    lengths: np.ndarray,  # [global batch]
-    microbatch_rows: int,
-    bucket_lengths: tuple[int, ...],
-) -> list[MicrobatchPlan]:
-    """Sort whole rows by the length of their longest text, and split them into microbatches."""
-    longest_first = np.argsort(-lengths, kind="stable")
-    plans = []
-    for slots in longest_first.reshape(-1, microbatch_rows):
-        length = find_bucket_length(int(lengths[slots].max()), bucket_lengths)
-        numbers, texts = row_numbers[slots], np.zeros_like(slots)
-        plans.append(MicrobatchPlan(numbers, texts, slots, length))
-    return plans
-
-
-def build_row_arrays(
-    texts: Texts, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
-) -> Arrays:
-    """Build the token arrays of rows with several texts, [rows x texts, length].
-
-    The texts of a row are consecutive.
-    """
-    count = len(texts) // len(plan.row_numbers)
-    row_numbers = np.repeat(plan.row_numbers, count)
-    text_numbers = np.tile(np.arange(count), len(plan.row_numbers))
-    text_plan = MicrobatchPlan(row_numbers, text_numbers, np.zeros_like(row_numbers), plan.length)
-    return build_text_arrays(texts, text_plan, key, config)
-
-
-def build_slot_arrays(
-    texts: Texts, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
-) -> Arrays:
-    """Build the token arrays of texts, with their `slots` and whether they are `real`, [batch]."""
-    return {
-        **build_text_arrays(texts, plan, key, config),
-        "slots": plan.slots,
-        "real": (plan.row_numbers >= 0).astype(np.float32),
-    }
-
-
-def build_text_arrays(
-    texts: Texts, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
-) -> Arrays:
-    """Build tokens, segments and positions, [batch, length] int32, and dropout keys, [batch]."""
-    positions = np.arange(plan.length, dtype=np.int32)
-    return {
-        "tokens": pad_sequences(texts, plan.length, config.pad_id),
-        "segments": (positions < _count_tokens(texts)[:, None]).astype(np.int32),
-        "positions": np.broadcast_to(positions, (len(texts), plan.length)).copy(),
-        "keys": build_dropout_keys(plan, key),
-    }
+        return _arrays.build_slot_arrays(texts, plan, key, config)
 
 
 def check_field(manifest: DatasetManifest, name: str, kinds: tuple[str, ...] = ("tokens",)) -> None:
@@ -221,12 +161,6 @@ def label_range(manifest: DatasetManifest, name: str) -> tuple[float, float]:
     return min(lowest for lowest, _ in ranges), max(highest for _, highest in ranges)
 
 
-def build_token_types(arrays: Arrays, starts: Sequence[int]) -> np.ndarray:
-    """Return token types, [batch, length]: 1 from the start of a text's second half, else 0."""
-    is_second = arrays["positions"] >= np.array(starts)[:, None]
-    return (is_second & (arrays["segments"] > 0)).astype(np.int32)
-
-
 def field_histogram(manifest: DatasetManifest, name: str) -> tuple[int, ...]:
     """Return the number of texts of a field by length in tokens, over all splits.
 
@@ -234,8 +168,3 @@ def field_histogram(manifest: DatasetManifest, name: str) -> tuple[int, ...]:
     """
     check_field(manifest, name)
     return sum_histograms(manifest.columns[name].lengths.values())
-
-
-def _count_tokens(texts: Texts) -> np.ndarray:
-    """Return the length of each text, [texts]; 0 for a missing one."""
-    return np.array([0 if text is None else len(text) for text in texts])

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from regauge.data.batches import take_rows
-from regauge.data.randomness import hash_keys
-from regauge.data.row_order import PADDING
-from regauge.tasks._fields import build_text_arrays, build_token_types, field_histogram
+from regauge.tasks._fields import field_histogram
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
@@ -29,6 +26,12 @@ def build_pair_batch(
     Types are 1 in second halves. As in BERT, the label is 0 if the second half follows the first,
     and 1 if it is from another row.
     """
+    import numpy as np
+
+    from regauge.data.batches import take_rows
+    from regauge.data.row_order import PADDING
+    from regauge.tasks import _arrays
+
     real = plan.row_numbers >= 0
     partners = np.full_like(plan.row_numbers, PADDING)
     partners[real] = choose_partners(plan.row_numbers[real], len(rows), key)
@@ -38,8 +41,10 @@ def build_pair_batch(
         for record, partner in records
     ]
     texts = [None if pair is None else np.concatenate(pair) for pair in pairs]
-    arrays = build_text_arrays(texts, plan, key, config)
-    types = build_token_types(arrays, [0 if pair is None else len(pair[0]) for pair in pairs])
+    arrays = _arrays.build_text_arrays(texts, plan, key, config)
+    types = _arrays.build_token_types(
+        arrays, [0 if pair is None else len(pair[0]) for pair in pairs]
+    )
     is_random = real & (partners != plan.row_numbers % len(rows))
     return {**arrays, "types": types, "next_sentence_label": is_random.astype(np.int64)}
 
@@ -53,6 +58,10 @@ def choose_partners(
 
     Depends on (seed, epoch, row) only. In a dataset of one row the partner is the row itself.
     """
+    import numpy as np
+
+    from regauge.data.randomness import hash_keys
+
     numbers = row_numbers % count
     is_random = hash_keys(key.seed, key.epoch, row_numbers, IS_RANDOM_KEY) % np.uint64(2)
     steps = hash_keys(key.seed, key.epoch, row_numbers, OFFSET_KEY) % np.uint64(max(count - 1, 1))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
-from regauge.data.batches import build_dropout_keys, build_position_ids, pad_sequences, take_rows
 from regauge.models.io_spec import ModelHead
 from regauge.tasks import MetricSums, Task
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
@@ -49,17 +47,20 @@ class TokenTask(Task):
 
         Further columns of the rows are added in the same shape, 0 in padding.
         """
-        row_columns = [row or {} for row in take_rows(rows, plan.row_numbers)]
+        from regauge.data import batches
+
+        row_columns = [row or {} for row in batches.take_rows(rows, plan.row_numbers)]
 
         def pad_column(name: str, fill: int = 0) -> np.ndarray:
-            return pad_sequences([row.get(name) for row in row_columns], plan.length, fill)
+            cells = [row.get(name) for row in row_columns]
+            return batches.pad_sequences(cells, plan.length, fill)
 
         segments = pad_column("segments")
         return {
             "tokens": pad_column("tokens", config.pad_id),
             "segments": segments,
-            "positions": build_position_ids(segments),
-            "keys": build_dropout_keys(plan, key),
+            "positions": batches.build_position_ids(segments),
+            "keys": batches.build_dropout_keys(plan, key),
             **{name: pad_column(name) for name in columns},
         }
 
@@ -134,6 +135,8 @@ class NextTokenTask(TokenTask):
     @staticmethod
     def label_next_tokens(arrays: Arrays) -> Arrays:
         """Label each token with the next one; the last token of a segment has weight 0."""
+        import numpy as np
+
         segments = arrays["segments"]
         labels = np.zeros_like(arrays["tokens"])
         labels[:, :-1] = arrays["tokens"][:, 1:]
@@ -144,6 +147,8 @@ class NextTokenTask(TokenTask):
 
 def find_first_answer(loss_mask: np.ndarray) -> tuple[int, int]:
     """Return the start and stop index of the first answer of a text; `loss_mask` is [length]."""
+    import numpy as np
+
     is_answer = np.append(loss_mask, 0)
     start = int(is_answer.argmax())
     return start, start + int(is_answer[start:].argmin())

@@ -5,10 +5,8 @@ from __future__ import annotations
 from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-import numpy as np
 from pydantic import Field, PositiveFloat, model_validator
 
-from regauge.data.batches import take_rows
 from regauge.data.buckets import joined_text_histogram
 from regauge.models.io_spec import InputSpec, ModelHead
 from regauge.system.errors import DataError, SettingsError
@@ -16,15 +14,13 @@ from regauge.tasks import ITEMS, ClassReport, MetricSums, _quality
 from regauge.tasks._classes import MIN_CLASSES, ClassesTask
 from regauge.tasks._fields import (
     TEXT_TOKENS,
-    Texts,
-    build_slot_arrays,
-    build_token_types,
     check_field,
     field_histogram,
     label_range,
 )
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, OptionalRows, RandomKey
@@ -34,6 +30,7 @@ if TYPE_CHECKING:
     from regauge.models.io_spec import OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
+    from regauge.tasks._arrays import Texts
 
 
 LABEL_KINDS = {
@@ -120,6 +117,8 @@ class Classify(ClassesTask):
             return task
         classes, weights = task.classes or MIN_CLASSES, self.class_weights
         if weights == "balanced" and manifest.splits:
+            import numpy as np
+
             counts = np.zeros(classes)
             given = column.class_counts.get("train", ())[:classes]
             counts[: len(given)] = given
@@ -190,6 +189,8 @@ class Classify(ClassesTask):
         special: tuple[int, ...] = (),
     ) -> Texts:
         """Return the text of each row; a pair is one text with one start token."""
+        from regauge.data.batches import take_rows
+
         del text_numbers
         return self._join_all_texts(take_rows(rows, row_numbers), special)
 
@@ -200,14 +201,19 @@ class Classify(ClassesTask):
 
         Labels are [batch]; if problem_type is multi-label, [batch, classes] with 1 for each class.
         """
+        from regauge.data.batches import take_rows
+        from regauge.tasks import _arrays
+
         records = take_rows(rows, plan.row_numbers)
         texts = self._join_all_texts(records, config.special_ids)
-        arrays = build_slot_arrays(texts, plan, key, config)
+        arrays = _arrays.build_slot_arrays(texts, plan, key, config)
         starts = [len(row[self.text_fields[0]]) if row else 0 for row in records]
         labels = self._build_labels(records)
-        return {**arrays, "types": build_token_types(arrays, starts), "labels": labels}
+        return {**arrays, "types": _arrays.build_token_types(arrays, starts), "labels": labels}
 
     def _build_labels(self, records: OptionalRows) -> np.ndarray:
+        import numpy as np
+
         if self._is_multi_label:
             labels = np.zeros((len(records), self.classes or MIN_CLASSES), np.float32)
             for cells, row in zip(labels, records, strict=True):
@@ -354,6 +360,8 @@ class Classify(ClassesTask):
 
     def _join_texts(self, row: dict[str, np.ndarray], special: tuple[int, ...]) -> np.ndarray:
         """Return a text or the concatenation of two, without the second one's start token."""
+        import numpy as np
+
         if len(self.text_fields) == 1:
             return row[self.text_fields[0]]
         left, right = (row[name] for name in self.text_fields)

@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from regauge.data.batches import TEXT_HASHES, hash_texts
 from regauge.system.errors import SettingsError
-from regauge.tasks import MetricSums, _retrieval
+from regauge.tasks import TEXT_HASHES, MetricSums, _retrieval
 from regauge.tasks._embeddings import DOCUMENT, QUERY, EmbeddingTask, measure_vectors
-from regauge.tasks._fields import build_slot_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,8 +107,14 @@ class Contrastive(EmbeddingTask):
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
     ) -> Arrays:
         """Build the token arrays of texts, with the hashes that identify equal texts."""
+        from regauge.data.batches import hash_texts
+        from regauge.tasks import _arrays
+
         texts = self.read_texts(rows, plan.row_numbers, plan.text_numbers, config.special_ids)
-        return {**build_slot_arrays(texts, plan, key, config), TEXT_HASHES: hash_texts(texts)}
+        return {
+            **_arrays.build_slot_arrays(texts, plan, key, config),
+            TEXT_HASHES: hash_texts(texts),
+        }
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the loss of the global batch."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
-from regauge.data.batches import take_rows
 from regauge.system.errors import DataError, SettingsError
 from regauge.tasks import MetricSums
 from regauge.tasks._embeddings import EmbeddingTask, measure_vectors
@@ -84,6 +82,10 @@ class Distill(EmbeddingTask):
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
     ) -> Arrays:
         """Build the token arrays of texts with `teacher_vectors`, [batch, width] fp32."""
+        import numpy as np
+
+        from regauge.data.batches import take_rows
+
         records = take_rows(rows, plan.row_numbers)
         absent = np.zeros_like(rows.take([0])[0][self.vector])
         vectors = np.stack([row[self.vector] if row else absent for row in records])

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 from pydantic import Field
 
-from regauge.data.batches import pad_sequences, take_rows
 from regauge.data.buckets import longest_text_histogram, sum_histograms
-from regauge.data.layouts.preferences import ANSWERS, CHOSEN, MASKS
+from regauge.data.conversations import ANSWERS, CHOSEN, MASKS
 from regauge.models.io_spec import InputSpec, ModelHead
 from regauge.tasks import MetricSums
-from regauge.tasks._fields import (
-    FieldsTask,
-    build_row_arrays,
-    field_histogram,
-    plan_sorted_rows,
-)
+from regauge.tasks._fields import FieldsTask, field_histogram
 from regauge.tasks._tokens import NextTokenTask, find_first_answer
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
@@ -76,11 +70,14 @@ class Dpo(FieldsTask):
         bucket_lengths: tuple[int, ...],
     ) -> list[MicrobatchPlan]:
         """Sort the rows of a global batch by their longer conversation and split them."""
+        from regauge.data.batches import take_rows
+        from regauge.tasks import _arrays
+
         lengths = [
             0 if row is None else max(len(row[name]) for name in ANSWERS)
             for row in take_rows(rows, row_numbers)
         ]
-        return plan_sorted_rows(row_numbers, np.array(lengths), microbatch_rows, bucket_lengths)
+        return _arrays.plan_sorted_rows(row_numbers, lengths, microbatch_rows, bucket_lengths)
 
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
@@ -90,12 +87,18 @@ class Dpo(FieldsTask):
         Each token has the next one as label; only labels in an answer have a weight. `references`,
         [rows, 2] fp32, are the `reference_columns`; NaN if the rows do not have them yet.
         """
+        import numpy as np
+
+        from regauge.data.batches import pad_sequences, take_rows
+        from regauge.tasks import _arrays
+
         records = take_rows(rows, plan.row_numbers)
         texts, masks = (
             [row[name] if row else None for row in records for name in names]
             for names in (ANSWERS, MASKS)
         )
-        arrays = NextTokenTask.label_next_tokens(build_row_arrays(texts, plan, key, config))
+        arrays = _arrays.build_row_arrays(texts, plan, key, config)
+        arrays = NextTokenTask.label_next_tokens(arrays)
         arrays["weights"][:, :-1] *= pad_sequences(masks, plan.length, 0)[:, 1:]
         references = [
             [row.get(name, np.nan) if row else 0.0 for name in self.reference_columns]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 from pydantic import Field
 
-from regauge.data.randomness import hash_keys
 from regauge.models.io_spec import ModelHead
 from regauge.system.errors import SettingsError
 from regauge.tasks import MetricSums, _pairs
 from regauge.tasks._tokens import NLL, TokenTask
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
@@ -85,6 +84,10 @@ class Mlm(TokenTask):
         Adds `masked` (positions), `labels` and `weights`, all [batch, K]. The positions and their
         replacement tokens depend on (seed, epoch, row) only.
         """
+        import numpy as np
+
+        from regauge.data.randomness import hash_keys
+
         build = _pairs.build_pair_batch if self.next_sentence else self.build_packed_batch
         arrays = build(rows, plan, key, config)
         tokens = arrays["tokens"]
@@ -138,6 +141,8 @@ class Mlm(TokenTask):
 
         All arrays are [batch, K]; `draws` are uniform 64-bit integers.
         """
+        import numpy as np
+
         decile = draws % np.uint64(10)
         random = (draws // np.uint64(10) % np.uint64(config.vocab_size)).astype(np.int32)
         mask = np.int32(config.mask_id if config.mask_id is not None else config.pad_id)

@@ -5,31 +5,26 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field, model_validator
 
-from regauge.data.batches import take_rows
 from regauge.data.buckets import longest_text_histogram, sum_histograms
-from regauge.data.columns import find_embedding_rows
 from regauge.models.io_spec import InputSpec, RankingSpec
 from regauge.models.settings import Interactions
 from regauge.system.errors import DataError
 from regauge.system.log import logger
-from regauge.tasks import MetricSums, _quality, _ranking, _retrieval
+from regauge.tasks import MetricSums, _quality, _retrieval
 from regauge.tasks._fields import (
     TEXT_TOKENS,
     FieldsTask,
-    Texts,
-    build_row_arrays,
     check_field,
     field_histogram,
     label_range,
-    plan_sorted_rows,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, OptionalRows, RandomKey
@@ -38,6 +33,7 @@ if TYPE_CHECKING:
     from regauge.models.io_spec import OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
+    from regauge.tasks._arrays import Texts
 
 
 class Rank(FieldsTask):
@@ -142,8 +138,11 @@ class Rank(FieldsTask):
         bucket_lengths: tuple[int, ...],
     ) -> list[MicrobatchPlan]:
         """Sort the rows of a global batch by their longest text and split them."""
-        lengths = np.array([self._longest_text(row) for row in take_rows(rows, row_numbers)])
-        return plan_sorted_rows(row_numbers, lengths, microbatch_rows, bucket_lengths)
+        from regauge.data.batches import take_rows
+        from regauge.tasks import _arrays
+
+        lengths = [self._longest_text(row) for row in take_rows(rows, row_numbers)]
+        return _arrays.plan_sorted_rows(row_numbers, lengths, microbatch_rows, bucket_lengths)
 
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
@@ -153,6 +152,12 @@ class Rank(FieldsTask):
         `numbers` and `categories` are [rows, candidates, features]; `labels` and `present` are
         [rows, candidates]. `present` is 0 for padding candidates.
         """
+        import numpy as np
+
+        from regauge.data.batches import take_rows
+        from regauge.data.columns import find_embedding_rows
+        from regauge.tasks import _ranking
+
         records = take_rows(rows, plan.row_numbers)
         max_candidates = config.max_group_size
         table = partial(_ranking.build_feature_table, records, max_candidates)
@@ -191,6 +196,7 @@ class Rank(FieldsTask):
         from regauge.models.heads import read_head_buffers
         from regauge.models.ranker import Ranker, RankerShape
         from regauge.system.hub import resolve_model
+        from regauge.tasks._ranking import feature_scale
 
         for name in (*self.numeric_features, self.label):
             check_field(manifest, name, ("integer", "float"))
@@ -208,7 +214,7 @@ class Rank(FieldsTask):
             len(self.categorical_features),
             calibrated=self.objective == "pointwise",
         )
-        scale = [_ranking.feature_scale(manifest.columns[name]) for name in self.numeric_features]
+        scale = [feature_scale(manifest.columns[name]) for name in self.numeric_features]
         module = Ranker(encoder, keys, shape, self.interactions, scale, documents=document_encoder)
         if not self.query:  # no text reaches the encoder
             encoder.requires_grad_(requires_grad=False)
@@ -295,9 +301,11 @@ class Rank(FieldsTask):
         self, records: OptionalRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
     ) -> Arrays:
         """Build the arrays of all texts; in a row, query texts precede candidate texts."""
+        from regauge.tasks import _arrays
+
         count = max(1, self._count_texts(config.max_group_size))
         texts = [text for row in records for text in self._row_texts(row, count)]
-        return build_row_arrays(texts, plan, key, config)
+        return _arrays.build_row_arrays(texts, plan, key, config)
 
     def _row_texts(self, row: dict[str, Any] | None, count: int) -> Texts:
         """Return the texts of a row, filled up with None to `count`."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field, model_validator
 
-from regauge.data.batches import PAIR_LABELS, take_rows
 from regauge.system.errors import DataError
-from regauge.tasks import MetricSums, _quality
+from regauge.tasks import PAIR_LABELS, MetricSums, _quality
 from regauge.tasks._embeddings import DOCUMENT, QUERY, EmbeddingTask
 from regauge.tasks._fields import check_field, label_range
 from regauge.tasks._retrieval import query_slices
@@ -81,6 +79,10 @@ class Similarity(EmbeddingTask):
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
     ) -> Arrays:
         """Build the token arrays of texts, with the label of the row of each text."""
+        import numpy as np
+
+        from regauge.data.batches import take_rows
+
         records = take_rows(rows, plan.row_numbers)
         labels = np.array([[row[self.label] if row else 0] for row in records], np.float32)
         return {**super().build_batch(rows, plan, key, config), PAIR_LABELS: labels}

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
-from regauge.data.batches import pad_sequences, take_rows
 from regauge.models.io_spec import InputSpec, ModelHead
 from regauge.system.errors import SettingsError
 from regauge.tasks import ITEMS, ClassReport, MetricSums, _quality
@@ -14,13 +11,12 @@ from regauge.tasks._classes import MIN_CLASSES, ClassesTask
 from regauge.tasks._entities import TagScheme
 from regauge.tasks._fields import (
     TEXT_TOKENS,
-    Texts,
-    build_slot_arrays,
     check_field,
     field_histogram,
 )
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
@@ -29,6 +25,7 @@ if TYPE_CHECKING:
     from regauge.models.io_spec import OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
+    from regauge.tasks._arrays import Texts
 
 NUM_SUMS = 3
 """Sums of a row before the counts of its entities: loss, correct words and words."""
@@ -86,6 +83,8 @@ class Tokens(ClassesTask):
         special: tuple[int, ...] = (),
     ) -> Texts:
         """Return the sentence of each row."""
+        from regauge.data.batches import take_rows
+
         del text_numbers, special
         records = take_rows(rows, row_numbers)
         return [None if row is None else row[self.words] for row in records]
@@ -97,12 +96,17 @@ class Tokens(ClassesTask):
 
         A weight is 1 at the first token of a word, and 0 elsewhere.
         """
+        import numpy as np
+
+        from regauge.data.batches import pad_sequences, take_rows
+        from regauge.tasks import _arrays
+
         records = take_rows(rows, plan.row_numbers)
         texts = [None if row is None else row[self.words] for row in records]
         tags = [None if row is None else row[self.tags] for row in records]
         labels = pad_sequences(tags, plan.length, -1)
         return {
-            **build_slot_arrays(texts, plan, key, config),
+            **_arrays.build_slot_arrays(texts, plan, key, config),
             "labels": np.maximum(labels, 0).astype(np.int64),
             "weights": (labels >= 0).astype(np.float32),
         }
@@ -197,6 +201,8 @@ class Tokens(ClassesTask):
 
         All arguments are [batch, length].
         """
+        import numpy as np
+
         scheme = self._scheme
         counts = np.zeros((len(labels), 3, len(scheme.types)), np.float32)
         is_word = weights.cpu().numpy() > 0

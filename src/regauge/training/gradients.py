@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regauge.data.batches import GATHERED_COLUMNS
 from regauge.data.randomness import hash_keys
 from regauge.models.multitask import set_active_task
 from regauge.system.errors import NoProgressError
+from regauge.tasks import GATHERED_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

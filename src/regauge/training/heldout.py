@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regauge.data.batches import GATHERED_COLUMNS
 from regauge.models.multitask import set_active_task
 from regauge.system import choices, stop_signals
 from regauge.system.errors import DataError
-from regauge.tasks import ITEMS
+from regauge.tasks import GATHERED_COLUMNS, ITEMS
 from regauge.training.gradients import all_reduce_sum, gather_by_slot
 
 if TYPE_CHECKING:

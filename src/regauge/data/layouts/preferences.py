@@ -16,7 +16,12 @@ import pyarrow as pa
 from regauge.data import dataset
 from regauge.data.columns import MARKS_TYPE, ColumnStats
 from regauge.data.conversations import (
+    ANSWERS,
     ASSISTANT,
+    CHOSEN,
+    MASKS,
+    PROMPT,
+    REJECTED,
     Conversation,
     ConversationError,
     Message,
@@ -34,12 +39,6 @@ if TYPE_CHECKING:
     from regauge.data.layouts import EncodedRecord
     from regauge.data.tokenizer import LoadedTokenizer
     from regauge.data.values import Value
-
-PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
-ANSWERS = (CHOSEN, REJECTED)
-"""The columns of tokens: the prompt with each of its answers."""
-MASKS = tuple(f"{name}_mask" for name in ANSWERS)
-"""The columns that mark the tokens of the answers."""
 
 
 class PreferencesLayout(TemplateLayout):

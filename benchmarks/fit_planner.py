@@ -249,7 +249,7 @@ def _huber(errors: np.ndarray, limit: float = 2.0) -> np.ndarray:
 
 def log_error(entry: StackConstants, row: Sample) -> float:
     """Return log(predicted / measured) of a step."""
-    single = PlannerConstants({(ANY, ANY): entry}, {}, _links(), {})
+    single = PlannerConstants({(ANY, ANY): entry}, {}, _links())
     seconds = plan_step(row.job, row.machine, row.count, single).total
     return math.log(seconds / (row.step_seconds or math.nan))
 
@@ -350,7 +350,7 @@ def _fit_memory_of(
 
 def memory_log_error(entry: MemoryConstants, row: Sample) -> float:
     """Return log(predicted / measured) of the peak memory."""
-    parts = plan_parts(row.job, row.devices, row.machine.devices, entry)
+    parts = plan_parts(row.job, row.devices, entry)
     return math.log(parts.total / (row.memory_bytes or math.nan))
 
 
@@ -417,7 +417,7 @@ def build_anchor(item: Sample, fitted: PlannerConstants) -> Anchor:
     """Return a measured row beside its prediction."""
     plan = plan_step(item.job, item.machine, item.count, fitted) if item.step_seconds else None
     memory = fitted.find_memory(item.job.stack) if item.memory_bytes else None
-    parts = memory and plan_parts(item.job, item.devices, item.machine.devices, memory)
+    parts = memory and plan_parts(item.job, item.devices, memory)
     return Anchor(
         f"{item.row['model']}, {item.row['strategy']}, {item.name}",
         replace(describe(item.job, item.machine, item.count), year=parse_year(item.date)),

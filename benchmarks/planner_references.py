@@ -12,6 +12,8 @@ from regauge.planner.calibration import PlannerConstants, load_calibration
 from regauge.planner.model_shape import shape_from_config
 from regauge.planner.step_time import plan_step
 from regauge.planner.training_job import TrainingJob
+from regauge.training.strategies.fsdp import Fsdp
+from regauge.training.strategies.zero1 import Zero1
 
 BERT = {
     "model_type": "bert",
@@ -75,7 +77,7 @@ def _bert(config: dict[str, object], micro_batch: int, accumulation: int) -> Tra
         length=128,
         micro_batch=micro_batch,
         accumulation=accumulation,
-        strategy="zero1",
+        strategy=Zero1(),
         precision="bf16-master",
         head="masked-lm",
         has_fused_attention=False,
@@ -125,7 +127,8 @@ def judge_references() -> dict[str, dict[str, object]]:
 def llama_efficiency(calibration: PlannerConstants, counts: Sequence[int] = (1, 16)) -> float:
     """Return the weak scaling efficiency of Llama-2 7B; size and batch are assumed."""
     machine = find_machine("p5.48xlarge")
-    job = TrainingJob(shape_from_config(LLAMA2_7B), 4096, 1, strategy="fsdp", recomputation="full")
+    shape = shape_from_config(LLAMA2_7B)
+    job = TrainingJob(shape, 4096, 1, strategy=Fsdp(), recomputation="full")
     first, last = (plan_step(job, machine, count, calibration).total for count in counts)
     return first / last
 

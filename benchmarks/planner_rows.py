@@ -9,6 +9,7 @@ import csv
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from planner_chips import build_rates, find_chip
 
@@ -17,6 +18,11 @@ from regauge.planner.calibration import MemoryConstants
 from regauge.planner.memory_plan import plan_parts
 from regauge.planner.model_shape import AttentionShape, ModelShape
 from regauge.planner.training_job import ModelParallelism, TrainingJob
+from regauge.training.strategies import Shards, Strategy
+from regauge.training.strategies.ddp import Ddp
+from regauge.training.strategies.fsdp import Fsdp
+from regauge.training.strategies.single import Single
+from regauge.training.strategies.zero1 import Zero1
 
 GIB = 2**30
 DEVICES_PER_MACHINE = 8
@@ -101,7 +107,7 @@ class Sample:
         """
         if self.memory_bytes is None or self.is_out_of_memory:
             return False
-        parts = plan_parts(self.job, self.devices, self.machine.devices, NO_OVERHEAD)
+        parts = plan_parts(self.job, self.devices, NO_OVERHEAD)
         states = parts.weights + parts.gradients + parts.optimizer
         return self.memory_bytes < CONTRADICTION * states
 
@@ -206,7 +212,6 @@ def parse_shape(row: dict[str, str]) -> ModelShape | None:
         vocab=vocab or 50368,
         attention=attention,
         is_gated=is_gated,
-        is_tied=is_tied,
         embedding_parameters=((vocab or 50368) + positions) * hidden,
         vector_parameters=2 * hidden if is_gated or "mpt" in name else 9 * hidden + ffn,
         norm_parameters=hidden,
@@ -318,18 +323,28 @@ def has_fused_norms(row: dict[str, str]) -> bool:
     return is_kernel or is_compiled(row)
 
 
-def parse_strategy(row: dict[str, str], copies: int) -> str:
+class Zero2(Zero1):
+    """DeepSpeed's ZeRO-2, which Regauge does not have: it divides the gradients, too."""
+
+    kind: ClassVar[str] = "zero2"
+
+    def count_shards(self, processes: int) -> Shards:
+        """Return the division of gradients and moments."""
+        return Shards(gradients=processes, optimizer=processes)
+
+
+def parse_strategy(row: dict[str, str], copies: int) -> Strategy:
     """Return the strategy of a row."""
     text, stage = row["strategy"], number(row["zero_stage"])
     if copies == 1:
-        return "single"
+        return Single()
     if stage == SHARDS_ALL or "FSDP" in text or "ZeRO-3" in text:
-        return "fsdp"
+        return Fsdp()
     if stage in (1, 2):
-        return f"zero{int(stage)}"
+        return Zero1() if stage == 1 else Zero2()
     if short_source(row["source"]) == "NeMo" or is_megatron(row):
-        return "zero1"
-    return "ddp"
+        return Zero1()
+    return Ddp()
 
 
 def parse_recomputation(row: dict[str, str]) -> str:

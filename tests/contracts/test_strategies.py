@@ -14,9 +14,10 @@ from distributed.runs import ACCELERATOR
 from regauge import config
 from regauge.models.init_weights import InitialWeights
 from regauge.models.tensors import bit_sum
+from regauge.models.weight_shapes import ParamSpec
 from regauge.system import choices
 from regauge.system.processes import World
-from regauge.training.strategies import ParamSpec, Placement, ShardedModel, Strategy
+from regauge.training.strategies import Placement, ShardedModel, Strategy
 from regauge.training.strategies._sharded import build_mesh
 
 ONE_PROCESS = World()

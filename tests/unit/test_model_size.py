@@ -12,7 +12,7 @@ from distributed.runs import BERT, TASKS, settings
 from regauge.config import merge
 from regauge.data.dataset import DatasetManifest
 from regauge.models.io_spec import ModelHead
-from regauge.models.weight_shapes import FAMILIES, ModelWeights, list_weights
+from regauge.models.weight_shapes import HAS_DROPOUT, ModelWeights, list_new_weights
 from regauge.tasks.contrastive import Contrastive
 from regauge.tasks.mlm import Mlm
 from regauge.training.batch_finder.memory import measure_module
@@ -86,18 +86,18 @@ def test_a_model_that_may_be_refused_or_has_other_weights_is_built(change: str) 
 def list_bert(changes: dict[str, Any]) -> ModelWeights | None:
     """Return the weights of a BERT for a tokenizer of 300 tokens."""
     model = build(Path("none"), "mlm", {"model": changes}).model
-    return list_weights(model, ModelHead("masked"), 300, 0)
+    return list_new_weights(model, ModelHead("masked"), 300, 0)
 
 
 def test_a_padding_token_outside_of_the_vocabulary_is_refused_by_the_module() -> None:
     model = build(Path("none"), "mlm", {}).model
-    assert list_weights(model, ModelHead("masked"), 300, 300) is None
+    assert list_new_weights(model, ModelHead("masked"), 300, 300) is None
 
 
 def test_dropout_of_an_architecture_without_it_is_refused_by_the_module() -> None:
-    assert not FAMILIES["llama"].has_dropout
+    assert "llama" not in HAS_DROPOUT
     model = build(Path("none"), "llama", {"model": {"dropout": 0.1}}).model
-    assert list_weights(model, ModelHead("causal"), 300, 0) is None
+    assert list_new_weights(model, ModelHead("causal"), 300, 0) is None
 
 
 class OtherModule(Mlm):

@@ -12,16 +12,16 @@ import pytest
 
 from architecture.tree import ROOT
 from regauge import config
+from regauge.data.dataset import assume_manifest
 from regauge.inference.export.bucket_times import BucketTime, build_bucket_times
 from regauge.machines.machine_rates import find_machine
 from regauge.machines.settings import Price
 from regauge.models.default_sizes import DEFAULT_SIZES
-from regauge.models.settings import Lora, Model
 from regauge.planner import inference_plan
 from regauge.planner.inference_plan import InferenceRequest
 from regauge.planner.model_shape import shape_from_config
 from regauge.planner.run_plans import option_search
-from regauge.planner.run_plans.run_request import count_trained_fraction, read_request, read_shape
+from regauge.planner.run_plans.run_request import PlannedModel, PlannedRun, read_model, read_request
 from regauge.planner.run_plans.target_curve import combine, forecast_target
 from regauge.planner.run_plans.task_plans import judge_memory
 from regauge.planner.training_job import Estimate
@@ -70,17 +70,24 @@ def test_sizes_that_follow_from_others_are_no_defaults(architecture: str) -> Non
     sizes |= {"num_hidden_layers": 7}
     changed = SMALLER.get(architecture, sizes) | {"vocab_size": 1000}
     expected = transformers.AutoConfig.for_model(architecture, **changed).to_dict()
-    shape = read_shape(Model(architecture=architecture, config=changed), None)
+    shape = read_planned({"architecture": architecture, "config": changed}).shape
     assert shape == shape_from_config(expected)
+
+
+def read_planned(model: dict[str, Any]) -> PlannedModel:
+    """Return the model of a run that trains vectors."""
+    task = {"kind": "distill"}
+    run = config.build(PlannedRun, {"task": task, "model": model, "batch": {"rows": 8}})
+    return read_model(run, assume_manifest("fields", {}), None)
 
 
 def test_lora_trains_the_parameters_of_its_adapters() -> None:
     sizes = {"architecture": "llama", "config": {"vocab_size": 32000}}
-    shape = read_shape(Model(**sizes), None)
-    fraction = count_trained_fraction(Model(**sizes, lora=Lora(rank=16)), shape, "lm")
+    model = read_planned({**sizes, "lora": {"rank": 16}})
     # 7 linear layers of Llama 2 7B: 4 x (4096 + 4096) + 3 x (4096 + 11008) inputs and outputs.
     adapters = 32 * 16 * (4 * 8192 + 3 * 15104)
-    assert fraction * shape.parameters("lm") == pytest.approx(adapters, rel=1e-9)
+    trained = model.trained_fraction * model.shape.parameters(model.head)
+    assert trained == pytest.approx(adapters, rel=1e-9)
 
 
 def test_the_smallest_change_changes_one_setting_if_that_is_enough() -> None:

@@ -17,6 +17,7 @@ from regauge.planner.calibration import load_calibration
 from regauge.planner.model_shape import shape_from_config
 from regauge.planner.training_job import TrainingJob
 from regauge.planner.training_plan import TrainingPlan, plan_training
+from regauge.training.strategies.ddp import Ddp
 
 MACHINE = find_machine("g5.12xlarge")
 CONFIG = {
@@ -28,7 +29,9 @@ CONFIG = {
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
 }
-JOB = TrainingJob(shape_from_config(CONFIG), 128, 16, head="masked-lm", stack="regauge")
+JOB = TrainingJob(
+    shape_from_config(CONFIG), 128, 16, strategy=Ddp(), head="masked-lm", stack="regauge"
+)
 
 
 def _measure(plan: TrainingPlan, factor: float) -> Anchor:

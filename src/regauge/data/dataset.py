@@ -348,6 +348,21 @@ def read_manifest(folder: Path) -> DatasetManifest:
     return manifest
 
 
+def assume_manifest(layout: str, columns: dict[str, ColumnInfo]) -> DatasetManifest:
+    """Return the manifest of rows that are not prepared; its tokenizer suits every model."""
+    tokenizer = TokenizerInfo(
+        sha256=hashlib.sha256(b"").hexdigest(),
+        vocab_size=1,
+        pad_token_id=0,
+        mask_token_id=0,
+        sep_token_id=0,
+        special_token_ids=(),
+    )
+    return DatasetManifest(
+        layout=layout, columns=columns, splits={}, tokenizer=tokenizer, settings={}
+    )
+
+
 def hash_other_files(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of the files of a dataset that are neither rows nor the manifest."""
     paths = [*sorted((folder / TOKENIZER_FOLDER).rglob("*")), folder / REJECTED]

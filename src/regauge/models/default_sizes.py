@@ -7,53 +7,41 @@ from __future__ import annotations
 
 from typing import Any
 
-DEFAULT_SIZES: dict[str, dict[str, Any]] = {
-    "bert": {
-        "vocab_size": 30522,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-        "max_position_embeddings": 512,
-        "type_vocab_size": 2,
-    },
-    "roberta": {
-        "vocab_size": 50265,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-        "max_position_embeddings": 512,
-        "type_vocab_size": 2,
-    },
-    "xlm-roberta": {
-        "vocab_size": 30522,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-        "max_position_embeddings": 512,
-        "type_vocab_size": 2,
-    },
-    "camembert": {
-        "vocab_size": 30522,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-        "max_position_embeddings": 512,
-        "type_vocab_size": 2,
-    },
-    "electra": {
-        "vocab_size": 30522,
-        "hidden_size": 256,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 4,
-        "intermediate_size": 1024,
-        "max_position_embeddings": 512,
-        "type_vocab_size": 2,
-        "embedding_size": 128,
-    },
+Sizes = dict[str, Any]
+
+
+def _sizes(layers: int, hidden: int, heads: int, ffn: int, **others: Any) -> Sizes:
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": ffn,
+        **others,
+    }
+
+
+BERT = _sizes(12, 768, 12, 3072, vocab_size=30522, max_position_embeddings=512, type_vocab_size=2)
+LLAMA = _sizes(32, 4096, 32, 11008, vocab_size=32000, tie_word_embeddings=False)
+QWEN = _sizes(
+    32,
+    4096,
+    32,
+    22016,
+    vocab_size=151936,
+    num_key_value_heads=32,
+    tie_word_embeddings=False,
+    use_sliding_window=False,
+    max_window_layers=28,
+)
+GEMMA = _sizes(28, 3072, 16, 24576, vocab_size=256000, num_key_value_heads=16)
+GEMMA |= {"tie_word_embeddings": True, "head_dim": 256}
+GEMMA_2 = GEMMA | _sizes(26, 2304, 8, 9216, num_key_value_heads=4, sliding_window=4096)
+DEFAULT_SIZES: dict[str, Sizes] = {
+    "bert": BERT,
+    "roberta": BERT | {"vocab_size": 50265},
+    "xlm-roberta": BERT,
+    "camembert": BERT,
+    "electra": BERT | _sizes(12, 256, 4, 1024, embedding_size=128),
     "distilbert": {
         "vocab_size": 30522,
         "dim": 768,
@@ -62,88 +50,15 @@ DEFAULT_SIZES: dict[str, dict[str, Any]] = {
         "n_heads": 12,
         "max_position_embeddings": 512,
     },
-    "modernbert": {
-        "vocab_size": 50368,
-        "hidden_size": 768,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 12,
-        "intermediate_size": 1152,
-        "local_attention": 128,
-    },
+    "modernbert": _sizes(22, 768, 12, 1152, vocab_size=50368, local_attention=128),
     "gpt2": {"vocab_size": 50257, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024},
-    "llama": {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "intermediate_size": 11008,
-        "max_position_embeddings": 2048,
-        "tie_word_embeddings": False,
-    },
-    "mistral": {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 14336,
-        "tie_word_embeddings": False,
-        "sliding_window": 4096,
-    },
-    "qwen2": {
-        "vocab_size": 151936,
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "intermediate_size": 22016,
-        "tie_word_embeddings": False,
-        "use_sliding_window": False,
-        "max_window_layers": 28,
-    },
-    "qwen3": {
-        "vocab_size": 151936,
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "intermediate_size": 22016,
-        "tie_word_embeddings": False,
-        "head_dim": 128,
-        "use_sliding_window": False,
-        "max_window_layers": 28,
-    },
-    "gemma": {
-        "vocab_size": 256000,
-        "hidden_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "intermediate_size": 24576,
-        "tie_word_embeddings": True,
-        "head_dim": 256,
-    },
-    "gemma2": {
-        "vocab_size": 256000,
-        "hidden_size": 2304,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "intermediate_size": 9216,
-        "tie_word_embeddings": True,
-        "head_dim": 256,
-        "sliding_window": 4096,
-    },
-    "gemma3_text": {
-        "vocab_size": 262208,
-        "hidden_size": 2304,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "intermediate_size": 9216,
-        "tie_word_embeddings": True,
-        "head_dim": 256,
-        "sliding_window": 4096,
-    },
+    "llama": LLAMA | {"max_position_embeddings": 2048},
+    "mistral": LLAMA
+    | {"intermediate_size": 14336, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": QWEN,
+    "qwen3": QWEN | {"head_dim": 128},
+    "gemma": GEMMA,
+    "gemma2": GEMMA_2,
+    "gemma3_text": GEMMA_2 | {"vocab_size": 262208},
 }
 """Keys of config.json by model type."""

@@ -1,13 +1,14 @@
-"""Names and shapes of the weights of new BERT and Llama models; this module imports no torch.
+"""Names and shapes of the weights of models, from a config.json; this module imports no torch.
 
-A dry run counts them without transformers, whose import takes seconds. A test compares them with
-the modules of transformers. A model with any other configuration than sizes is not known here, and
-neither is one that may be refused.
+Plans and dry runs count weights without transformers, whose import takes seconds. Tests compare
+them with the modules of transformers. A dry run builds the module unless `list_new_weights` knows
+that the configuration is valid and has no other fields than sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regauge.models.default_sizes import DEFAULT_SIZES
@@ -15,9 +16,10 @@ from regauge.models.default_sizes import DEFAULT_SIZES
 if TYPE_CHECKING:
     from regauge.models.architectures import HeadKind
     from regauge.models.io_spec import ModelHead
-    from regauge.models.settings import Model
+    from regauge.models.settings import Lora, Model
 
 Shapes = dict[str, tuple[int, ...]]
+Config = Mapping[str, Any]
 NEUTRAL_FIELDS = frozenset(
     {
         "attention_probs_dropout_prob",
@@ -29,52 +31,179 @@ NEUTRAL_FIELDS = frozenset(
 )
 """Fields of a configuration that change no weight; their values are less than 1."""
 TIED, KV_HEADS = "tie_word_embeddings", "num_key_value_heads"
+SIZE_KEYS = {
+    "distilbert": ("n_layers", "dim", "hidden_dim", "n_heads"),
+    "gpt2": ("n_layer", "n_embd", "n_inner", "n_head"),
+}
+"""Keys of layers, widths and heads, for the model types that do not use those of BERT."""
+BERT_KEYS = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+FOUR_NORMS = ("gemma2", "gemma3_text")
+HEAD_NORMS = ("qwen3", "gemma3_text")
+KNOWN_HEADS: dict[str, tuple[HeadKind, ...]] = {
+    "bert": ("none", "masked", "pairs", "classes", "tokens"),
+    "llama": ("causal",),
+}
+"""Architectures and heads whose weights a dry run counts without the module."""
+HAS_DROPOUT = ("bert",)
+"""Those of them whose hidden states have dropout."""
+
+
+class ParamSpec(NamedTuple):
+    """The shape of a parameter that is not allocated yet, and whether it is trained."""
+
+    shape: tuple[int, ...]
+    requires_grad: bool
+
+
+class ModelSizes(NamedTuple):
+    """The sizes of a transformer that decide its products."""
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    """Width of a head, which may differ from hidden / heads."""
+
+    @property
+    def width(self) -> int:
+        """Width of the queries."""
+        return self.heads * self.head_dim
 
 
 class ModelWeights(NamedTuple):
-    """The weights of a model by name, all of them trained, and the sizes that decide its FLOPs."""
+    """The weights of a model by part; a tied matrix is in `embeddings` alone."""
 
-    shapes: Shapes
-    tables: tuple[str, ...]
-    """Names of the embedding tables."""
+    sizes: ModelSizes
+    embeddings: Shapes
+    """Embedding tables, with their norm and projection."""
+    block: Shapes
+    """Weights of one block, by their names in it."""
     block_prefix: str
-    """Prefix of the weight names of all blocks."""
-    num_blocks: int
-    attention_width: int
-    max_tokens: int
+    final: Shapes
+    """The norm after all blocks."""
+    head: Shapes
+    max_tokens: int | None = None
+
+    @property
+    def shapes(self) -> Shapes:
+        """All weights by name."""
+        blocks = {
+            f"{self.block_prefix}{index}.{name}": shape
+            for index in range(self.sizes.layers)
+            for name, shape in self.block.items()
+        }
+        return self.embeddings | blocks | self.final | self.head
+
+    @property
+    def tables(self) -> Shapes:
+        """The embedding tables."""
+        return {name: shape for name, shape in self.embeddings.items() if len(shape) > 1}
 
 
-class Family(NamedTuple):
-    """The models of one architecture."""
-
-    list_weights: Callable[[dict[str, Any], ModelHead], ModelWeights]
-    heads: tuple[HeadKind, ...]
-    has_dropout: bool
-    """Whether hidden states have dropout."""
-    fields: tuple[str, ...] = ()
-    """Fields of the configuration besides those of `DEFAULT_SIZES`."""
+def count_elements(shapes: Shapes) -> int:
+    """Return the number of elements of all weights."""
+    return sum(map(math.prod, shapes.values()))
 
 
-def list_weights(
+def read_sizes(config: Config) -> ModelSizes:
+    """Return the sizes in a config.json; raises KeyError if one is missing."""
+    kind = str(config["model_type"])
+    layers_key, hidden_key, ffn_key, heads_key = SIZE_KEYS.get(kind, BERT_KEYS)
+    hidden, layers, heads = config[hidden_key], config[layers_key], config[heads_key]
+    ffn = config.get(ffn_key) or 4 * hidden if kind == "gpt2" else config[ffn_key]
+    kv_heads, head_dim = heads, hidden // heads
+    if FAMILIES[kind] is _list_llama:
+        kv_heads = config.get(KV_HEADS) or heads
+        head_dim = config.get("head_dim") or (256 if kind.startswith("gemma") else head_dim)
+    return ModelSizes(layers, hidden, ffn, heads, kv_heads, head_dim)
+
+
+def list_weights(config: Config, head: ModelHead) -> ModelWeights:
+    """Return the weights of a model with a head, from its config.json.
+
+    Heads of classes are a linear layer after the pooler of BERT. Raises KeyError if the model type
+    is unknown, or if a size is missing.
+    """
+    return FAMILIES[config["model_type"]](config, read_sizes(config), head)
+
+
+def list_new_weights(
     settings: Model, head: ModelHead, vocab_size: int, pad_id: int
 ) -> ModelWeights | None:
     """Return the weights of a new model for a tokenizer; None if they are not known here."""
-    architecture = settings.architecture or ""
-    family = FAMILIES.get(architecture)
+    kind = settings.architecture or ""
     is_plain = settings.lora is None and settings.trainable_layers == "all"
-    if family is None or not is_plain or head.kind not in family.heads:
+    if not is_plain or head.kind not in KNOWN_HEADS.get(kind, ()):
         return None
-    config = {**DEFAULT_SIZES[architecture], "vocab_size": vocab_size, **settings.config}
+    sizes = DEFAULT_SIZES[kind]
+    config = {**sizes, "vocab_size": vocab_size, **settings.config}
     neutral = [config.pop(name) for name in NEUTRAL_FIELDS & config.keys()]
     is_known = (
-        config.keys() <= {*DEFAULT_SIZES[architecture], *family.fields}
+        config.keys() <= {*sizes, *([KV_HEADS] if kind not in HAS_DROPOUT else [])}
         and all(isinstance(value, float) and 0 <= value < 1 for value in neutral)
         and all(_is_valid(name, value) for name, value in config.items())
         and 0 <= pad_id < vocab_size <= config["vocab_size"]
-        and not (settings.dropout and not family.has_dropout)
+        and not (settings.dropout and kind not in HAS_DROPOUT)
         and _has_equal_heads(config)
     )
-    return family.list_weights(config, head) if is_known else None
+    return list_weights({"model_type": kind, **config}, head) if is_known else None
+
+
+def list_trained(weights: ModelWeights, settings: Model) -> dict[str, ParamSpec]:
+    """Return all weights by name, with LoRA adapters, and whether each one is trained.
+
+    With `trainable_layers`, the last blocks, the pooler and the head are trained.
+    """
+    shapes, lora = weights.shapes, settings.lora
+    if lora is not None:
+        adapters = {
+            name: ParamSpec(shape, requires_grad=True)
+            for layer, shape in _list_linear_layers(weights, lora)
+            for name, shape in _list_adapters(layer, shape, lora.rank)
+        }
+        return {name: ParamSpec(shape, requires_grad=False) for name, shape in shapes.items()} | (
+            adapters
+        )
+    trained = _list_trained_prefixes(weights, settings)
+    return {
+        name: ParamSpec(shape, name in weights.head or name.startswith(trained))
+        for name, shape in shapes.items()
+    }
+
+
+def _list_trained_prefixes(weights: ModelWeights, settings: Model) -> tuple[str, ...]:
+    """Return the starts of the names of the trained weights besides the head."""
+    if settings.trainable_layers == "all":
+        return ("",)
+    count = 0 if settings.trainable_layers == "none" else settings.trainable_layers
+    layers = weights.sizes.layers
+    return tuple(f"{weights.block_prefix}{index}." for index in range(layers - count, layers))
+
+
+def _list_linear_layers(weights: ModelWeights, lora: Lora) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the names and the shapes of the layers with adapters; by default all of the blocks."""
+    layers = {
+        name.removesuffix(".weight"): shape
+        for name, shape in weights.shapes.items()
+        if len(shape) > 1 and name not in weights.embeddings
+    }
+    targets = tuple(f".{target}" for target in lora.targets)
+    return [
+        (name, shape)
+        for name, shape in layers.items()
+        if (f".{name}".endswith(targets) if targets else name.startswith(weights.block_prefix))
+    ]
+
+
+def _list_adapters(
+    layer: str, shape: tuple[int, ...], rank: int
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the two matrices of an adapter. GPT-2 stores a layer as [inputs, outputs]."""
+    outputs, inputs = shape[::-1] if ".c_" in layer else shape
+    name = f"{layer}.lora_{{}}.default.weight"
+    return [(name.format("A"), (rank, inputs)), (name.format("B"), (outputs, rank))]
 
 
 def _is_valid(name: str, value: object) -> bool:
@@ -91,66 +220,137 @@ def _has_equal_heads(config: dict[str, Any]) -> bool:
     return config["hidden_size"] % heads == heads % config.get(KV_HEADS, heads) == 0 and is_even
 
 
-def _list_bert(config: dict[str, Any], head: ModelHead) -> ModelWeights:
-    width, inner = config["hidden_size"], config["intermediate_size"]
-    body = "" if head.kind == "none" else "bert."
-    embeddings, blocks = f"{body}embeddings", f"{body}encoder.layer."
-    rows = {
-        f"{embeddings}.word_embeddings": config["vocab_size"],
-        f"{embeddings}.position_embeddings": config["max_position_embeddings"],
-        f"{embeddings}.token_type_embeddings": config["type_vocab_size"],
+def _list_bert(config: Config, sizes: ModelSizes, head: ModelHead) -> ModelWeights:
+    kind, hidden, vocab = config["model_type"], sizes.hidden, config["vocab_size"]
+    name = "roberta" if kind in ("xlm-roberta", "camembert") else kind
+    body = "" if head.kind == "none" else f"{name}."
+    width = config.get("embedding_size", hidden) if kind == "electra" else hidden
+    tables = {
+        "word_embeddings": vocab,
+        "position_embeddings": config["max_position_embeddings"],
+        "token_type_embeddings": config.get("type_vocab_size", 2),
     }
-    tables: Shapes = {f"{name}.weight": (number, width) for name, number in rows.items()}
-    shapes = tables | _norm(f"{embeddings}.LayerNorm", width)
-    for index in range(config["num_hidden_layers"]):
-        block = f"{blocks}{index}"
-        for name in ("self.query", "self.key", "self.value", "output.dense"):
-            shapes |= _linear(f"{block}.attention.{name}", width, width)
-        shapes |= _norm(f"{block}.attention.output.LayerNorm", width)
-        shapes |= _linear(f"{block}.intermediate.dense", width, inner)
-        shapes |= _linear(f"{block}.output.dense", inner, width)
-        shapes |= _norm(f"{block}.output.LayerNorm", width)
+    embeddings = {f"{body}embeddings.{table}.weight": (n, width) for table, n in tables.items()}
+    embeddings |= _norm(f"{body}embeddings.LayerNorm", width)
+    if width != hidden:
+        embeddings |= _linear(f"{body}embeddings_project", width, hidden)
+    block: Shapes = {}
+    for layer in ("self.query", "self.key", "self.value", "output.dense"):
+        block |= _linear(f"attention.{layer}", hidden, hidden)
+    block |= _norm("attention.output.LayerNorm", hidden)
+    block |= _linear("intermediate.dense", hidden, sizes.ffn)
+    block |= _linear("output.dense", sizes.ffn, hidden) | _norm("output.LayerNorm", hidden)
+    outputs: Shapes = {}
     if head.kind in ("pairs", "classes"):
-        shapes |= _linear(f"{body}pooler.dense", width, width)
+        outputs |= _linear(f"{body}pooler.dense", hidden, hidden)
     if head.kind in ("masked", "pairs"):
-        shapes["cls.predictions.bias"] = (config["vocab_size"],)
-        shapes |= _linear("cls.predictions.transform.dense", width, width)
-        shapes |= _norm("cls.predictions.transform.LayerNorm", width)
+        outputs["cls.predictions.bias"] = (vocab,)
+        outputs |= _linear("cls.predictions.transform.dense", hidden, width)
+        outputs |= _norm("cls.predictions.transform.LayerNorm", width)
     if head.kind == "pairs":
-        shapes |= _linear("cls.seq_relationship", width, 2)
-    if head.outputs:
-        shapes |= _linear("classifier", width, head.outputs)
-    return _complete(config, shapes, tuple(tables), blocks)
+        outputs |= _linear("cls.seq_relationship", hidden, 2)
+    outputs |= _class_head(head, hidden)
+    positions = config["max_position_embeddings"]
+    return ModelWeights(sizes, embeddings, block, f"{body}encoder.layer.", {}, outputs, positions)
 
 
-def _list_llama(config: dict[str, Any], _: ModelHead) -> ModelWeights:
-    width, inner = config["hidden_size"], config["intermediate_size"]
-    table, blocks = "model.embed_tokens.weight", "model.layers."
-    heads = config["num_attention_heads"]
-    kv_width = width // heads * config.get(KV_HEADS, heads)
-    projections = {"q_proj": width, "k_proj": kv_width, "v_proj": kv_width, "o_proj": width}
-    shapes: Shapes = {table: (config["vocab_size"], width), "model.norm.weight": (width,)}
-    for index in range(config["num_hidden_layers"]):
-        block = f"{blocks}{index}"
-        for name, outputs in projections.items():
-            shapes[f"{block}.self_attn.{name}.weight"] = (outputs, width)
-        for name in ("gate_proj", "up_proj"):
-            shapes[f"{block}.mlp.{name}.weight"] = (inner, width)
-        shapes[f"{block}.mlp.down_proj.weight"] = (width, inner)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            shapes[f"{block}.{name}.weight"] = (width,)
-    if not config[TIED]:
-        shapes["lm_head.weight"] = shapes[table]
-    return _complete(config, shapes, (table,), blocks)
+def _list_distilbert(config: Config, sizes: ModelSizes, head: ModelHead) -> ModelWeights:
+    hidden, body = sizes.hidden, "" if head.kind == "none" else "distilbert."
+    embeddings: Shapes = {
+        f"{body}embeddings.word_embeddings.weight": (config["vocab_size"], hidden),
+        f"{body}embeddings.position_embeddings.weight": (config["max_position_embeddings"], hidden),
+    }
+    embeddings |= _norm(f"{body}embeddings.LayerNorm", hidden)
+    block: Shapes = {}
+    for layer in ("q_lin", "k_lin", "v_lin", "out_lin"):
+        block |= _linear(f"attention.{layer}", hidden, hidden)
+    block |= _norm("sa_layer_norm", hidden) | _linear("ffn.lin1", hidden, sizes.ffn)
+    block |= _linear("ffn.lin2", sizes.ffn, hidden) | _norm("output_layer_norm", hidden)
+    outputs = _class_head(head, hidden)
+    if head.kind == "masked":
+        outputs = {"vocab_projector.bias": (config["vocab_size"],)}
+        outputs |= _linear("vocab_transform", hidden, hidden) | _norm("vocab_layer_norm", hidden)
+    return ModelWeights(sizes, embeddings, block, f"{body}transformer.layer.", {}, outputs)
 
 
-def _complete(
-    config: dict[str, Any], shapes: Shapes, tables: tuple[str, ...], block_prefix: str
-) -> ModelWeights:
-    layers, width = config["num_hidden_layers"], config["hidden_size"]
-    return ModelWeights(
-        shapes, tables, block_prefix, layers, width, config["max_position_embeddings"]
-    )
+def _list_modernbert(config: Config, sizes: ModelSizes, head: ModelHead) -> ModelWeights:
+    """Return the weights; the first block has no norm of the attention, but the last one another.
+
+    The final norm is therefore not listed.
+    """
+    hidden, body = sizes.hidden, "" if head.kind == "none" else "model."
+    vocab = config["vocab_size"]
+    embeddings: Shapes = {
+        f"{body}embeddings.tok_embeddings.weight": (vocab, hidden),
+        f"{body}embeddings.norm.weight": (hidden,),
+    }
+    block: Shapes = {
+        "attn_norm.weight": (hidden,),
+        "attn.Wqkv.weight": (3 * hidden, hidden),
+        "attn.Wo.weight": (hidden, hidden),
+        "mlp_norm.weight": (hidden,),
+        "mlp.Wi.weight": (2 * sizes.ffn, hidden),
+        "mlp.Wo.weight": (hidden, sizes.ffn),
+    }
+    outputs = _class_head(head, hidden)
+    if head.kind == "masked":
+        outputs = {
+            "head.dense.weight": (hidden, hidden),
+            "head.norm.weight": (hidden,),
+            "decoder.bias": (vocab,),
+        }
+    return ModelWeights(sizes, embeddings, block, f"{body}layers.", {}, outputs)
+
+
+def _list_gpt2(config: Config, sizes: ModelSizes, head: ModelHead) -> ModelWeights:
+    hidden, ffn, body = sizes.hidden, sizes.ffn, "" if head.kind == "none" else "transformer."
+    embeddings: Shapes = {
+        f"{body}wte.weight": (config["vocab_size"], hidden),
+        f"{body}wpe.weight": (config["n_positions"], hidden),
+    }
+    block = _norm("ln_1", hidden) | _norm("ln_2", hidden)
+    for layer, inputs, outputs in (
+        ("attn.c_attn", hidden, 3 * hidden),
+        ("attn.c_proj", hidden, hidden),
+        ("mlp.c_fc", hidden, ffn),
+        ("mlp.c_proj", ffn, hidden),
+    ):
+        block |= {f"{layer}.weight": (inputs, outputs), f"{layer}.bias": (outputs,)}
+    final = _norm(f"{body}ln_f", hidden)
+    return ModelWeights(sizes, embeddings, block, f"{body}h.", final, _class_head(head, hidden))
+
+
+def _list_llama(config: Config, sizes: ModelSizes, head: ModelHead) -> ModelWeights:
+    kind, hidden = config["model_type"], sizes.hidden
+    body = "" if head.kind == "none" else "model."
+    table: Shapes = {f"{body}embed_tokens.weight": (config["vocab_size"], hidden)}
+    kv_width = sizes.kv_heads * sizes.head_dim
+    has_bias = config.get("attention_bias", False)
+    block: Shapes = {}
+    for name, width in {"q": sizes.width, "k": kv_width, "v": kv_width}.items():
+        block[f"self_attn.{name}_proj.weight"] = (width, hidden)
+        if has_bias or kind == "qwen2":
+            block[f"self_attn.{name}_proj.bias"] = (width,)
+        if kind in HEAD_NORMS and name != "v":
+            block[f"self_attn.{name}_norm.weight"] = (sizes.head_dim,)
+    block["self_attn.o_proj.weight"] = (hidden, sizes.width)
+    if has_bias:
+        block["self_attn.o_proj.bias"] = (hidden,)
+    block |= {f"mlp.{name}_proj.weight": (sizes.ffn, hidden) for name in ("gate", "up")}
+    block["mlp.down_proj.weight"] = (hidden, sizes.ffn)
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] * (kind in FOUR_NORMS)
+    block |= {f"{name}.weight": (hidden,) for name in norms}
+    outputs = _class_head(head, hidden)
+    if head.kind == "causal" and not config.get(TIED, kind.startswith("gemma")):
+        outputs = {"lm_head.weight": (config["vocab_size"], hidden)}
+    final: Shapes = {f"{body}norm.weight": (hidden,)}
+    positions = config.get("max_position_embeddings")
+    return ModelWeights(sizes, table, block, f"{body}layers.", final, outputs, positions)
+
+
+def _class_head(head: ModelHead, hidden: int) -> Shapes:
+    return _linear("classifier", hidden, head.outputs) if head.outputs else {}
 
 
 def _linear(name: str, inputs: int, outputs: int) -> Shapes:
@@ -161,8 +361,13 @@ def _norm(name: str, width: int) -> Shapes:
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
-FAMILIES = {
-    "bert": Family(_list_bert, ("none", "masked", "pairs", "classes", "tokens"), has_dropout=True),
-    "llama": Family(_list_llama, ("causal",), has_dropout=False, fields=(KV_HEADS,)),
+FAMILIES: Mapping[str, Callable[[Config, ModelSizes, ModelHead], ModelWeights]] = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), _list_bert),
+    "distilbert": _list_distilbert,
+    "modernbert": _list_modernbert,
+    "gpt2": _list_gpt2,
+    **dict.fromkeys(
+        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), _list_llama
+    ),
 }
-"""The architectures that are known here."""
+"""The model types of transformers whose weights are known."""

@@ -161,7 +161,7 @@ def describe(job: TrainingJob, machine: MachineRates, count: int) -> Features:
         chip=machine.chip,
         stack=job.stack or "",
         recomputation=job.recomputation,
-        strategy=f"{job.strategy} {parallel.tensor}.{parallel.pipeline}.{parallel.context}",
+        strategy=f"{job.strategy.kind} {parallel.tensor}.{parallel.pipeline}.{parallel.context}",
         layers=job.shape.layers,
         hidden=job.shape.hidden,
         length=job.length,

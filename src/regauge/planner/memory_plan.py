@@ -17,6 +17,7 @@ from regauge.planner.flops import MASKED_FRACTION
 
 if TYPE_CHECKING:
     from regauge.planner.training_job import Estimate, TrainingJob
+    from regauge.training.strategies import Shards
 
 Verdict = Literal["fits", "uncertain", "does not fit"]
 STATE_BYTES = {
@@ -87,23 +88,22 @@ class MemoryPlan:
     verdict: Verdict
 
 
-def shard_devices(job: TrainingJob, devices: int, devices_per_machine: int) -> int:
-    """Return the number of devices over which the strategy divides its states."""
-    copies = max(devices // (job.parallelism.tensor * job.parallelism.pipeline), 1)
-    if job.strategy in ("single", "ddp"):
-        return 1
-    return min(copies, devices_per_machine) if job.strategy == "hsdp" else copies
+def count_shards(job: TrainingJob, devices: int) -> Shards:
+    """Return the number of devices over which the strategy divides the states."""
+    return job.strategy.count_shards(_count_copies(job, devices))
 
 
-def plan_parts(
-    job: TrainingJob, devices: int, devices_per_machine: int, constants: MemoryConstants
-) -> MemoryParts:
+def _count_copies(job: TrainingJob, devices: int) -> int:
+    return max(devices // (job.parallelism.tensor * job.parallelism.pipeline), 1)
+
+
+def plan_parts(job: TrainingJob, devices: int, constants: MemoryConstants) -> MemoryParts:
     """Return the bytes of one device by part."""
-    shards = shard_devices(job, devices, devices_per_machine)
-    weights, gradients, optimizer = _state_bytes(job, shards)
+    shards = count_shards(job, devices)
+    weights, gradients, optimizer = state_bytes(job, devices)
     activations, logits = _activation_and_logit_bytes(job, constants.activation_scale)
-    working_set = _working_set(job, shards)
-    updated = _local_parameters(job) * job.trained_fraction / shards
+    working_set = _working_set(job, shards.weights)
+    updated = _local_parameters(job) * job.trained_fraction / shards.optimizer
     update = UPDATE_BYTES[job.precision] * updated  # it follows the activations
     working_set = max(working_set, update - activations - logits)
     used = weights + gradients + optimizer + activations + logits + working_set
@@ -143,28 +143,31 @@ def _local_parameters(job: TrainingJob) -> float:
     return (layers + shape.embedding_parameters) / parallel.tensor
 
 
-def _state_bytes(job: TrainingJob, shards: int) -> tuple[float, float, float]:
-    """Return the bytes of weights, gradients and optimizer.
+def state_bytes(job: TrainingJob, devices: int) -> tuple[float, float, float]:
+    """Return the bytes of weights, gradients and optimizer, with its master weights.
 
-    ZeRO-1 shards the optimizer, ZeRO-2 the gradients too, FSDP all.
+    They are exact for a run of Regauge. Other software stores what its precision needs.
     """
+    if job.weights is not None:
+        copies = _count_copies(job, devices)
+        states = job.weights.measure(job.strategy, copies, job.precision)
+        return states.weights, states.gradients, states.master_weights + states.optimizer_state
+    shards = count_shards(job, devices)
     parameters = _local_parameters(job)
     weight, gradient, master = STATE_BYTES[job.precision]
     gradient = 4.0 if job.has_fp32_gradients else gradient
     is_half = job.precision in ("pure", "nf4") and job.optimizer != "8bit"
     moments = MOMENT_BYTES[job.optimizer] * (0.5 if is_half else 1.0)
     trained = parameters * job.trained_fraction
-    is_full = job.strategy in ("fsdp", "hsdp")
-    gradient_shards = shards if is_full or job.strategy == "zero2" else 1
     weight_bytes = weight * parameters
     if job.precision == "nf4":  # embeddings stay in bf16
         weight_bytes += (
             (WHOLE_BYTES - weight) * job.shape.embedding_parameters / job.parallelism.tensor
         )
     return (
-        weight_bytes / (shards if is_full else 1),
-        gradient * trained / gradient_shards,
-        (moments + master) * trained / shards,
+        weight_bytes / shards.weights,
+        gradient * trained / shards.gradients,
+        (moments + master) * trained / shards.optimizer,
     )
 
 
@@ -226,19 +229,22 @@ def _working_set(job: TrainingJob, shards: int) -> float:
     """Return the bytes of what is held for a moment alone.
 
     FSDP gathers two layers and holds the gradients of two, or the whole embedding. Under a pipeline
-    it holds the weights of a stage and their fp32 gradients. Autocast keeps a bf16 copy of the
-    weights.
+    it holds the weights of a stage and their fp32 gradients. Autocast of other software keeps a
+    bf16 copy of the weights.
     """
-    shape = job.shape
+    shape, gathered = job.shape, job.strategy.gathered
     unit = max(shape.layer_parameters, shape.embedding_parameters / GATHERED_LAYERS)
-    if job.strategy in ("fsdp", "hsdp") and shards > 1:
+    if gathered != "none" and shards > 1:
         if job.parallelism.pipeline > 1:  # gathered once for all microbatches of a step
             return (WHOLE_BYTES + 4.0 * job.trained_fraction) * _local_parameters(job)
         gradient = STATE_BYTES[job.precision][1] if job.trained_fraction == 1 else 0.0
         weights = GATHERED_LAYERS * WHOLE_BYTES
         if job.precision == "nf4":  # gathered in 4 bits, and one layer at a time restored
             weights = GATHERED_LAYERS * STATE_BYTES["nf4"][0] + WHOLE_BYTES
+        if gathered == "model":
+            whole = WHOLE_BYTES * _local_parameters(job)
+            return whole + unit * GATHERED_LAYERS * gradient / job.parallelism.tensor
         return unit * (weights + GATHERED_LAYERS * gradient) / job.parallelism.tensor
-    if job.precision in ("autocast", "fp8"):
+    if job.weights is None and job.precision in ("autocast", "fp8"):
         return 2.0 * _local_parameters(job)
     return 0.0

@@ -5,12 +5,19 @@ The counts are tested against the real modules on the meta device. Nothing here 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
+from regauge.models.io_spec import ModelHead
+from regauge.models.weight_shapes import FAMILIES, count_elements, list_weights
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from regauge.models.weight_shapes import ModelWeights
 
 Head = Literal["none", "lm", "masked-lm"]
 """Output layer: none (vectors, classes), all positions, or masked positions alone."""
@@ -51,8 +58,6 @@ class ModelShape:
     attention: AttentionShape
     is_gated: bool = False
     """The feed-forward layer has two input matrices (SwiGLU, GeGLU)."""
-    is_tied: bool = True
-    """The output layer shares the matrix of the token embeddings."""
     embedding_width: int = 0
     """Width of the token embeddings; 0 if it is the hidden width."""
     embedding_parameters: int = 0
@@ -61,8 +66,6 @@ class ModelShape:
     """Parameters of the biases and norms of one layer."""
     norm_parameters: int = 0
     """Parameters of the final norm."""
-    pooler_parameters: int = 0
-    """Parameters of the pooler, which models with an output layer do not have."""
     head_parameters: int = 0
     """Parameters of the output layer, without a tied matrix."""
     head_matmul: int = 0
@@ -90,8 +93,7 @@ class ModelShape:
         """Return the number of parameters; a tied matrix counts once."""
         body = self.embedding_parameters + self.layers * self.layer_parameters
         output = 0 if head == "none" else self.head_parameters
-        pooler = self.pooler_parameters if head == "none" else 0
-        return body + self.norm_parameters + pooler + output + self.other_parameters
+        return body + self.norm_parameters + output + self.other_parameters
 
     def attention_span(self, length: int) -> float:
         """Return the mean number of positions that a token attends to, over the layers.
@@ -111,13 +113,14 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     Raises DataError if the model type is unknown, or if a size is missing.
     """
     kind = str(config.get("model_type"))
-    if kind not in READERS:
+    if kind not in FAMILIES:
         raise DataError(
             f"the planner does not know the model type '{kind}'",
-            did_you_mean(kind, sorted(READERS)),
+            did_you_mean(kind, sorted(FAMILIES)),
         )
     try:
-        return READERS[kind](config)
+        weights = list_weights(config, ModelHead("causal" if kind in CAUSAL else "masked"))
+        return _describe_shape(config, weights)
     except KeyError as error:
         raise DataError(
             f"config.json has no {error}, which the planner needs for '{kind}'",
@@ -125,151 +128,57 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         ) from None
 
 
-def _bert(config: Mapping[str, Any]) -> ModelShape:
-    hidden, ffn, layers = (
-        config["hidden_size"],
-        config["intermediate_size"],
-        config["num_hidden_layers"],
-    )
-    kind, vocab = config["model_type"], config["vocab_size"]
-    width = config.get("embedding_size") or hidden
-    tables = vocab + config["max_position_embeddings"] + config.get("type_vocab_size", 2)
-    projection = (width + 1) * hidden if width != hidden else 0
-    heads = config["num_attention_heads"]
-    return ModelShape(
+def _describe_shape(config: Mapping[str, Any], weights: ModelWeights) -> ModelShape:
+    kind, sizes = config["model_type"], weights.sizes
+    head = {name: shape for name, shape in weights.head.items() if not name.startswith("lm_head")}
+    shape = ModelShape(
         family=kind,
-        layers=layers,
-        hidden=hidden,
-        ffn=ffn,
-        vocab=vocab,
-        attention=AttentionShape(heads, heads, hidden // heads),
-        embedding_width=width,
-        embedding_parameters=tables * width + 2 * width + projection,
-        vector_parameters=4 * hidden + ffn + hidden + 4 * hidden,
-        pooler_parameters=0 if kind == "electra" else hidden * (hidden + 1),
-        head_parameters=hidden * width + 3 * width + vocab,
-        head_matmul=hidden * width,
-    )
-
-
-def _distilbert(config: Mapping[str, Any]) -> ModelShape:
-    hidden, ffn, heads = config["dim"], config["hidden_dim"], config["n_heads"]
-    vocab = config["vocab_size"]
-    return ModelShape(
-        family="distilbert",
-        layers=config["n_layers"],
-        hidden=hidden,
-        ffn=ffn,
-        vocab=vocab,
-        attention=AttentionShape(heads, heads, hidden // heads),
-        embedding_parameters=(vocab + config["max_position_embeddings"] + 2) * hidden,
-        vector_parameters=4 * hidden + ffn + hidden + 4 * hidden,
-        head_parameters=hidden * hidden + 3 * hidden + vocab,
-        head_matmul=hidden * hidden,
-    )
-
-
-def _modernbert(config: Mapping[str, Any]) -> ModelShape:
-    hidden, layers, heads = (
-        config["hidden_size"],
-        config["num_hidden_layers"],
-        config["num_attention_heads"],
-    )
-    vocab, every = config["vocab_size"], config.get("global_attn_every_n_layers", 3)
-    full = -(-layers // every)
-    return ModelShape(
-        family="modernbert",
-        layers=layers,
-        hidden=hidden,
-        ffn=config["intermediate_size"],
-        vocab=vocab,
-        attention=AttentionShape(
-            heads,
-            heads,
-            hidden // heads,
-            window=config.get("local_attention", 128),
-            sliding_layers=layers - full,
-        ),
-        is_gated=True,
-        embedding_parameters=vocab * hidden + hidden,
-        vector_parameters=2 * hidden,
-        norm_parameters=0,
-        head_parameters=hidden * hidden + hidden + vocab,
-        head_matmul=hidden * hidden,
-    )
-
-
-def _gpt2(config: Mapping[str, Any]) -> ModelShape:
-    hidden, heads = config["n_embd"], config["n_head"]
-    ffn = config.get("n_inner") or 4 * hidden
-    return ModelShape(
-        family="gpt2",
-        layers=config["n_layer"],
-        hidden=hidden,
-        ffn=ffn,
+        layers=sizes.layers,
+        hidden=sizes.hidden,
+        ffn=sizes.ffn,
         vocab=config["vocab_size"],
-        attention=AttentionShape(heads, heads, hidden // heads, is_causal=True),
-        embedding_parameters=(config["vocab_size"] + config["n_positions"]) * hidden,
-        vector_parameters=4 * hidden + ffn + hidden + 4 * hidden,
-        norm_parameters=2 * hidden,
+        attention=AttentionShape(
+            sizes.heads,
+            sizes.kv_heads,
+            sizes.head_dim,
+            is_causal=kind in CAUSAL,
+            window=_find_window(config),
+            sliding_layers=_count_sliding_layers(config, sizes.layers),
+        ),
+        is_gated=kind not in UNGATED,
+        embedding_width=config.get("embedding_size", 0) if kind == "electra" else 0,
+        embedding_parameters=count_elements(weights.embeddings),
+        norm_parameters=count_elements(weights.final),
+        head_parameters=count_elements(weights.head),
+        head_matmul=sum(math.prod(size) for size in head.values() if len(size) > 1),
     )
+    vectors = count_elements(weights.block) - shape.layer_matmul
+    return replace(shape, vector_parameters=vectors)
 
 
-def _llama(config: Mapping[str, Any]) -> ModelShape:
-    kind, hidden, heads = config["model_type"], config["hidden_size"], config["num_attention_heads"]
-    kv_heads = config.get("num_key_value_heads") or heads
-    default_dim = 256 if kind.startswith("gemma") else hidden // heads
-    attention = AttentionShape(
-        heads,
-        kv_heads,
-        config.get("head_dim") or default_dim,
-        is_causal=True,
-        window=_window(config),
-        sliding_layers=_sliding_layers(config),
-    )
-    has_bias = config.get("attention_bias", False) or kind == "qwen2"
-    biases = attention.width + 2 * attention.kv_width if has_bias else 0
-    biases += hidden if config.get("attention_bias", False) else 0
-    norms = (4 if kind in FOUR_NORMS else 2) * hidden
-    norms += 2 * attention.head_dim if kind in HEAD_NORMS else 0
-    vocab = config["vocab_size"]
-    is_tied = config.get("tie_word_embeddings", kind.startswith("gemma"))
-    return ModelShape(
-        family=kind,
-        layers=config["num_hidden_layers"],
-        hidden=hidden,
-        ffn=config["intermediate_size"],
-        vocab=vocab,
-        attention=attention,
-        is_gated=True,
-        is_tied=is_tied,
-        embedding_parameters=vocab * hidden,
-        vector_parameters=biases + norms,
-        norm_parameters=hidden,
-        head_parameters=0 if is_tied else vocab * hidden,
-    )
-
-
-def _window(config: Mapping[str, Any]) -> int | None:
+def _find_window(config: Mapping[str, Any]) -> int | None:
+    if config["model_type"] == "modernbert":
+        return int(config.get("local_attention", 128))
     if config.get("use_sliding_window") is False:
         return None
     window = config.get("sliding_window")
     return int(window) if window else None
 
 
-def _sliding_layers(config: Mapping[str, Any]) -> int:
+def _count_sliding_layers(config: Mapping[str, Any], layers: int) -> int:
     """Return the number of layers with a sliding window.
 
-    `layer_types` decides if present. In Gemma 2 and 3, one of 2 and of 6 layers does not slide;
-    Mistral slides in every layer.
+    `layer_types` decides if present. In ModernBERT, one of 3 layers does not slide; in Gemma 2 and
+    3, one of 2 and of 6. Mistral slides in every layer.
     """
-    layers = int(config["num_hidden_layers"])
-    if _window(config) is None:
+    kind = config["model_type"]
+    if _find_window(config) is None:
         return 0
-    kinds = config.get("layer_types")
-    if kinds:
-        return sum(kind == "sliding_attention" for kind in kinds)
-    if pattern := config.get("sliding_window_pattern") or PATTERNS.get(config["model_type"]):
+    if kind == "modernbert":
+        return layers - -(-layers // int(config.get("global_attn_every_n_layers", 3)))
+    if kinds := config.get("layer_types"):
+        return sum(name == "sliding_attention" for name in kinds)
+    if pattern := config.get("sliding_window_pattern") or PATTERNS.get(kind):
         return layers - layers // int(pattern)
     if "max_window_layers" in config:
         return max(layers - int(config["max_window_layers"]), 0)
@@ -278,15 +187,7 @@ def _sliding_layers(config: Mapping[str, Any]) -> int:
 
 PATTERNS = {"gemma2": 2, "gemma3_text": 6}
 """Layers of which one has no window, by model type."""
-FOUR_NORMS = ("gemma2", "gemma3_text")
-HEAD_NORMS = ("qwen3", "gemma3_text")
-READERS: Mapping[str, Callable[[Mapping[str, Any]], ModelShape]] = {
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra"), _bert),
-    "distilbert": _distilbert,
-    "modernbert": _modernbert,
-    "gpt2": _gpt2,
-    **dict.fromkeys(
-        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), _llama
-    ),
-}
-"""The reader of each model type of transformers."""
+UNGATED = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "gpt2")
+"""Model types whose feed-forward layer has one input matrix."""
+CAUSAL = frozenset(FAMILIES) - {*UNGATED, "modernbert"} | {"gpt2"}
+"""Model types whose tokens attend to earlier ones alone."""

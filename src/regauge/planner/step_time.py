@@ -11,24 +11,26 @@ too, in units of a layer.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from regauge.planner import flops
 from regauge.planner.memory_plan import (
     MOMENT_BYTES,
     STATE_BYTES,
+    count_shards,
     layer_activation_bytes,
     logit_bytes,
-    shard_devices,
 )
 from regauge.planner.network import Topology, link_between, link_inside
+from regauge.training.strategies import UpdateTraffic
 
 if TYPE_CHECKING:
     from regauge.machines.machine_rates import MachineRates
     from regauge.planner.calibration import PlannerConstants, StackConstants
     from regauge.planner.network import Link
     from regauge.planner.training_job import TrainingJob
+    from regauge.training.strategies import Transfer
 
 INSIDE, BETWEEN = "any inside", "any between"
 """Names of the links that stand in for those without measurements."""
@@ -38,8 +40,6 @@ BACKWARD_SHARE = 2 / 3
 """Share of the computation that is the backward pass."""
 GRADIENT_BYTES = 2.0
 """Bytes of a gradient or a weight on the wire; 4 without mixed precision."""
-BUCKET_BYTES, ZERO_BUCKET_BYTES = 25e6, 500e6
-"""Bytes of a message: the bucket of DDP, and the one of DeepSpeed's ZeRO; FSDP sends a layer."""
 OPTIMIZER_BANDWIDTH = 0.7
 """Share of the memory bandwidth that the update achieves: it reads and writes every state once."""
 
@@ -97,7 +97,7 @@ def plan_step(
     growth = compute * ((1 + constants.growth) ** math.log2(replicas) - 1)
     communication = plan_communication(job, machine, count, calibration)
     hidden = constants.overlap * compute
-    if job.strategy == "ddp":  # gradients are summed after the last pass, during its backward half
+    if job.strategy.sums_once:  # after the last pass, during its backward half
         hidden *= BACKWARD_SHARE / max(job.accumulation, 1)
     exposed = max(0.0, communication.gradients - hidden)
     exposed += communication.gradients / _layers_of_weights(job) + communication.tensor
@@ -169,7 +169,7 @@ def _weight_traffic(job: TrainingJob) -> float:
     Autocast reads fp32 weights, writes bf16 ones, and casts their gradients back. Accumulation
     reads two gradients and writes one. FSDP does both on its shards.
     """
-    if job.strategy in ("fsdp", "hsdp"):
+    if job.strategy.gathered != "none":
         return 0.0
     weight, gradient, _ = STATE_BYTES[job.precision]
     cast = 2 * (weight + GRADIENT_BYTES) if job.precision in ("autocast", "fp8") else 0.0
@@ -183,34 +183,29 @@ def _weight_traffic(job: TrainingJob) -> float:
 def plan_communication(
     job: TrainingJob, machine: MachineRates, count: int, calibration: PlannerConstants
 ) -> Communication:
-    """Return the seconds of communication of one step.
-
-    In units of an all-gather of the weights: DDP 2; ZeRO-1 and 2 one for each microbatch and one
-    more; FSDP 3 for each microbatch. HSDP does those inside its machine, and an all-reduce of the
-    shards between machines.
-    """
+    """Return the seconds of communication of one step: the collectives of the strategy."""
     inside = link_inside(machine, calibration.find_link(machine.name, INSIDE))
     between = link_between(machine, calibration.find_link(f"{machine.name} network", BETWEEN))
     parallel = job.parallelism
     devices = max(machine.devices // parallel.tensor, 1)
     machines = count_machines(job, machine, count)
     topology = Topology(inside, between, devices, machines)
-    local = Topology(inside, between, devices, 1)
     wire = GRADIENT_BYTES * (2 if job.precision in ("fp32", "tf32") else 1)
     size = wire * job.shape.parameters(job.head) / (parallel.tensor * parallel.pipeline)
     trained, passes = size * job.trained_fraction, max(job.accumulation, 1)
-    seconds, layers = 0.0, max(job.shape.layers / parallel.pipeline, 1)
-    if job.strategy == "ddp":
-        seconds = topology.seconds("all_reduce", trained, trained / BUCKET_BYTES)
-    elif job.strategy in ("zero1", "zero2"):
-        messages = trained / ZERO_BUCKET_BYTES
-        seconds = (passes + 1) * topology.seconds("all_gather", trained, messages)
-    elif job.strategy in ("fsdp", "hsdp"):
-        group = topology if job.strategy == "fsdp" else local
-        seconds = passes * 2 * group.seconds("all_gather", size, layers)
-        seconds += passes * group.seconds("reduce_scatter", trained, layers)
-    if job.strategy == "hsdp":  # the shards of a machine, which its network carries at once
-        seconds += between.seconds("all_reduce", trained, machines)
+    layers = max(job.shape.layers / parallel.pipeline, 1)
+    traffic = UpdateTraffic(size, trained, passes, layers)
+
+    def measure(transfer: Transfer) -> float:
+        collective, bytes_, messages = transfer.collective, transfer.size, transfer.messages
+        if (
+            transfer.group == "between"
+        ):  # the shards of a machine, which its network carries at once
+            return between.seconds(collective, bytes_, machines)
+        group = topology if transfer.group == "all" else replace(topology, machines=1)
+        return transfer.times * group.seconds(collective, bytes_, messages)
+
+    seconds = sum(map(measure, job.strategy.communication(traffic)))
     return Communication(seconds, _tensor_seconds(job, inside, wire))
 
 
@@ -226,7 +221,7 @@ def _tensor_seconds(job: TrainingJob, inside: Link, wire: float) -> float:
 
 def optimizer_seconds(job: TrainingJob, machine: MachineRates, count: int) -> float:
     """Return the seconds of the update: every state is read and written once."""
-    shards = shard_devices(job, machine.devices * count, machine.devices)
+    shards = count_shards(job, machine.devices * count).optimizer
     weight, gradient, master = STATE_BYTES[job.precision]
     state = 2 * (weight + MOMENT_BYTES[job.optimizer] + master) + gradient
     parameters = job.shape.parameters(job.head) * job.trained_fraction

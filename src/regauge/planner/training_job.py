@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from regauge.planner.model_shape import Head, ModelShape
+from regauge.training.state_bytes import RunWeights
+from regauge.training.strategies import Strategy
 
-Strategy = Literal["single", "ddp", "zero1", "zero2", "fsdp", "hsdp"]
 Recomputation = Literal["none", "selective", "full"]
 PrecisionPlan = Literal["fp32", "tf32", "autocast", "bf16-master", "pure", "fp8", "nf4"]
 """fp32; tf32 products; fp32 weights with bf16 autocast; bf16 weights with an fp32 master copy;
@@ -44,7 +45,7 @@ class TrainingJob:
     """Rows of one device in one forward pass."""
     accumulation: int = 1
     """Forward passes before an update."""
-    strategy: Strategy = "ddp"
+    strategy: Strategy = field(kw_only=True)
     recomputation: Recomputation = "none"
     precision: PrecisionPlan = "autocast"
     head: Head = "lm"
@@ -64,6 +65,8 @@ class TrainingJob:
     """Share of the parameters that are trained; below 1 for LoRA."""
     useful_fraction: float = 1.0
     """Share of the tokens that are not padding, by the length histogram of the prepared data."""
+    weights: RunWeights | None = None
+    """Weights of a run of Regauge; published runs of other software have their number alone."""
     stack: str | None = None
     """Name of the calibration to use; None for the one of the chip with the most rows."""
 

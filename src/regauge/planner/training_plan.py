@@ -209,7 +209,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Return the memory of one device, corrected by the nearest measured rows."""
     constants = calibration.find_memory(job.stack)
-    parts = memory_plan.plan_parts(job, machine.devices * count, machine.devices, constants)
+    parts = memory_plan.plan_parts(job, machine.devices * count, constants)
     total = intervals.estimate(parts.total * anchors.correct_memory(nearest), constants.spread)
     return memory_plan.MemoryPlan(
         parts, total, machine.memory_bytes, memory_plan.judge(total, machine.memory_bytes)

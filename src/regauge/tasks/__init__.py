@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Self
 from typing_extensions import TypedDict  # readers validate it, and need this one on Python 3.11
 
 from regauge.config import Choice
+from regauge.models.io_spec import ModelHead
 from regauge.system.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from regauge.data.buckets import BatchForm
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
-    from regauge.models.io_spec import InputSpec, ModelHead, OutputKind
+    from regauge.models.architectures import HeadKind
+    from regauge.models.io_spec import InputSpec, OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
 
@@ -100,6 +102,25 @@ class Task(Choice):
     """Whether texts for the trained model may have special tokens, such as the mask."""
     reference_columns: ClassVar[tuple[str, ...]] = ()
     """Columns of each row that are computed with the weights of step 0; most tasks have none."""
+
+    @property
+    def head(self) -> HeadKind:
+        """Head that the task adds to a transformers model; plans count its weights."""
+        problem = f"the task '{self.kind}' does not declare its head"
+        raise SettingsError(problem, f"define the property head in {type(self).__name__}")
+
+    def text_columns(self) -> tuple[str, ...]:
+        """Return the columns of tokens that the model reads."""
+        problem = f"the task '{self.kind}' does not declare the columns that it reads"
+        raise SettingsError(problem, f"define text_columns in {type(self).__name__}")
+
+    def count_other_parameters(self, width: int, encoder: int) -> int:
+        """Return the parameters besides those of the transformers model and its head.
+
+        `width` is the hidden width, and `encoder` the number of parameters without a head.
+        """
+        del width, encoder
+        return 0
 
     def resolve_defaults(self, manifest: DatasetManifest) -> Self:
         """Return the task with the settings that the run file leaves to the dataset."""
@@ -190,7 +211,7 @@ class Task(Choice):
         overrides only `build_module`.
         """
         del manifest
-        return None
+        return ModelHead(self.head)
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the weighted sum of the losses and the sum of the weights, both scalars."""

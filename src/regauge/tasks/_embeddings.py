@@ -6,18 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import model_validator
 
-from regauge.data.buckets import sum_histograms
 from regauge.models import sentence_transformers
-from regauge.models.io_spec import InputSpec, ModelHead
+from regauge.models.io_spec import InputSpec
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import SettingsError
 from regauge.system.log import logger
-from regauge.tasks._fields import (
-    TEXT_TOKENS,
-    FieldsTask,
-    check_field,
-    field_histogram,
-)
+from regauge.tasks._fields import TEXT_TOKENS, FieldsTask
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from regauge.data.dataset import DatasetManifest, DatasetRows
+    from regauge.models.architectures import HeadKind
     from regauge.models.modules import Encoder
     from regauge.models.settings import Model
     from regauge.tasks._arrays import Texts
@@ -50,9 +45,9 @@ class EmbeddingTask(FieldsTask):
     """Text prompts, which `rows.prompts` prepends; by default as in the dataset. The exported
     folder names them."""
 
-    def text_columns(self) -> tuple[str, ...]:
-        """Return the field of each text of a row, by text number."""
-        raise NotImplementedError
+    @property
+    def head(self) -> HeadKind:
+        return "none"
 
     def prompt_columns(self) -> dict[str, tuple[str, ...]]:
         """Return the fields that have a prompt, by the name of the prompt."""
@@ -86,8 +81,6 @@ class EmbeddingTask(FieldsTask):
 
     def check_dataset(self, manifest: DatasetManifest) -> None:
         super().check_dataset(manifest)
-        for name in self.text_columns():
-            check_field(manifest, name)
         for prompt_name, columns in self.prompt_columns().items():
             expected = self.prompts.get(prompt_name, manifest.columns[columns[0]].prompt)
             for name in columns:
@@ -108,10 +101,6 @@ class EmbeddingTask(FieldsTask):
                 folder,
                 ", ".join(names),
             )
-
-    def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
-        """Return the number of texts of all fields by length."""
-        return sum_histograms(field_histogram(manifest, name) for name in self.text_columns())
 
     def slots_per_row(self) -> int:
         return len(self.text_columns())
@@ -142,10 +131,6 @@ class EmbeddingTask(FieldsTask):
             for name, columns in self.prompt_columns().items()
         }
         return prompts if any(prompts.values()) else {}
-
-    def find_head(self, manifest: DatasetManifest) -> ModelHead | None:
-        del manifest
-        return ModelHead("none")
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> Encoder:
         from regauge.models.architectures import build_model

@@ -47,10 +47,15 @@ class FieldsTask(Task):
         if names and not self.exports_prompts:
             problem = f"task '{self.kind}' cannot export the prompt of '{names[0]}'"
             raise SettingsError(problem, "prepare the dataset without rows.prompts")
+        for name in self.text_columns():
+            check_field(manifest, name)
 
     def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
-        """Return the number of model inputs of each length; entry i counts inputs of i tokens."""
-        raise NotImplementedError
+        """Return the number of model inputs of each length; entry i counts inputs of i tokens.
+
+        By default each text is one input.
+        """
+        return sum_histograms(field_histogram(manifest, name) for name in self.text_columns())
 
     def read_texts(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from regauge.models.io_spec import ModelHead
 from regauge.tasks import MetricSums, Task
 
 if TYPE_CHECKING:
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
+    from regauge.models.architectures import HeadKind
     from regauge.models.io_spec import OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
@@ -34,6 +34,9 @@ class TokenTask(Task):
     """
 
     artifacts_have_metrics: ClassVar[bool] = False
+
+    def text_columns(self) -> tuple[str, ...]:
+        return ("tokens",)
 
     def build_packed_batch(
         self,
@@ -104,9 +107,9 @@ class NextTokenTask(TokenTask):
     def output_kind(self) -> OutputKind:
         return "text"
 
-    def find_head(self, manifest: DatasetManifest) -> ModelHead | None:
-        del manifest
-        return ModelHead("causal")
+    @property
+    def head(self) -> HeadKind:
+        return "causal"
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
         from regauge.models.architectures import build_model

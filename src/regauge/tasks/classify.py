@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from regauge.data.batches import Arrays, MicrobatchPlan, OptionalRows, RandomKey
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
-    from regauge.models.architectures import ProblemType
+    from regauge.models.architectures import HeadKind, ProblemType
     from regauge.models.io_spec import OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
@@ -95,6 +95,13 @@ class Classify(ClassesTask):
         return self
 
     @property
+    def head(self) -> HeadKind:
+        return "classes"
+
+    def text_columns(self) -> tuple[str, ...]:
+        return self.text_fields
+
+    @property
     def class_field(self) -> str:
         return "" if self._is_regression else self.label
 
@@ -161,8 +168,6 @@ class Classify(ClassesTask):
 
     def check_dataset(self, manifest: DatasetManifest) -> None:
         super().check_dataset(manifest)
-        for name in self.text_fields:
-            check_field(manifest, name)
         column = manifest.columns.get(self.label)
         if column is not None and column.kind == "integers" and not self._is_multi_label:
             problem = f"'{self.label}' has lists of classes"
@@ -233,7 +238,7 @@ class Classify(ClassesTask):
         )
 
     def find_head(self, manifest: DatasetManifest) -> ModelHead | None:
-        return ModelHead("classes", self._count_outputs(self.resolve_defaults(manifest).classes))
+        return ModelHead(self.head, self._count_outputs(self.resolve_defaults(manifest).classes))
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
         from regauge.models.architectures import ClassHead, build_model

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from regauge.data.buckets import longest_text_histogram, sum_histograms
+from regauge.data.buckets import longest_text_histogram
 from regauge.data.conversations import ANSWERS, CHOSEN, MASKS
-from regauge.models.io_spec import InputSpec, ModelHead
+from regauge.models.io_spec import InputSpec
 from regauge.tasks import MetricSums
 from regauge.tasks._fields import FieldsTask, field_histogram
 from regauge.tasks._tokens import NextTokenTask, find_first_answer
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
+    from regauge.models.architectures import HeadKind
     from regauge.models.io_spec import OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
@@ -44,6 +45,13 @@ class Dpo(FieldsTask):
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     """Assumed fraction of rows whose answers are swapped (conservative DPO, Mitchell, 2023)."""
 
+    @property
+    def head(self) -> HeadKind:
+        return "causal"
+
+    def text_columns(self) -> tuple[str, ...]:
+        return ANSWERS
+
     def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
         """Return the number of rows by the length of the longer conversation.
 
@@ -52,7 +60,7 @@ class Dpo(FieldsTask):
         return longest_text_histogram([field_histogram(manifest, name) for name in ANSWERS])
 
     def text_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
-        return sum_histograms(field_histogram(manifest, name) for name in ANSWERS)
+        return super().length_histogram(manifest)
 
     @property
     def packs_texts(self) -> bool:
@@ -117,10 +125,6 @@ class Dpo(FieldsTask):
     def input_spec(self, manifest: DatasetManifest) -> InputSpec:
         """Return that a record is one text, a prompt."""
         return InputSpec(max_lengths=(manifest.columns[CHOSEN].max_length,))
-
-    def find_head(self, manifest: DatasetManifest) -> ModelHead | None:
-        del manifest
-        return ModelHead("causal")
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
         from regauge.models.architectures import build_model

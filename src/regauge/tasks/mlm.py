@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from regauge.models.io_spec import ModelHead
 from regauge.system.errors import SettingsError
 from regauge.tasks import MetricSums, _pairs
 from regauge.tasks._tokens import NLL, TokenTask
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from regauge.data.buckets import BatchForm
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
+    from regauge.models.architectures import HeadKind
     from regauge.models.io_spec import InputSpec
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
@@ -63,9 +63,12 @@ class Mlm(TokenTask):
                 "the tokenizer has no mask token", "prepare the data with one that has a mask token"
             )
 
-    def find_head(self, manifest: DatasetManifest) -> ModelHead | None:
-        del manifest
-        return ModelHead("pairs" if self.next_sentence else "masked")
+    @property
+    def head(self) -> HeadKind:
+        return "pairs" if self.next_sentence else "masked"
+
+    def text_columns(self) -> tuple[str, ...]:
+        return _pairs.HALVES if self.next_sentence else super().text_columns()
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
         from regauge.models.architectures import build_model

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from regauge.data.buckets import longest_text_histogram, sum_histograms
+from regauge.data.buckets import longest_text_histogram
 from regauge.models.io_spec import InputSpec, RankingSpec
 from regauge.models.settings import Interactions
 from regauge.system.errors import DataError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from regauge.data.batches import Arrays, MicrobatchPlan, OptionalRows, RandomKey
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
+    from regauge.models.architectures import HeadKind
     from regauge.models.io_spec import OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
@@ -77,13 +79,46 @@ class Rank(FieldsTask):
             raise ValueError('encoders = "separate" needs texts; set query and document')
         return self
 
+    @property
+    def head(self) -> HeadKind:
+        return "none"
+
+    def text_columns(self) -> tuple[str, ...]:
+        return (*self.query, *self.document)
+
+    def find_head(self, manifest: DatasetManifest) -> None:
+        """Return None, because the network on the vectors has weights, too."""
+        del manifest
+
+    def count_other_parameters(self, width: int, encoder: int) -> int:
+        """Return the parameters of the network, and of a second encoder.
+
+        A cross layer of width w has w² + w parameters; one of low rank r with e experts has
+        e (w + 2 w r + r²) + w.
+        """
+        network, num_features = self.interactions, len(self.categorical_features)
+        features = len(self.text_columns()) * width + len(self.query) * len(self.document)
+        features += 2 * len(self.numeric_features) + num_features * network.width
+        table = (network.buckets + 1) * max(num_features, 1) * network.width
+        cross = features * features + features
+        if network.rank is not None:
+            expert = features + 2 * features * network.rank + network.rank**2
+            cross = network.experts * expert + features
+        deep = sum(a * b + b for a, b in pairwise((features, *network.hidden)))
+        scored = network.hidden[-1] if network.hidden else features
+        if network.cross_layers and network.hidden and network.structure == "parallel":
+            scored += features
+        scored += self.objective == "pointwise"
+        others = encoder if self.encoders == "separate" else 0
+        return table + network.cross_layers * cross + deep + scored + others
+
     def default_rows(self) -> dict[str, Any]:
         """Return groups of one query; several query fields need `rows.group_by`."""
         group_by = {"group_by": self.query[0]} if len(self.query) == 1 else {}
         return {
             **super().default_rows(),
             **group_by,
-            "fields": dict.fromkeys((*self.query, *self.document), TEXT_TOKENS),
+            "fields": dict.fromkeys(self.text_columns(), TEXT_TOKENS),
             "shared": self.query,
             "floats": [self.label, *self.numeric_features],
             "categories": self.categorical_features,
@@ -91,8 +126,6 @@ class Rank(FieldsTask):
 
     def check_dataset(self, manifest: DatasetManifest) -> None:
         super().check_dataset(manifest)
-        for name in (*self.query, *self.document):
-            check_field(manifest, name)
         for name in self.query:
             if manifest.columns[name].max_group_size > 1:
                 problem = f"'{name}' is a text of each candidate, not of the query"
@@ -113,12 +146,11 @@ class Rank(FieldsTask):
 
         Lengths of different fields are assumed independent.
         """
-        names = (*self.query, *self.document)
+        names = self.text_columns()
         return longest_text_histogram([field_histogram(manifest, name) for name in names])
 
     def text_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
-        names = (*self.query, *self.document)
-        return sum_histograms(field_histogram(manifest, name) for name in names)
+        return super().length_histogram(manifest)
 
     @property
     def packs_texts(self) -> bool:
@@ -177,7 +209,7 @@ class Rank(FieldsTask):
 
     def input_spec(self, manifest: DatasetManifest) -> InputSpec:
         """Return that a record is a query with one candidate."""
-        texts = (*self.query, *self.document)
+        texts = self.text_columns()
         return InputSpec(
             text_fields=texts,
             max_lengths=tuple(manifest.columns[name].max_length for name in texts),

@@ -12,7 +12,6 @@ from regauge.tasks._entities import TagScheme
 from regauge.tasks._fields import (
     TEXT_TOKENS,
     check_field,
-    field_histogram,
 )
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from regauge.data.batches import Arrays, MicrobatchPlan, RandomKey
     from regauge.data.dataset import DatasetManifest, DatasetRows
     from regauge.data.loader import CollatorConfig
+    from regauge.models.architectures import HeadKind
     from regauge.models.io_spec import OutputKind
     from regauge.models.modules import TextModule
     from regauge.models.settings import Model
@@ -53,6 +53,13 @@ class Tokens(ClassesTask):
     """Field with the word tags, from `rows.labels`; names such as `B-PER` mark entities."""
 
     @property
+    def head(self) -> HeadKind:
+        return "tokens"
+
+    def text_columns(self) -> tuple[str, ...]:
+        return (self.words,)
+
+    @property
     def class_field(self) -> str:
         return self.tags
 
@@ -62,7 +69,6 @@ class Tokens(ClassesTask):
 
     def check_dataset(self, manifest: DatasetManifest) -> None:
         super().check_dataset(manifest)
-        check_field(manifest, self.words)
         check_field(manifest, self.tags, ("integers",))
         column = manifest.columns[self.tags]
         self.check_named_classes(column)
@@ -70,10 +76,6 @@ class Tokens(ClassesTask):
         if self.classes is not None and num_classes > self.classes:
             problem = f"'{self.tags}' has {num_classes} classes, and task.classes = {self.classes}"
             raise SettingsError(problem, "remove task.classes")
-
-    def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
-        """Return the number of sentences by length."""
-        return field_histogram(manifest, self.words)
 
     def read_texts(
         self,
@@ -119,7 +121,7 @@ class Tokens(ClassesTask):
         return InputSpec(max_lengths=(manifest.columns[self.words].max_length,))
 
     def find_head(self, manifest: DatasetManifest) -> ModelHead | None:
-        return ModelHead("tokens", self.resolve_defaults(manifest).classes or MIN_CLASSES)
+        return ModelHead(self.head, self.resolve_defaults(manifest).classes or MIN_CLASSES)
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
         from regauge.models.architectures import ClassHead, build_model

@@ -23,24 +23,21 @@ def explain_plan(option: Option) -> list[str]:
 
 def _explain_memory(plan: TrainingPlan) -> list[str]:
     job, parts, shape = plan.job, plan.memory.parts, plan.job.shape
-    shards = memory_plan.shard_devices(job, plan.devices, plan.machine.devices)
-    weight, gradient, master = memory_plan.STATE_BYTES[job.precision]
-    moments = memory_plan.MOMENT_BYTES[job.optimizer]
     parameters = shape.parameters(job.head)
-    is_full = job.strategy in ("fsdp", "hsdp")
-    is_partial = is_full or job.strategy == "zero2"
-    trained = f"{parameters * job.trained_fraction / GIGA:.4g}e9 trained parameters"
+    trained = parameters * job.trained_fraction
     layer = memory_plan.layer_activation_bytes(job)
     kept = {"none": "1", "selective": f"{memory_plan.SELECTIVE_SHARE}", "full": "inputs only"}
+    shards = memory_plan.count_shards(job, plan.devices)
     states = [
-        ("weights", f"{weight:g} B x {parameters / GIGA:.4g}e9", shards if is_full else 1),
-        ("gradients", f"{gradient:g} B x {trained}", shards if is_partial else 1),
-        ("optimizer", f"({moments:g} + {master:g}) B x {trained}", shards),
+        ("weights", parameters, "parameters", shards.weights),
+        ("gradients", trained, "trained parameters", shards.gradients),
+        ("optimizer", trained, "trained parameters", shards.optimizer),
     ]
     return [
         *(
-            f"{name} = {text} / {number} shards = {getattr(parts, name) / GIGA:.4g} GB"
-            for name, text, number in states
+            f"{name} = {getattr(parts, name) * number / elements:.4g} B x {elements / GIGA:.4g}e9"
+            f" {noun} / {number} shards = {getattr(parts, name) / GIGA:.4g} GB"
+            for name, elements, noun, number in states
         ),
         (
             f"activations = {shape.layers} layers x {layer / GIGA:.4g} GB for"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from regauge.machines.catalog import (
@@ -23,7 +23,9 @@ from regauge.planner import intervals, memory_plan
 from regauge.planner.calibration import find_family, load_calibration
 from regauge.planner.expected_goodput import plan_goodput
 from regauge.planner.run_plans.task_plans import compute_step_seconds, judge_memory, plan_tasks
+from regauge.system import choices
 from regauge.system.errors import SettingsError
+from regauge.system.processes import World
 from regauge.system.units import GIGA, SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
@@ -34,16 +36,10 @@ if TYPE_CHECKING:
     from regauge.planner.anchors import Anchor
     from regauge.planner.expected_goodput import ExpectedGoodput
     from regauge.planner.run_plans.run_request import TrainingRequest
-    from regauge.planner.training_job import (
-        Estimate,
-        Recomputation,
-        Strategy,
-        TrainingJob,
-    )
+    from regauge.planner.training_job import Estimate, Recomputation, TrainingJob
     from regauge.planner.training_plan import TrainingPlan
+    from regauge.training.strategies import Strategy
 
-STRATEGIES: tuple[Strategy, ...] = ("single", "ddp", "zero1", "fsdp", "hsdp")
-"""Strategies of Regauge, the simplest first; `zero2` is fsdp with `shard-grad-op`."""
 RECOMPUTATIONS: tuple[Recomputation, ...] = ("none", "selective", "full")
 MAX_COUNT = 64
 """Most machines of a search."""
@@ -82,8 +78,8 @@ class Option:
     def simplicity(self) -> tuple[int, ...]:
         """Order of ties: fewer machines, a simpler strategy, less recomputation."""
         job = self.plan.job
-        ranks = STRATEGIES.index("fsdp" if job.strategy == "zero2" else job.strategy)
-        return (self.plan.count, ranks, RECOMPUTATIONS.index(job.recomputation))
+        recomputation = RECOMPUTATIONS.index(job.recomputation)
+        return (self.plan.count, job.strategy.complexity, recomputation)
 
 
 class SearchResult(NamedTuple):
@@ -172,21 +168,32 @@ def _list_candidates(
     request: TrainingRequest, machine: MachineRates, count: int, *, is_free: bool
 ) -> Iterator[JobCandidate]:
     """Yield for each strategy and recomputation the largest micro-batch that fits."""
-    devices = machine.devices * count
     job = request.job
-    strategies = STRATEGIES if is_free else (job.strategy,)
+    strategies = list_strategies(request, machine, count) if is_free else [job.strategy]
     recomputations = RECOMPUTATIONS if is_free else (job.recomputation,)
     for strategy in strategies:
-        if (strategy == "single") != (devices == 1) and is_free:
-            continue
-        if strategy == "hsdp" and count == 1 and is_free:
-            continue
         for recomputation in recomputations:
             variant = replace(request.job, strategy=strategy, recomputation=recomputation)
             placed = _find_largest(request, variant, machine, count)
             if placed is not None:
                 seconds = compute_step_seconds(request, placed[0], machine, count)
                 yield JobCandidate(placed[0], machine, count, seconds, placed[1])
+
+
+def list_strategies(request: TrainingRequest, machine: MachineRates, count: int) -> list[Strategy]:
+    """Return the strategies that a run can use on machines, the simplest first."""
+    world = World(size=machine.devices * count, local_size=machine.devices)
+    adapted = [strategy.adapt(machine.devices) for strategy in _load_strategies()]
+    optimizer = request.run.optimizer.kind
+    usable = [item for item in adapted if item.obstacle(world, optimizer) is None]
+    return usable[:1] if world.size == 1 else usable
+
+
+@cache
+def _load_strategies() -> tuple[Strategy, ...]:
+    names = choices.names("strategies")
+    strategies: list[Strategy] = [choices.load("strategies", name)() for name in names]
+    return tuple(sorted(strategies, key=lambda strategy: strategy.complexity))
 
 
 def _find_largest(
@@ -297,7 +304,8 @@ def _list_changes(
     original = request.place(machine.devices * count)
     size = original.micro_batch if original else 0
     sizes = [size >> power for power in range(size.bit_length())]
-    for strategy in STRATEGIES:
+    usable = list_strategies(request, machine, count)
+    for strategy in dict.fromkeys((request.job.strategy, *usable)):
         for recomputation in RECOMPUTATIONS:
             variant = replace(request.job, strategy=strategy, recomputation=recomputation)
             for micro_batch in sizes:

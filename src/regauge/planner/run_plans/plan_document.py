@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
+from regauge.config import dump
 from regauge.machines.catalog import STALE_DAYS, find_instance, find_listed_price
 from regauge.planner import training_plan
 from regauge.planner.run_history import LOCAL
@@ -67,9 +68,10 @@ def _format_entry(name: str, value: Any) -> Any:
 def describe_settings(request: TrainingRequest, job: TrainingJob) -> dict[str, Any]:
     """Return the settings of a job as keys of a run file with their values."""
     rows = max(job.micro_batch // request.sequences_per_row, 1)
-    strategy = {"zero2": "fsdp (shard-grad-op)"}.get(job.strategy, job.strategy)
+    table = dump(job.strategy, with_defaults=False)
     return {
-        "strategy.kind": strategy,
+        "strategy.kind": job.strategy.kind,
+        **{f"strategy.{key}": value for key, value in table.items() if key != "kind"},
         "execution.activation_checkpointing": job.recomputation,
         "batch.rows": request.run.batch.rows,
         "batch.microbatch_rows": rows,
@@ -84,7 +86,7 @@ def describe_option(request: TrainingRequest, option: Option) -> dict[str, Any]:
     row: dict[str, Any] = {
         "rank": option.rank,
         "machines": option.name,
-        "strategy": job.strategy,
+        "strategy": job.strategy.kind,
         "recomputation": job.recomputation,
         "microbatch_rows": max(job.micro_batch // request.sequences_per_row, 1),
         "memory": plan.memory.verdict,

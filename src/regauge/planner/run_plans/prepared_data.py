@@ -1,40 +1,37 @@
 """Lengths of the rows of a run: of the prepared data, or else of the settings.
 
-A plan from row counts is wrong by the ratio of the lengths. So the tokens and the length histogram
-of the manifest decide, which `prepare` has written. Nothing here imports numpy.
+A plan from row counts is wrong by the ratio of the lengths. So the task computes the padding of its
+batches from the length histograms that `prepare` has written. Nothing here imports numpy.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import Field
-
-from regauge.data.buckets import (
-    choose_bucket_lengths,
-    count_batch_tokens,
-    joined_text_histogram,
-    longest_text_histogram,
-    sum_histograms,
+from regauge.data.buckets import BatchForm, sum_histograms
+from regauge.data.dataset import (
+    MANIFEST,
+    ColumnInfo,
+    DatasetManifest,
+    assume_manifest,
+    read_manifest_file,
 )
 from regauge.system.choices import did_you_mean
 from regauge.system.errors import DataError, SettingsError
-from regauge.system.json_files import DocumentShape, read_json
+from regauge.tasks import Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-    from regauge.data.buckets import BatchForm
-    from regauge.planner.run_plans.task_texts import TaskTexts
+    from regauge.planner.run_plans.run_request import PlannedRun
 
-MANIFEST = "manifest.json"
 REMEDY = "run 'regauge prepare' again"
 TOKENS, TRAIN = "tokens", "train"
-DEFAULT_BUCKETS = 4
-"""Lengths of batches of a task that pads, as `task.max_buckets`."""
+DEFAULT_LENGTH = 512
+DEFAULT_GROUP_SIZE = 16
+"""Candidates of a row that is not prepared, as `rows.max_group_size`."""
 
 
 @dataclass(frozen=True)
@@ -43,83 +40,96 @@ class RowLengths:
 
     length: float
     """Mean tokens of a sequence in a batch, padding included."""
-    max_length: int
-    """Tokens of the longest batch."""
     real_fraction: float
     """Share of the tokens that are not padding."""
     shapes: tuple[int, ...]
-    """Lengths that batches are padded to."""
+    """Lengths that batches are padded to, in rising order."""
     source: str
     rows: int | None = None
     """Training rows; None if the data is not prepared."""
-    tokens: int | None = None
-    """Real tokens of the training rows."""
     sequences_per_row: int = 1
     """Texts of a row that the model encodes, with those of missing candidates."""
-    vocab_size: int | None = None
 
 
-class _ColumnShape(DocumentShape):
-    max_length: int
-    kind: str = TOKENS
-    lengths: dict[str, list[int]] = Field(default={})
-    max_group_size: int = 1
+class RunRows(NamedTuple):
+    """The rows of a run: the manifest, which is assumed if the data is not prepared."""
+
+    manifest: DatasetManifest
+    lengths: RowLengths
+    notes: tuple[str, ...] = ()
 
 
-class _SplitShape(DocumentShape):
-    rows: int
-    tokens: int
+def read_rows(run: PlannedRun, tables: Mapping[str, Any]) -> RunRows:
+    """Return the rows that a task trains on: prepared ones, or those that `[rows]` declares.
 
-
-class _TokenizerShape(DocumentShape):
-    vocab_size: int
-
-
-class _ManifestShape(DocumentShape):
-    columns: dict[str, _ColumnShape]
-    splits: dict[str, _SplitShape]
-    tokenizer: _TokenizerShape
+    Raises DataError if the manifest is damaged, or if it has no training rows, and SettingsError if
+    the task cannot use the data.
+    """
+    path = run.data.path if run.data else None
+    folder = Path(path).expanduser() if path else None
+    if folder is None or not (folder / MANIFEST).is_file():
+        declared = tables.get("rows")
+        return _assume_rows(run, declared if isinstance(declared, dict) else {})
+    manifest = read_manifest_file(folder / MANIFEST)
+    rows, microbatch_rows = run.batch.rows, run.batch.microbatch_rows
+    form = BatchForm(
+        rows,
+        rows if microbatch_rows == "auto" else microbatch_rows,
+        has_any_shape=run.execution.compile == "off",
+    )
+    return RunRows(manifest, read_lengths(run.task, manifest, form, folder))
 
 
 def read_lengths(
-    folder: Path, texts: TaskTexts, form: BatchForm, max_buckets: int = DEFAULT_BUCKETS
-) -> RowLengths | None:
-    """Return the lengths of the rows that a task trains on; None without prepared data.
-
-    `form` is how its global batch is split, which decides the padding.
-
-    Raises DataError if the manifest is damaged, or if it has no training rows or no lengths of
-    texts, and SettingsError if the data lacks a text field of the task.
-    """
-    path = folder / MANIFEST
-    if not path.is_file():
-        return None
-    document = read_json(path, REMEDY, _ManifestShape)
-    manifest = _ManifestShape.model_validate(document)
+    task: Task, manifest: DatasetManifest, form: BatchForm, folder: Path
+) -> RowLengths:
+    """Return the lengths of prepared rows in the batches of a task."""
     split = manifest.splits.get(TRAIN)
     if split is None or not split.rows:
         raise DataError(f"{folder} has no training rows", "prepare more text")
-    columns = {name: item for name, item in manifest.columns.items() if item.kind == TOKENS}
-    if not columns:
-        raise DataError(f"{folder} has no column of tokens", "plan a run on texts")
-    for name in texts.all_fields:
-        if name not in columns:
+    Task.check_dataset(task, manifest)
+    texts = [name for name, column in manifest.columns.items() if column.kind == TOKENS]
+    for name in task.text_columns():
+        if name not in texts:
             problem = f"the data in {folder} has no text field '{name}'"
-            raise SettingsError(problem, did_you_mean(name, sorted(columns)))
-    common: dict[str, Any] = {
-        "source": f"the prepared data in {folder}",
-        "rows": split.rows,
-        "tokens": split.tokens,
-        "vocab_size": manifest.tokenizer.vocab_size,
+            raise SettingsError(problem, did_you_mean(name, sorted(texts)))
+    return RowLengths(
+        task.padded_length(manifest, form),
+        min(task.real_token_fraction(manifest, form), 1.0),
+        task.bucket_lengths(manifest),
+        f"the prepared data in {folder}",
+        rows=split.rows,
+        sequences_per_row=task.sequences_per_row(manifest),
+    )
+
+
+def _assume_rows(run: PlannedRun, table: Mapping[str, Any]) -> RunRows:
+    """Return rows of texts with the limits of the table `[rows]`, or of the model."""
+    task = run.task
+    fields = table.get("fields") or {}
+    limits = {name: size for name, size in fields.items() if isinstance(size, int)}
+    limits = {name: size for name, size in limits.items() if name in task.text_columns()}
+    group_size = int(table.get("max_group_size") or DEFAULT_GROUP_SIZE)
+    columns = {
+        name: ColumnInfo(max_length=size, lengths={TRAIN: (*[0] * size, 1)})
+        for name in task.text_columns()
+        for size in (limits.get(name, 1),)
     }
-    if texts.padding == "whole":
-        halves = [columns[name].max_length for name in texts.fields]
-        longest = sum(halves) or max(column.max_length for column in columns.values())
-        real = min(split.tokens / max(split.rows * longest, 1), 1.0)
-        return RowLengths(longest, longest, real, (longest,), **common)
-    if not any(any(columns[name].lengths.get(TRAIN, ())) for name in texts.all_fields):
-        raise DataError(f"the manifest in {folder} has no lengths of texts", REMEDY)
-    return _measure(columns, texts, split.rows, (form, max_buckets), common)
+    columns |= {
+        name: ColumnInfo(max_length=1, kind="float", max_group_size=group_size)
+        for name in task.default_rows().get("floats", ())
+    }
+    manifest = assume_manifest(task.row_layout(), columns)
+    limit = task.bucket_lengths(manifest)[-1] if limits else None
+    declared = table.get("length") or limit
+    longest = int(declared or run.model.config.get("max_position_embeddings") or DEFAULT_LENGTH)
+    key = "rows.length" if table.get("length") else "rows.fields" if limits else "model.config"
+    path = run.data.path if run.data else None
+    source = f"{key}, since {path or 'data.path'} is not prepared"
+    sequences = task.sequences_per_row(manifest)
+    lengths = RowLengths(longest, 1.0, (longest,), source, sequences_per_row=sequences)
+    note = f"every sequence is planned with {longest} tokens ({source}); real texts may be shorter"
+    return RunRows(manifest, lengths, (note,))
 
 
 def read_histogram(folder: Path) -> Sequence[int]:
@@ -127,8 +137,7 @@ def read_histogram(folder: Path) -> Sequence[int]:
 
     Rows of packed texts count with their full length. Raises DataError without prepared data.
     """
-    document = read_json(folder / MANIFEST, REMEDY, _ManifestShape)
-    columns = _ManifestShape.model_validate(document).columns.values()
+    columns = read_manifest_file(folder / MANIFEST).columns.values()
     texts = [column for column in columns if column.kind == TOKENS]
     histograms = [column.lengths[TRAIN] for column in texts if any(column.lengths.get(TRAIN, []))]
     if histograms:
@@ -137,47 +146,3 @@ def read_histogram(folder: Path) -> Sequence[int]:
     if not longest:
         raise DataError(f"{folder} has no column of tokens", "name a dataset of texts")
     return [*[0] * longest, 1]
-
-
-def _measure(
-    columns: Mapping[str, _ColumnShape],
-    texts: TaskTexts,
-    rows: int,
-    batches: tuple[BatchForm, int],
-    common: Mapping[str, Any],
-) -> RowLengths:
-    """Return the lengths of rows that are padded to a few lengths.
-
-    All splits decide the lengths, as in training. The training texts decide the padding. `batches`
-    are the form of a batch and the maximum number of lengths.
-    """
-    form, max_buckets = batches
-    fields = [columns[name] for name in texts.all_fields]
-    everything = [sum_histograms(column.lengths.values()) for column in fields]
-    trained = [column.lengths.get(TRAIN, []) for column in fields]
-    shapes = choose_bucket_lengths(_combine(everything, texts), max_buckets)
-    candidates = [columns[name].max_group_size for name in texts.candidate_fields]
-    sequences = texts.count_sequences(max(candidates, default=1))
-    form = form._replace(has_any_shape=form.has_any_shape and texts.can_pack)
-    if form.has_any_shape and texts.padding == "longest":  # missing candidates take no place
-        histogram = sum_histograms(trained)
-        texts_per_row = max(round(sum(histogram) / rows), 1)
-        length = count_batch_tokens(histogram, shapes, form, texts_per_row)
-        length *= sum(histogram) / (rows * sequences)
-    else:
-        texts_per_row = len(texts.all_fields) if texts.padding == "separate" else 1
-        length = count_batch_tokens(_combine(trained, texts), shapes, form, texts_per_row)
-    tokens = sum(size * count for counts in trained for size, count in enumerate(counts))
-    real = tokens / max(length * sequences * rows, 1)
-    return RowLengths(
-        length, shapes[-1], min(real, 1.0), shapes, sequences_per_row=sequences, **common
-    )
-
-
-def _combine(histograms: Sequence[Sequence[int]], texts: TaskTexts) -> Sequence[int]:
-    """Return the number of texts by the length that decides their bucket."""
-    if texts.padding == "longest":
-        return longest_text_histogram(histograms)
-    if texts.padding == "joined":
-        return reduce(joined_text_histogram, histograms)
-    return sum_histograms(histograms)

@@ -1,51 +1,53 @@
-"""The training run that a run file describes, as the planner needs it.
-
-The tables are read without the classes of tasks and strategies, which import numpy.
-"""
+"""The training run that a run file describes, as the planner needs it."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from pydantic import Field, SerializeAsAny
 
 from regauge import config
-from regauge.config import Settings
-from regauge.data.buckets import BatchForm
+from regauge.config import Settings, choice_of
 from regauge.data.settings import DataSettings
+from regauge.models import weight_shapes
 from regauge.models.default_sizes import DEFAULT_SIZES
+from regauge.models.io_spec import ModelHead
 from regauge.models.settings import Model
+from regauge.models.weight_shapes import ParamSpec
 from regauge.planner.model_shape import shape_from_config
-from regauge.planner.run_plans.prepared_data import DEFAULT_BUCKETS, RowLengths, read_lengths
-from regauge.planner.run_plans.ranking_network import add_ranking_network, read_ranking_network
-from regauge.planner.run_plans.task_texts import READERS, read_task_texts
+from regauge.planner.run_plans.prepared_data import RowLengths, read_rows
 from regauge.planner.training_job import TrainingJob
-from regauge.system import choices
 from regauge.system.errors import DataError, SettingsError
 from regauge.system.hub import CONFIG, resolve_model
 from regauge.system.json_files import read_json
+from regauge.tasks import Task
+from regauge.training.defaults import default_strategy
 from regauge.training.settings import Batch, Execution, Optimizer, Stop
+from regauge.training.state_bytes import RunWeights
+from regauge.training.strategies import Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from regauge.data.dataset import DatasetManifest
+    from regauge.models.architectures import HeadKind
     from regauge.planner.model_shape import Head, ModelShape
-    from regauge.planner.run_plans.task_texts import TaskTexts
-    from regauge.planner.training_job import PrecisionPlan, Strategy
+    from regauge.planner.training_job import PrecisionPlan
 
-HEADS: dict[str, Head] = {"mlm": "masked-lm", "clm": "lm", "sft": "lm", "dpo": "lm"}
-"""Output layer of a task; others compute vectors or classes."""
+HEADS: dict[HeadKind, Head] = {"masked": "masked-lm", "pairs": "masked-lm", "causal": "lm"}
+"""Output layers over the vocabulary; other heads compute vectors or classes."""
 OPTIMIZERS = {"sgd": "sgd", "adafactor": "8bit"}
 """Optimizers with fewer moments than AdamW."""
-DEFAULT_LENGTH = 512
-DEFAULT_GROUP_SIZE = 16
-"""Candidates of a row that is not prepared, as `rows.max_group_size`."""
 
 
 class PlannedRun(Settings):
     """The tables of a run file that decide memory and time."""
 
+    task: Annotated[SerializeAsAny[Task], choice_of("tasks")]
+    """The task, which knows the rows that it reads and the head of the model."""
     model: Model
     """The model."""
     batch: Batch
@@ -58,6 +60,10 @@ class PlannedRun(Settings):
     """Length of the run, and its target."""
     optimizer: Optimizer = Optimizer()
     """The optimizer, whose moments need memory."""
+    strategy: Annotated[SerializeAsAny[Strategy], choice_of("strategies")] = Field(
+        default_factory=lambda: default_strategy(2)
+    )
+    """The strategy, which knows what it stores and sends."""
 
 
 class OtherTask(NamedTuple):
@@ -118,9 +124,10 @@ def read_request(tables: Mapping[str, Any], run_file: Path) -> TrainingRequest:
     entries = _list_tasks(tables.get("task"))
     weights = [float(entry.get("weight", 1)) for entry in entries]
     shares = [weight / sum(weights) for weight in weights]
+    names = ["" if len(entries) == 1 else str(entry.get("name", "")) for entry in entries]
     first, *others = [
-        _read_task(_select_task(tables, entry, is_only=len(entries) == 1), run_file, share)
-        for entry, share in zip(entries, shares, strict=True)
+        replace(_read_task(_select_task(tables, entry), run_file, share), name=name)
+        for entry, share, name in zip(entries, shares, names, strict=True)
     ]
     if not others:
         return first
@@ -142,14 +149,10 @@ def _list_tasks(value: Any) -> list[Mapping[str, Any]]:
     return entries
 
 
-def _select_task(
-    tables: Mapping[str, Any], entry: Mapping[str, Any], *, is_only: bool
-) -> dict[str, Any]:
+def _select_task(tables: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tables of a run with one of its tasks alone."""
-    tasks = {name: value for name, value in entry.items() if name not in ("data", "batch")}
-    if is_only:
-        tasks.pop("name", None)
-    selected = {**tables, "task": tasks}
+    others = ("name", "weight", "data", "batch")
+    selected = {**tables, "task": {key: entry[key] for key in entry if key not in others}}
     for name in ("data", "batch"):
         if merged := {**(tables.get(name) or {}), **(entry.get(name) or {})}:
             selected[name] = merged
@@ -158,35 +161,33 @@ def _select_task(
 
 def _read_task(tables: Mapping[str, Any], run_file: Path, share: float) -> TrainingRequest:
     """Return the run of one task, which has a share of the steps."""
-    task_table = tables["task"]
-    notes = _check_task(task_table)
     run = _build_run(tables, run_file)
-    task = str(task_table.get("kind", ""))
-    max_buckets = int(task_table.get("max_buckets", DEFAULT_BUCKETS))
-    texts = read_task_texts(task_table)
-    lengths, length_notes = _read_lengths(tables, run, texts, max_buckets)
-    shape = read_shape(run.model, lengths.vocab_size or _read_vocabulary(tables))
-    shape = _add_task_layers(shape, run.model, task_table)
+    if not run.task.text_columns():
+        problem = f"the planner counts transformers, and a task '{run.task.kind}' without texts"
+        raise SettingsError(f"{problem} has none", "measure it with: regauge benchmark --training")
+    manifest, lengths, notes = read_rows(run, tables)
+    is_prepared = lengths.rows is not None
+    vocabulary = manifest.tokenizer.vocab_size if is_prepared else _read_vocabulary(tables)
+    model = read_model(run, manifest, vocabulary)
     sequences = lengths.sequences_per_row
     micro_rows = run.batch.microbatch_rows
-    strategy, strategy_notes = _read_strategy(tables.get("strategy"))
-    head = HEADS.get(task, "none")
     return TrainingRequest(
         job=TrainingJob(
-            shape=shape,
+            shape=model.shape,
             length=max(round(lengths.length), 1),
             micro_batch=1,
-            strategy=strategy,
+            strategy=run.strategy,
             recomputation=run.execution.activation_checkpointing,
             precision=_read_precision(run.execution.precision),
-            head=head,
+            head=model.head,
             has_fused_attention=run.model.attention != "eager",
             has_fused_norms=run.execution.compile != "off",
             dropout=bool(run.model.dropout),
             logits="fused",
             optimizer=OPTIMIZERS.get(run.optimizer.kind, "adamw"),  # type: ignore[arg-type]
-            trained_fraction=count_trained_fraction(run.model, shape, head),
+            trained_fraction=model.trained_fraction,
             useful_fraction=lengths.real_fraction,
+            weights=model.weights,
         ),
         batch_sequences=run.batch.rows * sequences,
         sequences_per_row=sequences,
@@ -194,8 +195,7 @@ def _read_task(tables: Mapping[str, Any], run_file: Path, share: float) -> Train
         steps=_count_steps(run, lengths, share) if "stop" in tables else None,
         lengths=lengths,
         run=run,
-        notes=(*notes, *length_notes, *strategy_notes),
-        name=str(task_table.get("name", "")),
+        notes=notes,
     )
 
 
@@ -208,66 +208,9 @@ def _build_run(tables: Mapping[str, Any], run_file: Path) -> PlannedRun:
     return config.build(PlannedRun, known, (), str(run_file))
 
 
-def _check_task(table: Mapping[str, Any]) -> list[str]:
-    """Return notes about a task; raises SettingsError for one that the planner cannot express."""
-    kind = str(table["kind"])
-    choices.check_name("tasks", kind)
-    if kind == "rank" and not table.get("query", True):
-        problem = "the planner counts transformers, and a task 'rank' without texts has none"
-        raise SettingsError(problem, "measure it with: regauge benchmark --training")
-    if kind in READERS:
-        return []
-    return [f"each row of task '{kind}' is planned as one text of full length"]
-
-
-def _read_strategy(value: Any) -> tuple[Strategy, list[str]]:
-    table = {"kind": value} if isinstance(value, str) else value or {"kind": "ddp"}
-    kind = str(table.get("kind", "ddp"))
-    names: dict[str, Strategy] = {
-        "single": "single",
-        "ddp": "ddp",
-        "zero1": "zero1",
-        "fsdp": "zero2" if table.get("sharding") == "shard-grad-op" else "fsdp",
-        "hsdp": "hsdp",
-    }
-    choices.check_name("strategies", kind)
-    if kind in names:
-        return names[kind], []
-    return "ddp", [f"strategy '{kind}' is planned as ddp"]
-
-
 def _read_precision(precision: str) -> PrecisionPlan:
     plans: dict[str, PrecisionPlan] = {"fp32": "fp32", "tf32": "tf32", "fp8": "fp8"}
     return plans.get(precision, "autocast")
-
-
-def _read_lengths(
-    tables: Mapping[str, Any], run: PlannedRun, texts: TaskTexts, max_buckets: int
-) -> tuple[RowLengths, list[str]]:
-    """Return the lengths of the prepared rows, or else the limits of the settings with a note."""
-    path = run.data.path if run.data else None
-    rows, microbatch_rows = run.batch.rows, run.batch.microbatch_rows
-    form = BatchForm(
-        rows,
-        rows if microbatch_rows == "auto" else microbatch_rows,
-        has_any_shape=run.execution.compile == "off",
-    )
-    if path and (lengths := read_lengths(Path(path).expanduser(), texts, form, max_buckets)):
-        return lengths, []
-    declared_rows = tables.get("rows")
-    table = declared_rows if isinstance(declared_rows, dict) else {}
-    fields = table.get("fields") or {}
-    limits = [size for name, size in fields.items() if name in texts.all_fields]
-    limits = [size for size in limits if isinstance(size, int)]
-    limit = sum(limits) if texts.padding == "joined" else max(limits, default=0)
-    declared = table.get("length") or limit
-    longest = int(declared or run.model.config.get("max_position_embeddings") or DEFAULT_LENGTH)
-    key = "rows.length" if table.get("length") else "rows.fields" if limits else "model.config"
-    source = f"{key}, since {path or 'data.path'} is not prepared"
-    sequences = texts.count_sequences(int(table.get("max_group_size") or DEFAULT_GROUP_SIZE))
-    lengths = RowLengths(longest, longest, 1.0, (longest,), source, sequences_per_row=sequences)
-    text = f"every sequence is planned with {longest} tokens ({source}); real texts may be shorter"
-    return lengths, [text]
 
 
 def _read_vocabulary(tables: Mapping[str, Any]) -> int | None:
@@ -276,59 +219,54 @@ def _read_vocabulary(tables: Mapping[str, Any]) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def read_shape(model: Model, vocab_size: int | None) -> ModelShape:
-    """Return the shape of the model of a run file.
+class PlannedModel(NamedTuple):
+    """The model of a run, with the layers of its task."""
+
+    shape: ModelShape
+    head: Head
+    weights: RunWeights
+
+    @property
+    def trained_fraction(self) -> float:
+        """Trained parameters, of LoRA adapters too, as a share of those without adapters."""
+        return min(self.weights.num_trained / self.shape.parameters(self.head), 1.0)
+
+
+def read_model(run: PlannedRun, manifest: DatasetManifest, vocab_size: int | None) -> PlannedModel:
+    """Return the model of a run file.
 
     Sizes that the run file leaves out have the defaults of transformers. Raises SettingsError for
     an architecture that the planner does not know, and if the vocabulary is unknown.
     """
-    if model.path is not None:
-        folder = resolve_model(model.path, fetch=False)
-        values = read_json(folder / CONFIG, "copy the folder again")
-    else:
-        architecture = model.architecture or ""
-        sizes = DEFAULT_SIZES.get(architecture, {})
-        vocabulary = {} if vocab_size is None else {"vocab_size": vocab_size}
-        values = {"model_type": architecture, **sizes, **vocabulary, **model.config}
-        if "vocab_size" not in vocabulary | model.config:
-            problem = "the vocabulary of the model is unknown until the data is prepared"
-            raise SettingsError(problem, "set model.config.vocab_size")
+    values = _read_config(run.model, vocab_size)
     try:
-        return shape_from_config(values)
+        shape = shape_from_config(values)
     except DataError as error:
         raise SettingsError(error.problem, error.remedy) from None
+    head = HEADS.get(run.task.head, "none")
+    model_head = run.task.find_head(manifest) or ModelHead(run.task.head)
+    listed = weight_shapes.list_weights(values, model_head)
+    encoder = weight_shapes.count_elements(listed.shapes)
+    others = run.task.count_other_parameters(shape.hidden, encoder)
+    specs = weight_shapes.list_trained(listed, run.model)
+    if others:
+        specs["others"] = ParamSpec((others,), requires_grad=True)
+    shape = replace(shape, other_parameters=encoder + others - shape.parameters(head))
+    return PlannedModel(shape, head, RunWeights(specs, run.optimizer.kind))
 
 
-def _add_task_layers(shape: ModelShape, model: Model, task: Mapping[str, Any]) -> ModelShape:
-    """Return the shape of a model with the layers of its task besides an output layer.
-
-    Only classes and the next sentence are predicted from a pooler: other new models have none.
-    """
-    if task.get("next_sentence"):
-        classes = 2 * (shape.hidden + 1)
-        return replace(shape, other_parameters=shape.pooler_parameters + classes)
-    if model.path is None and task["kind"] != "classify":
-        shape = replace(shape, pooler_parameters=0)
-    network = read_ranking_network(task)
-    return add_ranking_network(shape, network) if network else shape
-
-
-def count_trained_fraction(model: Model, shape: ModelShape, head: Head) -> float:
-    """Return the share of the parameters that are trained: 1, or those of LoRA adapters.
-
-    An adapter of a layer with m inputs and n outputs has rank x (m + n) parameters. Frozen blocks
-    (`model.trainable_layers`) are not trained.
-    """
-    total = shape.parameters(head)
-    if model.lora is not None:
-        attention, feed_forward = shape.attention, shape.hidden + shape.ffn
-        sums = 2 * (shape.hidden + attention.width) + 2 * (shape.hidden + attention.kv_width)
-        sums += (3 if shape.is_gated else 2) * feed_forward
-        return min(model.lora.rank * sums * shape.layers / total, 1.0)
-    if model.trainable_layers == "all":
-        return 1.0
-    blocks = 0 if model.trainable_layers == "none" else model.trainable_layers
-    return min(blocks * shape.layer_parameters / total + 1e-6, 1.0)
+def _read_config(model: Model, vocab_size: int | None) -> Mapping[str, Any]:
+    """Return the config.json of a model; raises SettingsError if the vocabulary is unknown."""
+    if model.path is not None:
+        folder = resolve_model(model.path, fetch=False)
+        return read_json(folder / CONFIG, "copy the folder again")
+    architecture = model.architecture or ""
+    vocabulary = {} if vocab_size is None else {"vocab_size": vocab_size}
+    if "vocab_size" not in vocabulary | model.config:
+        problem = "the vocabulary of the model is unknown until the data is prepared"
+        raise SettingsError(problem, "set model.config.vocab_size")
+    sizes = DEFAULT_SIZES.get(architecture, {})
+    return {"model_type": architecture, **sizes, **vocabulary, **model.config}
 
 
 def _count_steps(run: PlannedRun, lengths: RowLengths, share: float) -> int | None:

@@ -203,7 +203,7 @@ def _describe_change(
     if change is None:
         return "nothing that the planner may change makes it fit: use a smaller model"
     before, after = describe_settings(request, job), describe_settings(request, change.job)
-    settings = [f"{key}={value}" for key, value in after.items() if before[key] != value]
+    settings = [f"{key}={value}" for key, value in after.items() if before.get(key) != value]
     settings = [text for text in settings if not text.startswith("accumulation")]
     if change.count != count:
         settings.append(f"--on {change.machine.name}:{change.count}")

@@ -27,7 +27,7 @@ from regauge.system.processes import World
 from regauge.system.units import GIGA
 from regauge.training import run_record
 from regauge.training.batch_finder.memory import estimate_row_bytes, list_weights
-from regauge.training.batch_finder.model_size import count_processes, estimate_bytes
+from regauge.training.batch_finder.model_size import count_processes
 from regauge.training.batch_finder.trial import SizeMeasurement, run_trial
 from regauge.training.defaults import (
     Rank0Decision,
@@ -36,6 +36,7 @@ from regauge.training.defaults import (
     resolve_defaults,
 )
 from regauge.training.run_record import PROBE
+from regauge.training.state_bytes import RunWeights
 
 if TYPE_CHECKING:
     from regauge.supervision.channel import WorkerReporter
@@ -156,8 +157,7 @@ def forecast_memory(settings: TrainSettings, world: World) -> MemoryForecast:
     with META:
         module = config.task.build_module(settings.model, dataset.manifest, settings.seed)
     precision = settings.execution.precision
-    weights, optimizer = list_weights(module), settings.optimizer.kind
-    parts = estimate_bytes(optimizer, weights, strategy, world.size, precision)
+    weights = RunWeights(list_weights(module), settings.optimizer.kind)
     is_recomputed = (
         strategy.needs_recompute or settings.execution.activation_checkpointing != "none"
     )
@@ -165,7 +165,8 @@ def forecast_memory(settings: TrainSettings, world: World) -> MemoryForecast:
     needs_all_outputs = config.task.needs_global_batch and not is_recomputed
     return MemoryForecast(
         memory,
-        fixed_bytes=sum(parts.values()) + (accelerator.peak_memory_bytes() or 0),
+        fixed_bytes=sum(weights.measure(strategy, world.size, precision))
+        + (accelerator.peak_memory_bytes() or 0),
         bytes_per_row=estimate_row_bytes(settings, dataset, module, precision_dtype(precision)),
         min_live_rows=local_rows if needs_all_outputs else None,
     )

@@ -15,10 +15,10 @@ from regauge.models import architectures
 from regauge.models.flops import count_parameters, flops_per_token
 from regauge.models.init_weights import META
 from regauge.models.multitask import modules_by_task
+from regauge.models.weight_shapes import ParamSpec
 from regauge.system.processes import World
 from regauge.training import activation_checkpointing
 from regauge.training.batch_finder.model_size import ModelSize, TaskSize
-from regauge.training.strategies import ParamSpec
 from regauge.training.task_runtime import build_loader, build_module
 
 if TYPE_CHECKING:

@@ -6,17 +6,15 @@ Weights, master weights, gradients and moments follow from the strategy. The wei
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from regauge.data.dataset import DatasetManifest, TokenizerInfo, read_manifest
+from regauge.data.dataset import DatasetManifest, assume_manifest, read_manifest
 from regauge.data.unprepared import NO_ROWS, expected_fields, find_rows, is_prepared
-from regauge.models import weight_shapes
 from regauge.models.flops import FLOPS_FORMULA, ParameterCounts, compute_flops
+from regauge.models.weight_shapes import ParamSpec, count_elements, list_new_weights
 from regauge.supervision.nodes.topology import resolve_topology
 from regauge.system.units import GIGA
 from regauge.training.defaults import (
@@ -24,8 +22,7 @@ from regauge.training.defaults import (
     default_strategy,
     find_accelerator,
 )
-from regauge.training.optimizers.moments import count_moments
-from regauge.training.strategies import ParamSpec
+from regauge.training.state_bytes import RunWeights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,11 +32,6 @@ if TYPE_CHECKING:
     from regauge.models.weight_shapes import ModelWeights
     from regauge.tasks import Task
     from regauge.training.settings import TaskConfig, TrainSettings
-    from regauge.training.strategies import Strategy
-
-BYTES_PER_MOMENT = 4
-HALF_PRECISIONS = ("bf16", "fp16", "fp8")
-"""Precisions whose values have 2 bytes; those of others have 4."""
 
 
 class TaskSize(NamedTuple):
@@ -98,7 +90,7 @@ def count_weights(
     (config,), (manifest,) = settings.task_configs, manifests
     head = _find_head(config.task, manifest)
     tokenizer = manifest.tokenizer
-    weights = head and weight_shapes.list_weights(
+    weights = head and list_new_weights(
         settings.model, head, tokenizer.vocab_size, tokenizer.pad_token_id
     )
     return _summarize(weights, config.name) if weights else None
@@ -106,32 +98,34 @@ def count_weights(
 
 def _find_head(task: Task, manifest: DatasetManifest) -> ModelHead | None:
     """Return the head of a task; None for a class that overrides `build_module` alone."""
-    names = ("find_head", "build_module")
-    head, module = (
+    names = ("head", "find_head", "build_module")
+    *heads, module = (
         next(kind for kind in type(task).__mro__ if name in vars(kind)) for name in names
     )
-    return task.find_head(manifest) if issubclass(head, module) else None
+    has_head = any(issubclass(head, module) for head in heads)
+    return task.find_head(manifest) if has_head else None
 
 
 def _summarize(weights: ModelWeights, task: str) -> ModelSize:
     """Return the size of a model whose weights are all trained."""
-    shapes = weights.shapes
-    total = sum(map(math.prod, shapes.values()))
-    blocks = [shape for name, shape in shapes.items() if name.startswith(weights.block_prefix)]
-    matmul = sum(math.prod(shape) for shape in blocks if len(shape) > 1)
+    layers, width = weights.sizes.layers, weights.sizes.width
+    total = count_elements(weights.shapes)
+    matrices = {name: shape for name, shape in weights.block.items() if len(shape) > 1}
+    matmul = layers * count_elements(matrices)
     counts = ParameterCounts(
         all=total,
         trained=total,
-        embedding=sum(math.prod(shapes[name]) for name in weights.tables),
-        blocks=sum(map(math.prod, blocks)),
+        embedding=count_elements(weights.tables),
+        blocks=layers * count_elements(weights.block),
         matmul=matmul,
     )
 
     def count_flops(length: int) -> float:
-        return compute_flops(matmul, matmul, weights.num_blocks * weights.attention_width * length)
+        return compute_flops(matmul, matmul, layers * width * length)
 
     specs = {
-        f"model.{name}": ParamSpec(shape, requires_grad=True) for name, shape in shapes.items()
+        f"model.{name}": ParamSpec(shape, requires_grad=True)
+        for name, shape in weights.shapes.items()
     }
     return ModelSize(counts, specs, {task: TaskSize(weights.max_tokens, count_flops)})
 
@@ -154,18 +148,9 @@ def _find_manifest(config: TaskConfig, described: RowsByFolder) -> DatasetManife
     """
     if is_prepared(Path(config.data.path)):
         return read_manifest(Path(config.data.path))
-    empty = hashlib.sha256(b"").hexdigest()
-    facts = TokenizerInfo(
-        sha256=empty,
-        vocab_size=1,
-        pad_token_id=0,
-        mask_token_id=0,
-        sep_token_id=0,
-        special_token_ids=(),
-    )
     layout, rows = config.task.row_layout(), find_rows(described, config.data.path)
     fields = expected_fields(rows) if rows and rows.layout == layout else {}
-    return DatasetManifest(layout=layout, columns=fields, splits={}, tokenizer=facts, settings={})
+    return assume_manifest(layout, fields)
 
 
 def _describe_memory(settings: TrainSettings, weights: Mapping[str, ParamSpec]) -> dict[str, Any]:
@@ -174,26 +159,12 @@ def _describe_memory(settings: TrainSettings, weights: Mapping[str, ParamSpec]) 
     if precision is None:
         return {"memory_gb_per_process": "unknown: execution.precision depends on the device"}
     strategy = settings.strategy or default_strategy(size)
-    parts = estimate_bytes(settings.optimizer.kind, weights, strategy, size, precision)
-    parts["total"] = sum(parts.values())
+    states = RunWeights(weights, settings.optimizer.kind).measure(strategy, size, precision)
+    parts = states._asdict() | {"total": sum(states)}
     gigabytes = {name: round(count / GIGA, 6) for name, count in parts.items()}
     noun = "process" if size == 1 else "processes"
     summary = f"{strategy.kind} on {size} {noun}, in {precision}"
     return {"strategy": summary, "memory_gb_per_process": gigabytes}
-
-
-def estimate_bytes(
-    optimizer: str, weights: Mapping[str, ParamSpec], strategy: Strategy, size: int, precision: str
-) -> dict[str, int]:
-    """Return the bytes of the process that holds most, of `size`; activations are not included."""
-    itemsize = 2 if precision in HALF_PRECISIONS else 4
-    estimate = strategy.estimate_memory(weights, size, itemsize)
-    return {
-        "weights": estimate.weights,
-        "master_weights": estimate.master_weights,
-        "gradients": estimate.gradients,
-        "optimizer_state": BYTES_PER_MOMENT * count_moments(optimizer, estimate.updated_shapes),
-    }
 
 
 def count_processes(settings: TrainSettings) -> int:

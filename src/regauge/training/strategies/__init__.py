@@ -6,14 +6,14 @@ loop divides them once, by the weight of the global batch.
 
 Each public module of the package is one choice: `single`, `ddp`, `zero1`, `fsdp` and `hsdp`.
 `_replica` and `_sharded` implement `ShardedModel` for them and import torch. The package may import
-`config`, `models`, `processes` and `units`.
+`config`, `models`, `processes` and `units`. The planner asks a strategy what it stores and sends.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
 from regauge.config import Choice
 
@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from regauge.models.init_weights import InitialWeights
+    from regauge.models.weight_shapes import ParamSpec
     from regauge.system.processes import World
+
+
+BUCKET_BYTES = 25e6
+"""Bytes of a message of gradients."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +47,6 @@ class Placement:
     """Initial weights for a module on the meta device; None if the module has its weights."""
 
 
-class ParamSpec(NamedTuple):
-    """The shape of a parameter that is not allocated yet, and whether it is trained."""
-
-    shape: tuple[int, ...]
-    requires_grad: bool
-
-
 @dataclass(frozen=True)
 class MemoryEstimate:
     """Memory of the process that holds most, in bytes, without moments and activations."""
@@ -60,6 +58,40 @@ class MemoryEstimate:
     gradients: int
     updated_shapes: tuple[tuple[int, ...], ...]
     """Shapes of the (shards of) weights that the process updates; each has optimizer moments."""
+
+
+class Shards(NamedTuple):
+    """Number of processes over which the states of a model are divided; 1 for a copy on each."""
+
+    weights: int = 1
+    gradients: int = 1
+    optimizer: int = 1
+
+
+class UpdateTraffic(NamedTuple):
+    """The bytes of a model on the wire, and how often an update may send them."""
+
+    weights: float
+    """Bytes of all weights."""
+    gradients: float
+    """Bytes of the gradients of the trained weights."""
+    passes: int
+    """Forward and backward passes of one update."""
+    layers: float
+    """Layers of the model, which are gathered one by one."""
+
+
+class Transfer(NamedTuple):
+    """A collective of one update."""
+
+    collective: Literal["all_reduce", "all_gather", "reduce_scatter"]
+    size: float
+    """Bytes of the whole message."""
+    messages: float = 1.0
+    """Equal messages that the bytes are divided into."""
+    times: int = 1
+    group: Literal["all", "inside", "between"] = "all"
+    """All processes, those of one machine, or one process of each machine."""
 
 
 class ShardedModel(Protocol):
@@ -125,6 +157,29 @@ class Strategy(Choice):
 
     needs_recompute: ClassVar[bool] = False
     """The value of `ShardedModel.needs_recompute` without activation checkpointing."""
+    complexity: ClassVar[int] = 9
+    """Order of the strategies in a search: the simpler one of two equal options is preferred."""
+    sums_once: ClassVar[bool] = False
+    """Whether gradients are exchanged during the last backward pass of an update alone."""
+
+    @property
+    def gathered(self) -> Literal["none", "layers", "model"]:
+        """Which sharded weights a process holds unsharded at a time."""
+        return "none"
+
+    def adapt(self, processes_per_machine: int) -> Strategy:
+        """Return the strategy with the settings that suit a type of machine."""
+        del processes_per_machine
+        return self
+
+    def count_shards(self, processes: int) -> Shards:
+        """Return the number of processes over which weights, gradients and moments are divided."""
+        del processes
+        return Shards()
+
+    def communication(self, traffic: UpdateTraffic) -> tuple[Transfer, ...]:
+        """Return the collectives of one update; by default gradients are all-reduced once."""
+        return (Transfer("all_reduce", traffic.gradients, traffic.gradients / BUCKET_BYTES),)
 
     def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
         """Return why this world, optimizer or device cannot use the strategy, or None."""

@@ -6,16 +6,27 @@ The memory is that of the process that holds most.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from regauge.training.strategies import MemoryEstimate
+from regauge.training.strategies import MemoryEstimate, Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
-    from regauge.training.strategies import ParamSpec
+    from regauge.models.weight_shapes import ParamSpec
+    from regauge.training.strategies import UpdateTraffic
 
 GRADIENT_BYTES = MASTER_BYTES = 4
+
+
+def list_shard_transfers(
+    traffic: UpdateTraffic, group: Literal["all", "inside"] = "all"
+) -> tuple[Transfer, ...]:
+    """Return the collectives of sharded weights, which each pass gathers twice, layer by layer."""
+    return (
+        Transfer("all_gather", traffic.weights, traffic.layers, 2 * traffic.passes, group),
+        Transfer("reduce_scatter", traffic.gradients, traffic.layers, traffic.passes, group),
+    )
 
 
 def estimate_replica(

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from regauge.training.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
+from regauge.training.strategies import (
+    MemoryEstimate,
+    Placement,
+    ShardedModel,
+    Strategy,
+)
 from regauge.training.strategies._limits import estimate_replica
 
 if TYPE_CHECKING:
@@ -14,11 +19,16 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from regauge.models.weight_shapes import ParamSpec
+
 
 class Ddp(Strategy):
     """Every process holds the whole model; gradients are summed over processes in buckets."""
 
     peer_names: ClassVar[tuple[str, ...]] = ("data_parallel", "distributed_data_parallel")
+
+    complexity: ClassVar[int] = 1
+    sums_once: ClassVar[bool] = True
 
     bucket_mib: int = Field(default=25, ge=1)
     """Gradient bucket size per all-reduce."""

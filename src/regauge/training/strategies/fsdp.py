@@ -6,14 +6,27 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import field_validator
 
-from regauge.training.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
-from regauge.training.strategies._limits import estimate_shards, find_sharding_obstacle
+from regauge.training.strategies import (
+    MemoryEstimate,
+    Placement,
+    ShardedModel,
+    Shards,
+    Strategy,
+    Transfer,
+    UpdateTraffic,
+)
+from regauge.training.strategies._limits import (
+    estimate_shards,
+    find_sharding_obstacle,
+    list_shard_transfers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import nn
 
+    from regauge.models.weight_shapes import ParamSpec
     from regauge.system.processes import World
 
 OTHER_STRATEGIES = {
@@ -37,6 +50,7 @@ class Fsdp(Strategy):
     )
 
     needs_recompute: ClassVar[bool] = True
+    complexity: ClassVar[int] = 3
 
     sharding: Literal["full-shard", "shard-grad-op"] = "full-shard"
     """Free gathered weights after the forward pass (ZeRO-3), or keep them for the backward pass."""
@@ -47,6 +61,16 @@ class Fsdp(Strategy):
         if isinstance(value, str) and value in OTHER_STRATEGIES:
             raise ValueError(f"'{value}' is a separate strategy; {OTHER_STRATEGIES[value]}")
         return value
+
+    @property
+    def gathered(self) -> Literal["layers", "model"]:
+        return "layers" if self.sharding == "full-shard" else "model"
+
+    def count_shards(self, processes: int) -> Shards:
+        return Shards(processes, processes, processes)
+
+    def communication(self, traffic: UpdateTraffic) -> tuple[Transfer, ...]:
+        return list_shard_transfers(traffic)
 
     def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
         del world

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from regauge.training.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
-from regauge.training.strategies._limits import estimate_shards, find_sharding_obstacle
+from regauge.training.strategies import (
+    MemoryEstimate,
+    Placement,
+    ShardedModel,
+    Shards,
+    Strategy,
+    Transfer,
+    UpdateTraffic,
+)
+from regauge.training.strategies._limits import (
+    estimate_shards,
+    find_sharding_obstacle,
+    list_shard_transfers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import nn
 
+    from regauge.models.weight_shapes import ParamSpec
     from regauge.system.processes import World
 
 
@@ -23,9 +36,27 @@ class Hsdp(Strategy):
     peer_names: ClassVar[tuple[str, ...]] = ("hybrid_shard",)
 
     needs_recompute: ClassVar[bool] = True
+    complexity: ClassVar[int] = 4
 
     shards: int = Field(default=2, ge=2)
     """Processes that share one model copy, usually all processes on one machine."""
+
+    @property
+    def gathered(self) -> Literal["layers"]:
+        return "layers"
+
+    def adapt(self, processes_per_machine: int) -> Hsdp:
+        """Return the strategy with one group for each machine."""
+        return self.model_copy(update={"shards": max(processes_per_machine, 2)})
+
+    def count_shards(self, processes: int) -> Shards:
+        shards = min(processes, self.shards)
+        return Shards(shards, shards, shards)
+
+    def communication(self, traffic: UpdateTraffic) -> tuple[Transfer, ...]:
+        """Return those of FSDP inside a machine, and the sums of shards between machines."""
+        between = Transfer("all_reduce", traffic.gradients, group="between")
+        return (*list_shard_transfers(traffic, "inside"), between)
 
     def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
         if reason := find_sharding_obstacle(optimizer, lazy=lazy):

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from regauge.training.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
+from regauge.training.strategies import (
+    MemoryEstimate,
+    Placement,
+    ShardedModel,
+    Strategy,
+    Transfer,
+    UpdateTraffic,
+)
 from regauge.training.strategies._limits import estimate_replica
 
 if TYPE_CHECKING:
@@ -12,6 +19,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from regauge.models.weight_shapes import ParamSpec
     from regauge.system.processes import World
 
 ONE_BUCKET_MIB = 1 << 20
@@ -23,9 +31,15 @@ class Single(Strategy):
 
     peer_names: ClassVar[tuple[str, ...]] = ("none", "single_device")
 
+    complexity: ClassVar[int] = 0
+
     def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
         del optimizer, lazy
         return None if world.size == 1 else f"it needs 1 process, this run has {world.size}"
+
+    def communication(self, traffic: UpdateTraffic) -> tuple[Transfer, ...]:
+        del traffic
+        return ()
 
     def estimate_memory(
         self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int

@@ -6,12 +6,21 @@ unchanged. The parameters of the module and the gradients are on every process.
 
 from __future__ import annotations
 
+import heapq
 import math
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from regauge.training.strategies import MemoryEstimate, ParamSpec, Placement, ShardedModel, Strategy
+from regauge.training.strategies import (
+    MemoryEstimate,
+    Placement,
+    ShardedModel,
+    Shards,
+    Strategy,
+    Transfer,
+    UpdateTraffic,
+)
 from regauge.training.strategies._limits import estimate_replica
 
 if TYPE_CHECKING:
@@ -19,14 +28,29 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from regauge.models.weight_shapes import ParamSpec
+
+PARTITION_BYTES = 500e6
+"""Bytes of a message of DeepSpeed's ZeRO, whose published runs calibrate the planner."""
+
 
 class Zero1(Strategy):
     """Each process updates the parameters that it owns and broadcasts them."""
 
     peer_names: ClassVar[tuple[str, ...]] = ("zero", "deepspeed", "deepspeed_stage_1")
 
+    complexity: ClassVar[int] = 2
+
     bucket_mib: int = Field(default=25, ge=1)
     """Gradient bucket size per reduction."""
+
+    def count_shards(self, processes: int) -> Shards:
+        return Shards(optimizer=processes)
+
+    def communication(self, traffic: UpdateTraffic) -> tuple[Transfer, ...]:
+        """Return an all-gather for each pass, and one of the updated weights."""
+        messages = traffic.gradients / PARTITION_BYTES
+        return (Transfer("all_gather", traffic.gradients, messages, traffic.passes + 1),)
 
     def estimate_memory(
         self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
@@ -56,10 +80,9 @@ def assign_owners(sizes: dict[str, int], processes: int) -> dict[str, int]:
 
     Parameters are assigned in order of falling size, each to the least loaded process.
     """
-    loads = [0] * processes
+    loads = [(0, owner) for owner in range(processes)]
     owners = {}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        owner = loads.index(min(loads))
-        owners[name] = owner
-        loads[owner] += sizes[name]
+        load, owners[name] = loads[0]
+        heapq.heapreplace(loads, (load + sizes[name], owners[name]))
     return owners

@@ -267,7 +267,8 @@ def judge_mfu(samples: Sequence[Sample]) -> dict[str, object]:
             rate = rows * row.job.length / row.step_seconds / row.devices
             peak = row.machine.peak_flops * (2 if row.job.precision == "fp8" else 1)
             parameters = float(row.row["params"])
-            work = rate * flops.simple_flops(row.job.shape, row.job.length, parameters)
+            attention = flops.attention_flops(row.job.shape, row.job.length)
+            work = rate * (6.0 * parameters + attention)  # the form of many published figures
             points.append(abs(100 * work / peak - row.published_mfu))
     if not points:
         return {"rows": 0}

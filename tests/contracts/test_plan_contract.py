@@ -117,7 +117,7 @@ def test_a_strategy_sends_the_gradients_unless_it_has_one_process(name: str) -> 
         assert transfer.times > 0
     shards = strategy.count_shards(PROCESSES)
     assert all(1 <= number <= PROCESSES for number in shards)
-    assert (shards.weights > 1) == (strategy.gathered != "none")
+    assert (shards.weights > 1) == (strategy.gather_unit != "none")
 
 
 def test_no_two_strategies_are_equally_simple() -> None:

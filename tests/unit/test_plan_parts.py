@@ -21,7 +21,8 @@ from regauge.planner import inference_plan
 from regauge.planner.inference_plan import InferenceRequest
 from regauge.planner.model_shape import shape_from_config
 from regauge.planner.run_plans import option_search
-from regauge.planner.run_plans.run_request import PlannedModel, PlannedRun, read_model, read_request
+from regauge.planner.run_plans.planned_model import PlannedModel, read_model
+from regauge.planner.run_plans.run_request import PlannedRun, read_request
 from regauge.planner.run_plans.target_curve import combine, forecast_target
 from regauge.planner.run_plans.task_plans import judge_memory
 from regauge.planner.training_job import Estimate

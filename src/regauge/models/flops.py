@@ -66,7 +66,7 @@ def flops_per_token(model: Any, length: int) -> float:
     return compute_flops(_num_elements(weights), trained, attention)
 
 
-def compute_flops(matmul: int, trained: int, attention: int = 0) -> float:
+def compute_flops(matmul: int, trained: int, attention: float = 0) -> float:
     """Return the FLOPs of a token, of which `attention` is L h S of FLOPS_FORMULA.
 
     `trained` counts the parameters of `matmul` that have a gradient.

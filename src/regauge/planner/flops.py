@@ -1,12 +1,13 @@
-"""FLOPs of training on one token, model FLOPs utilization (MFU), and hardware utilization (HFU).
+"""FLOPs of training on one token by part, and model FLOPs utilization (MFU).
 
-A product of [m, k] and [k, n] has 2 m n k FLOPs. The backward pass has twice those of the forward
-pass. Source of 6 N + 12 L h S: Chowdhery et al., 2022 (PaLM), appendix B.
+The formula is `models.flops.FLOPS_FORMULA`, to which a plan adds the output layer.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from regauge.models.flops import compute_flops
 
 if TYPE_CHECKING:
     from regauge.planner.model_shape import Head, ModelShape
@@ -24,12 +25,14 @@ def head_flops(shape: ModelShape, head: Head) -> float:
     if head == "none":
         return 0.0
     positions = MASKED_FRACTION if head == "masked-lm" else 1.0
-    return 6.0 * (shape.logit_matmul + shape.head_matmul) * positions
+    weights = shape.logit_matmul + shape.head_matmul
+    return compute_flops(weights, weights) * positions
 
 
 def matmul_flops(shape: ModelShape) -> float:
     """Return the training FLOPs of the weights of all layers for one token: 6 N."""
-    return 6.0 * shape.layers * shape.layer_matmul
+    weights = shape.layers * shape.layer_matmul
+    return compute_flops(weights, weights)
 
 
 def attention_flops(shape: ModelShape, length: int) -> float:
@@ -37,7 +40,8 @@ def attention_flops(shape: ModelShape, length: int) -> float:
 
     h is heads x head_dim; S is the mean number of attended positions, without a causal mask.
     """
-    return 12.0 * shape.layers * shape.attention.width * shape.attention_span(length)
+    attended = shape.layers * shape.attention.width * shape.attention_span(length)
+    return compute_flops(0, 0, attended)
 
 
 def training_flops(shape: ModelShape, length: int, head: Head = "lm") -> float:
@@ -50,20 +54,6 @@ def recomputed_share(recomputation: Recomputation) -> float:
     return RECOMPUTED[recomputation]
 
 
-def simple_flops(shape: ModelShape, length: int, parameters: float) -> float:
-    """Return 6 P + 12 L h S for one token: P counts all parameters, embeddings too.
-
-    Many published figures of MFU use this form.
-    """
-    return 6.0 * parameters + attention_flops(shape, length)
-
-
 def mfu(job: TrainingJob, tokens_per_second: float, peak_flops: float) -> float:
     """Return the model FLOPs utilization at tokens per second of one device."""
     return tokens_per_second * training_flops(job.shape, job.length, job.head) / peak_flops
-
-
-def hfu(job: TrainingJob, tokens_per_second: float, peak_flops: float) -> float:
-    """Return the hardware FLOPs utilization: MFU x (3 + rho) / 3."""
-    rho = recomputed_share(job.recomputation)
-    return mfu(job, tokens_per_second, peak_flops) * (1 + rho * FORWARD_SHARE)

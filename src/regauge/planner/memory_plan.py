@@ -232,16 +232,16 @@ def _working_set(job: TrainingJob, shards: int) -> float:
     it holds the weights of a stage and their fp32 gradients. Autocast of other software keeps a
     bf16 copy of the weights.
     """
-    shape, gathered = job.shape, job.strategy.gathered
+    shape, gather_unit = job.shape, job.strategy.gather_unit
     unit = max(shape.layer_parameters, shape.embedding_parameters / GATHERED_LAYERS)
-    if gathered != "none" and shards > 1:
+    if gather_unit != "none" and shards > 1:
         if job.parallelism.pipeline > 1:  # gathered once for all microbatches of a step
             return (WHOLE_BYTES + 4.0 * job.trained_fraction) * _local_parameters(job)
         gradient = STATE_BYTES[job.precision][1] if job.trained_fraction == 1 else 0.0
         weights = GATHERED_LAYERS * WHOLE_BYTES
         if job.precision == "nf4":  # gathered in 4 bits, and one layer at a time restored
             weights = GATHERED_LAYERS * STATE_BYTES["nf4"][0] + WHOLE_BYTES
-        if gathered == "model":
+        if gather_unit == "model":
             whole = WHOLE_BYTES * _local_parameters(job)
             return whole + unit * GATHERED_LAYERS * gradient / job.parallelism.tensor
         return unit * (weights + GATHERED_LAYERS * gradient) / job.parallelism.tensor

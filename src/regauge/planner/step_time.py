@@ -169,7 +169,7 @@ def _weight_traffic(job: TrainingJob) -> float:
     Autocast reads fp32 weights, writes bf16 ones, and casts their gradients back. Accumulation
     reads two gradients and writes one. FSDP does both on its shards.
     """
-    if job.strategy.gathered != "none":
+    if job.strategy.gather_unit != "none":
         return 0.0
     weight, gradient, _ = STATE_BYTES[job.precision]
     cast = 2 * (weight + GRADIENT_BYTES) if job.precision in ("autocast", "fp8") else 0.0

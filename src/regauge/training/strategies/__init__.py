@@ -163,7 +163,7 @@ class Strategy(Choice):
     """Whether gradients are exchanged during the last backward pass of an update alone."""
 
     @property
-    def gathered(self) -> Literal["none", "layers", "model"]:
+    def gather_unit(self) -> Literal["none", "layers", "model"]:
         """Which sharded weights a process holds unsharded at a time."""
         return "none"
 

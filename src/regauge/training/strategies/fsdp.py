@@ -63,7 +63,7 @@ class Fsdp(Strategy):
         return value
 
     @property
-    def gathered(self) -> Literal["layers", "model"]:
+    def gather_unit(self) -> Literal["layers", "model"]:
         return "layers" if self.sharding == "full-shard" else "model"
 
     def count_shards(self, processes: int) -> Shards:

@@ -42,7 +42,7 @@ class Hsdp(Strategy):
     """Processes that share one model copy, usually all processes on one machine."""
 
     @property
-    def gathered(self) -> Literal["layers"]:
+    def gather_unit(self) -> Literal["layers"]:
         return "layers"
 
     def adapt(self, processes_per_machine: int) -> Hsdp:

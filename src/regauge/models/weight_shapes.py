@@ -230,7 +230,9 @@ def _list_bert(config: Config, sizes: ModelSizes, head: ModelHead) -> ModelWeigh
         "position_embeddings": config["max_position_embeddings"],
         "token_type_embeddings": config.get("type_vocab_size", 2),
     }
-    embeddings = {f"{body}embeddings.{table}.weight": (n, width) for table, n in tables.items()}
+    embeddings: Shapes = {
+        f"{body}embeddings.{table}.weight": (n, width) for table, n in tables.items()
+    }
     embeddings |= _norm(f"{body}embeddings.LayerNorm", width)
     if width != hidden:
         embeddings |= _linear(f"{body}embeddings_project", width, hidden)

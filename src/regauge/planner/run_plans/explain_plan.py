@@ -36,7 +36,8 @@ def _explain_memory(plan: TrainingPlan) -> list[str]:
     return [
         *(
             f"{name} = {getattr(parts, name) * number / elements:.4g} B x {elements / GIGA:.4g}e9"
-            f" {noun} / {number} shards = {getattr(parts, name) / GIGA:.4g} GB"
+            f" {noun} / {number} shards{' (the largest)' if number > 1 else ''}"
+            f" = {getattr(parts, name) / GIGA:.4g} GB"
             for name, elements, noun, number in states
         ),
         (

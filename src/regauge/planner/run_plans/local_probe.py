@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from regauge.data.dataset import MANIFEST
 from regauge.planner.run_history import OFF, VARIABLE
-from regauge.planner.run_plans.prepared_data import MANIFEST
 from regauge.planner.run_plans.run_recorder import measure_run
 from regauge.system.children import run_tool
 from regauge.system.errors import ChildError, SettingsError

@@ -18,7 +18,6 @@ from regauge.planner.run_plans.prepared_data import RowLengths, read_rows
 from regauge.planner.training_job import TrainingJob
 from regauge.system.errors import SettingsError
 from regauge.tasks import Task
-from regauge.training.defaults import default_strategy
 from regauge.training.settings import Batch, Execution, Optimizer, Stop
 from regauge.training.strategies import Strategy
 
@@ -49,7 +48,7 @@ class PlannedRun(Settings):
     optimizer: Optimizer = Optimizer()
     """The optimizer, whose moments need memory."""
     strategy: Annotated[SerializeAsAny[Strategy], choice_of("strategies")] = Field(
-        default_factory=lambda: default_strategy(2)
+        default_factory=lambda: config.parse_choice("strategies", "ddp")
     )
     """The strategy, which knows what it stores and sends."""
 

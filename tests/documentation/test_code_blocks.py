@@ -37,7 +37,17 @@ pytestmark = pytest.mark.timeout(1800)
 QUICKSTART = next(page for page in PAGES if page.name == "quickstart.md")
 SELF_CONTAINED = (
     *("README.md", "index.md", "installation.md", "quickstart.md"),
-    *("launch.md", "clusters.md", "images.md", "incremental-pipelines.md", "planning.md"),
+    *(
+        "launch.md",
+        "slurm.md",
+        "aws-batch.md",
+        "kubernetes.md",
+        "ray.md",
+        "clusters.md",
+        "images.md",
+        "incremental-pipelines.md",
+        "planning.md",
+    ),
 )
 """Pages that start in an empty folder; the others start with the files of the quickstart."""
 BLOCKS = [block for page in PAGES for block in read_blocks(page)]

@@ -20,7 +20,10 @@ from regauge.machines.catalog import load_chips
 from regauge.system import choices
 
 JOB = JobSpec("job", "train", ("regauge", "train", "run.toml"), 1, 1, 1, hours=1.0)
-PAGE = ROOT / "docs" / "guides" / "launch.md"
+PAGES = [
+    ROOT / "docs" / "guides" / name
+    for name in ("launch.md", "aws-batch.md", "kubernetes.md", "slurm.md")
+]
 SHARED_MEMORY = {"volumes": [{"mountPath": "/dev/shm"}]}  # noqa: S108 - text of a document
 FAKE = "x7" * 20
 """Part of a secret that is none, so that scanners of repositories ignore it."""
@@ -259,7 +262,7 @@ def list_codes() -> Iterator[str]:
 
 
 def test_every_check_is_in_the_table_of_the_page() -> None:
-    page = PAGE.read_text(encoding="utf-8")
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     codes = set(list_codes())
     assert len(codes) > 5
-    assert not [code for code in codes if f"| `{code}` |" not in page]
+    assert not [code for code in codes if f"| `{code}` |" not in text]

@@ -520,7 +520,7 @@ def test_unusable_records_name_their_fault(tmp_path: Path) -> None:
     assert faults == [
         ("no conversation", "the content of message 2 is null, and it has no tool calls"),
         ("no conversation", "message 2 has the role 'asistant'"),
-        ("a part that is no text", "image_url in message 1"),
+        ("a part that is not text", "image_url in message 1"),
         ("a special token in a message", "<|im_end|>"),
         ("undecodable bytes", "lone surrogate"),
     ]

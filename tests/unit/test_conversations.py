@@ -67,10 +67,10 @@ def test_variables_of_a_record_are_passed_on() -> None:
 @pytest.mark.parametrize(
     ("messages", "detail"),
     [
-        ("x", "'messages' is no JSON"),
-        ('"text"', "'messages' is no list of messages"),
-        ("[]", "'messages' is no list of messages"),
-        ([3], "message 1 is no object"),
+        ("x", "'messages' is not JSON"),
+        ('"text"', "'messages' is not a list of messages"),
+        ("[]", "'messages' is not a list of messages"),
+        ([3], "message 1 is not an object"),
         ([{"content": "a"}], "message 1 has no role"),
         ([{"role": None, "content": "a"}], "message 1 has no role"),
         ([USER, change(role="asistant")], "message 2 has the role 'asistant'"),
@@ -86,15 +86,15 @@ def test_variables_of_a_record_are_passed_on() -> None:
         ([change(content=3)], "the content of message 1 is neither a text nor a list"),
         ([change(content=["a"])], "the content of message 1 has a part without a type"),
         ([change(content=[{"type": "text"}])], "has a text part without a text"),
-        ([change(tool_calls=CALL)], "'tool_calls' of message 1 is no list of objects"),
-        ([change(tool_calls=["x"])], "'tool_calls' of message 1 is no JSON"),
+        ([change(tool_calls=CALL)], "'tool_calls' of message 1 is not a list of objects"),
+        ([change(tool_calls=["x"])], "'tool_calls' of message 1 is not JSON"),
         (
             [change(tool_calls=[{"function": {"arguments": "{"}}])],
-            "a call's arguments in message 1 is no JSON",
+            "a call's arguments in message 1 is not JSON",
         ),
         (
             [change(function_call={"arguments": "[1]"})],
-            "a call's arguments in message 1 are no object",
+            "a call's arguments in message 1 are not an object",
         ),
         ([change(weight=0.5)], "'weight' of message 1 is 0.5, not 0 or 1"),
         ([change(train="no")], "'train' of message 1 is 'no', not 0 or 1"),
@@ -112,7 +112,7 @@ def test_a_malformed_message_is_refused_with_its_cause(messages: Any, detail: st
 def test_parts_that_are_no_text_are_refused(kind: str) -> None:
     with pytest.raises(ConversationError) as caught:
         parse({**USER, "content": [{"type": "text", "text": "a"}, {"type": kind, kind: "b"}]})
-    assert caught.value.reason == "a part that is no text"
+    assert caught.value.reason == "a part that is not text"
     assert caught.value.detail == f"{kind} in message 1"
 
 

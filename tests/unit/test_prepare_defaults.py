@@ -231,7 +231,9 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path, file: str) ->
     folder = tmp_path / "out"
     (folder / file).write_text("mine")
     before = read_contents(folder)
-    with pytest.raises(DataError, match=rf"has other files than a dataset \({file}\); choose"):
+    with pytest.raises(
+        DataError, match=rf"has files that are not part of a dataset \({file}\); choose"
+    ):
         verb.run(build_settings(build_tables(tmp_path)), overwrite=True)
     assert read_contents(folder) == before
     assert not (tmp_path / "out.partial").exists(), "it is refused before the work"
@@ -250,7 +252,7 @@ def test_a_file_that_appears_during_the_work_is_not_replaced(
 
     monkeypatch.setattr(DatasetBuild, "build", build_and_write)
     settings = build_settings(build_tables(tmp_path, rows={"length": 32}))
-    with pytest.raises(DataError, match=r"has other files than a dataset \(notes\.txt\)"):
+    with pytest.raises(DataError, match=r"has files that are not part of a dataset \(notes\.txt\)"):
         verb.run(settings, overwrite=True)
     assert (data.folder / "notes.txt").read_text() == "mine"
     assert Dataset(data.folder).manifest == data.manifest
@@ -260,12 +262,14 @@ def test_a_file_or_another_folder_is_not_replaced(tmp_path: Path) -> None:
     write_corpus(tmp_path / "a.jsonl", 60)
     settings = build_settings(build_tables(tmp_path))
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(DataError, match=r"has other files than a dataset \(out\)"):
+    with pytest.raises(DataError, match=r"has files that are not part of a dataset \(out\)"):
         verb.run(settings, overwrite=True)
     (tmp_path / "out").unlink()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "manifest.json").write_text("{}")
-    with pytest.raises(DataError, match=r"has other files than a dataset \(manifest.json\)"):
+    with pytest.raises(
+        DataError, match=r"has files that are not part of a dataset \(manifest.json\)"
+    ):
         verb.run(settings, overwrite=True)
     assert (tmp_path / "out" / "manifest.json").read_text() == "{}"
 

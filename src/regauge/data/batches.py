@@ -1,4 +1,4 @@
-"""Arrays of one fixed shape, built from rows of different lengths."""
+"""Builds arrays with one fixed shape from rows of different lengths."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from regauge.data.dataset import DatasetRows
 
 HASH_WORDS = 4
-"""Words of 16 bits of a hash; a float has exactly the value of a word."""
+"""16-bit words per hash; a float represents each word exactly."""
 Arrays = dict[str, np.ndarray]
 OptionalRows = list[dict[str, Any] | None]
-"""Rows of a dataset; None for a row number that is PADDING."""
+"""Dataset rows; None where the row number is PADDING."""
 
 
 @dataclass(frozen=True)
 class RandomKey:
-    """Key of the random numbers of a batch."""
+    """Key for a batch's random numbers."""
 
     seed: int
     epoch: int
@@ -35,10 +35,10 @@ class RandomKey:
 
 @dataclass(frozen=True)
 class MicrobatchPlan:
-    """The texts of one microbatch, and the length that they are padded to."""
+    """The texts in one microbatch, and their padded length."""
 
     row_numbers: np.ndarray
-    """Row number of each text, [batch]; PADDING for a text that does not exist."""
+    """Row number of each text, [batch]; PADDING for a missing text."""
     text_numbers: np.ndarray
     """Index of each text in its row, [batch]; 0 if rows have one text."""
     slots: np.ndarray
@@ -47,7 +47,7 @@ class MicrobatchPlan:
     """Padded length of every text, in tokens."""
 
     def build_empty(self, length: int) -> MicrobatchPlan:
-        """Return a plan of the same batch size without any row; all its weights are 0."""
+        """Return a plan with the same batch size but no rows; all weights are 0."""
         rows = np.full_like(self.row_numbers, PADDING)
         return MicrobatchPlan(
             rows, np.zeros_like(self.text_numbers), np.zeros_like(self.slots), length
@@ -59,7 +59,7 @@ def plan_whole_rows(
     microbatch_rows: int,
     length: int,
 ) -> list[MicrobatchPlan]:
-    """Split the row numbers of a global batch into microbatches of whole rows, in order."""
+    """Split a global batch's row numbers into microbatches of whole rows, in order."""
     slots = np.arange(len(row_numbers))
     microbatches = zip(
         row_numbers.reshape(-1, microbatch_rows), slots.reshape(-1, microbatch_rows), strict=True
@@ -77,7 +77,7 @@ def take_rows(rows: DatasetRows, row_numbers: np.ndarray) -> OptionalRows:
 
 
 def pad_sequences(sequences: Sequence[np.ndarray | None], length: int, fill: int) -> np.ndarray:
-    """Return token sequences as one array, [batch, length] int32; None is a row of only `fill`."""
+    """Pad token sequences to one array, [batch, length] int32; None gives a row of `fill`."""
     padded = np.full((len(sequences), length), fill, np.int32)
     for row, sequence in zip(padded, sequences, strict=True):
         if sequence is not None:
@@ -86,7 +86,7 @@ def pad_sequences(sequences: Sequence[np.ndarray | None], length: int, fill: int
 
 
 def hash_texts(texts: Sequence[np.ndarray | None]) -> np.ndarray:
-    """Return a hash of the tokens of each text, [batch, HASH_WORDS] fp32; 0 for a missing text."""
+    """Hash each text's tokens, [batch, HASH_WORDS] fp32; 0 for a missing text."""
     hashes = np.zeros((len(texts), HASH_WORDS), np.float32)
     for row, tokens in zip(hashes, texts, strict=True):
         if tokens is not None:
@@ -97,7 +97,7 @@ def hash_texts(texts: Sequence[np.ndarray | None]) -> np.ndarray:
 
 
 def build_position_ids(segments: np.ndarray) -> np.ndarray:
-    """Return the position of each token in its segment, [batch, length] int32."""
+    """Return each token's position in its segment, [batch, length] int32."""
     columns = np.broadcast_to(np.arange(segments.shape[1]), segments.shape)
     starts = np.zeros(segments.shape, bool)
     starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
@@ -105,9 +105,9 @@ def build_position_ids(segments: np.ndarray) -> np.ndarray:
 
 
 def build_packing(segments: np.ndarray) -> Arrays:
-    """Return `packed` and `places` of a batch of texts, [batch, length]; none if not worth it.
+    """Return a text batch's `packed` and `places`, [batch, length]; empty if not worth it.
 
-    The model module `regauge.models.modules` describes them. A text is one segment.
+    `regauge.models.modules` describes them. A text is one segment.
     """
     texts = pack_texts(np.count_nonzero(segments, axis=1).tolist(), segments.shape[1])
     if texts is None:

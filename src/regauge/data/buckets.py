@@ -1,6 +1,6 @@
-"""Bucket lengths: the few lengths that batches are padded to, so that their shapes repeat.
+"""Bucket lengths: the few lengths to pad batches to, so that their shapes repeat.
 
-Entry i of a histogram is the number of texts with i tokens. Nothing here imports numpy.
+Entry i in a histogram is the number of texts with i tokens. Nothing here imports numpy.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 LENGTH_STEPS = ((32, 2), (64, 4), (128, 8), (256, 16), (512, 32), (1 << 30, 64))
-"""Distance between two fine lengths, up to a length. They cost about 4 % of padding."""
+"""(up to this length, distance between fine lengths); they cost about 4 % padding."""
 MIN_FINE_LENGTH = 4
 MAX_SIMULATED_BATCHES, SIMULATED_TEXTS = 32, 1 << 15
-"""Most batches whose padding is simulated, and the texts after which no other batch is drawn."""
+"""Most batches to simulate padding for; texts after which no further batch is drawn."""
 
 
 class BatchForm(NamedTuple):
-    """How a global batch is split into batches of the model."""
+    """How a global batch is split into model batches."""
 
     rows: int
-    """Rows of the global batch."""
+    """Rows per global batch."""
     microbatch_rows: int
     has_any_shape: bool
     """Whether texts are packed into rows, because no shape is compiled."""
 
 
 def list_fine_lengths(max_length: int) -> list[int]:
-    """Return the lengths up to `max_length` that batches of any shape are padded to in serving."""
+    """Return the lengths up to `max_length` to which serving pads batches of any shape."""
     lengths, length = [], MIN_FINE_LENGTH
     while length < max_length:
         lengths.append(length)
@@ -43,10 +43,10 @@ def list_fine_lengths(max_length: int) -> list[int]:
 def count_batch_tokens(
     histogram: Sequence[int], bucket_lengths: tuple[int, ...], form: BatchForm, texts_per_row: int
 ) -> float:
-    """Return the expected tokens of a text with its padding, as batches are built.
+    """Return the expected tokens per text, padding included, as batches are built.
 
-    `histogram` counts the texts that are sorted by length or packed, `texts_per_row` of each row.
-    Batches are drawn from it.
+    `histogram` counts the texts to sort by length or pack, `texts_per_row` from each row. Batches
+    are drawn from it.
     """
     if not any(histogram):
         return 0.0
@@ -67,8 +67,8 @@ def count_batch_tokens(
 def choose_bucket_lengths(histogram: Sequence[int], max_buckets: int) -> tuple[int, ...]:
     """Return at most `max_buckets` lengths that cover a histogram with the least padding.
 
-    The result is exact. It is computed by dynamic programming over the multiples of
-    `LENGTH_MULTIPLE`: the cost of a bucket is its length times its number of texts.
+    The result is exact, by dynamic programming over multiples of `LENGTH_MULTIPLE`: a bucket costs
+    length times number of texts.
     """
     lengths, counts = _list_candidates(histogram)
     cumulative = [0, *accumulate(counts)]
@@ -87,7 +87,7 @@ def choose_bucket_lengths(histogram: Sequence[int], max_buckets: int) -> tuple[i
 def _add_bucket(
     cost: Sequence[int], lengths: Sequence[int], cumulative: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Return the costs with one more bucket, and the start of the last bucket.
+    """Return the costs with one more bucket, and where the last bucket starts.
 
     Entry i is about the first i lengths. The best start never falls with i, because costs have the
     quadrangle inequality. So the starts of both halves are on the two sides of the middle's.
@@ -110,7 +110,7 @@ def _add_bucket(
 
 
 def find_bucket_length(length: int, bucket_lengths: tuple[int, ...]) -> int:
-    """Return the smallest bucket length that is not below a length."""
+    """Return the smallest bucket length >= `length`."""
     return next(bucket_length for bucket_length in bucket_lengths if bucket_length >= length)
 
 
@@ -125,9 +125,9 @@ def sum_histograms(histograms: Iterable[Sequence[int]]) -> tuple[int, ...]:
 
 
 def longest_text_histogram(histograms: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return the expected number of rows by the length of their longest text.
+    """Return the expected number of rows per longest text length.
 
-    Text lengths are assumed independent. Every length that occurs counts at least once.
+    Assumes independent text lengths. Every length in a histogram counts at least once.
     """
     size = max([2, *(len(counts) for counts in histograms)])
     shares = [1.0] * size
@@ -147,16 +147,16 @@ def longest_text_histogram(histograms: Sequence[Sequence[int]]) -> tuple[int, ..
 
 
 def joined_text_histogram(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
-    """Return the expected number of rows by the length of two texts that are joined.
+    """Return the expected number of rows per length of two joined texts.
 
-    Text lengths are assumed independent. Every length that occurs counts at least once.
+    Assumes independent text lengths. Every length in a histogram counts at least once.
     """
     total = max(sum(first), 1)
     return tuple(max(round(n / total), 1) if n else 0 for n in _convolve(first, second))
 
 
 def _convolve(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Return the convolution of counts: one product of integers that hold them as digits."""
+    """Convolve counts: one product of integers with the counts as digits."""
     largest = max(sum(first), 1) * max(sum(second), 1)
     size = -(-largest.bit_length() // 8)  # bytes of a digit
 
@@ -171,7 +171,7 @@ def _convolve(first: Sequence[int], second: Sequence[int]) -> list[int]:
 
 
 def _list_candidates(histogram: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the candidate lengths, and the number of texts between each one and the one before."""
+    """Return candidate lengths, and how many texts lie between each one and the previous one."""
     counts: dict[int, int] = {}
     longest = 1
     for length, count in enumerate(histogram):

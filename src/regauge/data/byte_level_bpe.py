@@ -1,8 +1,8 @@
-"""Byte-level BPE by `gigatoken`: the ids of `tokenizers`, several times as fast.
+"""Byte-level BPE by `gigatoken`: the same ids as `tokenizers`, several times as fast.
 
-`tokenizers` is slower because it tracks the offset of every byte. The results are exact: a text
-with a character whose class differs between versions of Unicode is left to `tokenizers`, and so are
-tokenizers of another construction.
+`tokenizers` is slower because it tracks every byte's offset. Results are exact: `tokenizers` still
+encodes texts with a character whose class differs between Unicode versions, and other kinds of
+tokenizers.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ PATTERNS = tuple(
     rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{number}|{OTHERS}"
     for number in (r"\p{N}{1,3}", r"\p{N}")
 )
-"""The patterns of Llama 3 and of Qwen 2 that split texts into words."""
+"""Llama 3 and Qwen 2 word splitting patterns."""
 NORMALIZERS = (None, "NFC")
 MODEL_FIELDS = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
-"""Settings of a BPE model that byte-level tokenizers leave out."""
+"""BPE model settings left out by byte-level tokenizers."""
 
 
 class ByteLevelBpe:
-    """Encodes texts with the model of a byte-level BPE tokenizer; special tokens are plain text."""
+    """Encodes texts with a byte-level BPE model; special tokens are plain text."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         from gigatoken.gigatoken_rs import load_hf_json
@@ -42,7 +42,7 @@ class ByteLevelBpe:
         self._tokenizer = load_hf_json(json.dumps({**document, "added_tokens": []}))
 
     def encode(self, text: str) -> np.ndarray | None:
-        """Return the ids of a text, [tokens] int32; None if the library must encode it."""
+        """Return a text's ids, [tokens] int32; None if the library must encode it."""
         if not text.isascii() and _unstable_search()(text):
             return None
         ids: np.ndarray = self._tokenizer.encode(text)
@@ -50,7 +50,7 @@ class ByteLevelBpe:
 
 
 def build_byte_level_bpe(tokenizer: Tokenizer) -> ByteLevelBpe | None:
-    """Return a fast encoder for a tokenizer, or None if its construction is not supported."""
+    """Return a fast encoder for a tokenizer, or None if it is not supported."""
     document: dict[str, Any] = json.loads(tokenizer.to_str())
     model, normalizer = document["model"], document["normalizer"] or {}
     is_supported = (
@@ -65,7 +65,7 @@ def build_byte_level_bpe(tokenizer: Tokenizer) -> ByteLevelBpe | None:
 
 
 def _splits_bytes(splitter: dict[str, Any]) -> bool:
-    """Return whether words are split by the pattern of GPT-2, Llama 3 or Qwen 2, then to bytes."""
+    """Return whether words are split by the GPT-2, Llama 3 or Qwen 2 pattern, then to bytes."""
     if splitter.get("type") == "ByteLevel":
         return bool(splitter.get("use_regex", True))
     first, *rest = splitter.get("pretokenizers") or [{}]
@@ -81,13 +81,13 @@ def _splits_bytes(splitter: dict[str, Any]) -> bool:
 
 @cache
 def _unstable_search() -> Callable[[str], Any]:
-    """Return a search for characters whose class differs between versions of Unicode."""
+    """Return a search for characters whose class differs between Unicode versions."""
     stable = _format_ranges([code for code in range(0x10000) if _is_stable(chr(code))])
     return re.compile(f"[^{stable}]").search
 
 
 def _is_stable(character: str) -> bool:
-    """Return whether a character's class is the same as in Unicode 3.2 (2002), and no surrogate."""
+    """Return whether a character has its Unicode 3.2 (2002) class and is not a surrogate."""
     old_category, category = (
         unicodedata.ucd_3_2_0.category(character),
         unicodedata.category(character),

@@ -1,7 +1,7 @@
 """Chat templates: renders conversations as text, and locates their answers.
 
-A template belongs to the tokenizer, is a file of `templates`, or is a file of the user. The answer
-of an assistant's turn is the text that the template writes after the prompt for that turn.
+A template comes from the tokenizer, a file in `templates`, or the user's file. An assistant turn's
+answer is the text that the template writes after the prompt for that turn.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from regauge.data.conversations import Message, PartPath
 
 TEMPLATE_FILE = "chat_template.jinja"
-"""The template file in a tokenizer's folder; the template may also be part of its configuration."""
+"""Template file in a tokenizer folder; the template may also be in the tokenizer configuration."""
 TEMPLATES_FOLDER = Path(__file__).parent / "templates"
 TEST_CONVERSATIONS = tuple(
     Conversation(
@@ -34,29 +34,27 @@ TEST_CONVERSATIONS = tuple(
     )
     for keys in ({}, {"reasoning_content": "c"})
 )
-"""Conversations of which a usable template renders at least one."""
+"""A usable template renders at least one of these conversations."""
 UNSTABLE_NAMES = frozenset({"strftime_now", "lipsum", "random"})
-"""The clock that transformers offers to templates, and the random values of Jinja."""
+"""transformers' clock for templates, and Jinja's random values."""
 MAX_SHOWN_CHARACTERS = 24
 
 
 class TemplateError(Exception):
-    """A template that cannot render a conversation, or whose answers cannot be located."""
+    """A template cannot render a conversation, or its answers cannot be located."""
 
 
 class RenderedConversation(NamedTuple):
-    """A conversation as one text."""
-
     text: str
     answers: list[tuple[int, int]]
     """Start and end of each answer, in characters."""
 
 
 class ChatTemplate:
-    """A chat template with the tokenizer that defines its special tokens."""
+    """A chat template and its tokenizer, which defines the special tokens."""
 
     def __init__(self, tokenizer: Path, text: str | None) -> None:
-        """Open a template; None is the tokenizer's template.
+        """Open a template; None selects the tokenizer's own.
 
         Raises DataError if transformers cannot load the tokenizer.
         """
@@ -72,15 +70,15 @@ class ChatTemplate:
         texts = templates.values() if isinstance(templates, dict) else [templates or ""]
         symbols = [symbol for part in texts for symbol in _list_symbols(part)]
         self.literals = frozenset(value for kind, value in symbols if kind == "string")
-        """The string constants of the template, among them the roles that it names."""
+        """The template's string constants, including the roles it names."""
         self.unstable_names = sorted({name for part in texts for name in find_unstable_names(part)})
         """Names in the template whose values differ between runs."""
         self._marks_answers = ("name", "generation") in symbols
 
     def render(self, conversation: Conversation) -> RenderedConversation:
-        """Return a conversation as a text; raises TemplateError.
+        """Render a conversation as text; raises TemplateError.
 
-        If the template has `generation` blocks, an answer is the part of it in these blocks.
+        If the template has `generation` blocks, an answer is the part in these blocks.
         """
         conversation, text = self._choose_form(conversation)
         numbers = filter(conversation.is_answer, range(len(conversation.messages)))
@@ -91,7 +89,7 @@ class ChatTemplate:
         return RenderedConversation(text, answers)
 
     def render_test(self) -> RenderedConversation:
-        """Return the first test conversation that the template renders; raises TemplateError."""
+        """Render the first test conversation the template can render; raises TemplateError."""
         problems = []
         for conversation in TEST_CONVERSATIONS:
             try:
@@ -101,10 +99,10 @@ class ChatTemplate:
         raise problems[0]
 
     def list_ignored_parts(self, conversation: Conversation) -> list[PartPath]:
-        """Return the parts of a conversation that do not change its text; raises TemplateError.
+        """Return the conversation parts without effect on the text; raises TemplateError.
 
         A part is read if a marker in it reaches the text. The template may read other parts without
-        writing them, so that a part without a marker counts only if the text is equal without it.
+        writing them, so a part whose marker is missing counts only if the text is equal without it.
         """
         conversation, text = self._choose_form(conversation)
         paths = list(conversation.list_parts())
@@ -134,7 +132,7 @@ class ChatTemplate:
         return self._render(form, add_prompt=True)
 
     def _choose_form(self, conversation: Conversation) -> tuple[Conversation, str]:
-        """Return the first form of a conversation that the template can write, and its text."""
+        """Return the first conversation form the template can write, and its text."""
         problems = []
         for form, literals in conversation.list_forms():
             try:
@@ -172,7 +170,7 @@ class ChatTemplate:
         return len(prompt), len(answered)
 
     def _list_generation_spans(self, conversation: Conversation) -> list[tuple[int, int]]:
-        """Return the spans of the `generation` blocks in the text of a conversation."""
+        """Return the spans of `generation` blocks in a conversation's text."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         variables = dict(conversation.variables)
@@ -188,7 +186,7 @@ class ChatTemplate:
         return sorted(rendered[1][0])
 
     def _try_render(self, conversation: Conversation) -> str | None:
-        """Return the text of a conversation, or None if the template cannot render it."""
+        """Render a conversation, or return None if the template cannot."""
         try:
             return self._render(conversation)
         except TemplateError:
@@ -211,7 +209,7 @@ class ChatTemplate:
 def load_template(tokenizer: Path, name: str | None) -> ChatTemplate:
     """Return the template with this name or path, or the tokenizer's template.
 
-    It is loaded again only if its text or the files of the tokenizer have changed.
+    It is reloaded only if its text or the tokenizer files have changed.
     """
     text = None if name is None else read_template(name)
     return _load_template(tokenizer, text, hash_tokenizer(tokenizer))
@@ -224,7 +222,7 @@ def _load_template(tokenizer: Path, text: str | None, content_hash: str) -> Chat
 
 
 def find_template_file(name: str) -> Path:
-    """Return the file of a template; raises SettingsError for an unknown name or path."""
+    """Return a template's file; raises SettingsError for an unknown name or path."""
     known = {path.stem: path for path in sorted(TEMPLATES_FOLDER.glob("*.jinja"))}
     path = known.get(name, Path(name))
     if not path.is_file():
@@ -234,7 +232,7 @@ def find_template_file(name: str) -> Path:
 
 
 def read_template(name: str) -> str:
-    """Return the text of a template; raises SettingsError if it is not UTF-8."""
+    """Return a template's text; raises SettingsError if it is not UTF-8."""
     try:
         return find_template_file(name).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -243,7 +241,6 @@ def read_template(name: str) -> str:
 
 
 def has_template(tokenizer: Path) -> bool:
-    """Return whether a tokenizer's folder has a chat template."""
     if (tokenizer / TEMPLATE_FILE).is_file():
         return True
     config = find_json(tokenizer / CONFIG, "replace it") or {}
@@ -251,10 +248,10 @@ def has_template(tokenizer: Path) -> bool:
 
 
 def find_end_token_ids(folder: Path) -> tuple[int, ...]:
-    """Return the ids of the tokens that end generated text, the most specific one first.
+    """Return the token ids that end generated text, the most specific one first.
 
-    These are the last special token of an answer in the chat template, the token that ends a text
-    in the rows of a dataset, and the declared end token. `folder` has the tokenizer.
+    These are the last special token in a chat template answer, the token at the end of dataset
+    texts, and the declared end token. `folder` has the tokenizer.
     """
     tokenizer = LoadedTokenizer(folder)
     ends = [*_find_answer_end(folder, tokenizer), *tokenizer.suffix[-1:].tolist()]
@@ -264,7 +261,7 @@ def find_end_token_ids(folder: Path) -> tuple[int, ...]:
 
 
 def _find_answer_end(folder: Path, tokenizer: LoadedTokenizer) -> list[int]:
-    """Return the last special token of an answer in the chat template, if there is one."""
+    """Return the last special token in a chat template answer, if there is one."""
     if not has_template(folder):
         return []
     try:
@@ -281,9 +278,9 @@ def _find_answer_end(folder: Path, tokenizer: LoadedTokenizer) -> list[int]:
 
 
 def install_template(tokenizer: Path, template: Path) -> None:
-    """Write a template to a tokenizer's folder; the tokenizer then parses special tokens.
+    """Write a template to a tokenizer folder; the tokenizer then parses special tokens.
 
-    The tokenizer loses its other templates, because no conversation of the dataset has their form.
+    Removes the tokenizer's other templates, because no conversation in the dataset has their form.
     """
     shutil.rmtree(tokenizer / MORE_TEMPLATES, ignore_errors=True)
     (tokenizer / TEMPLATE_FILE).write_bytes(template.read_bytes())
@@ -294,7 +291,7 @@ def install_template(tokenizer: Path, template: Path) -> None:
 
 
 def find_unstable_names(text: str) -> list[str]:
-    """Return the names in a template whose values differ between runs: clock, random values."""
+    """Return the template names whose values differ between runs: clock, random values."""
     symbols = [*_list_symbols(text), ("", "")]
     return sorted(
         {
@@ -306,7 +303,7 @@ def find_unstable_names(text: str) -> list[str]:
 
 
 def _list_symbols(text: str) -> list[tuple[str, str]]:
-    """Return the tokens of a template with their kinds; empty for a malformed one."""
+    """Return a template's tokens with their kinds; empty for a malformed template."""
     import jinja2
 
     try:
@@ -321,7 +318,7 @@ def _list_symbols(text: str) -> list[tuple[str, str]]:
 
 
 def _list_python_literals(values: Iterable[Any]) -> Iterable[str]:
-    """Yield the Python literals of objects, and of the items of lists, that are no JSON."""
+    """Yield the non-JSON Python literals for objects, and for list items."""
     for value in values:
         if isinstance(value, list):
             yield from _list_python_literals(value)
@@ -330,7 +327,7 @@ def _list_python_literals(values: Iterable[Any]) -> Iterable[str]:
 
 
 def _append_text(value: Any, text: str) -> Any:
-    """Return a value with a text after each text, number and truth value in it."""
+    """Append a text to each text, number and truth value in a value."""
     if isinstance(value, dict):
         return {key: _append_text(item, text) for key, item in value.items()}
     if isinstance(value, list):
@@ -346,7 +343,7 @@ def _remove_part(container: Any, key: str | int, index: int) -> None:
 def _intersect(
     spans: list[tuple[int, int]], others: list[tuple[int, int]]
 ) -> Iterable[tuple[int, int]]:
-    """Yield the parts of sorted spans that are in other spans."""
+    """Yield the parts of sorted spans inside other spans."""
     for start, end in spans:
         for other_start, other_end in others:
             first, last = max(start, other_start), min(end, other_end)

@@ -1,4 +1,4 @@
-"""Classes of labels: their texts in records, their names, and their numbers in rows.
+"""Label classes: their texts in records, their names, and their numbers in rows.
 
 An encoded record has its classes as texts. Their numbers follow when all records are read: names
 are sorted, and whole numbers are kept.
@@ -26,36 +26,33 @@ if TYPE_CHECKING:
     from regauge.data.values import Value
 
 MAX_CLASSES = 2**16
-"""Maximum number of classes of a field."""
+"""Maximum classes per field."""
 NO_CLASS = -1
-"""The number of a missing class in a list."""
+"""Number for a missing class in a list."""
 _WHOLE = re.compile(r"(?:0|[1-9]\d{0,18})(?:\.0*)?", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _MAX_SHOWN = 5
-"""Maximum number of classes that a message lists."""
+"""Maximum classes listed in a message."""
 
 
 class LabelCounts(NamedTuple):
-    """The class texts of a field with their numbers of rows."""
+    """A field's class texts and how many rows have them."""
 
     train: Counter[str]
     heldout: Counter[str]
     num_lists: int = 0
-    """Number of records with a list of classes."""
+    """How many records have a list of classes."""
 
 
 class LabelClasses(NamedTuple):
-    """The classes of a field."""
-
     numbers: dict[str, int]
-    """The number of each class text."""
+    """Class text -> number."""
     names: tuple[str, ...] | None = None
-    """The names of the classes 0, 1, …; None if the records have numbers."""
+    """Names of classes 0, 1, …; None if the records have numbers."""
     is_list: bool = False
-    """Whether a record has a list of classes."""
 
     def number(self, texts: pa.ListArray) -> pa.Array:
-        """Return the class numbers of records, int64; lists if a record has several classes.
+        """Return records' class numbers, int64; lists if a record has several classes.
 
         A missing text in a list becomes NO_CLASS.
         """
@@ -71,9 +68,9 @@ class LabelClasses(NamedTuple):
 
 
 def list_class_texts(value: Value | None) -> list[str]:
-    """Return the classes of a label as texts: one, or those of a list without repetition.
+    """Return a label's classes as texts: one, or a list's without repetition.
 
-    Raises TypeError if the value is missing or is no class.
+    Raises TypeError if the value is missing or is not a class.
     """
     values = value if isinstance(value, list) else [value]
     return list(dict.fromkeys(map(format_class, values)))
@@ -90,9 +87,9 @@ def format_class(value: Value | None) -> str:
 
 
 def replace_numbers(value: Value | None, names: Sequence[str]) -> Value | None:
-    """Return a label with the names that its source declares for the numbers 0, 1, ….
+    """Replace a label's numbers 0, 1, … by the names its source declares.
 
-    A number may be a text, as in CSV files, if it is not a name itself. Returns None for a negative
+    A number may be a text, as in CSV files, unless it is a name. Returns None for a negative
     number, which marks a missing label.
     """
     if isinstance(value, list):
@@ -104,7 +101,7 @@ def replace_numbers(value: Value | None, names: Sequence[str]) -> Value | None:
 
 
 def _read_number(text: str, names: Sequence[str]) -> int | None:
-    """Return the integer of a text; None for a name and for other texts."""
+    """Return a text's integer; None for a name and for other texts."""
     if text in names:
         return None
     try:
@@ -119,11 +116,11 @@ def find_classes(
     declared: tuple[str, ...] = (),
     source_names: tuple[str, ...] = (),
 ) -> LabelClasses:
-    """Return the classes of a field.
+    """Return a field's classes.
 
-    `declared` are the names in the run file, and `source_names` those of a ClassLabel. Without
-    them, whole numbers are kept, and the names of the training rows are sorted. Raises DataError
-    for a class that is not declared, or that no training row has.
+    `declared` are the names in the run file, and `source_names` a ClassLabel's. Without them, whole
+    numbers are kept, and the names in the training rows are sorted. Raises DataError for a class
+    missing from the declared ones or from the training rows.
     """
     texts = list(dict.fromkeys([*counts.train, *counts.heldout]))
     if len(counts.train) == 1:
@@ -165,7 +162,7 @@ def _number_whole(texts: Iterable[str]) -> list[tuple[str, int]]:
 
 
 def _check_known(field: str, counts: LabelCounts, known: dict[str, int], remedy: str) -> None:
-    """Raise DataError for the first class that is not known."""
+    """Raise DataError for the first unknown class."""
     for split, texts in (("training", counts.train), ("held-out", counts.heldout)):
         for text in sorted(texts.keys() - known.keys()):
             records = "record has" if texts[text] == 1 else "records have"
@@ -186,7 +183,7 @@ def _check_count(field: str, texts: list[str]) -> None:
 
 
 def _raise_no_classes(field: str, texts: list[str]) -> None:
-    """Raise DataError for numbers that are no classes."""
+    """Raise DataError for numbers that are not classes."""
     example = next(text for text in texts if not _WHOLE.fullmatch(text))
     if all(float(text).is_integer() for text in texts):
         names = ", ".join(f'"{text}"' for text in sorted(texts, key=float)[:_MAX_SHOWN])
@@ -198,7 +195,7 @@ def _raise_no_classes(field: str, texts: list[str]) -> None:
 
 
 def _warn_about_gaps(field: str, numbers: set[int]) -> None:
-    """Warn if numbers below the largest one occur in no training record."""
+    """Warn if no training record has some number below the largest one."""
     missing = [number for number in range(max(numbers, default=0)) if number not in numbers]
     if missing:
         shown = join_first(missing, _MAX_SHOWN)
@@ -206,7 +203,7 @@ def _warn_about_gaps(field: str, numbers: set[int]) -> None:
 
 
 def _warn_about_twins(field: str, names: tuple[str, ...]) -> None:
-    """Warn if two names differ in white space or case only."""
+    """Warn if two names differ only in white space or case."""
     by_key: dict[str, str] = {}
     for name in names:
         twin = by_key.setdefault(" ".join(name.split()).casefold(), name)

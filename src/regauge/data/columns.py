@@ -1,8 +1,8 @@
-"""Arrow columns of rows: lists of token ids, and values.
+"""Arrow columns for rows: lists of token ids, and values.
 
 A value is an integer or a vector (which every record has), a float or a category. The last two may
 be missing: a missing float is NaN, and a missing category is MISSING. A category is stored as a
-hash of its text. No list of categories is needed, so new ones may occur after training.
+hash of its text. That needs no list of categories, so new ones may occur after training.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from regauge.data.values import (
 
 TOKENS_TYPE = pa.list_(pa.int32())
 MARKS_TYPE = pa.list_(pa.uint8())
-"""A 0 or 1 for each token."""
+"""0 or 1 per token."""
 TEXT_TYPE = pa.large_string()
 """A text before truncation."""
 ValueKind = Literal["integer", "float", "category", "label", "vector"]
@@ -42,23 +42,22 @@ VALUE_TYPES: dict[ValueKind, pa.DataType] = {
     "label": pa.list_(pa.string()),
     "vector": pa.list_(pa.float32()),
 }
-"""The Arrow type of each kind of value in encoded records. A label has the texts of its classes."""
+"""Value kind -> Arrow type in encoded records. A label has its classes' texts."""
 VALUE_RANGES = {
     "integer": "an integer of 64 bits",
     "float": "a finite number",
     "vector": "a list of numbers that are finite in fp32",
 }
-"""The values of a kind, for messages."""
+"""Value kind -> description for messages."""
 MISSING = NO_CLASS
-"""The cell of a category that a record does not have."""
+"""Cell for a missing category."""
 MAX_CATEGORIES = 2**20
-"""Maximum number of distinct categories of a column that are counted."""
+"""Maximum distinct categories to count per column."""
 
 
 def build_list_column(
     arrays: list[np.ndarray], list_type: pa.DataType = TOKENS_TYPE
 ) -> pa.ListArray:
-    """Return arrays as one Arrow column with a list type."""
     flat = np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int32)
     return pa.ListArray.from_arrays(_build_offsets(arrays), pa.array(flat, list_type.value_type))
 
@@ -73,16 +72,15 @@ def build_fixed_list_column(
 
 
 def build_column(cells: list[Any], arrow_type: pa.DataType) -> pa.Array:
-    """Return cells as an Arrow column of a type."""
     has_numbers = pa.types.is_list(arrow_type) and not pa.types.is_string(arrow_type.value_type)
     return build_list_column(cells, arrow_type) if has_numbers else pa.array(cells, arrow_type)
 
 
 def encode_value(value: Value | None, kind: ValueKind) -> int | float | list[str] | np.ndarray:
-    """Return a value of a record as a cell of its column; None is a missing value.
+    """Return a record's value as a column cell; None is a missing value.
 
-    A whole float is an integer, and the text of a number is a number. Raises TypeError if the
-    value is not of the kind of the column.
+    A whole float is an integer, and a number's text is a number. Raises TypeError if the value does
+    not fit the column's kind.
     """
     if kind == "category":
         return MISSING if value is None else hash_category(value)
@@ -115,7 +113,7 @@ def _encode_vector(value: Value | None) -> np.ndarray:
 
 
 def compute_norms(vectors: pa.Array) -> np.ndarray:
-    """Return the Euclidean norm of each vector of a column, [rows]."""
+    """Return the Euclidean norm of each vector in a column, [rows]."""
     sizes = pc.list_value_length(vectors).to_numpy()
     squares = np.square(vectors.flatten().to_numpy().astype(np.float64))
     starts = np.cumsum(sizes) - sizes
@@ -123,20 +121,20 @@ def compute_norms(vectors: pa.Array) -> np.ndarray:
 
 
 def hash_category(value: Value) -> int:
-    """Return the hash of a value, in 0 … 2^63 - 1; equal numbers and their texts have one hash."""
+    """Hash a value to 0 … 2^63 - 1; equal numbers and their texts have the same hash."""
     digest = hashlib.blake2b(format_key(value).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def find_embedding_rows(hashes: np.ndarray, count: int) -> np.ndarray:
-    """Return the embedding row of each hash, in 1 to `count`; 0 for MISSING."""
+    """Return each hash's embedding row, in 1 to `count`; 0 for MISSING."""
     with np.errstate(over="ignore"):
         words = mix_bits(hashes.astype(np.uint64)) % np.uint64(count)
     return np.where(hashes < 0, 0, words.astype(np.int64) + 1)
 
 
 class ValueStats:
-    """Statistics of the values of one column in one split; of vectors, those of their norms."""
+    """Statistics of one column in one split; for vectors, of their norms."""
 
     def __init__(self, kind: ValueKind) -> None:
         self.kind = kind
@@ -144,10 +142,10 @@ class ValueStats:
         self.minimum, self.maximum = math.inf, -math.inf
         self.mean = self._sum_of_squares = 0.0
         self.categories: dict[int, int] | None = {} if kind in ("category", "label") else None
-        """Number of rows by category or class; None if there are too many to count."""
+        """Category or class -> number of rows; None if there are too many to count."""
 
     def add(self, values: np.ndarray) -> None:
-        """Add values, [count]; the moments are merged with the formula of Chan et al., 1979."""
+        """Add values, [count]; merges the moments with the formula in Chan et al., 1979."""
         is_missing = np.isnan(values) if self.kind == "float" else values == MISSING
         if self.kind in {"integer", "vector"}:
             is_missing = np.zeros(len(values), bool)
@@ -162,7 +160,7 @@ class ValueStats:
 
     @property
     def std(self) -> float:
-        """The standard deviation of the values that are not missing."""
+        """Standard deviation without missing values."""
         return math.sqrt(self._sum_of_squares / self.count)
 
     def _merge(self, values: np.ndarray) -> None:
@@ -185,20 +183,20 @@ class ValueStats:
 
 
 class ColumnStats(NamedTuple):
-    """Statistics of the columns of one split."""
+    """Column statistics for one split."""
 
     lengths: dict[str, np.ndarray]
-    """Length histogram of each column of tokens."""
+    """Token column -> length histogram."""
     values: dict[str, ValueStats]
-    """Statistics of each column of values."""
+    """Value column -> statistics."""
 
 
 def describe_column(
     kind: ValueKind, stats_by_split: dict[str, ValueStats], classes: LabelClasses | None = None
 ) -> ColumnInfo:
-    """Return the manifest entry of a column of values from its statistics by split, train first.
+    """Return a value column's manifest entry from its statistics by split, train first.
 
-    `classes` are those of a label.
+    `classes` are a label's.
     """
     missing = {split: stats.num_missing for split, stats in stats_by_split.items()}
     ranges = {
@@ -240,7 +238,7 @@ def describe_column(
 def _describe_classes(
     classes: LabelClasses, stats_by_split: dict[str, ValueStats]
 ) -> dict[str, Any]:
-    """Return the entries of a label: its kind, the names and the number of rows of each class."""
+    """Return a label's entries: its kind, and each class's name and number of rows."""
     counts = {split: stats.categories or {} for split, stats in stats_by_split.items()}
     names = classes.names
     numbers = chain.from_iterable(counts.values()) if names is None else range(len(names))
@@ -256,7 +254,7 @@ def _describe_classes(
 
 
 def value_ranges(column: ColumnInfo) -> dict[str, tuple[float, float]]:
-    """Return the minimum and maximum by split; manifests of older versions have only "train"."""
+    """Return split -> (minimum, maximum); manifests from older versions have only "train"."""
     if column.ranges or column.min is None or column.max is None:
         return column.ranges
     return {"train": (column.min, column.max)}

@@ -5,12 +5,11 @@
     <path>/train-00000.arrow …      rows; a column has lists of integers, numbers, or lists of these
     <path>/heldout-00000.arrow …
     <path>/heldout-texts-00000.arrow
-                                    the texts of the held-out rows before truncation, if the
-                                    layout stores them
-    <path>/rejected.jsonl           records that could not be used, each with its reason
+                                    held-out texts before truncation, if the layout stores them
+    <path>/rejected.jsonl           unusable records, each with its reason
 
-This module reads it. It does not depend on tasks, and it holds no rows in memory. The manifest is
-read without numpy and pyarrow.
+This module reads it. It does not depend on tasks, and keeps no rows in memory. The manifest is read
+without numpy and pyarrow.
 """
 
 from __future__ import annotations
@@ -38,80 +37,76 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 TOKENIZER_FOLDER, TOKENIZER = "tokenizer", "tokenizer.json"
 TOKENIZER_SUFFIXES = {".json", ".txt", ".model", ".jinja"}
-"""Suffixes of the files in the folder of a tokenizer that libraries read."""
+"""Suffixes of tokenizer files read by libraries."""
 REJECTED = "rejected.jsonl"
-"""File of the records that could not be used."""
 REPEAT_REMEDY = "run 'regauge prepare' again, with another data.path"
 
 
 class FileInfo(Settings):
-    """One file of a split."""
+    """A file in a split."""
 
     file: str
-    """File name in the folder of the dataset."""
+    """File name in the dataset folder."""
     rows: int
-    """Number of rows in the file."""
+    """Rows in the file."""
     sha256: str
     """SHA-256 of the file."""
 
 
 class ShardInfo(FileInfo):
-    """One file of rows."""
+    """A file with rows."""
 
     tokens: int
-    """Number of tokens in the file, without padding."""
+    """Tokens in the file, without padding."""
 
 
 class ValueStatistics(Settings):
-    """Statistics of a column of values; they are empty for text."""
+    """Statistics for a value column; empty for text."""
 
     min: float | None = None
-    """Minimum of the training values; None for text, for categories and without values. The values
-    of a vector are its Euclidean norms."""
+    """Training minimum; None for text, for categories and without values. Vectors count as
+    Euclidean norms."""
     max: float | None = None
-    """Maximum of the training values."""
+    """Training maximum."""
     mean: float | None = None
-    """Mean of the training values."""
+    """Training mean."""
     std: float | None = None
-    """Standard deviation of the training values."""
+    """Training standard deviation."""
     ranges: dict[str, tuple[float, float]] = {}
-    """Minimum and maximum by split; a split without values is missing."""
+    """Split -> (minimum, maximum); a split without values is missing."""
     num_missing: dict[str, int] = {}
-    """Number of rows without a value, by split."""
+    """Split -> rows without a value."""
     num_distinct: int | None = None
-    """Number of distinct categories in the training rows; None if there are too many to count."""
+    """Distinct training categories; None if there are too many to count."""
     num_unseen: int | None = None
-    """Number of held-out rows whose category does not occur in the training rows."""
+    """Held-out rows whose category does not occur in training rows."""
     class_counts: dict[str, tuple[int, ...]] = {}
-    """Number of rows of each class of a label, by split; a row of several classes counts in
-    each."""
+    """Split -> rows per label class; a row with several classes counts in each."""
 
 
 class ColumnInfo(ValueStatistics):
-    """One column of the rows."""
+    """A row column."""
 
     max_length: int
-    """Maximum length in tokens; the size of a vector, or 0 before it is known; 1 for another
-    value."""
+    """Maximum tokens; a vector's size, or 0 before it is known; 1 for other values."""
     kind: Literal[
         "tokens", "segments", "loss_mask", "integer", "integers", "float", "category", "vector"
     ] = "tokens"
-    """"tokens" are token ids. "segments" numbers the document of each token. "loss_mask" is 1
-    for the tokens of answers, else 0. The other kinds are values: an integer, a list of integers,
-    a float, a category or a vector of floats."""
+    """"tokens" are token ids. "segments" numbers each token's document. "loss_mask" is 1 for answer
+    tokens, else 0. The other kinds are values: an integer, a list of integers, a float, a
+    category or a vector of floats."""
     lengths: dict[str, tuple[int, ...]] = {}
-    """Length histogram by split: entry i is the number of rows with i tokens."""
+    """Split -> length histogram: entry i is the number of rows with i tokens."""
     max_group_size: int = 1
-    """Maximum number of cells in one row; more than 1 if each record of a group has its own
-    cell."""
+    """Maximum cells per row; more than 1 if records in a group have separate cells."""
     prompt: str = ""
-    """Text that precedes each text of the column; its tokens are part of the column."""
+    """Text before each text in the column; the column includes the prompt's tokens."""
     class_names: tuple[str, ...] | None = None
-    """Names of the classes 0, 1, … of a label; None if its classes are numbers."""
+    """Names of label classes 0, 1, …; None if classes are numbers."""
 
     @property
     def num_classes(self) -> int | None:
-        """Number of classes of an integer column; None if it has no values."""
+        """How many classes an integer column has; None without values."""
         if self.class_names is not None:
             return len(self.class_names)
         highest = [maximum for _, maximum in self.ranges.values()]
@@ -122,65 +117,64 @@ class SplitInfo(Settings):
     """The training rows or the held-out rows."""
 
     rows: int
-    """Number of rows in all shards."""
+    """Rows in all shards."""
     tokens: int
-    """Number of tokens in all shards, without padding."""
+    """Tokens in all shards, without padding."""
     shards: tuple[ShardInfo, ...]
-    """The shards, in the order of the rows."""
+    """Shards in row order."""
     text_files: tuple[FileInfo, ...] = ()
-    """Files with the texts of the same rows before truncation; empty if they are not stored."""
+    """Files with the same rows' texts before truncation; empty if not stored."""
 
     @property
     def files(self) -> tuple[FileInfo, ...]:
-        """Every file of the split."""
         return (*self.shards, *self.text_files)
 
 
 class TokenizerInfo(Settings):
-    """The facts about a tokenizer that a task needs without loading it."""
+    """What a task needs to know about a tokenizer without loading it."""
 
     sha256: str
     """SHA-256 of `tokenizer.json`."""
     vocab_size: int
-    """Vocabulary size: one more than the largest token id."""
+    """One more than the largest token id."""
     pad_token_id: int
-    """Id of the padding token."""
+    """Padding token id."""
     mask_token_id: int | None
-    """Id of the mask token; None if the tokenizer has none."""
+    """Mask token id, if the tokenizer has one."""
     sep_token_id: int | None
-    """Id of the token that ends a text; None if the tokenizer has none."""
+    """Id of the token after a text, if the tokenizer has one."""
     special_token_ids: tuple[int, ...]
-    """Ids of all special tokens; these are never masked."""
+    """Ids never to mask."""
     truncation_side: Literal["left", "right"] = "right"
-    """The side on which long texts were truncated."""
+    """Side on which long texts were truncated."""
 
 
 class DatasetManifest(Settings):
-    """The description of a prepared dataset: everything that a run depends on."""
+    """A prepared dataset's description: everything a run depends on."""
 
     format: int = FORMAT
-    """Version of this document's format."""
+    """Document format version."""
     layout: str
-    """Name of the row layout, a file of `data/layouts`."""
+    """Row layout: a file name in `data/layouts`."""
     columns: dict[str, ColumnInfo]
-    """The columns of the rows, by name."""
+    """Name -> row column."""
     splits: dict[str, SplitInfo]
     """The splits "train" and "heldout"."""
     tokenizer: TokenizerInfo
-    """The tokenizer of the rows."""
+    """Tokenizer for the rows."""
     special_tokens: Literal["guessed", "read"] = "guessed"
-    """`read` from the post-processor of the tokenizer; older versions guessed those around "a"."""
+    """`read` from the tokenizer's post-processor; older versions guessed those around "a"."""
     skipped: dict[str, int] = {}
-    """Number of records that became no row, by reason."""
+    """Reason -> records without a row."""
     truncated: dict[str, int] = {}
-    """Number of texts that were truncated at their limit, by field."""
+    """Field -> texts truncated at their limit."""
     warnings: dict[str, int] = {}
-    """Number of records by warning of the layout, such as one of data that the rows lack."""
+    """Layout warning -> records, for example about data missing from the rows."""
     settings: dict[str, Any]
-    """The tables of the run file that determine the rows."""
+    """Run file tables with an effect on the rows."""
     files: dict[str, str] = {}
-    """SHA-256 of every other file by its path in the dataset, such as `tokenizer/tokenizer.json`;
-    empty in the datasets of earlier versions."""
+    """Path in the dataset, such as `tokenizer/tokenizer.json` -> SHA-256 of every other file; empty
+    in datasets from earlier versions."""
 
     @property
     def fingerprint(self) -> str:
@@ -196,7 +190,7 @@ class DatasetManifest(Settings):
 
     @property
     def real_token_fraction(self) -> float:
-        """Fraction of the tokens that are not padding; 1.0 if rows are not padded on disk."""
+        """Fraction of tokens other than padding; 1.0 if rows are not padded on disk."""
         row_lengths = [
             field.max_length for field in self.columns.values() if field.kind == "segments"
         ]
@@ -207,7 +201,7 @@ class DatasetManifest(Settings):
 
 
 class DatasetRows:
-    """The rows of one split by number; a look-up reads only the pages that it needs."""
+    """One split's rows by number; a look-up reads only the pages it needs."""
 
     def __init__(self, folder: Path, split: SplitInfo) -> None:
         self._shards = [_map_columns(folder / shard.file, shard.rows) for shard in split.shards]
@@ -224,7 +218,7 @@ class DatasetRows:
         return [self._row(int(number)) for number in numbers]
 
     def read_column(self, name: str) -> np.ndarray:
-        """Return the values of a column in all rows, in order; lists are concatenated."""
+        """Return a column's values in row order; lists are concatenated."""
         import numpy as np
 
         parts = [columns[name].values for columns in self._shards]
@@ -240,9 +234,9 @@ class DatasetRows:
 
 
 class ExtendedRows(DatasetRows):
-    """Rows with further columns, which are in memory: [rows] arrays by name.
+    """Rows with extra in-memory columns: [rows] arrays by name.
 
-    Row numbers above the number of rows wrap around.
+    Row numbers past the last row wrap around.
     """
 
     def __init__(self, rows: DatasetRows, columns: Mapping[str, np.ndarray]) -> None:
@@ -281,25 +275,25 @@ class _Column(NamedTuple):
 
 
 class Dataset:
-    """A prepared dataset; raises DataError if the folder holds none or one that was changed."""
+    """A prepared dataset; raises DataError if the folder holds none, or a changed one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = read_manifest(folder)
 
     def rows(self, name: str) -> DatasetRows:
-        """Return the rows of a split, "train" or "heldout"."""
+        """Return a split's rows, "train" or "heldout"."""
         return DatasetRows(self.folder, self._split_info(name))
 
     def heldout_sets(self) -> dict[str, Dataset]:
-        """Return the datasets whose held-out rows are evaluated separately; "" is this dataset."""
+        """Return the datasets to evaluate separately on their held-out rows; "" is this dataset."""
         return {"": self}
 
     def read_texts(self, split: str, max_rows: int | None = None) -> list[dict[str, Any]]:
-        """Return the texts of the first rows of a split, or of all, before truncation, by field.
+        """Return the untruncated texts of a split's first rows, or of all, by field.
 
-        A row that has several records has a list of texts. The result is empty if the dataset does
-        not store the texts; the manifest lists the fields that it stores.
+        A row with several records has a list of texts. The result is empty if the dataset does not
+        store the texts; the manifest lists the fields it stores.
         """
         texts: list[dict[str, Any]] = []
         for file in self._split_info(split).text_files:
@@ -314,7 +308,7 @@ class Dataset:
         return self.manifest.splits[split]
 
     def verify(self) -> None:
-        """Hash every file; raises DataError for the first one that differs."""
+        """Hash every file; raises DataError for the first difference."""
         splits = self.manifest.splits.values()
         hashes = {file.file: file.sha256 for split in splits for file in split.files}
         for name, expected in {**hashes, **self.manifest.files}.items():
@@ -322,7 +316,7 @@ class Dataset:
 
 
 def read_manifest_file(path: Path) -> DatasetManifest:
-    """Return the manifest in a file; raises DataError if it is missing or damaged."""
+    """Read a manifest file; raises DataError if it is missing or damaged."""
     document = find_document(path, REPEAT_REMEDY)
     if document is None:
         raise DataError(
@@ -335,10 +329,10 @@ def read_manifest_file(path: Path) -> DatasetManifest:
 
 
 def read_manifest(folder: Path) -> DatasetManifest:
-    """Return the manifest of a dataset.
+    """Read a dataset's manifest.
 
-    Raises DataError if it is missing, damaged or of another format, or if a file of the tokenizer
-    is missing, changed or new. The rows are not read.
+    Raises DataError if it is missing, damaged or in another format, or if a tokenizer file is
+    missing, changed or new. The rows are not read.
     """
     path = folder / MANIFEST
     manifest = read_manifest_file(path)
@@ -364,13 +358,13 @@ def assume_manifest(layout: str, columns: dict[str, ColumnInfo]) -> DatasetManif
 
 
 def hash_other_files(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of the files of a dataset that are neither rows nor the manifest."""
+    """Hash the dataset files other than rows and the manifest, by SHA-256."""
     paths = [*sorted((folder / TOKENIZER_FOLDER).rglob("*")), folder / REJECTED]
     return {str(path.relative_to(folder)): sha256(path) for path in paths if path.is_file()}
 
 
 def _check_tokenizer_files(folder: Path, manifest: DatasetManifest) -> None:
-    """Raise DataError if a file of the tokenizer is missing, changed, or not in the manifest."""
+    """Raise DataError if a tokenizer file is missing, changed, or not in the manifest."""
     if not manifest.files:
         return
     for name, expected in manifest.files.items():
@@ -384,7 +378,7 @@ def _check_tokenizer_files(folder: Path, manifest: DatasetManifest) -> None:
 
 
 def _check_hash(path: Path, expected: str) -> None:
-    """Raise DataError if a file of a dataset is missing or has another SHA-256."""
+    """Raise DataError if a dataset file is missing or has another SHA-256."""
     check_file(path, REPEAT_REMEDY)
     if sha256(path) != expected:
         raise DataError(f"{path} differs from the hash in its manifest", REPEAT_REMEDY)

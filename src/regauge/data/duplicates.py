@@ -1,11 +1,11 @@
-"""Near-duplicate detection: finds clusters of similar records, so that no cluster is in two splits.
+"""Near-duplicate detection: clusters similar records, so that no cluster is in two splits.
 
-Records are compared by the MinHash signatures of their word shingles. Locality-sensitive bands
-propose pairs, and the signatures verify them. Linked pairs form clusters (Broder 1997; Leskovec,
-Rajaraman and Ullman, chapter 3).
+Compares records by the MinHash signatures of their word shingles. Locality-sensitive bands propose
+pairs, and the signatures verify them. Linked pairs form clusters (Broder 1997; Leskovec, Rajaraman
+and Ullman, chapter 3).
 
-All arithmetic is on 64-bit integers, so results are the same on every machine. The signatures stay
-in memory-mapped files. About 200 bytes per record are held in memory.
+All arithmetic is on 64-bit integers, so results are the same on every machine. Signatures stay in
+memory-mapped files; about 200 bytes per record are in memory.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ if TYPE_CHECKING:
     from regauge.data.values import Value
 
 HASHES = 128
-"""Values of a signature; the standard error of a similarity is at most 0.044."""
+"""Values per signature; the standard error of a similarity is at most 0.044."""
 BANDS = 32
-"""Bands of 4 values; two records of similarity 0.7 agree in one with probability 0.9998."""
+"""Bands of 4 values; two records with similarity 0.7 agree in one with probability 0.9998."""
 SHINGLE = 3
-"""Words of a shingle; in scripts without spaces, characters."""
+"""Words per shingle; in scripts without spaces, characters."""
 HASH_BYTES = 16
 SIGNATURE_BYTES = HASHES * 4
 _JSON = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
 _LOWERCASE_TABLE = "".join(
     char.lower() if WORD.match(char) else " " for char in map(chr, range(256))
 ).encode("latin-1")
-"""Translation of ASCII bytes to lower case, with a space for other characters than letters, digits
-and `_`."""
+"""Translates ASCII bytes to lower case, and anything but letters, digits and `_` to a space."""
 _PAIRS_PER_BATCH = 2**16
 _BANDS_PER_BATCH = 4
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], dtype=np.uint64)
@@ -48,9 +47,9 @@ _FACTORS, _OFFSETS = _RANDOM[:HASHES] | np.uint64(1), _RANDOM[HASHES:]
 
 
 def join_texts(fields: Mapping[str, Value]) -> str:
-    """Return all texts of a record as one, with those of nested values.
+    """Join all texts in a record, including those in nested values.
 
-    A text that is part of a longer one is left out.
+    Leaves out a text contained in a longer one.
     """
     texts = [value for value in fields.values() if isinstance(value, str)]
     if any(isinstance(value, list | dict) for value in fields.values()):
@@ -66,9 +65,9 @@ def join_texts(fields: Mapping[str, Value]) -> str:
 
 
 def join_compared_texts(fields: Mapping[str, Value], joined: str) -> str:
-    """Return the texts of a record that are compared with those of others, as one.
+    """Join the texts by which records are compared.
 
-    `joined` are all of its texts. The schemas of tools are left out: many conversations share them,
+    `joined` is all of the record's texts. Tool schemas are left out: many conversations share them,
     and differ in all else.
     """
     schemas = {name for name in TOOL_FIELDS if isinstance(fields.get(name), list)}
@@ -78,7 +77,7 @@ def join_compared_texts(fields: Mapping[str, Value], joined: str) -> str:
 
 
 def _list_texts(value: Value) -> Iterator[str]:
-    """Yield the texts of a value and of the values in it."""
+    """Yield all texts in a value, nested ones included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):
@@ -92,12 +91,12 @@ def encode_fields(fields: Mapping[str, Value]) -> str:
 
 
 def hash_content(content: str) -> bytes:
-    """Return the 16-byte hash of a string; raises UnicodeEncodeError for a lone surrogate."""
+    """Return a string's 16-byte hash; raises UnicodeEncodeError for a lone surrogate."""
     return hashlib.blake2b(content.encode(), digest_size=HASH_BYTES).digest()
 
 
 def compute_signatures(texts: Sequence[str]) -> np.ndarray:  # [texts, HASHES] uint32
-    """Return the MinHash signature of every text."""
+    """Return each text's MinHash signature."""
     shingles, starts = _hash_shingles(texts)
     smallest = np.empty((HASHES, len(texts)), dtype=np.uint64)
     hashed = np.empty_like(shingles)
@@ -110,7 +109,7 @@ def compute_signatures(texts: Sequence[str]) -> np.ndarray:  # [texts, HASHES] u
 
 
 class SignatureTable:
-    """The signatures of all records, in parts that may be memory-mapped files."""
+    """All records' signatures, in parts that may be memory-mapped files."""
 
     def __init__(self, parts: Sequence[np.ndarray]) -> None:  # [records of the part, HASHES]
         self._parts = [part for part in parts if len(part)]
@@ -120,7 +119,6 @@ class SignatureTable:
         return int(self._starts[-1])
 
     def take(self, numbers: np.ndarray) -> np.ndarray:  # [numbers, HASHES] uint32
-        """Return the signatures of records by number."""
         signatures = np.empty((len(numbers), HASHES), dtype=np.uint32)
         parts = np.searchsorted(self._starts, numbers, side="right") - 1
         by_part = np.argsort(parts, kind="stable")
@@ -132,7 +130,7 @@ class SignatureTable:
         return signatures
 
     def band_keys(self, bands: Sequence[int]) -> np.ndarray:  # [bands, records] uint64
-        """Return a key of the values of each record in each of the given bands."""
+        """Hash each record's values in each of the given bands to a key."""
         width = HASHES // BANDS
         keys = np.zeros((len(bands), len(self)), dtype=np.uint64)
         for start, part in zip(self._starts.tolist(), self._parts, strict=False):
@@ -146,7 +144,7 @@ class SignatureTable:
 
 
 def find_clusters(signatures: SignatureTable, similarity: float) -> np.ndarray:  # [records] int64
-    """Return for every record the lowest record number in its cluster."""
+    """Return the lowest record number in each record's cluster."""
     labels = np.arange(len(signatures))
     for first, second in _propose_pairs(signatures):
         is_unlinked = labels[first] != labels[second]
@@ -161,7 +159,7 @@ def find_representatives(
     labels: np.ndarray,  # [records] int64
     hashes: np.ndarray,  # [records, HASH_BYTES] uint8
 ) -> np.ndarray:  # [records] int64
-    """Return for every record the one with the smallest content hash in its cluster."""
+    """Return for each record the one in the cluster with the smallest content hash."""
     order = np.lexsort((*_split_hashes(hashes), labels))
     return _select_firsts(order, np.diff(labels[order], prepend=-1) != 0)
 
@@ -169,7 +167,7 @@ def find_representatives(
 def find_equal_records(
     hashes: np.ndarray,  # [records, HASH_BYTES] uint8
 ) -> np.ndarray:  # [records] int64
-    """Return for every record the lowest number of a record with the same content."""
+    """Return for each record the lowest number of a record with the same content."""
     low, high = _split_hashes(hashes)
     order = np.lexsort((low, high))
     is_start = np.ones(len(order), dtype=bool)
@@ -178,7 +176,7 @@ def find_equal_records(
 
 
 def _select_firsts(order: np.ndarray, is_start: np.ndarray) -> np.ndarray:
-    """Return for every record the first one of its group; groups start at `is_start` in `order`."""
+    """Return for each record the first in the group; groups start at `is_start` in `order`."""
     starts = np.flatnonzero(is_start)
     firsts = np.empty(len(order), dtype=np.int64)
     firsts[order] = np.repeat(order[starts], np.diff(starts, append=len(order)))
@@ -186,7 +184,7 @@ def _select_firsts(order: np.ndarray, is_start: np.ndarray) -> np.ndarray:
 
 
 def _split_hashes(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the second and the first half of each hash, as integers that sort like its bytes."""
+    """Return each hash's second and first half, as integers that sort like its bytes."""
     halves = hashes.view(">u8").astype(np.uint64)
     return halves[:, 1], halves[:, 0]
 
@@ -201,7 +199,7 @@ def draw_uniform(content: bytes, seed: int, purpose: str) -> float:
 def _hash_shingles(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return the hashes of all word shingles, text by text, and the index of each text's first one.
 
-    A text with fewer words than a shingle is padded to a single one.
+    Texts with fewer words than a shingle are padded to a single one.
     """
     words = [_split_words(text) for text in texts]
     words = [text_words + [b""] * (SHINGLE - len(text_words)) for text_words in words]
@@ -220,7 +218,7 @@ def _hash_shingles(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _split_words(text: str) -> list[bytes]:
-    """Return the words of a text in lower case, or its characters if it has no word.
+    """Return a text's words in lower case, or the characters if there is no word.
 
     For ASCII, a table is three times as fast as a pattern.
     """
@@ -232,7 +230,7 @@ def _split_words(text: str) -> list[bytes]:
 
 
 def _propose_pairs(signatures: SignatureTable) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield pairs that agree in a band: each record with its neighbor and its bucket's first."""
+    """Yield pairs with an equal band: each record with its neighbor and the bucket's first."""
     for start in range(0, BANDS, _BANDS_PER_BATCH):
         bands = [band % BANDS for band in range(start, start + _BANDS_PER_BATCH + 1)]
         for key, next_key in pairwise(signatures.band_keys(bands)):
@@ -245,7 +243,7 @@ def _propose_pairs(signatures: SignatureTable) -> Iterator[tuple[np.ndarray, np.
 
 
 def _sort_repeated(key: np.ndarray, next_key: np.ndarray) -> np.ndarray:
-    """Return the numbers of records whose key occurs again, by key, next key and number."""
+    """Return the records whose key occurs again, by key, next key and number."""
     order = np.argsort(key)
     is_equal = np.diff(key[order]) == 0
     is_repeated = np.zeros(len(order), dtype=bool)
@@ -268,7 +266,7 @@ def _verify_pairs(
 
 
 def _link(labels: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the labels with linked records in one cluster: hook to the lower, shorten paths."""
+    """Return labels with linked records in one cluster: hook to the lower, shorten paths."""
     while (labels[first] != labels[second]).any():
         lower = np.minimum(labels[first], labels[second])
         np.minimum.at(labels, labels[first], lower)

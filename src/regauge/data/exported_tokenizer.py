@@ -1,7 +1,7 @@
-"""Adapts the tokenizer of an exported model: other libraries then form texts as the run did.
+"""Adapts an exported model's tokenizer: other libraries then form texts as the run did.
 
-A run adds tokens that its tokenizer need not add, such as the end token. The exported files declare
-all of them, so that no library has to know the conventions of this one.
+A run adds tokens, such as the end token, even if its tokenizer does not. The exported files declare
+all of them, so other libraries do not have to know Regauge's conventions.
 """
 
 from __future__ import annotations
@@ -28,36 +28,34 @@ if TYPE_CHECKING:
     from regauge.data.tokenizer import Side
 
 _POST_PROCESSOR_KEYS = ("add_bos_token", "add_eos_token")
-"""Keys with which transformers before 5.0 replaces the post-processor of some classes."""
+"""Keys with which transformers before 5.0 replaces some classes' post-processors."""
 _TOKENIZER_CLASS = "PreTrainedTokenizerFast"
-"""The class of transformers that uses `tokenizer.json` unchanged."""
+"""transformers class for an unchanged `tokenizer.json`."""
 
 
 class TextForm(NamedTuple):
-    """How the texts of a run were formed."""
+    """How a run formed its texts."""
 
     special_tokens: SpecialTokens
-    """The special tokens around a text; a prompt of a generative model has no suffix."""
+    """Special tokens around a text; a generative model's prompt is without suffix."""
     end_ids: tuple[int, ...]
-    """Ids of the tokens that end an answer; empty if the model is not generative."""
+    """Ids of tokens after an answer; empty if the model is not generative."""
     pad_id: int
-    """Id of the padding token."""
     truncation_side: Side
-    """The side on which long texts were truncated."""
+    """Side on which long texts were truncated."""
     padding_side: Side
-    """The side of the padding; transformers generates only from prompts that are padded left."""
+    """Padding side; transformers generates only from prompts padded left."""
     has_token_types: bool
-    """Whether the model reads token types."""
     has_chat_template: bool = False
-    """Whether texts are rendered in a chat template, whose special tokens are parsed."""
+    """Whether a chat template renders the texts; special tokens are then parsed."""
     max_length: int | None = None
-    """Maximum number of tokens of a text; None if the run has no such limit."""
+    """Maximum tokens per text, if limited."""
     splits_special_tokens: bool | None = None
     """Whether a special token in a text is plain text; None: as the tokenizer declares."""
 
 
 class TokenIds(NamedTuple):
-    """The ids that the configuration of a model names."""
+    """Token ids named in a model configuration."""
 
     bos: int | None
     eos: tuple[int, ...]
@@ -65,7 +63,7 @@ class TokenIds(NamedTuple):
 
 
 def adapt_tokenizer(folder: Path, form: TextForm) -> TokenIds:
-    """Rewrite the tokenizer files of a model's folder for a form of texts; return its token ids."""
+    """Rewrite a model folder's tokenizer files for a text form; return the token ids."""
     path = folder / TOKENIZER
     document = read_json(path, "replace it")
     if enclose_texts(document, form.special_tokens):
@@ -91,9 +89,9 @@ def adapt_tokenizer(folder: Path, form: TextForm) -> TokenIds:
 
 
 def _select_known_roles(tokenizer: Tokenizer, config: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration without roles whose token the vocabulary lacks.
+    """Drop roles whose token is not in the vocabulary.
 
-    transformers would add such a token, with an id that the model has no embedding for.
+    transformers would add such a token, with an id without an embedding in the model.
     """
     unknown = {f"{role}_token" for role in ROLES if read_role_id(tokenizer, config, role) is None}
     removed = unknown | set(_POST_PROCESSOR_KEYS)
@@ -101,7 +99,7 @@ def _select_known_roles(tokenizer: Tokenizer, config: dict[str, Any]) -> dict[st
 
 
 def _find_token_ids(tokenizer: Tokenizer, config: dict[str, Any], form: TextForm) -> TokenIds:
-    """Return the ids of the tokens that begin and end a text, and of the padding."""
+    """Return the ids before and after a text, and the padding id."""
     bos = read_role_id(tokenizer, config, "bos", "cls")
     if bos is None and form.special_tokens.prefix:
         bos = form.special_tokens.prefix[0]
@@ -112,7 +110,7 @@ def _find_token_ids(tokenizer: Tokenizer, config: dict[str, Any], form: TextForm
 def _name_tokens(
     tokenizer: Tokenizer, config: dict[str, Any], ids: TokenIds, form: TextForm
 ) -> dict[str, str | None]:
-    """Return the roles to declare: the padding, and of a generative model the beginning and end.
+    """Return the roles to declare: padding, and for a generative model beginning and end.
 
     A chat template may test which roles are defined, so a chat model gets no other role.
     """
@@ -127,6 +125,6 @@ def _name_tokens(
 
 
 def _list_inputs(form: TextForm) -> list[str]:
-    """Return the arguments of the model that a tokenizer computes."""
+    """Return the model arguments computed by a tokenizer."""
     types = ["token_type_ids"] if form.has_token_types else []
     return ["input_ids", *types, "attention_mask"]

@@ -1,8 +1,8 @@
-"""Did the inputs change? Hashes of files, sources and custom code, and the changes in words.
+"""Did the inputs change? Hashes files, sources and custom code, and describes changes.
 
 Local files are hashed by content, so a copy or a new modification time changes nothing. A file is
-read again only if its size or its modification time has changed. Remote files are identified by
-their size and version.
+read again only after a change in size or modification time. Remote files are identified by size and
+version.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ if TYPE_CHECKING:
     from regauge.data.sources._files import InputFile
 
 FileHashes = dict[str, str]
-"""Hash by name of a file, or of another piece of a source."""
+"""Name of a file, or of another source piece -> hash."""
 HASH_DIGITS = 32
 MAX_LISTED = 5
-"""Changes of one kind that are listed."""
+"""Maximum changes to list per kind."""
 SHOWN_DIGITS = 8
 
 
 class InputHashes:
-    """Computes the hashes of files, and keeps those of unchanged files."""
+    """Hashes files, and keeps the hashes of unchanged ones."""
 
     def __init__(self, caches: Iterable[Path]) -> None:
-        """Read the hashes that earlier commands have stored."""
+        """Read the hashes stored by earlier commands."""
         self._known = {name: entry for path in caches for name, entry in _read(path).items()}
         self._is_changed = False
 
     def hash_patterns(self, patterns: tuple[str, ...]) -> FileHashes:
-        """Return the hash of every file that matches; raises DataError if none matches."""
+        """Hash every matching file; raises DataError if none matches."""
         return self._hash_files(find_files(patterns))
 
     def hash_source(self, source: Source) -> FileHashes:
-        """Return the hashes of the files of a source, or of its pieces if it reads no files."""
+        """Hash a source's files, or its pieces if it reads no files."""
         if isinstance(source, FileSource):
             return self.hash_patterns(source.files)
         return {piece.name: piece.stamp for piece in source.list_pieces()}
 
     def hash_pieces(self, pieces: Sequence[Piece]) -> FileHashes:
-        """Return the hash of each piece by its name.
+        """Return piece name -> hash.
 
-        A piece of local files is identified by their content, any other piece by its stamp.
+        Pieces with local files are identified by content, other pieces by stamp.
         """
         identities = {piece.name: piece.stamp for piece in pieces}
         local = {piece: group for piece in pieces if (group := _stat_files(piece))}
@@ -66,7 +66,7 @@ class InputHashes:
         return identities
 
     def save(self, path: Path) -> None:
-        """Store all known hashes in a folder that exists, if there are new ones."""
+        """Store all known hashes in an existing folder, if some are new."""
         if self._is_changed and path.parent.is_dir():
             files.write_json(path, self._known)
             self._is_changed = False
@@ -77,7 +77,7 @@ class InputHashes:
             return dict(zip(unique, pool.map(self._hash_file, unique.values()), strict=True))
 
     def _hash_file(self, file: InputFile) -> str:
-        """Return the hash of a local file, or the size and version of a remote file."""
+        """Hash a local file, or return a remote file's size and version."""
         stamp = f"{file.bytes}:{file.version}"
         path = Path(file.name)
         if not path.is_file():
@@ -92,14 +92,14 @@ class InputHashes:
 
 
 def find_sources(settings: Settings) -> Iterator[tuple[str, Source]]:
-    """Yield the sources of records in the settings of a stage, by their keys."""
+    """Yield (keys, record source) for each source in a stage's settings."""
     for path, item in _walk(settings):
         if isinstance(item, Source):
             yield path, item
 
 
 def find_custom_code(settings: Settings) -> list[Path]:
-    """Return the files with the custom code that settings name, sorted."""
+    """Return the custom code files named in settings, sorted."""
     kinds = {
         type(item)
         for _, item in _walk(settings)
@@ -109,18 +109,17 @@ def find_custom_code(settings: Settings) -> list[Path]:
 
 
 def hash_custom_code(settings: Settings) -> FileHashes:
-    """Return the hashes of the files with the custom code that settings name."""
     return {path.name: files.sha256(path)[:HASH_DIGITS] for path in find_custom_code(settings)}
 
 
 def stamp_files(paths: Iterable[Path]) -> dict[str, list[int]]:
-    """Return the sizes and the modification times of files, which are not read."""
+    """Return file sizes and modification times without reading the files."""
     stats = {str(path): path.stat() for path in sorted(paths) if path.is_file()}
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
 
 def list_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return one text for every input in which two identities of a stage differ.
+    """Describe each input in which two stage identities differ.
 
     An identity has some of the tables settings, data, code and inputs, the serving version and the
     verb.
@@ -143,7 +142,7 @@ def list_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def list_settings_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return one text for every key in which the settings of two identities differ."""
+    """Describe each settings key in which two identities differ."""
     old, new = (dict(flatten(side.get("settings", {}))) for side in (before, now))
     return [
         f"'{key}' has changed from {old.get(key)!r} to {new.get(key)!r}"
@@ -153,7 +152,7 @@ def list_settings_changes(before: dict[str, Any], now: dict[str, Any]) -> list[s
 
 
 def _read(path: Path) -> dict[str, tuple[str, str]]:
-    """Return the known stamps and hashes; nothing if the file is missing or damaged."""
+    """Return known stamps and hashes; nothing if the file is missing or damaged."""
     return {
         name: (str(entry[0]), str(entry[1]))
         for name, entry in (find_valid_json(path) or {}).items()
@@ -162,7 +161,7 @@ def _read(path: Path) -> dict[str, tuple[str, str]]:
 
 
 def _stat_files(piece: Piece) -> list[InputFile]:
-    """Return the files of a piece whose stamp depends on nothing but local files."""
+    """Return a piece's files if the stamp depends only on local files."""
     paths = [Path(name) for name in piece.files]
     if not all(path.is_file() for path in paths):
         return []
@@ -171,7 +170,7 @@ def _stat_files(piece: Piece) -> list[InputFile]:
 
 
 def _walk(value: Any, key: str = "") -> Iterator[tuple[str, Settings]]:
-    """Yield every table of settings with its dotted key; the tables of a source are not entered."""
+    """Yield every settings table with its dotted key; does not enter source tables."""
     if isinstance(value, Settings):
         yield key, value
         if not isinstance(value, Source):
@@ -186,7 +185,7 @@ def _walk(value: Any, key: str = "") -> Iterator[tuple[str, Settings]]:
 
 
 def _compare_files(key: str, before: FileHashes, now: FileHashes) -> list[str]:
-    """Return the files of a source that are new, that have changed, or that are gone."""
+    """Describe a source's new, changed and missing files."""
     kinds = {
         "new": [name for name in now if name not in before],
         "changed": [name for name in now if name in before and before[name] != now[name]],

@@ -1,4 +1,4 @@
-"""Words of a text, for lexical search (BM25) and for near-duplicate detection."""
+"""Splits text into words, for lexical search (BM25) and near-duplicate detection."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ SPACELESS = (
     "\ua000-\ua4cf\ua980-\ua9ff\uaa60-\uaadf"  # Yi, Javanese, Myanmar, Tai Viet
     "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"  # compatibility forms, Han
 )
-"""Characters of the scripts that are written without spaces between words: the classes ID and SA of
-Unicode Standard Annex 14. Each character of them counts as a word."""
+"""Characters in scripts without spaces between words: the ID and SA classes in Unicode Standard
+Annex 14. Each counts as a word."""
 WORD = re.compile(rf"[{SPACELESS}]|[^\W{SPACELESS}]+")
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words of a text in lower case."""
     return WORD.findall(text.lower())

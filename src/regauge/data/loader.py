@@ -1,9 +1,9 @@
-"""Loads the batches of one process: a step number in, arrays out, built in advance by threads.
+"""Loads one process's batches: a step number in, arrays out, built in advance by threads.
 
 A global batch is split into the same microbatches for every world size. If batches may have any
-shape, their texts are packed into rows, so that they have little padding. Rank r of n processes
-takes microbatches r, r + n, …. A rank with fewer microbatches than the others adds an
-empty one, so that all ranks join every collective.
+shape, their texts are packed into rows with little padding. Rank r of n processes takes
+microbatches r, r + n, …. A rank with fewer microbatches than the others adds an empty one, so that
+all ranks join every collective.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 EVALUATION = -1
-"""Epoch and step in the random key of held-out batches, so that these are equal in every run."""
+"""Epoch and step in the random key for held-out batches, so that these are equal in every run."""
 
 
 class Collator(Protocol):
-    """The functions of a task that a loader calls."""
+    """Task functions called by a loader."""
 
     def split_batch(
         self,
@@ -45,47 +45,43 @@ class Collator(Protocol):
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
     ) -> Arrays:
-        """Build the arrays of one microbatch."""
+        """Build the arrays for one microbatch."""
         ...
 
 
 @dataclass(frozen=True)
 class CollatorConfig:
-    """The token ids and limits that a task needs to build a batch."""
+    """Token ids and limits for building a batch."""
 
     vocab_size: int
-    """Number of token ids."""
+    """One more than the largest token id."""
     pad_id: int
-    """Id of the padding token."""
     mask_id: int | None
-    """Id of the mask token; None if the tokenizer has none."""
+    """Mask token id, if the tokenizer has one."""
     special_ids: tuple[int, ...]
-    """Ids of all special tokens."""
     max_group_size: int = 1
-    """Maximum number of records in a row."""
+    """Maximum records per row."""
 
 
 @dataclass(frozen=True)
 class RankShare:
-    """The microbatches of a global batch that belong to one rank."""
+    """One rank's microbatches in a global batch."""
 
     rank: int
-    """Index of the process."""
+    """Process index."""
     size: int
     """Number of processes."""
 
     def select(
         self, plans: list[MicrobatchPlan], bucket_lengths: tuple[int, ...]
     ) -> list[MicrobatchPlan]:
-        """Return the microbatches of this rank; every rank gets the same number."""
+        """Return this rank's microbatches; every rank gets the same number."""
         selected = plans[self.rank :: self.size]
         num_missing = -(-len(plans) // self.size) - len(selected)
         return selected + [plans[-1].build_empty(bucket_lengths[0])] * num_missing
 
 
 class BatchLoader:
-    """Loads the batches of a split for one process."""
-
     def __init__(
         self,
         collator: Collator,
@@ -107,18 +103,18 @@ class BatchLoader:
         self._packs_texts = False
 
     def pack_texts(self) -> None:
-        """Pack the texts of later training batches, because no shape needs a graph of its own."""
+        """Pack the texts in later training batches, because no shape needs a separate graph."""
         self._packs_texts = True
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def add_columns(self, columns: Mapping[str, np.ndarray]) -> None:
-        """Add columns to the rows of all later batches: [rows] arrays by name."""
+        """Add columns to the rows in all later batches: [rows] arrays by name."""
         self._rows = ExtendedRows(self._rows, columns)
 
     def load_batches(self, row_numbers: np.ndarray, *, epoch: int, step: int) -> list[Arrays]:
-        """Return the batches of this process for one global batch of row numbers."""
+        """Return this process's batches for a global batch of row numbers."""
         plans = self._collator.split_batch(
             self._rows, row_numbers, self._microbatch_rows, self._bucket_lengths
         )
@@ -132,16 +128,16 @@ class BatchLoader:
         return batches
 
     def read_row(self, number: int) -> dict[str, np.ndarray]:
-        """Return one row of the dataset, unchanged."""
+        """Return one dataset row, unchanged."""
         return self._rows.take([number])[0]
 
     @property
     def largest_shape(self) -> tuple[int, int]:
-        """Rows and tokens of the largest batch."""
+        """Rows and tokens in the largest batch."""
         return self._microbatch_rows, self._bucket_lengths[-1]
 
     def build_empty_batch(self, slots: int, length: int) -> Arrays:
-        """Return a batch of a given shape without any row; all its weights are 0."""
+        """Return a batch with a given shape and no rows; all weights are 0."""
         row_numbers = np.full(slots, PADDING)
         zeros = np.zeros(slots, np.int64)
         plan = MicrobatchPlan(row_numbers, zeros, zeros, length)
@@ -150,11 +146,10 @@ class BatchLoader:
         )
 
     def load_evaluation_batches(self, row_numbers: np.ndarray) -> tuple[Iterator[Arrays], int]:
-        """Return the batches of this process that cover given rows once, and the padded row count.
+        """Return this process's batches, covering given rows once, and the padded row count.
 
-        Each batch has the `slots` of its rows, and whether they are `real`.
-
-        The padded count includes the rows that fill the last microbatch.
+        Each batch has its rows' `slots`, and whether they are `real`. The padded count includes the
+        rows at the end of the last microbatch.
         """
         num_padded = -(-len(row_numbers) // self._microbatch_rows) * self._microbatch_rows
         padded = np.full(num_padded, PADDING, np.int64)
@@ -176,7 +171,7 @@ class BatchLoader:
 def prefetch_batches(
     load_step: Callable[[int], list[Arrays]], start: int, stop: int, *, workers: int, max_ahead: int
 ) -> Generator[list[Arrays]]:
-    """Yield the batches of steps start … stop-1; threads build up to `max_ahead` steps early."""
+    """Yield the batches for steps start … stop-1; threads build up to `max_ahead` steps early."""
     if workers == 0:
         yield from (load_step(step) for step in range(start, stop))
         return

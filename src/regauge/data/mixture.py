@@ -1,8 +1,8 @@
 """Mixtures: several datasets as one, in exact shares over any number of steps.
 
-The rows of the datasets are numbered one dataset after the other. A row that is used again in the
-next pass over its dataset gets a higher number, so its random numbers differ. The rows of a step
-depend on the step alone: earlier steps and the world size have no influence.
+Rows are numbered one dataset after the other. A row used again in the next pass over its dataset
+gets a higher number, so the random numbers differ. A step's rows depend on the step alone, not on
+earlier steps or the world size.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from regauge.data.settings import DataSettings, MixEntry
 
 _CELL_FORMAT = {"kind", "max_length", "max_group_size", "class_names", "prompt"}
-"""The attributes of a column that determine the format and the meaning of its cells."""
+"""Column attributes for the format and meaning of cells."""
 
 
 def read_data_manifest(data: DataSettings) -> DatasetManifest:
-    """Read the manifest that a run trains on: of one dataset, or merged from all that are mixed."""
+    """Read a run's manifest: one dataset's, or merged from all mixed ones."""
     manifest = read_manifest(Path(data.path))
     if not data.mix:
         return manifest
@@ -52,14 +52,13 @@ def read_data_manifest(data: DataSettings) -> DatasetManifest:
 
 
 def open_data(data: DataSettings) -> Dataset:
-    """Open the rows that a run trains on; raises DataError if the datasets are incompatible."""
+    """Open the rows a run trains on; raises DataError if the datasets are incompatible."""
     return Mixture(data) if data.mix else Dataset(Path(data.path))
 
 
 def build_row_order(
     data: DataSettings, manifest: DatasetManifest, batch_rows: int, seed: int
 ) -> RowOrder:
-    """Return the order of the rows of a run."""
     num_rows = manifest.splits["train"].rows
     if not data.mix:
         return RowOrder(num_rows, batch_rows, seed, manifest.fingerprint)
@@ -72,7 +71,7 @@ def build_row_order(
 
 
 class Mixture(Dataset):
-    """Datasets with the same layout and tokenizer; their held-out rows are evaluated separately."""
+    """Datasets with the same layout and tokenizer; held-out rows are evaluated separately."""
 
     def __init__(self, data: DataSettings) -> None:
         main = Dataset(Path(data.path))
@@ -81,7 +80,7 @@ class Mixture(Dataset):
         self._datasets = {"": main} | {entry.name: Dataset(Path(entry.path)) for entry in data.mix}
 
     def rows(self, name: str) -> DatasetRows:
-        """Return the training rows of all datasets, or the held-out rows of the first one."""
+        """Return all datasets' training rows, or the first one's held-out rows."""
         if name == "train":
             return _ConcatenatedRows([dataset.rows(name) for dataset in self._datasets.values()])
         return self._datasets[""].rows(name)
@@ -91,10 +90,10 @@ class Mixture(Dataset):
 
 
 class MixedRowOrder(RowOrder):
-    """The row order of a mixture: every mixed dataset has its exact share of the rows.
+    """A mixture's row order: every mixed dataset has an exact share of the rows.
 
-    After s steps of B rows, floor(s B share) rows of a dataset have been used. The usage counts of
-    its rows differ by at most one. An epoch is one pass over the first dataset.
+    After s steps of B rows, floor(s B share) rows of a dataset have been used. Their usage counts
+    differ by at most one. An epoch is one pass over the first dataset.
     """
 
     def __init__(
@@ -113,12 +112,12 @@ class MixedRowOrder(RowOrder):
         self._permutation = lru_cache(maxsize=4 * len(sizes))(self._build_dataset_permutation)
 
     def epoch(self, step: int) -> int:
-        """Return 0: the row number includes the pass over its dataset."""
+        """Return 0: the row number includes the pass over the dataset."""
         del step
         return 0
 
     def batch(self, step: int, offset: int = 0) -> np.ndarray:
-        """Return the row numbers of a global batch, [batch_rows], one dataset after the other."""
+        """Return a global batch's row numbers, [batch_rows], one dataset after the other."""
         used_before, used_after = self._count_used(step), self._count_used(step + 1)
         first_numbers = np.cumsum([0, *self._sizes[:-1]])
         spans = zip(used_before, used_after, first_numbers, strict=True)
@@ -130,7 +129,7 @@ class MixedRowOrder(RowOrder):
         )
 
     def _count_used(self, step: int) -> list[int]:
-        """Return the number of rows of each dataset that the steps before `step` use."""
+        """Return how many rows of each dataset the steps before `step` use."""
         total = step * self.batch_rows
         mixed = [int(total * share) for share in self._shares]
         return [total - sum(mixed), *mixed]
@@ -138,7 +137,7 @@ class MixedRowOrder(RowOrder):
     def _number_rows(
         self, dataset: int, positions: np.ndarray, first_number: np.int64
     ) -> np.ndarray:
-        """Return the row numbers at positions of the endless sequence of a dataset's passes."""
+        """Return the row numbers at positions in the endless sequence of passes over a dataset."""
         passes, positions_in_pass = np.divmod(positions, self._sizes[dataset])
         numbers = passes * self.num_rows + first_number
         for pass_number in np.unique(passes).tolist():
@@ -198,9 +197,9 @@ def _check_compatible(
 
 
 def _merge_manifests(data: DataSettings, manifests: list[DatasetManifest]) -> DatasetManifest:
-    """Return one manifest with summed counts and histograms, and the hashes of all shards.
+    """Return one manifest with summed counts and histograms, and all shards' hashes.
 
-    Values are normalized with the statistics of the first dataset.
+    Values are normalized with the first dataset's statistics.
     """
     first = manifests[0]
     train = [manifest.splits["train"] for manifest in manifests]
@@ -224,7 +223,6 @@ def _merge_manifests(data: DataSettings, manifests: list[DatasetManifest]) -> Da
 
 
 def _merge_columns(columns: list[ColumnInfo]) -> ColumnInfo:
-    """Return the description of one column of several datasets."""
     first = columns[0]
     missing: Counter[str] = Counter()
     ranges: dict[str, tuple[float, float]] = {}

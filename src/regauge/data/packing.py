@@ -1,10 +1,10 @@
 """Packing: rows of one length, filled with whole documents or with chunks of long ones.
 
 A row starts with the chunk that has waited longest. It then takes the longest waiting chunk that
-still fits, until none does. The number of waiting chunks is bounded. Memory is therefore bounded,
-and rows stay close to the order of the source.
+still fits, until none does. The number of waiting chunks is bounded, so memory is too, and rows
+stay close to the source order.
 
-Short texts of a batch are packed the same way, so that a model computes few padding tokens.
+Short texts in a batch are packed the same way, so that a model computes few padding tokens.
 
 This module handles lengths and integers; it reads no files and needs no tokenizer.
 """
@@ -22,15 +22,14 @@ if TYPE_CHECKING:
 
 Chunk = TypeVar("Chunk", bound=Sized)
 MAX_WAITING_CHUNKS = 2048
-"""Maximum number of waiting chunks; a higher number fills rows better but changes the order
-more."""
+"""Maximum waiting chunks; a higher number fills rows better but changes the order more."""
 
 
 MIN_TEXT_ROW = 64
-"""Tokens of a row that the short texts of a batch are packed into, or fewer."""
+"""Tokens per row, or fewer, when short batch texts are packed."""
 LONG_ROW, MAX_LONG_ROW = 3, 512
-"""A long row has space for this number of longest texts, but at most for this number of tokens:
-attention computes the whole row for each token."""
+"""A long row has space for this many longest texts, but at most for this many tokens: attention
+computes the whole row for each token."""
 LENGTH_MULTIPLE = 8
 """Padded lengths are multiples of this number; matrix units compute these fastest."""
 MAX_PACKED_SHARE = 0.9
@@ -39,10 +38,10 @@ fill what shorter ones leave empty."""
 
 
 class _WaitingChunk(NamedTuple, Generic[Chunk]):
-    """A chunk that no row has taken yet."""
+    """A chunk not yet in a row."""
 
     number: int
-    """Its number in the order of the chunks."""
+    """Position in the chunk order."""
     chunk: Chunk
     """The chunk."""
 
@@ -52,7 +51,7 @@ def pack_chunks(
     length: int,
     max_waiting: int = MAX_WAITING_CHUNKS,
 ) -> Iterator[list[Chunk]]:
-    """Yield rows as lists of chunks of at most `length` tokens in total; each chunk occurs once."""
+    """Yield rows as chunk lists with at most `length` tokens in total; each chunk occurs once."""
     queue = _ChunkQueue[Chunk](length)
     for chunk in chunks:
         queue.add(chunk)
@@ -63,12 +62,12 @@ def pack_chunks(
 
 
 class PackedTexts(NamedTuple):
-    """Where the tokens of a batch of texts are in rows that hold several texts."""
+    """Where a batch's tokens are in packed rows."""
 
     length: int
-    """Tokens of a row."""
+    """Tokens per row."""
     rows: list[list[range]]
-    """The texts of each row, as ranges of their tokens in the flattened batch."""
+    """Each row's texts, as token ranges in the flattened batch."""
 
     @property
     def num_tokens(self) -> int:
@@ -77,7 +76,7 @@ class PackedTexts(NamedTuple):
 
 
 def pack_texts(lengths: Sequence[int], padded_length: int) -> PackedTexts | None:
-    """Pack the texts of a batch, which are padded to one length, into as few rows as possible.
+    """Pack batch texts, padded to one length, into as few rows as possible.
 
     Longer texts are placed first, each row taking the longest text that fits. A row has space for
     the longest text, or for three of them if more than a tenth of the shorter rows is padding. Rows
@@ -121,7 +120,7 @@ def assemble_rows(
     length: int,
     pads: list[int],
 ) -> tuple[np.ndarray, np.ndarray]:  # [columns, rows, length] and [rows, length], int32
-    """Return the columns of rows, and their segments: 1, 2, … by chunk, and 0 for padding."""
+    """Return row columns, and their segments: 1, 2, … by chunk, and 0 for padding."""
     import numpy as np
 
     values = np.empty((len(pads), len(rows), length), dtype=np.int32)
@@ -139,7 +138,7 @@ def assemble_rows(
 
 
 class _ChunkQueue(Generic[Chunk]):
-    """The waiting chunks: a queue per length, and a bit mask of the lengths that are not empty."""
+    """Waiting chunks: one queue per length, and a bit mask of non-empty lengths."""
 
     def __init__(self, length: int) -> None:
         self.count = 0
@@ -166,7 +165,7 @@ class _ChunkQueue(Generic[Chunk]):
         return chunks
 
     def _find_oldest(self) -> int:
-        """Return the length of the chunk that has waited longest; it is the first of its queue."""
+        """Return the length of the longest-waiting chunk, the first in its queue."""
         while True:
             number, length = self._order.popleft()
             queue = self._queues[length]

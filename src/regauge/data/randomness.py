@@ -1,8 +1,7 @@
 """Stateless random numbers: pure functions of a key.
 
-A key is a tuple of integers, such as (seed, epoch, row). No state is kept between calls. Order,
-masks and splits are therefore the same for every world size, after every resume and with any number
-of workers.
+A key is a tuple of integers, such as (seed, epoch, row). Calls share no state, so order, masks and
+splits are the same for every world size, after every resume and with any number of workers.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SECOND_MULTIPLIER = np.uint64(0x94D049BB133111EB)
 
 
 def mix_bits(words: Words) -> Words:
-    """Return each 64-bit word scrambled by the finalizer of SplitMix64 (Steele et al., 2014)."""
+    """Scramble each 64-bit word with the SplitMix64 finalizer (Steele et al., 2014)."""
     with np.errstate(over="ignore"):
         words = (words ^ (words >> np.uint64(30))) * FIRST_MULTIPLIER
         words = (words ^ (words >> np.uint64(27))) * SECOND_MULTIPLIER
@@ -46,9 +45,8 @@ def draw_uniform(*key: int | np.ndarray) -> np.ndarray:
 class Permutation:
     """A permutation of 0 … size-1 with random access in constant memory.
 
-    It is a balanced Feistel network of eight rounds over the next even number of bits. Values
-    outside of the range are permuted again until they fall inside (cycle walking; Black and
-    Rogaway, 2002).
+    A balanced Feistel network with eight rounds over the next even number of bits. Values outside
+    the range are permuted again until they fall inside (cycle walking; Black and Rogaway, 2002).
     """
 
     ROUNDS = 8

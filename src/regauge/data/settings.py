@@ -1,4 +1,4 @@
-"""Settings of datasets: the tables `data`, `tokenizer`, `rows`, `filter` and `split` of a run."""
+"""Dataset settings: the tables `data`, `tokenizer`, `rows`, `filter` and `split` in a run file."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from regauge.config import Settings
 from regauge.system import choices
 
 LAYOUTS = "data/layouts"
-"""Folder of the row layouts. A layout names the keys of `rows` that it reads."""
+"""Row layout folder. A layout names the keys of `rows` it reads."""
 MIN_TOKENS = 4
-"""Minimum token limit of a row or of one of its fields: two special tokens and some text."""
+"""Minimum token limit for a row or one of its fields: two special tokens and some text."""
 DEFAULT_TEXT_FIELD = "text"
-"""The field that is used if no field is named."""
+"""Field to use if none is named."""
 UNNAMED = ""
-"""Name of the only layout of a corpus; as a path it is the dataset's folder itself."""
+"""Name of a corpus's only layout; as a path it is the dataset folder itself."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _LAYOUT_TABLES = {"fields", "labels", "prompts"}
-"""Keys of a layout that are tables."""
+"""Layout keys that are tables."""
 T = TypeVar("T")
 
 
 class MixEntry(Settings):
-    """A dataset that is mixed in; it has the same layout and tokenizer as `data.path`."""
+    """A dataset to mix in, with the same layout and tokenizer as `data.path`."""
 
     path: str
     """Dataset folder."""
     fraction: float = Field(gt=0, lt=1)
-    """Share of the rows that come from this dataset; it is exact over any number of steps."""
+    """Share of rows from this dataset, exact over any number of steps."""
     name: str = ""
-    """Name in the held-out metrics; by default the name of its folder."""
+    """Name in the held-out metrics; by default the folder name."""
 
     @model_validator(mode="before")
     @classmethod
@@ -61,13 +61,12 @@ class DataSettings(Settings):
     workers: int = Field(default=1, ge=0)
     """Threads that build batches in advance; 0 builds them in the training loop."""
     prefetch_steps: int = Field(default=2, ge=1)
-    """Number of steps whose batches are built in advance."""
+    """How many steps ahead to build batches."""
     verify_shards: bool = True
     """Whether `train` hashes the shards before it starts, in about a second per gigabyte."""
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The folders of all datasets."""
         return (self.path, *(entry.path for entry in self.mix))
 
     @model_validator(mode="after")
@@ -84,23 +83,23 @@ class DataSettings(Settings):
 
 
 class TokenizerSettings(Settings):
-    """The tokenizer of a dataset: trained on its training records, or loaded."""
+    """A dataset's tokenizer: trained on its training records, or loaded."""
 
     path: str | None = None
     """A tokenizer to use unchanged: a folder, a run, or a Hugging Face Hub name. By default the one
     at `model.path`; without a model path, a byte-level BPE is trained."""
     vocab_size: int = Field(default=8192, ge=300)
-    """Vocabulary size of a trained tokenizer; includes the special tokens and the 256 bytes."""
+    """Vocabulary size to train, including special tokens and the 256 bytes."""
     min_frequency: int = Field(default=2, ge=1)
-    """Minimum frequency at which a token pair is merged into a vocabulary entry."""
+    """Minimum frequency for merging a token pair into a vocabulary entry."""
     normalize: Literal["nfc", "lowercase", "none"] = "nfc"
-    """Unicode normalization of the text; "lowercase" is NFKC and lower case."""
+    """Unicode normalization; "lowercase" is NFKC and lower case."""
     sample_mib: int = Field(default=256, ge=1)
     """Text to train on in MiB; a larger corpus is sampled, record by record."""
 
 
 def _index_labels(value: Any) -> Any:
-    """Return the class names by field; a list of fields declares no names."""
+    """Return field -> class names; a list of fields declares no names."""
     if not isinstance(value, list | tuple):
         return value
     repeated = [name for name in value if list(value).count(name) > 1]
@@ -120,21 +119,20 @@ def _check_class_names(labels: dict[str, tuple[str, ...]]) -> dict[str, tuple[st
 Labels = Annotated[
     dict[str, tuple[str, ...]], BeforeValidator(_index_labels), AfterValidator(_check_class_names)
 ]
-"""Class names by field; empty for names that are found in the data."""
+"""Field -> class names; empty for names found in the data."""
 
 
 class TextRows(Settings):
-    """The layout of rows, and the keys of the layouts that fill rows with text."""
+    """Row layout name, and keys for layouts that fill rows with text."""
 
     layout: str = "packed"
-    """"packed" fills rows with documents, "chat" with conversations. "fields" makes one row of each
-    record, "groups" one row of all records that share a value. "sentence-pairs" makes rows of two
-    consecutive pieces of a document, "preferences" of a chosen and a rejected answer."""
+    """"packed" fills rows with documents, "chat" with conversations. "fields" makes one row per
+    record, "groups" one row for all records that share a value. "sentence-pairs" makes rows of
+    two consecutive document pieces, "preferences" of a chosen and a rejected answer."""
     text: str = DEFAULT_TEXT_FIELD
     """Text field for packed rows and sentence pairs."""
     length: int = Field(default=128, ge=MIN_TOKENS)
-    """Length in tokens of a packed row, a chat row, a sentence pair, or a prompt with its
-    answer."""
+    """Length in tokens of a packed row, chat row, sentence pair, or prompt with its answer."""
     too_long: Literal["split", "truncate", "reject"] = "split"
     """How to treat documents longer than a row; conversations are truncated by default."""
     chat_template: str | None = None
@@ -142,15 +140,15 @@ class TextRows(Settings):
 
 
 class RowLayout(TextRows):
-    """How rows are made of records; `[rows.<name>]` defines several layouts of one corpus."""
+    """How rows are made from records; `[rows.<name>]` defines several layouts for one corpus."""
 
     fields: dict[str, int] = Field(default={})
-    """Text fields of a row and their limits in tokens; longer texts are truncated and counted."""
+    """Text fields and their token limits; longer texts are truncated and counted."""
     labels: Labels = {}
     """Fields with a record's class, or a list of classes: texts, integers from 0 or truth values.
     `{label = ["ham", "spam"]}` fixes the names and their order."""
     integers: tuple[str, ...] = ()
-    """Integer fields of a row; every record must have them."""
+    """Integer fields; every record must have them."""
     floats: tuple[str, ...] = ()
     """Fields with real numbers, such as a price; they may be missing."""
     categories: tuple[str, ...] = ()
@@ -159,10 +157,10 @@ class RowLayout(TextRows):
     """Fields with a list of real numbers, such as a teacher's embedding; every record must have
     one, and all have the same size."""
     prompts: dict[str, str] = {}
-    """Texts that are prepended to text fields before they are encoded, such as `{ query = "query: "
-    }`; they count toward the limit in tokens."""
+    """Texts prepended to text fields before encoding, such as `{ query = "query: " }`; they count
+    toward the token limit."""
     group_by: str | None = None
-    """Field that defines the groups: records in a row share its value (layout "groups")."""
+    """Group field: records in a row share its value (layout "groups")."""
     shared: tuple[str, ...] = ()
     """Text fields stored once per group, such as the query; the others are stored per record."""
     max_group_size: int = Field(default=16, ge=1)
@@ -187,14 +185,14 @@ class RowLayout(TextRows):
 
 
 def is_table_of_layouts(value: Any) -> bool:
-    """Return whether a table `rows` has layouts by name, and is not a single layout."""
+    """Return whether a `rows` table has layouts by name, and is not a single layout."""
     if not isinstance(value, dict) or not value or _LAYOUT_TABLES & set(value):
         return False
     return all(isinstance(item, dict | RowLayout) for item in value.values())
 
 
 def _wrap_single(value: Any) -> Any:
-    """Return a table of layouts by name; a single layout is stored under UNNAMED."""
+    """Return name -> layout table; a single layout is stored under UNNAMED."""
     return value if is_table_of_layouts(value) else {UNNAMED: value}
 
 
@@ -208,7 +206,7 @@ def _check_names(layouts: dict[str, RowLayout]) -> dict[str, RowLayout]:
 
 
 def unwrap_single(by_name: dict[str, T]) -> dict[str, T] | T:
-    """Return the value of the only layout if it has no name, else the whole dictionary."""
+    """Return the only layout's value if unnamed, else the whole dictionary."""
     return by_name.get(UNNAMED, by_name)
 
 
@@ -218,12 +216,12 @@ Layouts = Annotated[
     AfterValidator(_check_names),
     WrapSerializer(lambda value, handler: unwrap_single(handler(value))),
 ]
-"""One layout, or several by name. No layout is named "fields" or "labels", because these are keys
-of a layout."""
+"""One layout, or several by name. A layout cannot be named "fields" or "labels", because these are
+layout keys."""
 
 
 class TextLimits(Settings):
-    """Length limits of a text; a record with a text outside of them is skipped and counted."""
+    """Text length limits; a record with a text outside them is skipped and counted."""
 
     min_characters: int = Field(default=0, ge=0)
     """Minimum characters per text."""
@@ -246,7 +244,7 @@ class TextLimits(Settings):
 
 
 def _wrap_default_field(value: Any) -> Any:
-    """Return the limits by field; limits without a field apply to the field "text"."""
+    """Return field -> limits; limits without a field apply to the field "text"."""
     if not isinstance(value, dict):
         return value
     tables: dict[str, Any] = {
@@ -259,7 +257,7 @@ def _wrap_default_field(value: Any) -> Any:
 
 
 Filter = Annotated[dict[str, TextLimits], BeforeValidator(_wrap_default_field)]
-"""Length limits of texts by the names of their fields."""
+"""Text field -> length limits."""
 
 
 class SplitSettings(Settings):
@@ -268,18 +266,18 @@ class SplitSettings(Settings):
     heldout_fraction: float = Field(default=0.05, ge=0.0, le=1.0)
     """Held-out fraction of clusters or groups; 1 makes a dataset for evaluations only."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Seed of the hash; another seed holds out other clusters."""
+    """Hash seed; another seed holds out other clusters."""
     similarity: float = Field(default=0.7, gt=0.0, le=1.0)
     """Estimated Jaccard similarity of word shingles from which two records are near-duplicates; at
     1 only equal records are, and reading is faster."""
     group_by: str | None = None
-    """Field that defines the groups: records with the same value stay in the same split."""
+    """Group field: records with the same value stay in the same split."""
     near_duplicates: Literal["keep", "drop"] = "keep"
-    """"drop" keeps only the first record of every near-duplicate cluster, in both splits."""
+    """"drop" keeps only the first record of each near-duplicate cluster, in both splits."""
 
     @property
     def needs_signatures(self) -> bool:
-        """Whether near-duplicates must be found, so that records need MinHash signatures."""
+        """Whether records need MinHash signatures to find near-duplicates."""
         needs_clusters = self.near_duplicates == "drop" or (
             self.group_by is None and self.heldout_fraction > 0
         )

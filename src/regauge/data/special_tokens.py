@@ -1,7 +1,7 @@
 """Special tokens around texts: read from a tokenizer's post-processor, and written as one.
 
-A post-processor places special tokens around a text, and around the two texts of a pair. To read
-them, the library applies it to placeholder tokens, so that the result depends on no vocabulary.
+A post-processor places special tokens around a text, and around the two texts in a pair. To read
+them, the library applies it to placeholder tokens, so the result does not depend on a vocabulary.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PLACEHOLDERS = {"a": 2**32 - 1, "b": 2**32 - 2}
-"""Token ids that no vocabulary has, for the first and the second text."""
+"""Token ids outside any vocabulary, for the first and second text."""
 
 
 class SpecialTokens(NamedTuple):
-    """Ids of the special tokens that enclose a text."""
+    """Special token ids around a text."""
 
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
 
 
 def read_special_tokens(tokenizer: Tokenizer, folder: Path) -> SpecialTokens:
-    """Return the special tokens that the post-processor of a tokenizer adds to a text.
+    """Return the special tokens added to a text by a tokenizer's post-processor.
 
     Raises DataError if it does not keep the text once.
     """
@@ -45,7 +45,7 @@ def read_special_tokens(tokenizer: Tokenizer, folder: Path) -> SpecialTokens:
 
 
 def read_role_id(tokenizer: Tokenizer, config: Mapping[str, Any], *roles: str) -> int | None:
-    """Return the id of the first of these roles, such as "eos", that a tokenizer defines."""
+    """Return the id of the first role, such as "eos", defined in a tokenizer."""
     for role in roles:
         token = config.get(f"{role}_token")
         text = token.get("content") if isinstance(token, dict) else token
@@ -56,10 +56,10 @@ def read_role_id(tokenizer: Tokenizer, config: Mapping[str, Any], *roles: str) -
 
 
 def enclose_texts(document: dict[str, Any], special_tokens: SpecialTokens) -> bool:
-    """Set the post-processor of a `tokenizer.json`; return whether that changes a token id.
+    """Set the post-processor in a `tokenizer.json`; return whether that changes a token id.
 
-    A text is enclosed in the special tokens. The second text of a pair only ends in them, as in
-    the rows of a dataset.
+    A text is enclosed in the special tokens. A pair's second text only ends in them, as in dataset
+    rows.
     """
     tokenizer = Tokenizer.from_str(json.dumps(document))
     prefix, suffix = special_tokens
@@ -100,7 +100,7 @@ def _apply_post_processor(
 def _describe_tokens(
     tokenizer: Tokenizer, ids: Sequence[int], type_id: int
 ) -> list[dict[str, Any]]:
-    """Return special tokens as pieces of a template."""
+    """Return special tokens as template pieces."""
     return [
         {"SpecialToken": {"id": tokenizer.id_to_token(token_id), "type_id": type_id}}
         for token_id in ids
@@ -108,7 +108,7 @@ def _describe_tokens(
 
 
 def _describe_text(name: str, type_id: int) -> dict[str, Any]:
-    """Return the text "A" or "B" as a piece of a template."""
+    """Return the text "A" or "B" as a template piece."""
     return {"Sequence": {"id": name, "type_id": type_id}}
 
 
@@ -132,14 +132,13 @@ def _build_template(
 
 
 def _load_post_processor(description: dict[str, Any]) -> Any:
-    """Return the post-processor of a description in the format of `tokenizer.json`."""
     document = json.loads(Tokenizer(models.BPE()).to_str())
     document["post_processor"] = description
     return Tokenizer.from_str(json.dumps(document)).post_processor
 
 
 def _find_byte_level(description: Any) -> list[dict[str, Any]]:
-    """Return the part of a post-processor that only changes the offsets of tokens, if any."""
+    """Return the post-processor part for token offsets only, if any."""
     kind = description.get("type") if isinstance(description, dict) else None
     if kind == "Sequence":
         return [part for item in description["processors"] for part in _find_byte_level(item)]

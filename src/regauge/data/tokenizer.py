@@ -1,8 +1,8 @@
 """Tokenizers as folders: trained here or loaded, used without torch and transformers.
 
-A trained tokenizer is a byte-level BPE, because its training is deterministic and that of WordPiece
-is not. `transformers.AutoTokenizer.from_pretrained` can load the folder. Text never becomes a
-special token: a document about "[MASK]" has no mask token.
+A trained tokenizer is a byte-level BPE, because its training is deterministic and WordPiece's is
+not. `transformers.AutoTokenizer.from_pretrained` can load the folder. Text never becomes a special
+token: a document about "[MASK]" does not contain a mask token.
 """
 
 from __future__ import annotations
@@ -49,47 +49,43 @@ if TYPE_CHECKING:
     from regauge.data.settings import TokenizerSettings
 
 MIN_LETTERS = 3
-"""Minimum number of letters of a token that counts as a word."""
+"""Minimum letters for a token to count as a word."""
 MORE_TEMPLATES = "additional_chat_templates"
-"""The folder of the chat templates of a tokenizer that have a name, such as "tool_use"."""
+"""Folder for a tokenizer's named chat templates, such as "tool_use"."""
 _FILE_PATTERNS = ("*.json", "*.txt", "*.model", "*.jinja", f"{MORE_TEMPLATES}/*.jinja")
-"""Patterns of the names of a tokenizer's files."""
 _FILE_PREFIXES = ("tokenizer", "special", "added", "vocab", "merges", "chat", MORE_TEMPLATES)
-"""Prefixes of the names of a tokenizer's files."""
 Side = Literal["left", "right"]
-"""The side of a long text that loses tokens, as `truncation_side` of transformers."""
+"""Side of a long text to truncate, as in transformers' `truncation_side`."""
 _SHOWN_LETTERS = 60
-"""Number of letters of a text that a message shows."""
+"""How many letters of a text a message shows."""
 _WORD_STARTS, _WORD_INSIDE = ("Ġ", "▁"), "##"
-"""Marks of tokens that start a word, and of tokens that continue one."""
+"""Marks on tokens at the start of a word, and on tokens inside one."""
 _NO_MAX_LENGTH = int(1e30)
-"""The `model_max_length` that transformers writes for a tokenizer without a maximum length."""
+"""transformers' `model_max_length` for a tokenizer without a maximum length."""
 
 
 class EncodedPair(NamedTuple):
-    """Two texts as one sequence."""
-
     ids: np.ndarray
     """Token ids with special tokens, [tokens] int32."""
     second_start: int
-    """Index of the first token of the second text: the number of tokens of type 0."""
+    """Index of the second text's first token: the number of tokens with type 0."""
     is_truncated: bool
     """Whether tokens were removed to keep the length limit."""
 
 
 class EncodedText(NamedTuple):
-    """A text as tokens that know their characters."""
+    """A text's tokens with their character offsets."""
 
     ids: np.ndarray
     """Token ids without special tokens, [tokens] int32."""
     offsets: np.ndarray
-    """First character and end of each token in the text, [tokens, 2]."""
+    """Each token's first character and end in the text, [tokens, 2]."""
     words: np.ndarray
-    """Index of the word of each token, as the pre-tokenizer splits the text, [tokens]."""
+    """Each token's word index, as the pre-tokenizer splits the text, [tokens]."""
 
 
 class LoadedTokenizer:
-    """A tokenizer that is loaded from a folder; it encodes texts as token ids."""
+    """A tokenizer loaded from a folder; encodes texts as token ids."""
 
     def __init__(
         self, folder: Path, *, ensure_end_token: bool = True, lowercase: bool = False
@@ -112,12 +108,11 @@ class LoadedTokenizer:
         self.info = self._read_info(folder)
         added = self._tokenizer.get_added_tokens_decoder().values()
         self.special_tokens = tuple(token.content for token in added if token.special)
-        """The special tokens as strings."""
 
     def encode(
         self, texts: Sequence[str], *, parse_special_tokens: bool = False
     ) -> list[np.ndarray]:
-        """Return the ids of every text as int32, without added special tokens.
+        """Return each text's ids as int32, without added special tokens.
 
         With `parse_special_tokens`, a special token in a text becomes its id; otherwise it is plain
         text. Raises DataError if the tokenizer has neither a token for a text nor an unknown token.
@@ -132,9 +127,9 @@ class LoadedTokenizer:
     def encode_with_offsets(
         self, texts: Sequence[str], *, parse_special_tokens: bool = False
     ) -> list[EncodedText]:
-        """Return every text with the characters of each token, without added special tokens.
+        """Return each text's tokens with their characters, without added special tokens.
 
-        The ids are those of `encode`. Raises DataError as `encode` does.
+        The ids are the same as from `encode`. Raises DataError as `encode` does.
         """
         self._tokenizer.encode_special_tokens = not parse_special_tokens
         encodings = self._encode_batch(texts, add_special_tokens=False, with_offsets=True)
@@ -156,7 +151,7 @@ class LoadedTokenizer:
         *,
         parse_special_tokens: bool = True,
     ) -> list[EncodedPair]:
-        """Return pairs of texts as sequences, in the format of the tokenizer.
+        """Return text pairs as sequences, in the tokenizer's format.
 
         If a pair is longer than the limit, tokens are removed from one side of the longer text.
         """
@@ -176,12 +171,12 @@ class LoadedTokenizer:
         ]
 
     def list_token_types(self, num_texts: int) -> list[int]:
-        """Return the token types of a short text, or of a pair of two texts."""
+        """Return the token types of a short text, or of a text pair."""
         texts = ("a",) if num_texts == 1 else ("a", "a")
         return list(self._tokenizer.encode(*texts).type_ids)
 
     def list_words(self) -> list[str]:
-        """Return the tokens that consist of three or more letters, as sorted texts."""
+        """Return tokens with three or more letters, sorted."""
         token_ids = sorted(set(self._tokenizer.get_vocab().values()))
         tokens = (self._tokenizer.decode([token_id]).strip() for token_id in token_ids)
         return sorted({token for token in tokens if len(token) >= MIN_LETTERS and token.isalpha()})
@@ -192,7 +187,7 @@ class LoadedTokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """The largest token id plus one."""
+        """One more than the largest token id."""
         return max(self._tokenizer.get_vocab().values()) + 1
 
     def token_text(self, token_id: int) -> str:
@@ -200,10 +195,10 @@ class LoadedTokenizer:
         return self._tokenizer.id_to_token(token_id) or ""
 
     def drop_partial_word(self, ids: np.ndarray) -> np.ndarray:
-        """Return a chunk of a text without a word that the previous chunk has begun.
+        """Drop the word at the start of a chunk that the previous chunk has begun.
 
-        The special tokens that open the text stay. Words are known by the marks of byte-level,
-        Metaspace and WordPiece tokenizers; other tokens count as words.
+        The special tokens before the text stay. Words are known by byte-level, Metaspace and
+        WordPiece marks; other tokens count as words.
         """
         has_prefix = ids[: len(self.prefix)].tolist() == self.prefix.tolist()
         start = len(self.prefix) if has_prefix else 0
@@ -220,21 +215,21 @@ class LoadedTokenizer:
         return truncate_ids(ids, max_tokens, self.truncation_side)
 
     def add_prefix(self, ids: np.ndarray) -> np.ndarray:
-        """Return the ids after the special tokens that open a text, for a model to continue."""
+        """Prepend the special tokens before a text, for a model to continue."""
         return np.concatenate([self.prefix, ids])
 
     def add_special_tokens(self, ids: np.ndarray) -> np.ndarray:
-        """Return the ids between the special tokens that open and close a text."""
+        """Add the special tokens before and after a text."""
         return np.concatenate([self.prefix, ids, self.suffix])
 
     @property
     def splits_special_tokens(self) -> bool:
-        """Whether the tokenizer declares that a special token in a text is plain text."""
+        """Whether the tokenizer declares special tokens in texts plain text."""
         return bool(self._config.get("split_special_tokens"))
 
     @property
     def omits_unknown_characters(self) -> bool:
-        """Whether the tokenizer silently leaves out the characters that its vocabulary lacks."""
+        """Whether the tokenizer silently leaves out characters missing from the vocabulary."""
         document = json.loads(self._tokenizer.to_str())
         model = document["model"]
         if model["type"] != "BPE" or model.get("unk_token") or model.get("byte_fallback"):
@@ -244,7 +239,7 @@ class LoadedTokenizer:
     def check_guessed(self, origin: Path, remedy: str) -> None:
         """Raise DataError if an older version guessed other special tokens for `origin`.
 
-        It took them from the encoded letter "a". Without a token for it, all of them were at the
+        It took them from the encoded letter "a". Without a token for it, it put all of them at the
         end.
         """
         if len(self.prefix) and not len(self.encode(["a"])[0]):
@@ -252,24 +247,24 @@ class LoadedTokenizer:
             raise DataError(problem, remedy)
 
     def describe(self) -> dict[str, Any]:
-        """Return everything that determines the token ids of a text, special tokens included."""
+        """Return everything with an effect on a text's token ids, special tokens included."""
         document: dict[str, Any] = json.loads(self._tokenizer.to_str())
         special_tokens = {"prefix": self.prefix.tolist(), "suffix": self.suffix.tolist()}
         return {**document, "post_processor": special_tokens}
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the declared end token; None if the tokenizer declares none."""
+        """Declared end token id, if any."""
         return self._find_id("eos")
 
     @property
     def num_special_tokens(self) -> int:
-        """Number of special tokens around a text."""
+        """How many special tokens enclose a text."""
         return len(self.prefix) + len(self.suffix)
 
     @cached_property
     def _byte_level_bpe(self) -> ByteLevelBpe | None:
-        """The fast encoder; it is built on first use, because that reads the whole tokenizer."""
+        """The fast encoder, built on first use, which reads the whole tokenizer."""
         return build_byte_level_bpe(self._tokenizer)
 
     def _encode_batch(
@@ -279,7 +274,7 @@ class LoadedTokenizer:
         add_special_tokens: bool = True,
         with_offsets: bool = False,
     ) -> Any:
-        """Return the encodings of texts or pairs; raises DataError for an unknown character."""
+        """Encode texts or pairs; raises DataError for an unknown character."""
         encoder = self._tokenizer
         encode_batch = encoder.encode_batch if with_offsets else encoder.encode_batch_fast
         try:
@@ -301,7 +296,7 @@ class LoadedTokenizer:
         return False
 
     def _find_id(self, *roles: str) -> int | None:
-        """Return the id of the first of these roles that the tokenizer defines."""
+        """Return the id of the first of these roles in the tokenizer, if any."""
         return read_role_id(self._tokenizer, self._config, *roles)
 
     def _find_prefix_and_suffix(self, *, ensure_end_token: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -327,10 +322,10 @@ class LoadedTokenizer:
 
 
 def find_first_tokens(words: Sequence[str], offsets: np.ndarray) -> list[int | None]:
-    """Return the index of the first token of each word; None for a word without tokens.
+    """Return the index of each word's first token; None for a word without tokens.
 
-    `offsets`, [tokens, 2], are those of the words joined by spaces. A token that begins with a
-    space, or is one, belongs to the word after the space.
+    `offsets`, [tokens, 2], are for the words joined by spaces. A token that begins with a space, or
+    is one, belongs to the word after the space.
     """
     ends = np.cumsum([len(word) + 1 for word in words]) - 1
     last_characters = np.maximum(offsets[:, 1] - 1, offsets[:, 0])
@@ -343,7 +338,7 @@ def find_first_tokens(words: Sequence[str], offsets: np.ndarray) -> list[int | N
 
 
 def train_tokenizer(texts: Iterator[list[str]], settings: TokenizerSettings, folder: Path) -> None:
-    """Train a byte-level BPE on batches of texts and save it to a folder."""
+    """Train a byte-level BPE on text batches and save it to a folder."""
     tokenizer = Tokenizer(models.BPE(unk_token=TRAINED_ROLES["unk"]))
     tokenizer.normalizer = _build_normalizer(settings.normalize)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -377,12 +372,12 @@ def train_tokenizer(texts: Iterator[list[str]], settings: TokenizerSettings, fol
 
 
 def truncate_ids(ids: np.ndarray, max_tokens: int, side: Side) -> np.ndarray:
-    """Return the last tokens of a text if the left side is truncated, else the first ones."""
+    """Return a text's last tokens if the left side is truncated, else the first ones."""
     return ids[max(len(ids) - max_tokens, 0) :] if side == "left" else ids[:max_tokens]
 
 
 def read_truncation_side(folder: Path) -> Side:
-    """Return the side on which the tokenizer of a folder truncates, as transformers reads it.
+    """Return a folder's tokenizer truncation side, as transformers reads it.
 
     Raises DataError if the folder names another side.
     """
@@ -398,7 +393,7 @@ def read_truncation_side(folder: Path) -> Side:
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy the files of a tokenizer; transformers converts it if it has no `tokenizer.json`."""
+    """Copy tokenizer files; transformers converts the tokenizer if `tokenizer.json` is missing."""
     check_tokenizer(source)
     folder.mkdir(parents=True)
     if (source / TOKENIZER).exists():
@@ -410,9 +405,9 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 
 def copy_tokenizer_files(source: Path, folder: Path) -> None:
-    """Copy the files of a tokenizer to an existing folder.
+    """Copy tokenizer files to an existing folder.
 
-    The copy names the special tokens that the source leaves to the class of its model.
+    The copy names the special tokens that the source leaves to the model class.
     """
     for path in list_tokenizer_files(source):
         target = folder / path.relative_to(source)
@@ -424,7 +419,7 @@ def copy_tokenizer_files(source: Path, folder: Path) -> None:
 
 
 def check_tokenizer(source: Path) -> None:
-    """Raise DataError if a folder has no tokenizer."""
+    """Raise DataError if a folder lacks a tokenizer."""
     if not source.is_dir():
         raise DataError(f"no tokenizer folder {source}", "correct tokenizer.path")
     if not any(
@@ -436,11 +431,11 @@ def check_tokenizer(source: Path) -> None:
 
 
 def check_same_tokenizer(dataset: Path, model: Path) -> None:
-    """Raise DataError if the tokenizer of a model's folder is not that of a prepared dataset.
+    """Raise DataError if a model folder's tokenizer is not a prepared dataset's.
 
-    The truncation and padding that a library last stored in the file are ignored. Post-processors
-    are compared by the special tokens around a text: a model's file may state the end token that
-    its dataset adds.
+    Ignores the truncation and padding last stored in the file by a library. Post-processors are
+    compared by the special tokens around a text: a model's file may state the end token added in
+    the dataset.
     """
     dataset_file, model_file = dataset / "tokenizer" / TOKENIZER, model / TOKENIZER
     if not (dataset_file.exists() and model_file.exists()):
@@ -455,7 +450,7 @@ def check_same_tokenizer(dataset: Path, model: Path) -> None:
 
 
 def hash_tokenizer(source: Path) -> str:
-    """Return a hash of the files of a tokenizer; raises DataError if a folder has none."""
+    """Hash a folder's tokenizer files; raises DataError if there are none."""
     check_tokenizer(source)
     names = (path.relative_to(source).as_posix() for path in list_tokenizer_files(source))
     lines = "".join(f"{name} {sha256(source / name)}\n" for name in names)
@@ -463,7 +458,7 @@ def hash_tokenizer(source: Path) -> str:
 
 
 def list_tokenizer_files(source: Path) -> list[Path]:
-    """Return the files of a tokenizer's folder, sorted."""
+    """Return a folder's tokenizer files, sorted."""
     paths = (path for pattern in _FILE_PATTERNS for path in source.glob(pattern))
     return sorted(
         path for path in paths if path.relative_to(source).as_posix().startswith(_FILE_PREFIXES)

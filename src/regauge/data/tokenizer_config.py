@@ -1,7 +1,7 @@
-"""The configuration of a tokenizer, with its special tokens by role.
+"""Tokenizer configuration, with special tokens by role.
 
-A role is a use of a special token, such as "pad" or "mask". Many published tokenizers name no role:
-the class of transformers that their model selects has defaults.
+A role is a use for a special token, such as "pad" or "mask". Many published tokenizers do not name
+roles: the transformers class for their model has defaults.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
-"""Older file with the roles of special tokens, which `tokenizer_config.json` replaces."""
+"""Older file with special token roles, replaced by `tokenizer_config.json`."""
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 TRAINED_ROLES = {
     "pad": "[PAD]",
@@ -29,20 +29,16 @@ TRAINED_ROLES = {
     "sep": "[SEP]",
     "mask": "[MASK]",
 }
-"""The special tokens of a tokenizer that is trained here, and of one without a configuration."""
+"""Special tokens for a tokenizer trained here, or one without a configuration."""
 _MODEL_CONFIG = "config.json"
 _REMEDY = "replace it"
 
 
 class SpecialTokenShape(DocumentShape):
-    """A special token with its attributes."""
-
     content: str
 
 
 class TokenizerConfigShape(DocumentShape):
-    """The special tokens of a tokenizer's configuration."""
-
     pad_token: str | SpecialTokenShape | None = None
     unk_token: str | SpecialTokenShape | None = None
     cls_token: str | SpecialTokenShape | None = None
@@ -54,9 +50,9 @@ class TokenizerConfigShape(DocumentShape):
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """Return the configuration of a tokenizer, with the special tokens of its class.
+    """Return a tokenizer's configuration, with the special tokens of its class.
 
-    A tokenizer without any configuration has the roles of a trained one.
+    A tokenizer without any configuration has a trained one's roles.
     """
     config = read_declared_config(folder)
     roles = read_class_roles(folder, config)
@@ -66,7 +62,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
 
 
 def read_declared_config(folder: Path) -> dict[str, Any]:
-    """Return the keys of both configuration files of a tokenizer, without defaults."""
+    """Return the keys from both configuration files, without defaults."""
     merged: dict[str, Any] = {}
     for name in (SPECIAL_TOKENS_MAP, CONFIG):
         document = find_json(folder / name, _REMEDY) or {}
@@ -76,11 +72,11 @@ def read_declared_config(folder: Path) -> dict[str, Any]:
 
 
 def read_class_roles(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Return the special tokens that transformers uses for a folder that names none.
+    """Return transformers' special tokens for a folder that names none.
 
-    `config` is the declared configuration of the folder. The special tokens are defaults of the
-    class of its tokenizer or model. The result is empty if the folder names neither, or if it names
-    a special token. This imports transformers and torch.
+    `config` is the folder's declared configuration. The special tokens are defaults of the
+    tokenizer or model class. The result is empty if the folder names neither, or if it names a
+    special token. This imports transformers and torch.
     """
     if any(f"{role}_token" in config for role in ROLES):
         return {}
@@ -100,15 +96,15 @@ def read_class_roles(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
-    """Write a JSON document of a tokenizer as transformers does."""
+    """Write a tokenizer's JSON document as transformers does."""
     text = json.dumps(document, indent=2, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
 
 
 def check_added_tokens(tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -> None:
-    """Raise DataError if the configuration adds a token that `tokenizer.json` does not have.
+    """Raise DataError if the configuration adds a token missing from `tokenizer.json`.
 
-    transformers adds it when it loads the folder; the library `tokenizers` does not.
+    transformers adds it when it loads the folder; the `tokenizers` library does not.
     """
     for number, token in (config.get("added_tokens_decoder") or {}).items():
         if tokenizer.token_to_id(token["content"]) != int(number):

@@ -1,4 +1,4 @@
-"""Rows of datasets that a run file describes and that are not prepared yet."""
+"""Rows of datasets described in a run file but not prepared yet."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from regauge.data.layouts import build_layout
 from regauge.data.settings import UNNAMED, Layouts, RowLayout
 
 RowsByFolder = Mapping[str, RowLayout]
-"""Row layouts by the folder of their dataset."""
+"""Dataset folder -> row layout."""
 NO_ROWS: RowsByFolder = MappingProxyType({})
 
 
 class _RowTables(config.Settings):
-    """The table `rows` of a run file."""
+    """A run file's `rows` table."""
 
     rows: Layouts = Field(default_factory=lambda: {UNNAMED: RowLayout()})
-    """The layouts by name."""
+    """Name -> layout."""
 
 
 def describe_datasets(tables: config.Tables) -> RowsByFolder:
-    """Return the layouts of the datasets that `prepare` would create from a run file, if any.
+    """Return the layouts for the datasets `prepare` would create from a run file, if any.
 
     Raises SettingsError if the rows are invalid.
     """
@@ -39,22 +39,21 @@ def describe_datasets(tables: config.Tables) -> RowsByFolder:
 
 
 def map_by_folder(path: str, layouts: Mapping[str, RowLayout]) -> RowsByFolder:
-    """Return layouts by the folder of their dataset; a named one has a subfolder of `path`."""
+    """Return dataset folder -> layout; a named layout has a subfolder of `path`."""
     return {str(Path(path, name)): rows for name, rows in layouts.items()}
 
 
 def find_rows(described: RowsByFolder, path: str) -> RowLayout | None:
-    """Return the layout of the dataset in a folder, or None if it is not described."""
+    """Return the layout for the dataset in a folder, or None if it is not described."""
     return described.get(str(Path(path)))
 
 
 def is_prepared(folder: Path) -> bool:
-    """Return whether a folder has a prepared dataset."""
     return (folder / dataset.MANIFEST).exists()
 
 
 def expected_fields(rows: RowLayout) -> dict[str, dataset.ColumnInfo]:
-    """Return the columns that rows will have, with one text of the maximum length in each."""
+    """Return the expected columns of rows, with one maximum-length text in each."""
     return {
         name: column.model_copy(update={"lengths": {"train": (*[0] * column.max_length, 1)}})
         if column.kind == "tokens"

@@ -1,7 +1,7 @@
-"""Values of records: the one conversion from every input format, the kinds of values, their keys.
+"""Record values: one conversion from every input format, their kinds and keys.
 
-A value is kept exactly, or it is refused with a reason; it is never replaced by another one. NaN
-and null are missing values.
+A value is kept exactly, or refused with a reason; it is never replaced by another one. NaN and null
+are missing values.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
 Value = str | int | float | bool | list[Any] | dict[str, Any]
-"""A text, a number, a truth value, or a nested value as in JSON. An integer has any size."""
+"""A text, number, truth value, or nested value as in JSON. An integer has any size."""
 FieldKind = Literal["text", "integer", "uint64", "float", "boolean", "date", "decimal", "json"]
-"""The kind of a field's values, which decides the type of its column.
+"""Kind of a field's values, which decides the column type.
 
 "date" has dates and times as ISO 8601 texts, "decimal" has exact numbers as texts, and "json" has
 any values as JSON texts.
@@ -23,17 +23,17 @@ any values as JSON texts.
 INT64 = range(-(2**63), 2**63)
 UINT64 = range(2**64)
 MAX_DIGITS = 1000
-"""Maximum number of digits of an integer in a text."""
+"""Maximum digits in an integer written as text."""
 TEXT_KINDS = ("text", "date", "decimal")
-"""Kinds whose values are stored as texts without quotes."""
+"""Kinds stored as texts without quotes."""
 NUMBER_KINDS = {"integer", "uint64", "decimal", "float"}
 _KEY_ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
 
 
 def convert_value(value: object) -> Value | None:
-    """Return a value of any format as a value of a record; None if it is missing.
+    """Convert a value in any input format to a record value; None if it is missing.
 
-    Raises ValueError with the reason for a value that cannot be kept exactly.
+    Raises ValueError with the reason if a value cannot be kept exactly.
     """
     if value is None or isinstance(value, str | int):
         return value
@@ -55,7 +55,7 @@ def convert_value(value: object) -> Value | None:
 
 
 def _convert_decimal(number: Decimal) -> Value | None:
-    """Return a decimal number as an integer or a float if that is exact, else as text."""
+    """Return a decimal number as an integer or a float if exact, else as text."""
     if not number.is_finite():
         return None if number.is_nan() else float(number)
     if number == number.to_integral_value():
@@ -64,7 +64,7 @@ def _convert_decimal(number: Decimal) -> Value | None:
 
 
 def infer_kind(value: Value) -> FieldKind:
-    """Return the kind of a value: the narrowest one that keeps it exactly."""
+    """Return the narrowest kind for an exact value."""
     if isinstance(value, str):
         return "text"
     if isinstance(value, bool):
@@ -75,7 +75,7 @@ def infer_kind(value: Value) -> FieldKind:
 
 
 def merge_kinds(kind: FieldKind, other: FieldKind, *, has_negative: bool) -> FieldKind:
-    """Return the kind of a field that has values of two kinds.
+    """Return the kind for a field with values of two kinds.
 
     Two kinds of numbers become the one that keeps both; `has_negative` is whether a number is below
     zero. Otherwise the first kind stays, and records with another value are rejected.
@@ -89,7 +89,7 @@ def merge_kinds(kind: FieldKind, other: FieldKind, *, has_negative: bool) -> Fie
 
 
 def fits_kind(value: Value, kind: FieldKind) -> bool:
-    """Return whether a column of a kind keeps a value exactly."""
+    """Return whether a column of this kind keeps a value exactly."""
     if kind in {"json", "boolean"} or isinstance(value, bool):
         return kind == "json" or (kind == "boolean" and isinstance(value, bool))
     if isinstance(value, str):
@@ -105,7 +105,7 @@ def fits_kind(value: Value, kind: FieldKind) -> bool:
 
 
 def to_cell(value: Value | None, kind: FieldKind) -> Value | None:
-    """Return a value that fits a kind as a cell of a column of this kind."""
+    """Return a value as a cell in a column of a fitting kind."""
     if value is None or kind in {"text", "boolean", "date"}:
         return value
     if kind == "json":
@@ -123,7 +123,7 @@ def read_integer(value: object) -> int | None:
 
 
 def parse_integer(text: str) -> int:
-    """Return the integer of a text, of any size; whole decimal numbers such as "7.0" are integers.
+    """Parse an integer of any size; whole decimal numbers such as "7.0" are integers.
 
     Raises ValueError for other texts.
     """
@@ -138,7 +138,7 @@ def parse_integer(text: str) -> int:
 
 
 def parse_float(text: str) -> float:
-    """Return the finite number of a text; raises ValueError for other texts."""
+    """Parse a finite number; raises ValueError for other texts."""
     number = float(text)
     if not math.isfinite(number) or "_" in text:
         raise ValueError
@@ -146,7 +146,7 @@ def parse_float(text: str) -> float:
 
 
 def format_key(value: Value) -> str:
-    """Return the text that identifies a value as a group or a category.
+    """Return a text to identify a value as a group or a category.
 
     Equal values have equal keys: 7, 7.0 and "7", or 1 and true.
     """
@@ -158,7 +158,7 @@ def format_key(value: Value) -> str:
 
 
 def _equals_float(number: int) -> bool:
-    """Return whether a float has exactly the value of an integer."""
+    """Return whether a float has exactly an integer's value."""
     try:
         return int(float(number)) == number
     except OverflowError:

@@ -1,9 +1,8 @@
-"""Row layouts: how the records of a source become the rows of a dataset. One layout per file.
+"""Row layouts: how source records become dataset rows. One layout per file.
 
-A layout defines the settings and the record fields that it reads. It encodes a record as rows, or
-as chunks of rows, and it builds the columns of a shard from these. No other module of `data`
-depends on the kind of layout. By default, a record is a row with a column for each of its texts and
-values.
+A layout defines the settings and record fields that it reads. It encodes a record as rows, or as
+row chunks, and builds a shard's columns from these. No other module in `data` depends on the layout
+kind. By default, a record is a row with a column for each of its texts and values.
 """
 
 from __future__ import annotations
@@ -50,40 +49,38 @@ class UnusableRecord(Exception):  # noqa: N818 (no failure: the record is counte
     def __init__(self, reason: str, detail: str = "", *, is_rejected: bool = True) -> None:
         super().__init__(reason)
         self.reason = reason
-        """A short reason from a small set, because reasons are counted."""
+        """Short reason from a small set, because reasons are counted."""
         self.detail = detail
         self.is_rejected = is_rejected
 
 
 class EncodedRecord(NamedTuple):
-    """A record whose texts are encoded."""
-
     record: dict[str, Value]
     ids: list[np.ndarray]
-    """Token ids of each text, without special tokens around it."""
+    """Each text's token ids, without special tokens around it."""
     tokenizer: LoadedTokenizer
     truncated: Counter[str]
-    """Number of truncated texts by field; the layout updates it."""
+    """Field -> truncated texts; the layout updates it."""
     warnings: Counter[str]
-    """Number of records by warning, each with a remedy; the layout updates it."""
+    """Warning with a remedy -> records; the layout updates it."""
 
 
 class Layout(ABC):
-    """One kind of row, configured by the table `rows`."""
+    """One kind of row, configured by the `rows` table."""
 
     kind: ClassVar[str]
-    """The value of `rows.layout`, which is the name of the file."""
+    """Value of `rows.layout`, the file's name."""
     setting_names: ClassVar[tuple[str, ...]]
-    """The keys of `rows` that the layout reads; any other key is an error."""
+    """Keys of `rows` read by the layout; any other key is an error."""
     defaults: ClassVar[dict[str, Any]] = {}
-    """Defaults of settings that differ from the defaults of `RowLayout`."""
+    """Defaults other than `RowLayout`'s."""
 
     def __init__(self, settings: RowLayout) -> None:
         self.settings = settings
         self.left_out: Counter[str] = Counter()
-        """Number of records that did not fit into a row, by reason."""
+        """Reason -> records too large for a row."""
         self.classes: dict[str, LabelClasses] = {}
-        """The classes of each label; they are known when all records are encoded."""
+        """Classes per label; known when all records are encoded."""
 
     @classmethod
     def check_settings(cls, settings: RowLayout) -> None:
@@ -91,35 +88,34 @@ class Layout(ABC):
         del settings
 
     def check_split(self, split: SplitSettings) -> None:
-        """Raise ValueError if the rows of this layout do not allow a split."""
+        """Raise ValueError if this layout's rows do not allow a split."""
         del split
 
     @abstractmethod
     def text_fields(self) -> tuple[str, ...]:
-        """Return the text fields that a record must have."""
+        """Return a record's required text fields."""
 
     def value_kinds(self) -> dict[str, ValueKind]:
-        """Return the kinds of the fields that are values, by name."""
+        """Return value field -> kind."""
         return {}
 
     def label_fields(self) -> tuple[str, ...]:
-        """Return the names of the fields with classes."""
         return tuple(name for name, kind in self.value_kinds().items() if kind == "label")
 
     def declared_classes(self) -> dict[str, tuple[str, ...]]:
-        """Return the class names of the run file by field; empty for a field without them."""
+        """Return field -> class names in the run file; empty for a field without them."""
         return {name: self.settings.labels.get(name, ()) for name in self.label_fields()}
 
     def set_classes(self, classes: dict[str, LabelClasses]) -> None:
-        """Set the classes of the labels; raises DataError if rows cannot have them."""
+        """Set the label classes; raises DataError if rows cannot have them."""
         self.classes = classes
 
     @abstractmethod
     def token_limits(self) -> dict[str, int]:
-        """Return the maximum number of tokens of each column of tokens."""
+        """Return token column -> maximum tokens."""
 
     def check_fields(self, field_names: tuple[str, ...]) -> None:
-        """Raise SettingsError if a source with these fields lacks one that the layout needs."""
+        """Raise SettingsError if a source with these fields lacks a required one."""
         for name in (*self.text_fields(), *self.value_kinds()):
             if name not in field_names:
                 if field_names:
@@ -129,7 +125,7 @@ class Layout(ABC):
                 raise SettingsError(f"the source has no field '{name}' with a value", remedy)
 
     def check_inputs(self, tokenizer: TokenizerSettings) -> None:
-        """Raise SettingsError if it is known before reading that no row can be made."""
+        """Raise SettingsError if no row can be made, as far as is known before reading."""
         del tokenizer
 
     def check_tokenizer(self, tokenizer: LoadedTokenizer) -> None:
@@ -143,15 +139,15 @@ class Layout(ABC):
                 )
 
     def to_document(self) -> dict[str, Any]:
-        """Return everything of the layout that determines the bytes of a dataset, JSON-ready."""
+        """Return everything with an effect on a dataset's bytes, JSON-ready."""
         return config.dump(self.settings)
 
     def write_tokenizer_files(self, folder: Path) -> None:
-        """Write the files that the layout adds to the folder of the dataset's tokenizer."""
+        """Write the layout's files to the dataset's tokenizer folder."""
         del folder
 
     def encoded_columns(self) -> list[pa.Field]:
-        """Return the columns of an encoded record: the cells of a row, or of a chunk of one."""
+        """Return an encoded record's columns: the cells of a row, or of a row chunk."""
         tokens = [pa.field(name, TOKENS_TYPE) for name in self.token_limits()]
         return [
             *tokens,
@@ -159,7 +155,7 @@ class Layout(ABC):
         ]
 
     def record_text_columns(self) -> list[pa.Field]:
-        """Return the columns of texts that are stored of a held-out record, before truncation."""
+        """Return the columns for a held-out record's stored texts, before truncation."""
         return []
 
     def row_text_columns(self) -> list[pa.Field]:
@@ -167,7 +163,7 @@ class Layout(ABC):
         return self.record_text_columns()
 
     def select_texts(self, record: dict[str, Value], tokenizer: LoadedTokenizer) -> list[str]:
-        """Return the texts of a record to encode; raises UnusableRecord."""
+        """Return a record's texts to encode; raises UnusableRecord."""
         del tokenizer
         for name in self.text_fields():
             if not isinstance(record.get(name), str):
@@ -178,7 +174,7 @@ class Layout(ABC):
         return [str(record[name]) for name in self.text_fields()]
 
     def encode_values(self, record: dict[str, Value]) -> list[int | float | list[str] | np.ndarray]:
-        """Return the cells of a record's values; raises UnusableRecord for one of another kind."""
+        """Return a record's value cells; raises UnusableRecord for a value of another kind."""
         cells = []
         for name, kind in self.value_kinds().items():
             try:
@@ -189,41 +185,41 @@ class Layout(ABC):
         return cells
 
     def encode_texts(self, texts: list[str], tokenizer: LoadedTokenizer) -> list[np.ndarray]:
-        """Return the token ids of the texts of many records."""
+        """Return the token ids of many records' texts."""
         return tokenizer.encode(texts)
 
     @abstractmethod
     def build_cells(self, encoded: EncodedRecord) -> Iterator[list[Any]]:
-        """Yield the cells of `encoded_columns` that a record gives; raises UnusableRecord."""
+        """Yield a record's cells for `encoded_columns`; raises UnusableRecord."""
 
     def build_rows(self, encoded: Iterable[pa.RecordBatch], pad_id: int) -> Iterator[pa.Table]:
-        """Yield the rows of encoded records in the order of the source; column 0 is the split."""
+        """Yield encoded records as rows in source order; column 0 is the split."""
         del pad_id
         indices = list(range(1, 1 + len(self.encoded_columns())))
         for batch in encoded:
             yield pa.Table.from_batches([batch.select(indices)])
 
     def build_row_texts(self, encoded: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Yield the texts of each row before truncation, in the order of `build_rows`."""
+        """Yield each row's texts before truncation, in `build_rows` order."""
         columns = self.row_text_columns()
         for batch in encoded:
             yield pa.table(batch.columns[-len(columns) :], schema=pa.schema(columns))
 
     def count_lengths(self, rows: pa.Table) -> Lengths:
-        """Return the number of tokens of each row in every column of tokens."""
+        """Return each row's number of tokens in every token column."""
         return {
             name: pc.list_value_length(rows.column(name)).to_numpy() for name in self.token_limits()
         }
 
     def count_tokens(self, rows: pa.Table, lengths: Lengths) -> int:
-        """Return the number of tokens of rows with these `lengths`, without padding."""
+        """Return how many tokens rows with these `lengths` have, without padding."""
         del rows
         return sum(int(counts.sum()) for counts in lengths.values())
 
     def describe_columns(
         self, stats_by_split: dict[str, ColumnStats]
     ) -> dict[str, dataset.ColumnInfo]:
-        """Return the manifest entries of the columns of a row, from their statistics by split."""
+        """Return the manifest entries for row columns, from their statistics by split."""
         texts = {
             name: dataset.ColumnInfo(
                 max_length=limit,
@@ -244,13 +240,12 @@ class Layout(ABC):
         }
 
     def _find_classes(self, name: str) -> LabelClasses | None:
-        """Return the classes of a field; before any record is read, the declared ones."""
+        """Return a field's classes; before any record is read, the declared ones."""
         declared = self.declared_classes().get(name)
         unread = LabelClasses({}, declared) if declared else None
         return self.classes.get(name, unread)
 
 
 def build_layout(settings: RowLayout) -> Layout:
-    """Return the layout that a table `rows` defines."""
     layout: Layout = choices.load(LAYOUTS, settings.layout)(settings)
     return layout

@@ -1,4 +1,4 @@
-"""Base of the layouts whose rows have one length and are filled with chunks."""
+"""Base for layouts with rows of one length, filled with chunks."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ SEGMENTS = "segments"
 
 
 class FilledLayout(Layout, ABC):
-    """Rows of `length` tokens; each chunk of a record is a segment, and the rest is padding."""
+    """Rows of `length` tokens; each record chunk is a segment, and the rest is padding."""
 
     def token_limits(self) -> dict[str, int]:
         return {"tokens": self.settings.length}
 
     def build_rows(self, encoded: Iterable[pa.RecordBatch], pad_id: int) -> Iterator[pa.Table]:
-        """Yield rows that are filled with waiting chunks."""
         rows = packing.pack_chunks(_split_chunks(encoded), self.settings.length)
         while batch := list(islice(rows, ROWS_PER_TABLE)):
             yield self._build_table(batch, pad_id)
 
     def _build_table(self, rows: list[list[np.ndarray]], pad_id: int) -> pa.Table:
-        """Return rows of chunks as columns: tokens, segments and the other encoded columns."""
+        """Return chunk rows as columns: tokens, segments and the other encoded columns."""
         tokens, *others = self.encoded_columns()
         length = self.settings.length
         values, segments = packing.assemble_rows(rows, length, [pad_id, *(0 for _ in others)])

@@ -1,4 +1,4 @@
-"""Base of the layouts whose rows are records: texts with token limits, and values."""
+"""Base for layouts with one row per record: texts with token limits, and values."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from regauge.data.settings import RowLayout
 
 RECORD_SETTINGS = ("fields", "labels", "integers", "floats", "categories")
-"""The keys of `rows` that these layouts read."""
+"""Keys of `rows` read by these layouts."""
 
 
 class RecordLayout(Layout, ABC):
-    """The texts and values of a record; each text is truncated at its token limit."""
+    """A record's texts and values; each text is truncated at its token limit."""
 
     @classmethod
     def check_settings(cls, settings: RowLayout) -> None:
@@ -60,7 +60,6 @@ class RecordLayout(Layout, ABC):
         return dict(self.settings.fields)
 
     def build_cells(self, encoded: EncodedRecord) -> Iterator[list[Any]]:
-        """Yield the cells of the record's row."""
         cells: list[Any] = []
         for (name, limit), tokens in zip(self.token_limits().items(), encoded.ids, strict=True):
             max_tokens = limit - encoded.tokenizer.num_special_tokens

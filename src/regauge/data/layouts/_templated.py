@@ -1,4 +1,4 @@
-"""Base of the layouts whose texts are conversations in a chat template; answers are marked."""
+"""Base for layouts with conversations in a chat template; answers are marked."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from regauge.data.settings import RowLayout, TokenizerSettings
 
 REMEDY_VALUES = '"alpaca", "chatml" or a Jinja file'
-"""Values of `rows.chat_template` in remedies."""
+"""Values of `rows.chat_template`, for remedies."""
 REMEDY_IGNORED = "set rows.chat_template to one that writes it, or remove it from the source"
 PROBLEM_PROMPT = "the generation prompt of the chat template has other tokens when answers follow"
 REMEDY_PROMPT = "end it in a special token or a line break, not in a blank"
 TEST_ANSWERS = ("a", "the", "The", "I", "It", "1")
-"""First words of answers that may have one token with the end of a generation prompt."""
+"""First answer words that may merge into one token with the end of a generation prompt."""
 
 
 class TemplateLayout(Layout, ABC):
-    """A conversation has exactly the tokens of its template; none is added."""
+    """A conversation has exactly the template's tokens; none is added."""
 
     setting_names: ClassVar[tuple[str, ...]] = ("length", "too_long", "chat_template")
     defaults: ClassVar[dict[str, Any]] = {"too_long": "truncate"}
@@ -44,7 +44,7 @@ class TemplateLayout(Layout, ABC):
         super().__init__(settings)
         self._templates: dict[Path, chat_templates.ChatTemplate] = {}
         self._changes_prompt: bool | None = None
-        """Whether test answers change the tokens of the generation prompt; None if not tested."""
+        """Whether test answers change the generation prompt's tokens; None if not tested."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes to pickle; each process loads the template itself."""
@@ -58,7 +58,7 @@ class TemplateLayout(Layout, ABC):
             )
 
     def text_fields(self) -> tuple[str, ...]:
-        """Return nothing: the fields of a record depend on its format."""
+        """Return nothing: a record's fields depend on its format."""
         return ()
 
     def check_inputs(self, tokenizer: TokenizerSettings) -> None:
@@ -99,7 +99,7 @@ class TemplateLayout(Layout, ABC):
         return {**super().to_document(), "template_sha256": hashlib.sha256(content).hexdigest()}
 
     def write_tokenizer_files(self, folder: Path) -> None:
-        """Write the template to the tokenizer of the dataset, and so of every model."""
+        """Write the template to the dataset's tokenizer, and so to every model's."""
         if self.settings.chat_template is not None:
             template = chat_templates.find_template_file(self.settings.chat_template)
             chat_templates.install_template(folder, template)
@@ -110,7 +110,7 @@ class TemplateLayout(Layout, ABC):
     def render(
         self, conversation: Conversation, tokenizer: LoadedTokenizer
     ) -> chat_templates.RenderedConversation:
-        """Return the text of a conversation with its answers; raises UnusableRecord."""
+        """Render a conversation with its answers as text; raises UnusableRecord."""
         try:
             check_strings(conversation, tokenizer.special_tokens)
             rendered = self.load_template(tokenizer.folder).render(conversation)
@@ -125,9 +125,9 @@ class TemplateLayout(Layout, ABC):
     def truncate(
         self, ids: list[np.ndarray], tokenizer: LoadedTokenizer
     ) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Return the tokens and marks of a conversation, and whether they were truncated.
+        """Return a conversation's tokens and marks, and whether they were truncated.
 
-        `ids` encodes the texts of `list_prefixes`. Raises UnusableRecord if no answer is left.
+        `ids` encodes the texts from `list_prefixes`. Raises UnusableRecord if no answer is left.
         """
         tokens, marks, length = ids[0], mark_answers(ids), self.settings.length
         count = len(tokens)
@@ -141,9 +141,9 @@ class TemplateLayout(Layout, ABC):
     def list_warnings(
         self, conversation: Conversation, ids: list[np.ndarray], tokenizer: LoadedTokenizer
     ) -> set[str]:
-        """Return the warnings about a conversation: ignored parts, prompts with other tokens.
+        """Return warnings about a conversation: ignored parts, prompts with other tokens.
 
-        `ids` encodes the texts of `list_prefixes`.
+        `ids` encodes the texts from `list_prefixes`.
         """
         paths = self.load_template(tokenizer.folder).list_ignored_parts(conversation)
         names = {format_part(path) for path in paths}
@@ -156,7 +156,7 @@ class TemplateLayout(Layout, ABC):
         return warnings
 
     def load_template(self, tokenizer: Path) -> chat_templates.ChatTemplate:
-        """Return the template with a tokenizer's folder; cached for the lifetime of the layout."""
+        """Load the template with a tokenizer folder; cached for the layout's lifetime."""
         if tokenizer not in self._templates:
             template = chat_templates.load_template(tokenizer, self.settings.chat_template)
             self._templates[tokenizer] = template
@@ -164,11 +164,10 @@ class TemplateLayout(Layout, ABC):
 
     @property
     def _name(self) -> str:
-        """The name of the template in messages."""
+        """Template name for messages."""
         return self.settings.chat_template or "of the tokenizer"
 
     def _warn_if_unstable(self, folder: Path | None) -> None:
-        """Log a warning if the template reads the clock or random values."""
         if self.settings.chat_template is not None:
             text = chat_templates.read_template(self.settings.chat_template)
             names = chat_templates.find_unstable_names(text)
@@ -190,7 +189,7 @@ class TemplateLayout(Layout, ABC):
 
 
 def list_prefixes(rendered: chat_templates.RenderedConversation) -> list[str]:
-    """Return the text, and its prefixes up to both ends of each answer."""
+    """Return the text, and the prefixes up to both ends of each answer."""
     return [
         rendered.text,
         *(rendered.text[:offset] for span in rendered.answers for offset in span),
@@ -198,10 +197,10 @@ def list_prefixes(rendered: chat_templates.RenderedConversation) -> list[str]:
 
 
 def mark_answers(ids: list[np.ndarray]) -> np.ndarray:
-    """Return 1 for each token of an answer, else 0; `ids` encodes the texts of `list_prefixes`.
+    """Return 1 for each answer token, else 0; `ids` encodes the texts from `list_prefixes`.
 
-    An answer starts at the first token that is not in its encoded prompt. The prompt then has the
-    same tokens in training and in generation.
+    An answer starts at the first token outside its encoded prompt. The prompt then has the same
+    tokens in training and in generation.
     """
     tokens, *prefixes = ids
     marks = np.zeros(len(tokens), np.uint8)
@@ -211,12 +210,12 @@ def mark_answers(ids: list[np.ndarray]) -> np.ndarray:
 
 
 def _is_prefix(prompt: np.ndarray, tokens: np.ndarray) -> bool:
-    """Return whether token ids begin with the ids of a prompt."""
+    """Return whether token ids begin with a prompt's ids."""
     return _count_shared(prompt, tokens) == len(prompt)
 
 
 def _count_shared(prefix: np.ndarray, tokens: np.ndarray) -> int:
-    """Return the length of the common prefix of two token sequences."""
+    """Return the common prefix length of two token sequences."""
     size = min(len(prefix), len(tokens))
     differences = np.flatnonzero(prefix[:size] != tokens[:size])
     return int(differences[0]) if len(differences) else size

@@ -1,4 +1,4 @@
-"""Rows of one length, filled with conversations in a chat template; answer tokens are marked."""
+"""Rows of one length, filled with chat template conversations; answer tokens are marked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from regauge.data.values import Value
 
 LOSS_MASK = "loss_mask"
-"""The column that marks the tokens of answers."""
+"""Answer token column."""
 
 
 class ChatLayout(TemplateLayout, FilledLayout):
@@ -48,12 +48,12 @@ class ChatLayout(TemplateLayout, FilledLayout):
         return {**super().describe_columns(stats_by_split), LOSS_MASK: loss_mask}
 
     def select_texts(self, record: dict[str, Value], tokenizer: LoadedTokenizer) -> list[str]:
-        """Return a conversation, and its prefixes up to the start and the end of each answer."""
+        """Return a conversation, and the prefixes up to the start and end of each answer."""
         conversation = self._parse(record, tokenizer)
         return list_prefixes(self.render(conversation, tokenizer))
 
     def build_cells(self, encoded: EncodedRecord) -> Iterator[list[Any]]:
-        """Yield the one chunk of a conversation; a truncated one loses the tokenizer's side."""
+        """Yield a conversation's only chunk; a truncated one loses the tokenizer's side."""
         tokens, marks, is_truncated = self.truncate(encoded.ids, encoded.tokenizer)
         if is_truncated:
             encoded.truncated["messages"] += 1
@@ -62,7 +62,6 @@ class ChatLayout(TemplateLayout, FilledLayout):
         yield [tokens, marks]
 
     def _parse(self, record: dict[str, Value], tokenizer: LoadedTokenizer) -> Conversation:
-        """Return the conversation of a record; raises UnusableRecord."""
         try:
             return parse_conversation(record, self.load_template(tokenizer.folder).literals)
         except ConversationError as error:

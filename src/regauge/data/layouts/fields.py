@@ -1,4 +1,4 @@
-"""One row per record: its texts, each truncated at its limit, and its values."""
+"""One row per record: texts, each truncated at a limit, and values."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class FieldsLayout(RecordLayout):
-    """Columns of texts, values and vectors; a text may have a prompt.
+    """Columns for texts, values and vectors; a text may have a prompt.
 
-    The texts of held-out rows are also stored before truncation, without their prompts.
+    Held-out texts are also stored before truncation, without prompts.
     """
 
     kind: ClassVar[str] = "fields"
@@ -53,7 +53,7 @@ class FieldsLayout(RecordLayout):
         return [pa.field(name, TEXT_TYPE) for name in self.settings.fields]
 
     def build_rows(self, encoded: Iterable[pa.RecordBatch], pad_id: int) -> Iterator[pa.Table]:
-        """Yield one row per record; raises DataError if the vectors of a field differ in size."""
+        """Yield one row per record; raises DataError if a field's vectors differ in size."""
         for rows in super().build_rows(encoded, pad_id):
             for name in self.settings.vectors:
                 for size in pc.list_value_length(rows.column(name)).unique().to_pylist():

@@ -1,6 +1,6 @@
-"""One row per group of records, such as a query and the documents that were shown for it.
+"""One row per record group, such as a query and the documents shown for it.
 
-The records of a group must be consecutive in the source, as in files for learning to rank.
+A group's records must be consecutive in the source, as in files for learning to rank.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from regauge.data.settings import RowLayout, SplitSettings
 
 KEY = ""
-"""Name of the column of group keys; no field has this name."""
+"""Group key column; no field has this name."""
 
 
 class GroupsLayout(RecordLayout):
-    """Texts that a group shares, and lists with the other texts and the values of its records.
+    """Texts shared by a group, and lists with the records' other texts and values.
 
-    The texts of held-out rows are also stored before truncation.
+    Held-out texts are also stored before truncation.
     """
 
     kind: ClassVar[str] = "groups"
@@ -71,7 +71,6 @@ class GroupsLayout(RecordLayout):
         return [pa.field(KEY, pa.int64()), *super().encoded_columns()]
 
     def build_cells(self, encoded: EncodedRecord) -> Iterator[list[Any]]:
-        """Yield the group key and the cells of a record."""
         key = encoded.record.get(str(self.settings.group_by))
         if key is None:
             raise UnusableRecord(f"no field '{self.settings.group_by}'")
@@ -79,7 +78,7 @@ class GroupsLayout(RecordLayout):
             yield [hash_category(key), *cells]
 
     def build_rows(self, encoded: Iterable[pa.RecordBatch], pad_id: int) -> Iterator[pa.Table]:
-        """Yield one row per group; raises DataError if records of a group are not consecutive."""
+        """Yield one row per group; raises DataError if a group's records are not consecutive."""
         del pad_id
         earlier_keys: set[int] = set()
         names = [field.name for field in self.encoded_columns()[1:]]
@@ -105,11 +104,11 @@ class GroupsLayout(RecordLayout):
             yield self._build_table(records).cast(pa.schema(self.row_text_columns()))
 
     def count_lengths(self, rows: pa.Table) -> Lengths:
-        """Return the number of tokens of each row's texts; of a list, the maximum."""
+        """Return the number of tokens in each row's texts; for a list, the maximum."""
         return {name: _max_lengths(rows.column(name)) for name in self.token_limits()}
 
     def count_tokens(self, rows: pa.Table, lengths: Lengths) -> int:
-        """Return the number of tokens of all texts; a shared text counts once."""
+        """Return how many tokens all texts have; a shared text counts once."""
         del lengths
         columns = (rows.column(name).combine_chunks() for name in self.token_limits())
         return sum(len(pc.list_flatten(cells, recursive=True)) for cells in columns)
@@ -124,7 +123,7 @@ class GroupsLayout(RecordLayout):
         }
 
     def _check_groups(self, records: pa.Table, earlier_keys: set[int]) -> None:
-        """Raise DataError if a group occurred earlier, and count the records that do not fit."""
+        """Raise DataError if a group occurred earlier, and count the records beyond the limit."""
         group_by, max_size = self.settings.group_by, self.settings.max_group_size
         starts, sizes = _find_runs(records)
         keys = records.column(KEY).to_numpy()[starts].tolist()
@@ -159,7 +158,7 @@ class GroupsLayout(RecordLayout):
 def _read_groups(
     encoded: Iterable[pa.RecordBatch], columns: range, names: list[str]
 ) -> Iterator[pa.Table]:
-    """Yield the records of whole groups: the group keys, and the given columns by name."""
+    """Yield whole groups' records: the group keys, and the given columns by name."""
     waiting: list[pa.Table] = []
     for batch in encoded:
         table = pa.Table.from_batches([batch.select([1, *columns])])
@@ -174,19 +173,18 @@ def _read_groups(
 
 
 def _find_runs(records: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Return the starts and the lengths of runs of records with the same key."""
+    """Return where runs of records with the same key start, and their lengths."""
     starts = np.array(_find_starts([records]), np.int64)
     return starts, np.diff([*starts.tolist(), records.num_rows])
 
 
 def _find_starts(tables: list[pa.Table]) -> list[int]:
-    """Return the starts of runs of records with the same key; the last run may be incomplete."""
+    """Return where runs of records with the same key start; the last run may be incomplete."""
     keys = np.concatenate([table.column(KEY).to_numpy() for table in tables])
     return [0, *(np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist()]
 
 
 def _build_lists(cells: pa.ChunkedArray, offsets: np.ndarray) -> pa.Array:
-    """Return a column as lists of cells."""
     return pa.ListArray.from_arrays(pa.array(offsets), _combine_chunks(cells))
 
 
@@ -196,7 +194,7 @@ def _combine_chunks(cells: pa.ChunkedArray) -> pa.Array:
 
 
 def _max_lengths(cells: pa.ChunkedArray) -> np.ndarray:
-    """Return the maximum number of tokens of each row's texts."""
+    """Return the maximum tokens in each row's texts."""
     column = cells.combine_chunks()
     counts: np.ndarray = pc.list_value_length(column).to_numpy()
     if not pa.types.is_list(column.type.value_type):

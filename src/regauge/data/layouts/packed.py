@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PackedLayout(FilledLayout):
-    """One text field; a document is enclosed in the special tokens of its tokenizer."""
+    """One text field; a document is enclosed in the tokenizer's special tokens."""
 
     kind: ClassVar[str] = "packed"
     setting_names: ClassVar[tuple[str, ...]] = ("text", "length", "too_long")
@@ -23,7 +23,6 @@ class PackedLayout(FilledLayout):
         return (self.settings.text,)
 
     def build_cells(self, encoded: EncodedRecord) -> Iterator[list[Any]]:
-        """Yield the chunks of a document."""
         settings, (tokens,), tokenizer = self.settings, encoded.ids, encoded.tokenizer
         max_tokens = settings.length - tokenizer.num_special_tokens
         if len(tokens) > max_tokens and settings.too_long == "reject":

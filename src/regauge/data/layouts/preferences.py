@@ -1,8 +1,8 @@
 """One row per preference: a prompt with a chosen answer, and the same prompt with a rejected one.
 
-A record has the fields of TRL's preference datasets. `chosen` and `rejected` are texts or lists of
-messages. `prompt` is a text or a list of messages. Without it, the prompt consists of the messages
-that both lists begin with.
+A record has the fields of TRL's preference datasets. `chosen` and `rejected` are texts or message
+lists. `prompt` is a text or a message list. Without it, the prompt consists of the messages at the
+start of both lists.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class PreferencesLayout(TemplateLayout):
-    """Columns of tokens and of marks for both answers; each has the tokens of its template."""
+    """Token and mark columns for both answers, with the template's tokens."""
 
     kind: ClassVar[str] = "preferences"
 
@@ -65,7 +65,7 @@ class PreferencesLayout(TemplateLayout):
         return {**super().describe_columns(stats_by_split), **dict.fromkeys(MASKS, mask)}
 
     def select_texts(self, record: dict[str, Value], tokenizer: LoadedTokenizer) -> list[str]:
-        """Return each conversation, and its prefixes up to both ends of its answers."""
+        """Return each conversation, and the prefixes up to both ends of its answers."""
         conversations = self._parse(record, tokenizer)
         return [
             text
@@ -74,7 +74,7 @@ class PreferencesLayout(TemplateLayout):
         ]
 
     def build_cells(self, encoded: EncodedRecord) -> Iterator[list[Any]]:
-        """Yield the row of a record; long conversations lose the tokenizer's side."""
+        """Yield a record's row; long conversations lose the tokenizer's side."""
         tokenizer, ids = encoded.tokenizer, list(encoded.ids)
         tokens, masks, warnings, truncated = [], [], set[str](), []
         for name, conversation in zip(ANSWERS, self._parse(encoded.record, tokenizer), strict=True):
@@ -95,7 +95,6 @@ class PreferencesLayout(TemplateLayout):
     def _parse(
         self, record: dict[str, Value], tokenizer: LoadedTokenizer
     ) -> tuple[Conversation, Conversation]:
-        """Return the conversations of a record; raises UnusableRecord."""
         try:
             return parse_preference(record, self.load_template(tokenizer.folder).literals)
         except ConversationError as error:
@@ -127,7 +126,7 @@ def parse_preference(
 
 
 def _read_messages(value: Value | None, name: str, role: str) -> list[Message]:
-    """Return the messages of a field; a text is one message of the given role."""
+    """Return a field's messages; a text is one message with the given role."""
     if is_blank(value):
         detail = f"'{name}' is missing"
         raise ConversationError(detail, "no prompt" if name == PROMPT else "no answer")
@@ -139,7 +138,7 @@ def _read_messages(value: Value | None, name: str, role: str) -> list[Message]:
 
 
 def _parse_text(text: str, role: str) -> Any:
-    """Return the messages that a text contains as JSON, or the text as one message."""
+    """Return the messages in a JSON text, or the text as one message."""
     try:
         items = json.loads(text) if text.lstrip().startswith("[") else None
     except (ValueError, RecursionError):
@@ -150,7 +149,7 @@ def _parse_text(text: str, role: str) -> Any:
 
 
 def _find_shared_messages(chosen: list[Message], rejected: list[Message]) -> list[Message]:
-    """Return the messages that both lists begin with; raises ConversationError if none."""
+    """Return the messages at the start of both lists; raises ConversationError if none."""
     pairs = zip(chosen, rejected, strict=False)
     count = next((number for number, (one, other) in enumerate(pairs) if one != other), None)
     shared = chosen[: min(len(chosen), len(rejected)) if count is None else count]
@@ -160,7 +159,7 @@ def _find_shared_messages(chosen: list[Message], rejected: list[Message]) -> lis
 
 
 def _check_same_prompt(value: Value | None, messages: list[Message]) -> None:
-    """Raise ConversationError if a `prompt` is not among the messages that the answers share."""
+    """Raise ConversationError if a `prompt` is not among the messages shared by the answers."""
     if is_blank(value):
         return
     if isinstance(value, str):

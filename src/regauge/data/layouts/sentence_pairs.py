@@ -1,4 +1,4 @@
-"""Rows of two consecutive pieces of text from one document."""
+"""Rows of two consecutive text pieces from one document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIRST, SECOND = "first", "second"
 
 
 class SentencePairsLayout(Layout):
-    """A document is split into pairs of about equal size; both halves have special tokens.
+    """Splits a document into pairs of about equal size; both halves have special tokens.
 
     Any second half fits after any first half: together they have at most `length` tokens.
     """
@@ -33,7 +33,7 @@ class SentencePairsLayout(Layout):
         return {FIRST: length - length // 2, SECOND: length // 2}
 
     def build_cells(self, encoded: EncodedRecord) -> Iterator[list[Any]]:
-        """Yield the pairs of a document, as few as can hold all of it."""
+        """Yield as few document pairs as can hold all of it."""
         (tokens,), tokenizer, limits = encoded.ids, encoded.tokenizer, self.token_limits()
         max_second = limits[SECOND] - len(tokenizer.suffix)
         max_pair = limits[FIRST] - tokenizer.num_special_tokens + max_second

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class TaggedLayout(Layout):
-    """The tokens of the words, joined by spaces, and a tag at the first token of each word.
+    """Word tokens, joined by spaces, and a tag at each word's first token.
 
-    Other tokens have no tag, as in the examples of transformers. A long sentence is truncated.
+    Other tokens do not have a tag, as in transformers' examples. A long sentence is truncated.
     """
 
     kind: ClassVar[str] = "tagged"
@@ -55,7 +55,7 @@ class TaggedLayout(Layout):
         return dict(self.settings.fields)
 
     def encoded_columns(self) -> list[pa.Field]:
-        """Return the columns of token ids and of tags; a token without a tag has null."""
+        """Return the columns for token ids and tags; a token without a tag has null."""
         (words,), (tags,) = self.settings.fields, self.settings.labels
         return [pa.field(words, TOKENS_TYPE), pa.field(tags, VALUE_TYPES["label"])]
 
@@ -74,14 +74,13 @@ class TaggedLayout(Layout):
         return [" ".join(words)]
 
     def encode_texts(self, texts: list[str], tokenizer: LoadedTokenizer) -> list[np.ndarray]:
-        """Return the ids of each text and their character offsets, [tokens, 3]."""
+        """Return each text's ids and character offsets, [tokens, 3]."""
         return [
             np.column_stack([encoded.ids, encoded.offsets])
             for encoded in tokenizer.encode_with_offsets(texts)
         ]
 
     def build_cells(self, encoded: EncodedRecord) -> Iterator[list[Any]]:
-        """Yield the tokens and the tags of a sentence."""
         ((words_field, limit),), (tags_field,) = self.settings.fields.items(), self.settings.labels
         words = _read_list(encoded.record, words_field)
         try:
@@ -105,7 +104,7 @@ class TaggedLayout(Layout):
 
 
 def _read_list(record: dict[str, Value], name: str) -> list[Any]:
-    """Return a list of a record; raises UnusableRecord for another value."""
+    """Return a list from a record; raises UnusableRecord for another value."""
     value = record.get(name)
     if not isinstance(value, list):
         raise UnusableRecord(f"no list in '{name}'", type(value).__name__)

@@ -1,6 +1,6 @@
-"""Builds the dataset of one layout: encodes its records, writes its shards and its manifest.
+"""Builds one layout's dataset: encodes the records, writes shards and manifest.
 
-The results of the earlier phases are shared with other layouts of the same corpus.
+The earlier phases' results are shared with other layouts of the same corpus.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedPhases:
-    """The results of the phases that all layouts share."""
+    """Results of the phases shared by all layouts."""
 
     settings: dict[str, Any]
-    """Tables of the run file, for the manifest."""
+    """Run file tables, for the manifest."""
     pieces: list[read_records.NumberedPiece]
     """All pieces, in order."""
     read: list[read_records.Counts]
-    """Counts of phase 1, by piece."""
+    """Phase 1 counts, by piece."""
     tokenizer: Path
-    """Folder of the tokenizer."""
+    """Tokenizer folder."""
     loaded_tokenizer: LoadedTokenizer
     warnings: dict[str, int]
-    """Number of records by warning of the split."""
+    """Split warning -> records."""
 
 
 @dataclass(frozen=True)
 class PhaseCounts:
-    """The counts of all pieces and phases."""
+    """Counts for all pieces and phases."""
 
     counts: list[read_records.Counts]
 
     def sum_counts(self, *kinds: str) -> dict[str, int]:
-        """Return the counts of the given kinds, summed by reason."""
+        """Return reason -> count, summed over the given kinds."""
         total: Counter[str] = Counter()
         for counts in self.counts:
             for kind in kinds:
@@ -68,11 +68,10 @@ class PhaseCounts:
         return dict(sorted(total.items()))
 
     def format_counts(self, *kinds: str) -> str:
-        """Return the counts of the given kinds as text."""
         return ", ".join(f"{count} {reason}" for reason, count in self.sum_counts(*kinds).items())
 
     def suggest_correction(self, default: str) -> str:
-        """Return the remedy for the reasons of rejection, or the given remedy for others."""
+        """Return the remedy for the rejection reasons, or `default` for others."""
         reasons = self.sum_counts("rejected")
         if UNDECODABLE in reasons:
             return "convert the files to UTF-8"
@@ -83,7 +82,7 @@ class PhaseCounts:
 
 @dataclass(frozen=True)
 class DatasetBuild:
-    """The unfinished dataset of one layout; a layout without a name is the only one."""
+    """One layout's unfinished dataset; an unnamed layout is the only one."""
 
     name: str
     layout: Layout
@@ -91,12 +90,11 @@ class DatasetBuild:
 
     @property
     def folder(self) -> Path:
-        """The folder in which the dataset is built."""
+        """Build folder."""
         return self.build_dir.folder / self.name
 
     @property
     def encoded_folder(self) -> Path:
-        """The folder of the encoded pieces."""
         return self.build_dir.scratch / "encode" / self.name
 
     def build(self, shared: SharedPhases, pool: ProcessPool) -> dataset.DatasetManifest:
@@ -120,7 +118,7 @@ class DatasetBuild:
         return self._write_dataset(shared, counts)
 
     def gather_rejected(self, num_pieces: int) -> Path:
-        """Write the rejections of all pieces so far to one file, in the order of the source."""
+        """Write the rejections from all pieces so far to one file, in source order."""
         self.folder.mkdir(exist_ok=True)
         path = self.folder / dataset.REJECTED
         with open(path, "wb", opener=open_in_place) as file:
@@ -132,10 +130,10 @@ class DatasetBuild:
         return path
 
     def _check_rejected(self, shared: SharedPhases, encoded: list[read_records.Counts]) -> None:
-        """Raise DataError if most records of a source are rejected.
+        """Raise DataError if most records in a source are rejected.
 
-        Of several layouts, each may use the records of another source: then only records count that
-        no layout can use.
+        Each of several layouts may use another source's records: then only records rejected by all
+        layouts count.
         """
         for is_validation in (False, True):
             selected = [item.is_validation == is_validation for item in shared.pieces]
@@ -231,7 +229,7 @@ class DatasetBuild:
 def _find_classes(
     layout: Layout, shared: SharedPhases, encoded: list[read_records.Counts]
 ) -> dict[str, LabelClasses]:
-    """Return the classes of each label, from the counts of all encoded pieces."""
+    """Return each label's classes, from the counts of all encoded pieces."""
     classes: dict[str, LabelClasses] = {}
     for field, declared in layout.declared_classes().items():
         total = LabelCounts(Counter(), Counter())
@@ -247,7 +245,7 @@ def _find_classes(
 
 
 def _number_labels(batch: pa.RecordBatch, classes: dict[str, LabelClasses]) -> pa.RecordBatch:
-    """Return encoded records with class numbers instead of texts."""
+    """Replace class texts in encoded records by class numbers."""
     fields, columns = list(batch.schema), list(batch.columns)
     for index, field in enumerate(fields):
         if field.name in classes and field.type == VALUE_TYPES["label"]:

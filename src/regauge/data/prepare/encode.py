@@ -1,12 +1,12 @@
-"""Phase 3 of `prepare`: encodes the records of a piece as token ids, in the columns of the layout.
+"""`prepare` phase 3: encodes a piece's records as token ids, in the layout's columns.
 
-    encode/000007.arrow          the split, and the cells of rows or of chunks of rows;
+    encode/000007.arrow          the split, and the cells of rows or row chunks;
                                  for held-out records also the texts before truncation, if stored
     encode/000007.rejected.jsonl records that the layout cannot use
     encode/000007.json           counts
 
-The pieces of a layout with a name are in encode/<name>/. Only this phase applies the layout to
-records: unusable records are counted, and rejected ones are written to the file.
+A named layout's pieces are in encode/<name>/. Only this phase applies the layout to records:
+unusable records are counted, and rejected ones are written to the file.
 """
 
 from __future__ import annotations
@@ -43,18 +43,17 @@ DECISIONS = "decisions.npy"
 
 
 class _UsableRecord(NamedTuple):
-    """A record that has the fields of the layout."""
+    """A record with the layout's fields."""
 
     decision: int
     file: str
     location: str
     fields: dict[str, Value]
     texts: list[str]
-    """The texts to encode."""
 
 
 def build_schema(layout: Layout) -> pa.Schema:
-    """Return the columns of an encoded piece: the split, the cells, and the stored texts."""
+    """Return an encoded piece's columns: the split, the cells, and the stored texts."""
     return pa.schema(
         [pa.field("", pa.uint8()), *layout.encoded_columns(), *layout.record_text_columns()]
     )
@@ -63,7 +62,7 @@ def build_schema(layout: Layout) -> pa.Schema:
 def encode_piece(
     layout: Layout, folder: Path, scratch: Path, numbered_piece: read_records.NumberedPiece
 ) -> tuple[int, read_records.Counts]:
-    """Encode the records of a piece into a file; return its index and counts."""
+    """Encode a piece's records into a file; return the piece's index and counts."""
     schema = build_schema(layout)
     with read_records.PieceWriter(folder, numbered_piece.piece_index, schema) as output:
         tokenizer_folder = scratch / "tokenizer"
@@ -76,7 +75,7 @@ def encode_piece(
 
 
 class _RecordEncoder:
-    """Encodes records as cells, and counts the records that cannot be used."""
+    """Encodes records as cells, and counts the unusable ones."""
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class _RecordEncoder:
         self.counts["labels"] = {name: _count_no_labels() for name in self._label_columns}
 
     def rows(self, decisions: list[int], batch: pa.RecordBatch) -> Iterator[list[Any]]:
-        """Yield the cells of each row, in the order of `build_schema`."""
+        """Yield each row's cells, in `build_schema` order."""
         records = batch.select(["file", "location", "fields"]).to_pylist()
         selected = (self._select_texts(*pair) for pair in zip(decisions, records, strict=True))
         usable_records = [record for record in selected if record]
@@ -141,7 +140,7 @@ class _RecordEncoder:
         )
 
     def _count_labels(self, record: _UsableRecord, cells: list[Any]) -> None:
-        """Count the classes of a row by split."""
+        """Count a row's classes by split."""
         for name, index in self._label_columns.items():
             counts = self.counts["labels"][name]
             texts = (text for text in cells[index] if text is not None)
@@ -155,13 +154,13 @@ class _RecordEncoder:
 
 
 def _count_no_labels() -> dict[str, Any]:
-    """Return the counts of a label before any row: class texts by split, and lists of classes."""
+    """Return a label's counts before any row: class texts by split, and lists of classes."""
     return {**{split: Counter() for split in SPLIT_NAMES.values()}, "lists": 0}
 
 
 @cache
 def _load_tokenizer(folder: Path, content_hash: str) -> LoadedTokenizer:
-    """Return a tokenizer; its hash is a key, because a later dataset may use the same folder."""
+    """Load a tokenizer; its hash is a cache key: a later dataset may use the same folder."""
     del content_hash
     return LoadedTokenizer(folder)
 

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from regauge.data.sources import Source
 
 TEMPLATE_KEYS = ("chat_template", "template_sha256")
-"""Keys of rows that the tokenizer of the dataset replaces: it contains the chat template."""
+"""Keys of `rows` replaced by the dataset's tokenizer: it contains the chat template."""
 SMALL_SOURCE_BYTES = 16 * MEGA
-"""Size up to which one process is faster than several."""
+"""Maximum size at which one process is faster than several."""
 
 
 def prepare_like(dataset: Path, source: Source, folder: Path) -> Path:
-    """Prepare all records of a source as held-out rows; return the folder of the new dataset.
+    """Prepare all records in a source as held-out rows; return the new dataset's folder.
 
-    It is a subfolder of `folder`, whose name is a hash of its inputs. So an unchanged source is
+    It is a subfolder of `folder`, named after a hash of the inputs, so an unchanged source is
     prepared once. Raises DataError if most records are unusable.
     """
     manifest = read_manifest(dataset)
@@ -54,5 +54,5 @@ def prepare_like(dataset: Path, source: Source, folder: Path) -> Path:
 
 
 def _list_classes(column: ColumnInfo) -> tuple[str, ...]:
-    """Return the names of the classes of a label; their numbers if they have no names."""
+    """Return a label's class names, or their numbers if unnamed."""
     return column.class_names or tuple(map(str, range(column.num_classes or 0)))

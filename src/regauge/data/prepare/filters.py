@@ -1,4 +1,4 @@
-"""Filters records: by the length of their texts, and by a field that they must have."""
+"""Filters records by text length, and by a required field."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class RecordFilter(NamedTuple):
-    """The conditions that a record must meet to be prepared."""
+    """Conditions for a record to be prepared."""
 
     limits: Mapping[str, TextLimits]
-    """Length limits by text field; a record with a text outside of them is skipped."""
+    """Text field -> length limits; a record with a text outside its field's limits is skipped."""
     group_by: str | None = None
-    """Field that must have a value, because it decides the split; other records are rejected."""
+    """Field with a required value, because it decides the split; other records are rejected."""
 
     def apply(self, items: Iterable[SourceItem]) -> Iterator[SourceItem]:
-        """Yield the items, with records skipped or rejected that do not meet the conditions."""
+        """Yield the items, skipping or rejecting records that do not meet the conditions."""
         for item in items:
             if not isinstance(item, Record):
                 yield item
@@ -35,7 +35,7 @@ class RecordFilter(NamedTuple):
 
 
 def _find_reason(record: Record, limits: Mapping[str, TextLimits]) -> str:
-    """Return the first limit that a record violates, or an empty string."""
+    """Return the first limit violated by a record, or an empty string."""
     for name, limit in limits.items():
         text = record.fields.get(name)
         if isinstance(text, str) and (problem := _check_text(text, limit)):

@@ -1,4 +1,4 @@
-"""Progress of a phase of `prepare`: a live bar on a terminal, else a log line at intervals."""
+"""Progress in a `prepare` phase: a live bar on a terminal, else a log line at intervals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PhaseProgress:
-    """A phase whose work is counted in bytes; reports its throughput and the remaining time."""
+    """A phase with work counted in bytes; reports throughput and remaining time."""
 
     def __init__(self, name: str, total_bytes: int, done_bytes: int = 0) -> None:
         self._name = name
@@ -54,7 +54,6 @@ class PhaseProgress:
             log.logger.info(f"{self._name}: {size}in {seconds:.1f} s{self._format_rate(seconds)}")
 
     def advance(self, num_bytes: int) -> None:
-        """Add bytes to the completed work."""
         self._done += num_bytes
         now = time.monotonic()
         if self._bar:

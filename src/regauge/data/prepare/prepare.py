@@ -1,8 +1,8 @@
 """Prepares datasets: read, split, train the tokenizer; then per layout: encode, write shards.
 
-The first three phases are shared by all row layouts; a layout without a name is the only one. The
-work on each piece is committed by a rename, so a stopped job can resume at any moment. The bytes of
-a dataset depend on the inputs alone, and not on the processes.
+All row layouts share the first three phases; an unnamed layout is the only one. The work on each
+piece is committed by a rename, so a stopped job can resume at any moment. A dataset's bytes depend
+on the inputs alone, not on the processes.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ if TYPE_CHECKING:
     from regauge.data.sources import Piece, Source
 
 SOURCE_KEYS = ("source", "validation.source")
-"""The keys of the sources of training and validation records."""
+"""Keys for the sources of training and validation records."""
 DISK_FOR_RECORDS = 2
 """Disk space per byte of input text for fields, hashes and signatures."""
 DISK_FOR_ROWS = 3
-"""Peak disk space per byte of input text for the token ids and shards of one layout."""
+"""Peak disk space per byte of input text for one layout's token ids and shards."""
 
 
 @dataclass(frozen=True)
 class PrepareJob:
-    """The inputs and the output folder of `prepare`; `processes` does not affect the bytes."""
+    """Inputs and output folder for `prepare`; `processes` does not affect the bytes."""
 
     folder: Path
-    """Folder of the dataset, or of the datasets if layouts have names."""
+    """Folder for the dataset, or for all datasets if layouts have names."""
     source: Source
     tokenizer: TokenizerSettings
     layouts: dict[str, RowLayout]
-    """Row layouts by name; UNNAMED for a single one."""
+    """Name -> row layout; UNNAMED for a single one."""
     split: SplitSettings
     filter: Filter = field(default_factory=dict)
     validation: Validation | None = None
@@ -71,12 +71,12 @@ class PrepareJob:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The source of the training records, and the source of validation records, if any."""
+        """Sources of training records and, if any, validation records."""
         return (self.source, *([self.validation.source] if self.validation else []))
 
     @property
     def split_rules(self) -> SplitRules:
-        """Everything that decides the split of a record."""
+        """Everything with an effect on a record's split."""
         return SplitRules(
             self.split,
             drop_duplicates=tuple(source.duplicates == "drop" for source in self.sources),
@@ -85,18 +85,17 @@ class PrepareJob:
         )
 
     def build_layouts(self) -> dict[str, Layout]:
-        """Return the layouts by name."""
         return {name: build_layout(rows) for name, rows in self.layouts.items()}
 
     def resolve_tokenizer(self) -> TokenizerSettings:
-        """Return the settings of the tokenizer with a local folder for its path."""
+        """Return the tokenizer settings with a local folder as path."""
         if self.tokenizer.path is None:
             return self.tokenizer
         folder = str(hub.resolve_tokenizer(self.tokenizer.path))
         return self.tokenizer.model_copy(update={"path": folder})
 
     def collect_inputs(self) -> workdir.BuildInputs:
-        """Return everything that determines the bytes; raises DataError for an empty source."""
+        """Return everything with an effect on the bytes; raises DataError for an empty source."""
         tables: dict[str, Any] = {
             "source": config.dump(self.source),
             "tokenizer": config.dump(self.tokenizer),
@@ -124,7 +123,7 @@ class PrepareJob:
 
 
 def prepare_datasets(job: PrepareJob) -> workdir.Manifests:
-    """Prepare the datasets of a job unless they exist; return their manifests by name."""
+    """Prepare a job's datasets unless they exist; return name -> manifest."""
     inputs = job.collect_inputs()
     check_job(job)
     if job.overwrite:
@@ -161,7 +160,7 @@ def check_job(job: PrepareJob) -> None:
 
 
 def check_fields(job: PrepareJob, field_names: tuple[str, ...], source_key: str) -> None:
-    """Raise SettingsError if a layout, a filter or the split uses a field that no record has."""
+    """Raise SettingsError if a layout, a filter or the split uses an unknown field."""
     try:
         _check_fields(job, field_names)
     except SettingsError as error:
@@ -180,7 +179,7 @@ def _check_fields(job: PrepareJob, field_names: tuple[str, ...]) -> None:
 
 
 def check_disk(job: PrepareJob, pieces: tuple[Piece, ...]) -> None:
-    """Raise PreflightError if the disk is too small for the estimated size of the datasets."""
+    """Raise PreflightError if the disk is too small for the estimated dataset size."""
     folder = job.folder
     parent = next(path for path in (folder, *folder.parents) if path.is_dir())
     disk_per_byte = DISK_FOR_RECORDS + DISK_FOR_ROWS * len(job.layouts)
@@ -244,7 +243,7 @@ def _check_records(
     counts: list[read_records.Counts],
     builds: list[DatasetBuild],
 ) -> None:
-    """Raise an error if no row can be made of a source: it has no records, or they lack fields."""
+    """Raise an error if a source cannot give rows: it is without records, or they lack fields."""
     for number, key in enumerate(SOURCE_KEYS[: len(job.sources)]):
         pairs = zip(items, counts, strict=True)
         selected = [piece_counts for item, piece_counts in pairs if item.is_validation == number]
@@ -266,7 +265,6 @@ def _check_records(
 
 
 def _log_rejected(path: Path) -> None:
-    """Log the number of rejected records by reason, and their file."""
     with path.open(encoding="utf-8") as file:
         reasons = Counter(json.loads(line)["reason"] for line in file)
     if reasons:
@@ -275,7 +273,7 @@ def _log_rejected(path: Path) -> None:
 
 
 def _list_validation_pieces(source: Source) -> tuple[Piece, ...]:
-    """Return the pieces of the validation source; their names differ from those of the source."""
+    """Return the validation source's pieces; their names differ from the source's."""
     try:
         pieces = source.list_pieces()
     except RegaugeError as error:

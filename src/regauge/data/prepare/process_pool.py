@@ -1,4 +1,4 @@
-"""A pool of spawned processes that end with the process that started them.
+"""Pool of spawned processes that end with the process that started them.
 
 Processes are not forked, because other threads may be running.
 """
@@ -25,7 +25,7 @@ VARIABLES = {"TOKENIZERS_PARALLELISM": "false"}
 
 
 class ProcessPool:
-    """Processes that are started on first use and end with the context."""
+    """Processes that start on first use and end with the context."""
 
     def __init__(self, processes: int) -> None:
         self._processes = processes
@@ -42,8 +42,8 @@ class ProcessPool:
     def map_unordered(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
         """Yield results in order of completion; a single process or item runs in this process.
 
-        Raises the errors of the function, TransientError if a process was killed, and
-        StopSignalError after a stop signal. The context must end after an error.
+        Raises the function's errors, TransientError if a process was killed, and StopSignalError
+        after a stop signal. The context must end after an error.
         """
         if self._processes <= 1 or len(items) <= 1:
             for item in items:

@@ -1,7 +1,7 @@
-"""Phase 1 of `prepare`: reads each piece into a file of records with hashes and signatures.
+"""`prepare` phase 1: reads each piece into a file of records with hashes and signatures.
 
     read/000007.arrow           records: file, location, fields (JSON), hash, perhaps a signature
-    read/000007.rejected.jsonl  input that could not be used
+    read/000007.rejected.jsonl  unusable input
     read/000007.json            counts; the piece is done if this file exists
 
 A file is written under a temporary name and renamed, so a file with a piece's name is complete.
@@ -41,26 +41,25 @@ SCHEMA = pa.schema(
         ("signature", pa.binary(duplicates.SIGNATURE_BYTES)),
     ]
 )
-"""Columns of a file of records."""
+"""Columns in a file of records."""
 SCHEMA_WITHOUT_SIGNATURE = pa.schema(list(SCHEMA)[:-1])
 """The same columns if near-duplicates are not searched."""
 RECORDS_PER_BATCH = 1024
 MAX_BATCH_CHARACTERS = 2**22
-"""Maximum number of characters of a batch that is held in memory."""
+"""Maximum characters in a batch held in memory."""
 Counts = dict[str, Any]
-"""Counts of a piece by kind, and of `rejected` and others by reason; JSON-ready."""
+"""A piece's counts by kind, and `rejected` and others by reason; JSON-ready."""
 
 
 class NumberedPiece(NamedTuple):
-    """A piece, its index in the order of the source, and the number of its first record."""
+    """A piece, its index in source order, and its first record's number."""
 
     piece_index: int
     piece: Piece
     first_record: int = 0
     is_validation: bool = False
-    """Whether the piece is one of the validation source."""
     class_names: dict[str, tuple[str, ...]] | None = None
-    """Names that the source declares for the integers of a field, by field."""
+    """Field -> names declared by the source for integers."""
 
 
 def read_piece(
@@ -72,9 +71,9 @@ def read_piece(
     with_signatures: bool = True,
     with_class_names: bool = False,
 ) -> tuple[int, Counts]:
-    """Read a piece into a file of records; return its index and counts.
+    """Read a piece into a file of records; return the piece's index and counts.
 
-    With `with_class_names`, the counts have the class names that the source declares.
+    With `with_class_names`, the counts have the class names declared by the source.
     """
     schema = SCHEMA if with_signatures else SCHEMA_WITHOUT_SIGNATURE
     batch: list[Record] = []
@@ -112,7 +111,7 @@ def read_piece_of_any(
     numbered_piece: NumberedPiece,
     **options: bool,
 ) -> tuple[int, Counts]:
-    """Read a piece of the source of training or of validation records, as `read_piece`."""
+    """Read a piece from the training or validation source, as `read_piece`."""
     source = sources[numbered_piece.is_validation]
     return read_piece(source, record_filter, folder, numbered_piece, **options)
 
@@ -124,9 +123,9 @@ def process_pieces(
     function: Callable[[NumberedPiece], tuple[int, Counts]],
     phase: str,
 ) -> list[Counts]:
-    """Apply a function to the pieces that are not done in `folder`; return the counts of all.
+    """Apply a function to the pieces not done in `folder`; return the counts of all.
 
-    The largest pieces are processed first, so that the processes finish at the same time.
+    Processes the largest pieces first, so that the processes finish at the same time.
     """
     folder.mkdir(parents=True, exist_ok=True)
     counts_by_number = {item.piece_index: read_counts(folder, item.piece_index) for item in items}
@@ -143,7 +142,7 @@ def process_pieces(
 
 
 def read_batches(folder: Path, number: int) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a file of records, memory-mapped and not copied."""
+    """Yield the batches in a file of records, memory-mapped and not copied."""
     with pa.memory_map(str(folder / f"{number:06d}.arrow")) as file:
         reader = pa.ipc.open_file(file)
         for index in range(reader.num_record_batches):
@@ -151,18 +150,18 @@ def read_batches(folder: Path, number: int) -> Iterator[pa.RecordBatch]:
 
 
 def read_counts(folder: Path, number: int) -> Counts | None:
-    """Return the counts of a piece, or None if it is not done; raises DataError for damage."""
+    """Return a piece's counts, or None if it is not done; raises DataError for damage."""
     return find_json(folder / f"{number:06d}.json", "remove it")
 
 
 def commit_counts(folder: Path, number: int, counts: Counts) -> Counts:
-    """Write the counts of a piece, which marks it as done."""
+    """Write a piece's counts, which marks it as done."""
     write_atomic(folder / f"{number:06d}.json", json.dumps(counts), durable=False)
     return counts
 
 
 class PieceWriter:
-    """Writes the records and the rejections of a piece; both files are renamed when complete."""
+    """Writes a piece's records and rejections; both files are renamed when complete."""
 
     def __init__(self, folder: Path, number: int, schema: pa.Schema) -> None:
         self._table = folder / f"{number:06d}.arrow"
@@ -197,7 +196,7 @@ class PieceWriter:
 
 
 def _read_checked(source: Source, piece: Piece) -> Iterator[SourceItem]:
-    """Yield the items of a source, with undecodable texts rejected."""
+    """Yield a source's items, with undecodable texts rejected."""
     try:
         yield from map(reject_undecodable, source.read(piece))
     except OSError as error:
@@ -206,7 +205,7 @@ def _read_checked(source: Source, piece: Piece) -> Iterator[SourceItem]:
 
 
 def _count_fields(items: Iterator[SourceItem], counts: Counter[str]) -> Iterator[SourceItem]:
-    """Yield the items, and count the records that have each field."""
+    """Yield the items, and count how many records have each field."""
     for item in items:
         if not isinstance(item, Rejected):
             counts.update(item.fields.keys())
@@ -214,9 +213,9 @@ def _count_fields(items: Iterator[SourceItem], counts: Counter[str]) -> Iterator
 
 
 def _restore_key_order(record: Record, content: str) -> str:
-    """Return the content of a record to store, with the keys of nested objects in their order.
+    """Return a record's content to store, with the keys of nested objects in their order.
 
-    The hash of a content does not depend on the order, but the text of a chat template does.
+    The content hash does not depend on the order, but a chat template's text does.
     """
     is_nested = any(isinstance(value, list | dict) for value in record.fields.values())
     return json.dumps(record.fields, ensure_ascii=False) if is_nested else content

@@ -1,4 +1,4 @@
-"""Settings of `prepare`: held-out rows from another source, and the execution."""
+"""`prepare` settings: held-out rows from another source, and execution."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from regauge.data.sources import Source
 
 
 class Validation(Settings):
-    """A source of the held-out rows, such as a validation file; nothing else is held out."""
+    """Source of held-out rows, such as a validation file; nothing else is held out."""
 
     source: Annotated[SerializeAsAny[Source], choice_of("data/sources")]
-    """Source of the held-out rows. Without `kind`, missing keys are taken from `source`."""
+    """Source of held-out rows. Without `kind`, missing keys are taken from `source`."""
     near_duplicates: Literal["drop", "keep"] = "drop"
     """`drop` leaves out training records that nearly duplicate validation records, and counts them;
     `keep` only counts them."""
 
 
 class PrepareOptions(Settings):
-    """Execution of `prepare`; these options do not change the dataset."""
+    """How to run `prepare`; these options do not change the dataset."""
 
     processes: int = Field(default=0, ge=0)
-    """Number of reading and encoding processes; 0 is one per CPU core."""
+    """Reading and encoding processes; 0 is one per CPU core."""

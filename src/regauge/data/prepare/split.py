@@ -1,7 +1,7 @@
-"""Phase 2 of `prepare`: decides the split of each record, and builds the tokenizer.
+"""`prepare` phase 2: decides each record's split, and builds the tokenizer.
 
-Clusters of near-duplicates are made of whole records, independent of the row layout. Two datasets
-of one source therefore hold out the same records and train the same tokenizer.
+Near-duplicate clusters are made of whole records, independent of the row layout. Two datasets from
+one source therefore hold out the same records and train the same tokenizer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 SPLIT_UNITS = "split.json"
 MAX_DEVIATION = 0.25
-"""Relative deviation of the held-out share from the requested one without a warning."""
+"""Relative deviation from the requested held-out share that needs no warning."""
 LEAK_WARNING = DROPPED[LEAKED]
 TEXTS_PER_BATCH = 512
 NO_HASHES = np.zeros((0, duplicates.HASH_BYTES), dtype=np.uint8)
@@ -52,30 +52,30 @@ NO_HASHES = np.zeros((0, duplicates.HASH_BYTES), dtype=np.uint8)
 
 @dataclass(frozen=True)
 class SplitUnits:
-    """The units that the split draws: clusters of near-duplicates, or groups."""
+    """Units drawn by the split: near-duplicate clusters, or groups."""
 
     count: int
     largest: int
-    """Number of records of the largest unit."""
+    """Records in the largest unit."""
     num_leaked: int = 0
-    """Number of training records that are near-duplicates of validation records."""
+    """Training records that nearly duplicate validation records."""
 
 
 @dataclass(frozen=True)
 class SplitRules:
-    """Everything that decides the split of a record."""
+    """Everything with an effect on a record's split."""
 
     settings: SplitSettings
     drop_duplicates: tuple[bool, ...] = (False,)
-    """Whether equal records are dropped: of the source, and of the validation source."""
+    """Whether to drop equal records: in the source, and in the validation source."""
     validation: Literal["drop", "keep"] | None = None
-    """Treatment of training records that are near-duplicates of validation records."""
+    """What to do with training records that nearly duplicate validation records."""
     division_remedy: str = ""
     """Remedy for a source with a single record."""
 
     @property
     def needs_signatures(self) -> bool:
-        """Whether near-duplicates must be found, so that records need MinHash signatures."""
+        """Whether records need MinHash signatures to find near-duplicates."""
         compares_sources = self.validation is not None and self.settings.similarity < 1
         return compares_sources or self.settings.needs_signatures
 
@@ -86,10 +86,10 @@ def decide_splits(
     counts: list[read_records.Counts],
     rules: SplitRules,
 ) -> tuple[np.ndarray, dict[str, int]]:
-    """Return the decision for every record of the pieces, in order, and the counted warnings.
+    """Return the decision for every record in the pieces, in order, and the counted warnings.
 
-    A decision, [records] uint8, is TRAIN, HELDOUT, or a reason of DROPPED. Raises DataError if all
-    training records are near-duplicates of validation records.
+    A decision, [records] uint8, is TRAIN, HELDOUT, or a reason in DROPPED. Raises DataError if all
+    training records nearly duplicate validation records.
     """
     path, units_path = scratch / DECISIONS, scratch / SPLIT_UNITS
     pairs = list(zip(items, counts, strict=True))
@@ -120,7 +120,7 @@ def decide_splits(
 def build_tokenizer(
     scratch: Path, num_pieces: int, settings: TokenizerSettings, decisions: np.ndarray
 ) -> Path:
-    """Return the folder of the tokenizer, which is copied, or trained on the training records."""
+    """Copy the tokenizer, or train it on the training records; return the folder."""
     folder = scratch / "tokenizer"
     if folder.exists():
         return folder
@@ -139,7 +139,7 @@ def build_tokenizer(
 
 
 def _read_column(folder: Path, num_pieces: int, name: str, dtype: np.dtype) -> list[np.ndarray]:
-    """Return a column of all records as views of the mapped files."""
+    """Return a column for all records as views of the mapped files."""
     batches = (
         batch for index in range(num_pieces) for batch in read_records.read_batches(folder, index)
     )
@@ -147,7 +147,7 @@ def _read_column(folder: Path, num_pieces: int, name: str, dtype: np.dtype) -> l
 
 
 def _view_column(batch: pa.RecordBatch, name: str, dtype: np.dtype) -> np.ndarray:
-    """Return a binary column of fixed width as an array with a row for each record."""
+    """Return a fixed-width binary column as an array with a row per record."""
     column = batch.column(name)
     width = column.type.byte_width // dtype.itemsize
     values = np.frombuffer(column.buffers()[1], dtype=dtype, count=batch.num_rows * width)
@@ -158,7 +158,7 @@ def _view_column(batch: pa.RecordBatch, name: str, dtype: np.dtype) -> np.ndarra
 def _compute_decisions(
     folder: Path, num_pieces: int, num_training: int, rules: SplitRules
 ) -> tuple[np.ndarray, SplitUnits]:
-    """Return the decisions, [records] uint8, and the units that were drawn."""
+    """Return the decisions, [records] uint8, and the drawn units."""
     split = rules.settings
     hashes = np.concatenate([NO_HASHES, *_read_column(folder, num_pieces, "hash", np.dtype("u1"))])
     if rules.needs_signatures:
@@ -199,9 +199,9 @@ def _find_repeats(labels: np.ndarray) -> np.ndarray:  # [records] bool
 
 
 def _check_leaked(decisions: np.ndarray, units: SplitUnits, num_training: int) -> None:
-    """Warn about training records that are near-duplicates of validation records.
+    """Warn about training records that nearly duplicate validation records.
 
-    Raises DataError if no training record is left because of them.
+    Raises DataError if they leave no training record.
     """
     if not units.num_leaked:
         return
@@ -251,7 +251,7 @@ def _hold_out_groups(
 
 
 def _check_fraction(decisions: np.ndarray, units: SplitUnits, rules: SplitRules) -> str:
-    """Return a warning if the share of held-out records is far from the requested one, else ""."""
+    """Return a warning if the held-out share is far from the requested one, else ""."""
     split = rules.settings
     num_records, num_heldout = len(decisions), int((decisions == HELDOUT).sum())
     num_split = num_heldout + int((decisions == TRAIN).sum())
@@ -292,7 +292,7 @@ def _count_text_bytes(scratch: Path, num_pieces: int) -> int:
 def _sample_texts(
     folder: Path, num_pieces: int, decisions: np.ndarray, fraction: float
 ) -> Iterator[list[str]]:
-    """Yield batches of training texts from a keyed sample of the records."""
+    """Yield batches of training texts from a keyed record sample."""
     start, texts = 0, []
     for index in range(num_pieces):
         for batch in read_records.read_batches(folder, index):

@@ -1,11 +1,11 @@
-"""The folder of an unfinished dataset: locked, next to the final folder, and moved by a rename.
+"""Build folder for unfinished datasets: locked, next to the final folder, and moved by a rename.
 
     <path>.partial/inputs.json   settings and pieces that determine the dataset
     <path>.partial/.lock         held by the process that builds the dataset
     <path>.partial/.work/        the tokenizer and the finished pieces; removed at the end
 
-Layouts with names make one dataset each, in subfolders that are moved together. The content of
-`<path>` is therefore always complete, and it is never overwritten.
+Named layouts make one dataset each, in subfolders that are moved together. So the content of
+`<path>` is always complete, and it is never overwritten.
 """
 
 from __future__ import annotations
@@ -34,36 +34,35 @@ _DATASET_FILE = re.compile(
     rf"(train|heldout)(-texts)?-\d+\.arrow|{re.escape(dataset.MANIFEST)}|{dataset.TOKENIZER_FOLDER}"
     rf"|{re.escape(dataset.REJECTED)}"
 )
-"""Names of the files and folders of a dataset."""
+"""Names of a dataset's files and folders."""
 BUILD_FILES = (INPUTS, LOCK)
-"""Files of a build folder, apart from the datasets."""
+"""Files in a build folder, apart from the datasets."""
 
 
 Manifests = dict[str, dataset.DatasetManifest]
-"""Manifests by the name of their layout."""
+"""Layout name -> manifest."""
 
 
 class InputsShape(DocumentShape):
-    """The inputs of a dataset, as they are stored."""
+    """A dataset's inputs in stored form."""
 
     settings: dict[str, Any]
     pieces: dict[str, list[Any]]
 
 
 class BuildInputs(NamedTuple):
-    """Everything that determines the bytes of the datasets."""
+    """Everything with an effect on the datasets' bytes."""
 
     settings: dict[str, Any]
-    """Tables of the run file."""
+    """Run file tables."""
     pieces: tuple[Piece, ...]
     datasets: tuple[str, ...]
-    """Subfolders of the datasets; "" is the folder itself."""
+    """Dataset subfolders; "" is the folder itself."""
     num_validation: int = 0
-    """Number of the last pieces, which are those of the validation source."""
+    """How many pieces at the end come from the validation source."""
 
     @property
     def num_training(self) -> int:
-        """Number of pieces of the training source."""
         return len(self.pieces) - self.num_validation
 
     def to_document(self) -> dict[str, Any]:
@@ -99,17 +98,17 @@ def find_finished(folder: Path, inputs: BuildInputs) -> Manifests | None:
 
 
 def check_replaceable(folder: Path) -> None:
-    """Raise DataError if a folder has other files than those of datasets."""
+    """Raise DataError if a folder has files that do not belong to datasets."""
     if not folder.exists():
         return
     foreign = folder.name if not folder.is_dir() else _find_foreign_file(folder)
     if foreign:
-        problem = f"{folder} has other files than a dataset ({foreign})"
+        problem = f"{folder} has files that are not part of a dataset ({foreign})"
         raise DataError(problem, "choose another data.path, or move these files away")
 
 
 def _find_foreign_file(folder: Path) -> str:
-    """Return the name of a file that belongs to no dataset, or an empty string."""
+    """Return the name of a file outside any dataset, or an empty string."""
     entries = sorted(path for path in folder.iterdir() if not _is_build_file(path))
     if entries and not (folder / INPUTS).is_file():
         return entries[0].name
@@ -123,7 +122,7 @@ def _find_foreign_file(folder: Path) -> str:
 
 
 def _read_complete(folder: Path) -> dataset.DatasetManifest:
-    """Return the manifest of a dataset; raises DataError if one of its files is missing."""
+    """Return a dataset's manifest; raises DataError if one of its files is missing."""
     paths = [folder / dataset.MANIFEST]
     if paths[0].exists():
         manifest = dataset.read_manifest(folder)
@@ -136,7 +135,7 @@ def _read_complete(folder: Path) -> dataset.DatasetManifest:
 
 
 class BuildDir:
-    """The build folder of unfinished datasets, locked by this process until it is closed."""
+    """Build folder for unfinished datasets, locked by this process until closed."""
 
     def __init__(self, folder: Path, inputs: BuildInputs, *, overwrite: bool = False) -> None:
         """Lock the folder; with `overwrite`, `commit` replaces the datasets in the final folder."""
@@ -181,7 +180,6 @@ class BuildDir:
         return {name: dataset.read_manifest(folder) for name, folder in folders.items()}
 
     def _acquire(self, stack: ExitStack) -> None:
-        """Lock the folder until the stack is closed."""
         if self.folder.is_dir():
             paths = self.folder.iterdir()
             other_files = {path.name for path in paths if not _is_build_file(path)}
@@ -236,7 +234,7 @@ def _remove(path: Path) -> None:
 
 
 def describe_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """Return the first difference between two inputs as text."""
+    """Describe the first difference between two inputs."""
     old_values, new_values = (
         {key: value for key, value in flatten(document["settings"]) if value != {}}
         for document in (old, new)
@@ -255,5 +253,5 @@ def describe_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 
 def _read_inputs(folder: Path) -> dict[str, Any] | None:
-    """Return the stored inputs of a folder, or None if there are none."""
+    """Return a folder's stored inputs, or None if there are none."""
     return find_valid_json(folder / INPUTS, InputsShape)

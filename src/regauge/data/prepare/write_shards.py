@@ -1,4 +1,4 @@
-"""Phase 4 of `prepare`: writes the encoded pieces as shards of each split, with statistics."""
+"""`prepare` phase 4: writes the encoded pieces as shards for each split, with statistics."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from regauge.data.layouts import Layout
 
 MAX_TOKENS_PER_SHARD = 2**25
-"""Maximum number of tokens of a shard: 128 MiB per column."""
+"""Maximum tokens per shard: 128 MiB per column."""
 SPLITS = {name: decision for decision, name in encode.SPLIT_NAMES.items()}
-"""The decision of the records of each split."""
+"""Split -> record decision."""
 
 
 def write_split(
@@ -32,7 +32,7 @@ def write_split(
     tables: Iterator[pa.Table],
     texts: tuple[dataset.FileInfo, ...],
 ) -> tuple[dataset.SplitInfo, ColumnStats]:
-    """Write tables of rows as shards; return their manifest entry and the column statistics."""
+    """Write row tables as shards; return their manifest entry and the column statistics."""
     value_stats = {field: ValueStats(kind) for field, kind in layout.value_kinds().items()}
     histograms = {
         field: np.zeros(limit + 1, dtype=np.int64) for field, limit in layout.token_limits().items()
@@ -59,7 +59,7 @@ def write_split(
 def write_texts(
     layout: Layout, name: str, folder: Path, encoded: Iterator[pa.RecordBatch]
 ) -> tuple[dataset.FileInfo, ...]:
-    """Write the texts of a held-out split before truncation, in the order of its rows."""
+    """Write a held-out split's texts before truncation, in row order."""
     columns = layout.row_text_columns()
     if SPLITS[name] != encode.HELDOUT or not columns:
         return ()
@@ -74,14 +74,14 @@ def write_texts(
 
 
 def count_rows_per_shard(layout: Layout) -> int:
-    """Return the number of rows of a full shard, which depends on the layout alone."""
+    """Return how many rows a full shard has; it depends on the layout alone."""
     return max(1, MAX_TOKENS_PER_SHARD // sum(layout.token_limits().values()))
 
 
 def build_rows(
     layout: Layout, pad_id: int, split: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.Table]:
-    """Yield the rows of one split as tables, in the order of the source."""
+    """Yield one split's rows as tables, in source order."""
     return layout.build_rows((_select_split(batch, SPLITS[split]) for batch in batches), pad_id)
 
 
@@ -105,7 +105,7 @@ def _regroup(tables: Iterator[pa.Table], num_rows: int) -> Iterator[pa.Table]:
 
 
 def _flatten(array: pa.Array) -> np.ndarray:
-    """Return the values of a column as one array."""
+    """Return a column's values as one array."""
     values: np.ndarray = (array.flatten() if pa.types.is_list(array.type) else array).to_numpy()
     return values
 

@@ -185,7 +185,10 @@ def test_a_classifier_has_no_vector_settings(
     folder = folder_of(make(), forms, tmp_path / "model")
     options = ["--model", str(folder), "--to", str(tmp_path / "artifact"), *EAGER, key]
     assert main(["export", *options]) == 2
-    assert "is a classifier, which returns no vectors; remove text.pool" in capsys.readouterr().err
+    assert (
+        "is a classifier, which does not return vectors; remove text.pool"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_cross_encoder_folder_limits_the_length_of_pairs(tmp_path: Path) -> None:

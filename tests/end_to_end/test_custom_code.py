@@ -449,7 +449,7 @@ def test_the_outputs_of_a_custom_module_must_fit_its_task(words_run: Path) -> No
     materialize(module, build_initial_weights(module, Model(architecture="custom"), 0))
     inner: Any = module.model
     inner.save_pretrained(folder)
-    with pytest.raises(DataError, match=r"returns no 'scores' for texts: KeyError"):
+    with pytest.raises(DataError, match=r"does not return 'scores' for texts: KeyError"):
         build_custom_spec(folder, task, manifest, TextSettings())
 
 

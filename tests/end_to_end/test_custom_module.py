@@ -123,7 +123,7 @@ def test_the_artifact_of_a_module_gives_the_same_outputs(
         loaded(image, kin=kind)
     with pytest.raises(DataError, match="'image' is of type ndarray; pass a tensor"):
         loaded(image.numpy(), kind)
-    with pytest.raises(SettingsError, match="reads no texts; call it with tensors"):
+    with pytest.raises(SettingsError, match="does not read texts; call it with tensors"):
         loaded.predict(["a text"])
 
 

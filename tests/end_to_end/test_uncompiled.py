@@ -262,7 +262,7 @@ def test_invalid_prompts_are_refused(chat: Path, prompt: Any, problem: str) -> N
 def test_only_models_that_generate_text_answer(encoder: Path, writer: Path) -> None:
     with pytest.raises(SettingsError, match="returns vectors, not generated text; call encode"):
         regauge.load(encoder).generate("w9")
-    with pytest.raises(DataError, match="no chat template, so it answers no conversation"):
+    with pytest.raises(DataError, match="no chat template, so it cannot answer a conversation"):
         regauge.load(writer).generate([{"role": "user", "content": "w9"}])
     with pytest.raises(SettingsError, match=r"'generation': top_p has no effect at temperature 0"):
         regauge.load(writer).generate("w9", top_p=0.5)

@@ -1,1 +1,1 @@
-"""Compiled models: their export, the backends that compile them, and batch inference."""
+"""Compiled models: export, compiler backends, and batch inference."""

@@ -1,4 +1,4 @@
-"""Inference backends: each file is one way to compile a program and to run the result.
+"""Inference backends: each file is one way to compile a program and run the result.
 
 A backend gets a `CompileJob` (a module, its input tensors and their shapes) and writes a payload
 into a folder; `load` turns a `Payload` into a `Runner`. It knows nothing about artifacts, texts or
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 Quantization = Literal["none", "int8"]
 IsaLevel = Literal["x86-64-v3", "x86-64-v4"]
-"""Microarchitecture levels of x86-64, as named by the psABI."""
+"""x86-64 microarchitecture levels, as named by the psABI."""
 
 
 class Shape(NamedTuple):
-    """The shape of a batch, in rows and tokens per row."""
+    """Batch shape: rows, and tokens per row."""
 
     rows: int
     length: int
@@ -41,47 +41,45 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class ExecutionContext:
-    """A device that this process has claimed to run programs on."""
+    """A device claimed by this process to run programs on."""
 
     accelerator: Accelerator
     device: torch.device
     threads: int
-    """CPU threads of the host."""
+    """CPU threads on the host."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Real inputs of a program, which determine its quantization plan once for all backends."""
+    """Real program inputs, which determine the quantization plan once for all backends."""
 
     program: nn.Module
     """The program in fp32, in evaluation mode on the CPU."""
     samples: Sequence[tuple[Tensor, ...]]
-    """Batches of inputs."""
+    """Input batches."""
     max_quality_loss: float
-    """Share of the quality that quantization may lose."""
+    """Share of the quality quantization may lose."""
     plans: dict[int, Any] = field(default_factory=dict)
-    """The plans so far, by the largest integer that a weight may have."""
+    """Largest integer weight -> plan, so far."""
 
 
 @dataclass(frozen=True)
 class CompileJob:
-    """A program to compile."""
-
     program: nn.Module
-    """The program in evaluation mode on the CPU, in the dtype that it computes in."""
+    """The program in evaluation mode on the CPU, in the compute dtype."""
     inputs: Sequence[TensorSpec]
     shapes: Sequence[Shape]
-    """The largest batch of each length."""
+    """Largest batch for each length."""
     precision: Precision
     quantization: Quantization
     level: IsaLevel | None
-    """The instruction set to compile for; None for all instructions of this machine."""
+    """Instruction set to compile for; None for everything this machine has."""
     calibration: Calibration
 
 
 @dataclass(frozen=True)
 class Payload:
-    """The result of an export, with everything that is needed to run it."""
+    """An export's result, with everything needed to run it."""
 
     folder: Path
     inputs: Sequence[TensorSpec]
@@ -90,18 +88,18 @@ class Payload:
     read_weights: Callable[[], Mapping[str, Tensor]]
     """Read the program's weights and buffers, on the CPU, by name."""
     build_program: Callable[[], nn.Module]
-    """Build the program with its weights, for backends that do not compile ahead of time."""
+    """Build the program and load its weights, for backends that do not compile ahead of time."""
 
 
 class Runner(Protocol):
-    """A loaded program that can be called."""
+    """A loaded program to call."""
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Return the output of the program, on the CPU or a device; inputs are on the CPU."""
+        """Return the program's output, on the CPU or a device; inputs are on the CPU."""
         ...
 
     def num_graphs(self) -> int:
-        """Return the number of graphs that this process has built for the calls so far."""
+        """Return how many graphs this process has built for the calls so far."""
         ...
 
 
@@ -109,21 +107,21 @@ class Backend(Choice):
     """A way to compile and run a program."""
 
     is_ahead_of_time: ClassVar[bool] = True
-    """Whether the program is compiled by the export instead of at its first use."""
+    """Whether the export compiles the program, instead of the first use."""
     supports_loops: ClassVar[bool] = False
     """Whether it runs programs with data-dependent loops, such as text generation."""
     has_dynamic_shapes: ClassVar[bool] = True
     """Whether one graph serves all shapes."""
     compiles_in_seconds: ClassVar[bool] = False
-    """Whether a small model is compiled within seconds, because no machine code is written."""
+    """Whether a small model compiles within seconds, because no machine code is written."""
     shares_payload: ClassVar[bool] = False
-    """Whether the precision and the threads are chosen when a payload is loaded."""
+    """Whether the precision and threads are chosen when a payload is loaded."""
     packages: ClassVar[tuple[str, ...]] = ("torch",)
     """Distributions whose versions determine the payload."""
 
     @property
     def num_devices(self) -> int:
-        """The number of devices that a program runs on, each with a separate process."""
+        """How many devices a program runs on, each with a separate process."""
         return 1
 
     @classmethod
@@ -132,13 +130,13 @@ class Backend(Choice):
         raise NotImplementedError
 
     def obstacle(self, accelerator: Accelerator) -> str | None:
-        """Return the reason why an accelerator cannot use the backend, or None."""
+        """Return why an accelerator cannot use the backend, or None."""
         raise NotImplementedError
 
     def supported_formats(
         self, accelerator: Accelerator
     ) -> tuple[tuple[Precision, Quantization], ...]:
-        """Return the supported pairs of precision and quantization, the fastest first."""
+        """Return supported (precision, quantization) pairs, the fastest first."""
         return tuple((precision, "none") for precision in accelerator.precisions())
 
     def export(self, job: CompileJob, context: ExecutionContext, folder: Path) -> None:
@@ -152,10 +150,10 @@ class Backend(Choice):
     def required_features(
         self, context: ExecutionContext, level: IsaLevel | None
     ) -> frozenset[str]:
-        """Return the accelerator features that a machine needs to run the payload.
+        """Return the accelerator features a machine needs to run the payload.
 
-        `level` is the instruction set of the export. Raises SettingsError if the backend cannot
-        compile for a named instruction set.
+        `level` is the export's instruction set. Raises SettingsError if the backend cannot compile
+        for a named instruction set.
         """
         if level is not None:
             problem = f"backend '{self.kind}' cannot compile for a named instruction set"
@@ -181,7 +179,7 @@ def check_usable(backend: Backend, accelerator: Accelerator) -> None:
 
 
 def list_usable(accelerator: Accelerator) -> list[Backend]:
-    """Return the backends that an accelerator can use on this machine."""
+    """Return the backends an accelerator can use on this machine."""
     backends: list[Any] = [choices.load("backends", kind)() for kind in choices.names("backends")]
     return [
         backend

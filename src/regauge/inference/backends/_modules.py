@@ -1,4 +1,4 @@
-"""A runner that calls the module itself on a device, optionally compiled at its first call."""
+"""Runner that calls the module itself on a device, optionally compiled at the first call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ModuleRunner:
-    """A program that is called as a module on a device."""
+    """Calls a program as a module on a device."""
 
     def __init__(self, payload: Payload, context: ExecutionContext) -> None:
         context.accelerator.set_precision(payload.precision)
@@ -27,18 +27,18 @@ class ModuleRunner:
         self._callable: Any = self.program
 
     def compile(self, **options: Any) -> ModuleRunner:
-        """Compile the program with torch.compile at its first call; return this runner."""
+        """Compile the program with torch.compile at the first call; return this runner."""
         self._callable = torch.compile(self.program, **options)
         return self
 
     @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Return the output of the program, on the device."""
+        """Return the program's output, on the device."""
         on_device = [value.to(self._context.device, non_blocking=True) for value in inputs]
         output: Tensor = self._callable(*on_device)
         self._context.accelerator.end_microbatch()
         return output
 
     def num_graphs(self) -> int:
-        """Return the number of graphs that were compiled since the program was loaded."""
+        """Return how many graphs were compiled since the program was loaded."""
         return self._context.accelerator.num_compiled_graphs() - self._graphs_before

@@ -1,8 +1,8 @@
 """Builds and loads graphs for NeuronCores with AWS's libraries; the only file that calls them.
 
 Graphs are stored as TorchScript, and loading them can execute code. So they are only loaded here,
-from payload files whose hashes were verified. Each function names the page of AWS's documentation
-that it was written from. Nothing here was run on the hardware.
+from payload files with verified hashes. Each function names the AWS documentation page it was
+written from. Nothing here was run on the hardware.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TENSOR_PARALLEL_FILE = "program.pt"
 
 @dataclass(frozen=True)
 class NeuronOptions:
-    """How a program is compiled, and for how many NeuronCores."""
+    """How to compile a program, and for how many NeuronCores."""
 
     flags: tuple[str, ...]
     num_cores: int
@@ -43,8 +43,8 @@ class NeuronOptions:
 def export_traced(job: CompileJob, options: NeuronOptions, folder: Path) -> None:
     """Write a graph for each shape (PyTorch NeuronX Tracing API for Inference).
 
-    A graph has the rows of one core. It contains the weights of the trace, which are replaced when
-    it is loaded.
+    A graph has one core's rows. It contains the weights from tracing, which are replaced at load
+    time.
     """
     neuronx: Any = import_module("torch_neuronx")
     for shape, inputs in _inputs_of_one_core(job, options):
@@ -120,7 +120,7 @@ def load_tensor_parallel(payload: Payload, options: NeuronOptions) -> Compute:
 
 
 def export_inf1(job: CompileJob, options: NeuronOptions, folder: Path) -> None:
-    """Write a graph with its weights for each shape (PyTorch-Neuron trace python API)."""
+    """Write a graph with weights for each shape (PyTorch-Neuron trace python API)."""
     neuron: Any = import_module("torch_neuron")
     for shape, inputs in _inputs_of_one_core(job, options):
         with torch.no_grad():
@@ -159,7 +159,7 @@ def _build_compute(graphs: dict[Shape, Any]) -> Compute:
 
 
 def _parallelize(program: nn.Module, num_cores: int) -> nn.Module:
-    """Replace the layers that can be split by the vendor's parallel layers; return the program."""
+    """Replace layers that can be split by the vendor's parallel layers; return the program."""
     layers: Any = import_module("neuronx_distributed.parallel_layers")
 
     def build_column_parallel(layer: nn.Linear) -> nn.Module:
@@ -199,7 +199,7 @@ def _parallel_state(options: NeuronOptions) -> Any:
 def _inputs_of_one_core(
     job: CompileJob, options: NeuronOptions
 ) -> list[tuple[Shape, tuple[Tensor, ...]]]:
-    """Return each shape with example inputs that have the rows of one core."""
+    """Return each shape with example inputs for one core's rows."""
     for shape in job.shapes:
         if shape.rows % options.num_cores:
             rows = f"{shape.rows} rows of {shape.length} tokens"

@@ -1,4 +1,4 @@
-"""Pads batches to the shapes that a graph exists for, for backends with one graph per shape."""
+"""Pads batches to shapes with a graph, for backends with one graph per shape."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class StaticShapeRunner:
-    """A runner that computes every batch in a declared shape, so that no graph is ever added.
+    """Computes every batch in a declared shape, so that no graph is ever added.
 
-    Its outputs are on the CPU for two reasons. Cutting off rows on a device can require another
-    graph, and a device that replays graphs overwrites the previous output.
+    Outputs are on the CPU for two reasons. Cutting off rows on a device can require another graph,
+    and a device that replays graphs overwrites the previous output.
     """
 
     def __init__(
@@ -36,22 +36,22 @@ class StaticShapeRunner:
         compute: Compute,
         count_graphs: Callable[[], int],
     ) -> None:
-        """`count_graphs` returns the number of graphs that this process has built."""
+        """`count_graphs` returns how many graphs this process has built."""
         self._inputs = tuple(inputs)
         self._shapes = sorted(set(shapes))
         self._compute = compute
         self._count_graphs = count_graphs
 
     def warm_up(self) -> StaticShapeRunner:
-        """Compute every declared shape once, which builds or loads its graph; return the runner."""
+        """Compute every declared shape once, which builds or loads the graph; return the runner."""
         for shape in self._shapes:
             self._compute(shape, example_inputs(self._inputs, *shape))
         return self
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Return the output of the program, [rows, ...].
+        """Return the program's output, [rows, ...].
 
-        A batch with fewer rows than its declared shape is padded with empty rows. Raises DataError
+        A batch with fewer rows than the declared shape is padded with empty rows. Raises DataError
         if no declared shape can hold the batch.
         """
         rows, shape = self._select_shape(inputs)
@@ -60,11 +60,10 @@ class StaticShapeRunner:
         return self._compute(shape, padded)[:rows]
 
     def num_graphs(self) -> int:
-        """Return the number of graphs that this process has built."""
         return self._count_graphs()
 
     def _select_shape(self, inputs: Sequence[Tensor]) -> tuple[int | None, Shape]:
-        """Return the rows of a batch, and the smallest shape of its length that holds them."""
+        """Return a batch's rows, and the smallest shape of its length that holds them."""
         rows, length = (self._find_size(inputs, name) for name in (ROWS, LENGTH))
         for shape in self._shapes:
             if length in {None, shape.length} and (rows or 0) <= shape.rows:
@@ -74,7 +73,7 @@ class StaticShapeRunner:
         raise DataError(problem, "export it again with other buckets")
 
     def _find_size(self, inputs: Sequence[Tensor], name: str) -> int | None:
-        """Return the size of a variable dimension in a batch, or None if no input has it."""
+        """Return a variable dimension's size in a batch, or None if no input has it."""
         for spec, value in zip(self._inputs, inputs, strict=True):
             if name in spec.shape:
                 return value.shape[spec.shape.index(name)]
@@ -82,7 +81,7 @@ class StaticShapeRunner:
 
 
 def _pad_rows(spec: TensorSpec, value: Tensor, rows: int) -> Tensor:
-    """Return an input that is padded with zeros to a number of rows."""
+    """Pad an input with zeros to a number of rows."""
     if ROWS not in spec.shape:
         return value
     axis = spec.shape.index(ROWS)

@@ -1,4 +1,4 @@
-"""Exports a program as one graph for all shapes, with its weights as inputs of the graph.
+"""Exports a program as one graph for all shapes, with weights as graph inputs.
 
 Backends that write graphs to files use this. Because the weights are inputs, no compiler can fold a
 weight into its file or merge two equal weights.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class GraphWithWeightInputs(NamedTuple):
-    """A graph whose first inputs are the weights of its program."""
+    """A graph whose first inputs are the program's weights."""
 
     graph: ExportedProgram
     weights: tuple[str, ...]
@@ -28,17 +28,17 @@ class GraphWithWeightInputs(NamedTuple):
 
 
 def export_graph(program: nn.Module, job: CompileJob) -> GraphWithWeightInputs:
-    """Return the graph of a program for every shape up to the largest one of a job.
+    """Return a program's graph for every shape up to a job's largest one.
 
-    The program is the job's program or derived from it. Tensors that the job's program has under
-    the same name become inputs of the graph; added tensors become constants.
+    The program is the job's program or derived from it. Tensors with a name in the job's program
+    become graph inputs; added tensors become constants.
     """
     import torch
 
     from regauge.models.inference_modules import MIN_TRACE_ROWS, example_inputs, named_tensors
 
     class FunctionalProgram(torch.nn.Module):
-        """The program as a function of its weights and its inputs."""
+        """The program as a function of weights and inputs."""
 
         def forward(self, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> Tensor:
             values = dict(zip(names, weights, strict=True))
@@ -62,7 +62,7 @@ def export_graph(program: nn.Module, job: CompileJob) -> GraphWithWeightInputs:
 
 
 def build_dynamic_shapes(job: CompileJob) -> tuple[dict[int, Any], ...]:
-    """Return the `dynamic_shapes` of torch.export for the inputs of a job."""
+    """Return torch.export's `dynamic_shapes` for a job's inputs."""
     from torch.export import Dim
 
     limits = {
@@ -79,7 +79,7 @@ def build_dynamic_shapes(job: CompileJob) -> tuple[dict[int, Any], ...]:
 
 
 def missing_library(extra: str, *libraries: str) -> str | None:
-    """Return which library is not installed and how to install it, or None; imports nothing."""
+    """Return which library is missing and how to install it, or None; imports nothing."""
     for name in libraries:
         try:
             is_installed = importlib.util.find_spec(name) is not None

@@ -11,7 +11,7 @@ from regauge.inference.backends import Backend, ExecutionContext, Payload, Runne
 
 
 class EagerBackend(Backend):
-    """The program without compilation; all other backends are compared with it."""
+    """Runs the program without compilation; all other backends are compared with it."""
 
     peer_names: ClassVar[tuple[str, ...]] = ("torch", "pytorch")
 
@@ -54,7 +54,7 @@ class EagerBackend(Backend):
 
 
 def _group_obstacle(distributed_backend: str) -> str | None:
-    """Return the reason why devices cannot communicate, or None."""
+    """Return why devices cannot communicate, or None."""
     from regauge.inference.backends._model_parallel.group import find_group_creator
 
     if find_group_creator(distributed_backend):

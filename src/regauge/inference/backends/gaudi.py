@@ -1,6 +1,6 @@
-"""Intel Gaudi: one graph per bucket, built when the program is loaded.
+"""Intel Gaudi: one graph per bucket, built at load time.
 
-Written from the documentation of the Gaudi software 1.21 and later; not run on the hardware.
+Written from the Gaudi software documentation, 1.21 and later; not run on the hardware.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class GaudiBackend(Backend):
     packages: ClassVar[tuple[str, ...]] = ("torch", "habana_torch_plugin", "transformers")
 
     tensor_cache: bool = False
-    """Keep the tensors of HPU graphs between replays; this needs more memory."""
+    """Keep HPU graph tensors between replays; this needs more memory."""
 
     @classmethod
     def available(cls) -> Availability:
@@ -37,7 +37,7 @@ class GaudiBackend(Backend):
         return None
 
     def load(self, payload: Payload, context: ExecutionContext) -> Runner:
-        """Load a payload and build the graph of every declared shape."""
+        """Load a payload and build every declared shape's graph."""
         if context.accelerator.is_lazy:
             return self._record_graphs(payload, context)
         return _compile_graphs(payload, context)
@@ -71,7 +71,7 @@ class GaudiBackend(Backend):
 
 
 def _compile_graphs(payload: Payload, context: ExecutionContext) -> Runner:
-    """Return a program that torch.compile compiles for each shape with the vendor's backend."""
+    """Compile the program for each shape with torch.compile and the vendor's backend."""
     from torch._dynamo import config
 
     from regauge.inference.backends._modules import ModuleRunner

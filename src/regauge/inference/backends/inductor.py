@@ -1,7 +1,7 @@
 """AOTInductor: a shared library for any number of rows and any length, built by torch.export.
 
-A payload is machine code, so loading it executes it. The weights are stored in a separate file,
-which is memory-mapped.
+A payload is machine code, so loading it executes it. The weights are in a separate file, which is
+memory-mapped.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 PACKAGE_FILE = "program.pt2"
 LOAD_CODE = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
 LOAD_SECONDS = 300.0
-"""Timeout of a trial load in a child process."""
+"""Timeout for a trial load in a child process."""
 V3_FEATURES = frozenset({"x86_64", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 LEVELS: dict[IsaLevel, tuple[frozenset[str], int]] = {
     "x86-64-v3": (V3_FEATURES, 256),
     "x86-64-v4": (V3_FEATURES | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}, 512),
 }
-"""The CPU features of each level of x86-64, by the kernel's names, and the bits of its vectors."""
+"""x86-64 level -> CPU features by their kernel names, and vector bits."""
 
 
 class InductorBackend(Backend):
@@ -98,8 +98,6 @@ class InductorBackend(Backend):
 
 
 class _LibraryRunner:
-    """A loaded library with its weights."""
-
     def __init__(self, library: Any, weights: Mapping[str, Tensor], device: torch.device) -> None:
         self._library = library
         self._weights = weights  # the library only has pointers to them
@@ -127,10 +125,10 @@ def _check_load(package: Path) -> None:
 
 
 def _linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Add the bias after the product, so that it is fused with the following operation.
+    """Add the bias after the product, to fuse it with the following operation.
 
-    A fused product and bias would first write the bias to the output, which takes a tenth of the
-    time of a small model.
+    A fused product and bias would first write the bias to the output, which takes a tenth of a
+    small model's time.
     """
     import torch
 

@@ -1,7 +1,7 @@
 """AWS Inferentia and Trainium: one graph per bucket, compiled ahead of time for NeuronCores.
 
-Written from the documentation of the Neuron SDK 2.27 to 2.31; not run on the hardware. The SDK of
-Inf1 is archived and needs torch 1.13, so it is not available with any torch that Regauge supports.
+Written from the Neuron SDK documentation, 2.27 to 2.31; not run on the hardware. The Inf1 SDK is
+archived and needs torch 1.13, so it is not available with any torch supported by Regauge.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 DEVICE = Path("/dev/neuron0")
 GENERATIONS = ("inf2", "trn1", "trn2")
-"""The generations that graphs are compiled for, as named by the accelerator's features."""
+"""Generations to compile graphs for, as named in the accelerator's features."""
 INF1_ACCELERATOR = "cpu"
-"""torch sees Inf1 as a CPU: the inputs and outputs of its graphs are on the host."""
+"""torch sees Inf1 as a CPU: graph inputs and outputs are on the host."""
 FAST_MATH = {
     ("matmult", "bf16"): "fp32-cast-matmult-bf16",
     ("matmult", "fp16"): "fp32-cast-matmult-fp16",
     ("all", "bf16"): "fp32-cast-all",
     ("all", "fp16"): "fp32-cast-all-fp16",
 }
-"""The option of the Inf1 compiler for `auto_cast` and `auto_cast_type` (neuron-cc reference)."""
+"""Inf1 compiler option for (`auto_cast`, `auto_cast_type`) (neuron-cc reference)."""
 
 
 class NeuronBackend(Backend):
@@ -55,7 +55,7 @@ class NeuronBackend(Backend):
     parallelism: Literal["data", "tensor", "pipeline"] = "data"
     """How cores share a batch: by rows, by each layer's weights, or by whole layers (Inf1 only)."""
     inline_weights: bool = False
-    """Compile the weights into each graph, which was faster in some releases of the SDK."""
+    """Compile the weights into each graph, which was faster in some SDK releases."""
     auto_cast: Literal["none", "matmult", "all"] = "none"
     """fp32 operations that the compiler may cast."""
     auto_cast_type: Literal["bf16", "fp16", "tf32"] = "bf16"
@@ -104,7 +104,7 @@ class NeuronBackend(Backend):
     def required_features(
         self, context: ExecutionContext, level: IsaLevel | None
     ) -> frozenset[str]:
-        """Return the kind of device and its generation; raises SettingsError if it is unknown.
+        """Return the device kind and generation; raises SettingsError if it is unknown.
 
         For Inf1 it is only the kind, since the device does not report more.
         """
@@ -150,7 +150,7 @@ class NeuronBackend(Backend):
         return NeuronOptions(flags, self.cores, inline_weights=self.inline_weights)
 
     def _flags(self, target: str) -> tuple[str, ...]:
-        """Return the arguments of neuronx-cc, in the order of its reference."""
+        """Return the arguments for neuronx-cc, in the reference's order."""
         return (
             *("--target", target),
             *("--model-type", self.model_type),
@@ -161,7 +161,7 @@ class NeuronBackend(Backend):
         )
 
     def _inf1_flags(self) -> tuple[str, ...]:
-        """Return the arguments of neuron-cc, which has no optimization level and no model type."""
+        """Return the arguments for neuron-cc, without optimization level and model type."""
         fast_math = FAST_MATH.get((self.auto_cast, self.auto_cast_type))
         if fast_math is None and self.auto_cast != "none":
             problem = f"Inf1 does not support auto_cast_type = '{self.auto_cast_type}'"
@@ -175,7 +175,7 @@ class NeuronBackend(Backend):
 
 
 def _is_inf1_sdk() -> bool:
-    """Return whether the installed SDK is the one of Inf1, the first generation."""
+    """Return whether the Inf1 (first generation) SDK is installed."""
     neuronx, neuron = map(importlib.util.find_spec, ("torch_neuronx", "torch_neuron"))
     return neuronx is None and neuron is not None
 

@@ -1,9 +1,9 @@
 """ONNX Runtime: an ONNX graph for any number of rows and any length.
 
 The file contains no weights; the runtime gets them by name. The graph is data and runs on every
-processor, since the runtime compiles nothing and selects its kernels when it loads the graph.
-Quantized inputs and weights are both unsigned, because the sums of signed weights would saturate on
-processors without VNNI.
+processor, since the runtime compiles nothing and selects kernels when it loads the graph. Quantized
+inputs and weights are both unsigned, because sums with signed weights would saturate on processors
+without VNNI.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 GRAPH_FILE, WEIGHT_NAMES_FILE = "program.onnx", "weights.json"
 OPSET = 20
-"""The first opset in which GELU is one operation."""
+"""First opset with GELU as one operation."""
 ATTENTION_DIMENSIONS = 4
-"""Dimensions of the queries, keys, values and masks of attention."""
+"""Dimensions of attention queries, keys, values and masks."""
 LOG_FATAL = 4
-"""The log level of the runtime; errors are also raised."""
+"""Runtime log level; errors are also raised."""
 
 
 class OnnxBackend(Backend):
@@ -70,9 +70,9 @@ class OnnxBackend(Backend):
     def supported_formats(
         self, accelerator: Accelerator
     ) -> tuple[tuple[Precision, Quantization], ...]:
-        """Return fp32 and int8 on CPUs, the only types that the runtime's CPU kernels compute in.
+        """Return fp32 and int8 on CPUs, the only types in the runtime's CPU kernels.
 
-        bf16 is left out on GPUs, because some of the runtime's kernels do not support it.
+        Leaves out bf16 on GPUs, because some of the runtime's kernels do not support it.
         """
         if accelerator.on_host:
             return (("fp32", "int8"), ("fp32", "none"))
@@ -130,8 +130,6 @@ class OnnxBackend(Backend):
 
 
 class _SessionRunner:
-    """A loaded graph with its weights."""
-
     def __init__(self, session: Any, weights: Mapping[str, Any]) -> None:
         self._session = session
         self._weights = weights  # the session only has pointers to them
@@ -150,7 +148,7 @@ class _SessionRunner:
 
 @contextmanager
 def _silence_torch() -> Iterator[None]:
-    """Suppress torch's messages about its own code and about libraries that are not installed."""
+    """Suppress torch's messages about torch code and missing libraries."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -176,7 +174,7 @@ def _build_options(threads: int, weights: Mapping[str, Any]) -> Any:
 
 
 def _externalize_weights(model: Any, names: Sequence[str]) -> list[str]:
-    """Turn the weights from inputs into external values of a graph; return the used ones."""
+    """Turn a graph's weights from inputs into external values; return the used ones."""
     import onnx_ir
 
     graph, used = model.graph, []

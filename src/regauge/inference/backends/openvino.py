@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 GRAPH_FILE = "program.xml"
 DEVICE = "CPU"
 HINTS: dict[Precision, str] = {"fp32": "f32", "bf16": "bf16"}
-"""OpenVINO's names of the precisions."""
+"""Precision -> OpenVINO's name for it."""
 EXACT_SUM_FEATURES = frozenset({"avx_vnni", "avx512_vnni", "amx_int8", "asimddp", "i8mm"})
 """Features of processors that add integer products in 32 bits. Other processors add two products in
 16 bits, which can overflow for 8-bit values, so weights then have 7 bits."""
 MAX_WEIGHT = {True: 127, False: 63}
-"""Largest integer of a weight, by whether sums are exact."""
+"""Whether sums are exact -> largest integer weight."""
 EXACT_SUMS_KEY = ["regauge", "exact_sums"]
-"""The key of a graph's runtime information for whether its integers need exact sums."""
+"""Key in a graph's runtime information for whether the integers need exact sums."""
 
 
 class OpenvinoBackend(Backend):
@@ -62,10 +62,10 @@ class OpenvinoBackend(Backend):
     def supported_formats(
         self, accelerator: Accelerator
     ) -> tuple[tuple[Precision, Quantization], ...]:
-        """Return the precisions that OpenVINO computes in here, and int8 before none.
+        """Return OpenVINO's precisions on this accelerator, and int8 before none.
 
-        int8 comes last on processors without exact sums. The precision of an int8 format is used
-        between the integer products.
+        int8 comes last on processors without exact sums. An int8 format's precision is used between
+        the integer products.
         """
         order: tuple[Quantization, ...] = ("int8", "none")
         if not accelerator.features() & EXACT_SUM_FEATURES:
@@ -125,8 +125,6 @@ class OpenvinoBackend(Backend):
 
 
 class _RequestRunner:
-    """A compiled graph with its weights."""
-
     def __init__(self, compiled: Any, weights: Sequence[Any]) -> None:
         self._request = compiled.create_infer_request()
         self._weights = weights  # the graph only has pointers to them
@@ -154,16 +152,16 @@ def _import_openvino() -> Any:
 
 @functools.cache
 def _shared_core() -> Any:
-    """Return the only OpenVINO core of this process, which is never destroyed.
+    """Return this process's only OpenVINO core, which is never destroyed.
 
-    Each core replaces the stack of the signal handlers and restores the previous one at its end.
-    With several cores that stack may no longer exist, and the next signal would end the process.
+    Each core replaces the signal handlers' stack and restores the previous one at its end. With
+    several cores that stack may no longer exist, and the next signal would end the process.
     """
     return _import_openvino().Core()
 
 
 def _name_inputs(model: Any, weights: Sequence[str], job: CompileJob) -> None:
-    """Set the names and shapes of a graph's inputs, and remove the weights that it does not use."""
+    """Name and shape a graph's inputs, and remove unused weights."""
     from openvino import PartialShape
 
     from regauge.models.inference_modules import named_tensors
@@ -183,7 +181,7 @@ def _name_inputs(model: Any, weights: Sequence[str], job: CompileJob) -> None:
 
 
 def _insert_weights(model: Any, weights: Mapping[str, Tensor]) -> list[Any]:
-    """Replace the weight inputs of a graph by constants; return the arrays that must stay alive."""
+    """Replace a graph's weight inputs by constants; return the arrays to keep alive."""
     import torch
     from openvino.op import Constant
 
@@ -202,7 +200,6 @@ def _insert_weights(model: Any, weights: Mapping[str, Tensor]) -> list[Any]:
 
 
 def _needs_exact_sums(model: Any) -> bool:
-    """Return whether a graph's integers need exact sums."""
     if not model.has_rt_info(EXACT_SUMS_KEY):
         return False
     return str(model.get_rt_info(EXACT_SUMS_KEY).astype(str)) == str(True)

@@ -1,4 +1,4 @@
-"""Compiles the program with torch.compile at its first call: for development, without an export."""
+"""Compiles the program with torch.compile at the first call: for development, without an export."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from regauge.inference.backends import Backend, ExecutionContext, Payload, Runne
 
 
 class TorchCompileBackend(Backend):
-    """torch.compile; the first batch takes seconds, and again after each load of the weights."""
+    """torch.compile; the first batch takes seconds, and again after each weight load."""
 
     is_ahead_of_time: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = ("torch", "transformers")

@@ -1,4 +1,4 @@
-"""PyTorch/XLA: one graph per bucket, compiled when the program is loaded.
+"""PyTorch/XLA: one graph per bucket, compiled at load time.
 
 Run with torch_xla 2.9 on the CPU. The code for TPUs and NeuronCores uses the same interface and was
 not run on the hardware.
@@ -31,7 +31,7 @@ class XlaBackend(Backend):
     packages: ClassVar[tuple[str, ...]] = ("torch", "torch_xla", "transformers")
 
     cache: str | None = None
-    """Folder of the persistent graph cache. XLA's CPU client writes it but cannot read it."""
+    """Persistent graph cache folder. XLA's CPU client writes it but cannot read it."""
 
     @classmethod
     def available(cls) -> Availability:
@@ -44,7 +44,7 @@ class XlaBackend(Backend):
         return None
 
     def load(self, payload: Payload, context: ExecutionContext) -> Runner:
-        """Load a payload and compile the graph of every declared shape.
+        """Load a payload and compile every declared shape's graph.
 
         Raises SettingsError if `cache` is set and the process has already compiled a graph.
         """
@@ -63,7 +63,7 @@ class XlaBackend(Backend):
 
 
 def _set_graph_cache(accelerator: Accelerator, folder: Path) -> None:
-    """Set the graph cache; a process can have only one, set before its first compilation."""
+    """Set the graph cache; a process can have only one, set before the first compilation."""
     try:
         accelerator.set_graph_cache(folder)
     except AssertionError:  # torch_xla raises it at a second call

@@ -1,8 +1,7 @@
-"""The folder of an artifact: written atomically, verified before it is used.
+"""Artifact folder: written atomically, verified before use.
 
-A payload may be code. It is loaded only from the folder that the user named, after its hash was
-compared with the manifest. The hash proves that the payload is the one that was exported; it does
-not prove who exported it.
+A payload may be code. It is loaded only from the folder named by the user, after a hash comparison
+with the manifest. The hash proves that the payload is the exported one, not who exported it.
 """
 
 from __future__ import annotations
@@ -42,40 +41,40 @@ EXPORT_REMEDY = "export it on this machine"
 
 @dataclass(frozen=True)
 class Artifact:
-    """The folder of an artifact with its manifest."""
+    """An artifact folder and the manifest."""
 
     folder: Path
     manifest: ArtifactManifest
     generation: Generation = GREEDY
     """How text is generated."""
     source: Path | None = None
-    """The folder that this one is a copy of."""
+    """Original folder, if this one is a copy."""
     needs_proof: ClassVar[bool] = True
-    """Whether outputs are computed only with a proof that they do not depend on the batch."""
+    """Whether outputs need a proof of independence from the batch."""
 
     @property
     def origin(self) -> Path:
-        """The folder that messages name."""
+        """Folder to name in messages."""
         return self.source or self.folder
 
     @cached_property
     def program(self) -> ProgramEntry:
-        """The `program` table of the manifest, for the options of `generation`."""
+        """The manifest's `program` table, for the options in `generation`."""
         return self.manifest.program.with_generation(self.generation)
 
     @property
     def generation_options(self) -> Generation:
-        """The options of `generation` with a number of new tokens."""
+        """The `generation` options with the number of new tokens filled in."""
         return self.generation.model_copy(update={"max_new_tokens": self.program.output_size})
 
     @property
     def content_sha256(self) -> str:
-        """The hash of the manifest, which has the hashes of all other files."""
+        """Hash of the manifest, which has the hashes of all other files."""
         return sha256(self.folder / MANIFEST)
 
     @cached_property
     def accelerator(self) -> Accelerator:
-        """The accelerator that the artifact was compiled for."""
+        """Accelerator that the artifact was compiled for."""
         kinds = accelerators.survey()
         kind = self.manifest.target.accelerator
         if kind not in kinds:
@@ -86,28 +85,27 @@ class Artifact:
 
     @property
     def payload_folder(self) -> Path:
-        """The folder that the backend wrote."""
+        """Folder written by the backend."""
         return self.folder / PAYLOAD
 
     @property
     def tokenizer_folder(self) -> Path:
-        """The folder of the tokenizer."""
         return self.folder / TOKENIZER
 
     def load_weights(self) -> Mapping[str, Tensor]:
-        """Return the weights and buffers by name, on the CPU."""
+        """Return name -> weight or buffer, on the CPU."""
         from safetensors.torch import load_file
 
         return load_file(self.folder / WEIGHTS)
 
     def restore_program(self) -> nn.Module:
-        """Return the program with its weights, for backends that do not compile ahead of time."""
+        """Return the program and weights, for backends that do not compile ahead of time."""
         from regauge.inference.export.restore import restore_program
 
         return restore_program(self.manifest, self.folder / MODEL, self.load_weights())
 
     def read_model_config(self) -> dict[str, Any]:
-        """Return the configuration of the model; empty if the artifact has none."""
+        """Return the model configuration; empty if the artifact has none."""
         return find_json(self.folder / MODEL / CONFIG, EXPORT_REMEDY) or {}
 
     def check_target(self) -> None:
@@ -131,7 +129,7 @@ class Artifact:
 
 
 def open_artifact(folder: Path | str, generation: Generation = GREEDY) -> Artifact:
-    """Verify an artifact and return it; its payload and weights are not loaded yet.
+    """Verify an artifact and return it, without loading payload and weights.
 
     Raises SettingsError if there is no artifact, or if `generation` does not fit it. Raises
     DataError if a file is damaged or changed, and PreflightError if this machine cannot run it.
@@ -150,14 +148,14 @@ def is_artifact(folder: Path) -> bool:
 
 
 def open_unchecked(folder: Path | str) -> Artifact:
-    """Return an artifact with its manifest, without checking its other files or this machine."""
+    """Return an artifact and its manifest, without checking other files or this machine."""
     return Artifact(Path(folder), read_manifest(Path(folder)))
 
 
 def read_manifest(folder: Path) -> ArtifactManifest:
-    """Return the manifest of an artifact.
+    """Read an artifact's manifest.
 
-    Raises SettingsError if the folder is not an artifact, and DataError if its manifest is damaged.
+    Raises SettingsError if the folder is not an artifact, and DataError if the manifest is damaged.
     """
     path = folder / MANIFEST
     remedy = "name a folder that 'regauge export' wrote"
@@ -174,7 +172,7 @@ def read_manifest(folder: Path) -> ArtifactManifest:
 
 
 def hash_files(folder: Path) -> dict[str, FileDigest]:
-    """Return the size and hash of every file of a folder except the manifest, by relative path."""
+    """Return relative path -> size and hash of every file in a folder except the manifest."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {
         str(path.relative_to(folder)): FileDigest(bytes=path.stat().st_size, sha256=sha256(path))
@@ -205,6 +203,6 @@ def _check_files(artifact: Artifact) -> None:
 
 
 def list_files(subfolder: Path) -> list[str]:
-    """Return the files of a payload or a tokenizer by their paths in the artifact."""
+    """Return payload or tokenizer files by their paths in the artifact."""
     paths = (path for path in subfolder.rglob("*") if path.is_file())
     return [str(path.relative_to(subfolder.parent)) for path in paths]

@@ -1,14 +1,14 @@
-"""Find the batch sizes whose outputs are bitwise independent of the other rows of a batch.
+"""Finds the batch sizes whose outputs are bitwise independent of the batch's other rows.
 
 A library may sum a matrix product in another order for another batch size. So a bucket keeps only
-the batch sizes that give every text the same bits as the largest batch does. The bits must not
-depend on the position of a text or on the other texts. This property is called batch invariance.
+the batch sizes that give every text the same bits as the largest batch. The bits must not depend on
+a text's position or on the other texts. This property is called batch invariance.
 
-A graph for any shape is first checked at a few lengths. Rows meet only in the matrix products of
-linear layers. A library selects the kernel of such a product by its number of tokens, which is
-rows x length. All batch sizes of lengths from the shortest to the longest cover the range of these
-numbers. If all outputs agree, the lengths in between run the same kernels. If any output differs,
-the kernel depends on the number of tokens, and every length is checked.
+A graph for any shape is first checked at a few lengths. Rows meet only in linear layers' matrix
+products. A library selects the kernel for such a product by its number of tokens, rows x length.
+All batch sizes from the shortest to the longest length cover the range of these numbers. If all
+outputs agree, the lengths in between run the same kernels. If any output differs, the kernel
+depends on the number of tokens, and every length is checked.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 
 NUM_SPREAD_LENGTHS = 10
-"""Lengths that are checked first if there are more."""
+"""How many lengths to check first if there are more."""
 MIN_COMPARED_NUMBERS = 256
-"""Output numbers to compare at least: a single score may agree by chance."""
+"""Minimum output numbers to compare: a single score may agree by chance."""
 
 
 class InvariantBuckets(NamedTuple):
-    """The buckets, reduced to batch-invariant batch sizes."""
+    """Buckets reduced to batch-invariant batch sizes."""
 
     buckets: tuple[Bucket, ...]
     num_texts: int
-    """Number of texts that were compared."""
+    """How many texts were compared."""
 
 
 def check_batch_invariance(
@@ -51,11 +51,11 @@ def check_batch_invariance(
     synthetic_records: SyntheticRecords,
     on_bucket: Callable[[], None] = lambda: None,
 ) -> InvariantBuckets | None:
-    """Return the batch-invariant batch sizes of each bucket.
+    """Return each bucket's batch-invariant batch sizes.
 
     Returns None if outputs depend on the other rows or on the position, even at one batch size.
     `synthetic_records(count, min_length, max_length)` makes the records to compare. `on_bucket` is
-    called after each bucket that was checked.
+    called after each checked bucket.
     """
     spread = list(buckets)
     if len(buckets) > NUM_SPREAD_LENGTHS:
@@ -82,7 +82,7 @@ def _check_buckets(
     synthetic_records: SyntheticRecords,
     on_bucket: Callable[[], None],
 ) -> list[Bucket] | None:
-    """Return buckets, reduced to batch-invariant sizes; None if a largest batch is not."""
+    """Return buckets reduced to batch-invariant sizes; None if a largest batch is not."""
     invariant, min_length = [], 1
     for bucket in buckets:
         stop_signals.check_stop()
@@ -107,7 +107,7 @@ def _check_buckets(
 def _move_records(num_rows: int) -> np.ndarray:
     """Return the second half of some record indices, in another order.
 
-    In a batch of `num_rows` these records have other positions and other neighbors than in the
+    In a batch of `num_rows`, these records have other positions and other neighbors than in the
     batch of all records, and the remaining rows are empty.
     """
     return np.roll(np.arange(num_rows // 2, num_rows)[::-1], 1)
@@ -119,7 +119,7 @@ def _matches_largest_batch(
     """Return whether batches of a size give the same bits as the largest batch.
 
     Records from the middle are computed in reverse order, so that each has another position. At
-    least `MIN_COMPARED_NUMBERS` output numbers are compared, if there are that many.
+    least `MIN_COMPARED_NUMBERS` output numbers are compared, if there are enough.
     """
     rows_needed = -(-MIN_COMPARED_NUMBERS // expected.shape[1])
     batches = max(1, min(len(records), rows_needed) // size)
@@ -135,7 +135,7 @@ def _matches_largest_batch(
 def _compute_batch(
     runner: Runner, length: int, num_rows: int, records: Records, indices: np.ndarray
 ) -> np.ndarray:
-    """Return the outputs of some records in one batch, [records, width] fp32."""
+    """Compute some records in one batch, [records, width] fp32."""
     with torch.no_grad():
         output = runner(*records.build_inputs(BucketBatch(length, num_rows, indices)))
     outputs: np.ndarray = output.cpu().float().numpy()[: len(indices)].copy()

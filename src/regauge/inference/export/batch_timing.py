@@ -1,4 +1,4 @@
-"""Measures the milliseconds of the batches of a program by their shapes."""
+"""Measures batch times in milliseconds by shape."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from regauge.models.io_spec import TensorSpec
 
 MAX_GRID_LENGTHS = 8
-"""Most lengths of the grid of a program that takes any shape."""
+"""Maximum lengths in the grid, for a program without static shapes."""
 SLOW_SECONDS = 0.05
-"""Time of a batch from which on noise is small."""
+"""Batch time above which noise is small."""
 MIN_RUNS = 3
-"""How often a shape is timed; the median counts, so a first run that compiles a graph does not."""
+"""Timings per shape; the median counts, so a first run with compilation does not."""
 
 
 def measure_bucket_times(
@@ -39,11 +39,11 @@ def measure_bucket_times(
     threads: int,
     chip: str,
 ) -> BucketTimes:
-    """Return the times of the batches of a runner, each the median of several runs.
+    """Return a runner's batch times, each the median of several runs.
 
-    `inputs` are the tensors of the program. With `has_dynamic_shapes` a grid of shapes is measured
-    in addition to its corners, for about `seconds`, the smallest batches first. Otherwise every
-    declared shape is measured. A shape for which memory runs out is left out.
+    `inputs` are the program's tensors. With `has_dynamic_shapes`, measures a grid of shapes in
+    addition to its corners, for about `seconds`, the smallest batches first. Otherwise measures
+    every declared shape. A shape for which memory runs out is left out.
     """
     required, optional = _list_shapes(buckets, has_dynamic_shapes=has_dynamic_shapes)
     deadline = math.inf
@@ -64,7 +64,7 @@ def measure_bucket_times(
 def _list_shapes(
     buckets: Sequence[Bucket], *, has_dynamic_shapes: bool
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return the (length, rows) that are always measured, and the others by their tokens."""
+    """Return the (length, rows) to measure always, and the others by tokens."""
     if not has_dynamic_shapes:
         return [(item.length, rows) for item in buckets for rows in item.batch_sizes], []
     ends = (buckets[0], buckets[-1])
@@ -79,7 +79,7 @@ def _list_shapes(
 
 
 def _measure(runner: Runner, inputs: Sequence[TensorSpec], length: int, rows: int) -> float:
-    """Return the median milliseconds of a shape; one slow first run does not change a median.
+    """Return a shape's median milliseconds; one slow first run does not change a median.
 
     A slow shape is run twice, and the shorter time counts.
     """
@@ -100,7 +100,7 @@ def _skip_without_memory() -> Iterator[None]:
 
 
 def _run(runner: Runner, inputs: Sequence[TensorSpec], length: int, rows: int) -> float:
-    """Return the seconds of a batch, with the copy of its outputs to the host."""
+    """Return the seconds for a batch, including copying outputs to the host."""
     tensors = example_inputs(inputs, rows, length)
     for spec, tensor in zip(inputs, tensors, strict=True):
         if spec.name == "lengths":

@@ -1,8 +1,8 @@
-"""Milliseconds of the batches of a program by their shapes, so that a server can plan batches.
+"""Milliseconds per batch shape, so that a server can plan batches.
 
 `bucket_times.json` has one entry for each measured shape. A program with static shapes is measured
-in each of them. A program that takes any shape is measured in a grid of shapes, within a limit of
-time; the corners of the grid are always measured.
+in each of them. A program for any shape is measured in a grid of shapes, within a time limit; the
+grid's corners are always measured.
 """
 
 from __future__ import annotations
@@ -29,19 +29,17 @@ REMEDY = "copy the artifact again, or export it"
 
 
 class BucketTime(DocumentShape, frozen=True):
-    """The time of a batch of one shape."""
+    """Time for one batch shape."""
 
     length: int = Field(ge=1)
-    """Tokens of each row."""
+    """Tokens per row."""
     rows: int = Field(ge=1)
-    """Rows of the batch."""
+    """Rows per batch."""
     milliseconds: float = Field(gt=0)
-    """Median of its runs."""
+    """Median over the runs."""
 
 
 class BucketTimesShape(DocumentShape):
-    """The keys of `bucket_times.json`."""
-
     times: list[BucketTime] = Field(min_length=1)
     threads: int
     chip: str
@@ -49,21 +47,21 @@ class BucketTimesShape(DocumentShape):
 
 @dataclass(frozen=True)
 class BucketTimes:
-    """The measured times of batches, and times of other shapes that follow from them."""
+    """Measured batch times, and estimates for other shapes."""
 
     times: tuple[BucketTime, ...]
-    """Times that do not fall with the length or the rows, as `build_bucket_times` returns them."""
+    """Times from `build_bucket_times`, never falling with length or rows."""
     threads: int
-    """CPU threads of the measurement."""
+    """CPU threads during the measurement."""
     chip: str
-    """Name of the chip of the measurement."""
+    """Name of the measured chip."""
 
     def milliseconds(self, length: int, rows: int) -> float:
-        """Return the time of a batch of `rows` rows of `length` tokens.
+        """Return the time for a batch of `rows` rows with `length` tokens.
 
-        A measured shape has its measured time. Others are interpolated, linear in the rows and in
-        the length. Beyond the largest shape, a time is proportional to the tokens. A longer batch,
-        or one with more rows, never takes less time.
+        A measured shape has its measured time. Others are interpolated, linear in rows and length.
+        Beyond the largest shape, a time is proportional to the tokens. A longer batch, or one with
+        more rows, never takes less time.
         """
         grid = self._grid
         scale = max(1.0, rows / grid.rows[-1]) * max(1.0, length / grid.lengths[-1])
@@ -82,7 +80,7 @@ class BucketTimes:
 
 @dataclass(frozen=True)
 class _TimeGrid:
-    """A time for each combination of a measured length and a measured number of rows."""
+    """A time for each measured length and number of rows."""
 
     lengths: list[int]
     rows: list[int]
@@ -91,7 +89,7 @@ class _TimeGrid:
 
 
 def _locate(knots: list[int], value: int) -> tuple[int, int, float]:
-    """Return the indices of the knots around a value, and its position between them, 0 to 1."""
+    """Return the knots around a value, and where it lies between them, 0 to 1."""
     right = min(bisect_left(knots, value), len(knots) - 1)
     if right == 0 or value >= knots[right]:
         return right, right, 0.0
@@ -104,9 +102,9 @@ def _interpolate(start: float, end: float, fraction: float) -> float:
 
 
 def _build_grid(times: Sequence[BucketTime]) -> _TimeGrid:
-    """Return the grid of measured times that do not fall; other combinations are estimated.
+    """Return a grid of times from non-falling measured ones; other combinations are estimated.
 
-    An estimate lies between the measured times of smaller and of larger batches.
+    An estimate lies between the measured times of smaller and larger batches.
     """
     measured = {(item.length, item.rows): item.milliseconds for item in times}
     lengths = sorted({item.length for item in times})
@@ -127,10 +125,10 @@ def _build_grid(times: Sequence[BucketTime]) -> _TimeGrid:
 
 
 def _estimate(times: Sequence[BucketTime], length: int, rows: int) -> float:
-    """Return a time for a shape that was not measured.
+    """Estimate the time for an unmeasured shape.
 
-    It is between the times of fewer and more rows, else between those of shorter and longer
-    texts, else proportional to the tokens of the closest smaller batch.
+    It is between the times for fewer and more rows, else between those for shorter and longer
+    texts, else proportional to the tokens in the closest smaller batch.
     """
     by_rows = {item.rows: item.milliseconds for item in times if item.length == length}
     by_length = {item.length: item.milliseconds for item in times if item.rows == rows}
@@ -169,7 +167,6 @@ def build_bucket_times(times: Iterable[BucketTime], *, threads: int, chip: str) 
 
 
 def build_document(times: BucketTimes) -> dict[str, Any]:
-    """Return the times as a JSON document."""
     return {
         "format": FORMAT,
         "threads": times.threads,
@@ -179,18 +176,17 @@ def build_document(times: BucketTimes) -> dict[str, Any]:
 
 
 def parse_document(document: dict[str, Any]) -> BucketTimes:
-    """Return the times of a document that `build_document` returned."""
+    """Parse a document from `build_document`."""
     shape = BucketTimesShape.model_validate(document)
     return build_bucket_times(shape.times, threads=shape.threads, chip=shape.chip)
 
 
 def write_bucket_times(folder: Path, times: BucketTimes) -> None:
-    """Write the times into the folder of an artifact."""
     write_json(folder / BUCKET_TIMES, build_document(times))
 
 
 def read_bucket_times(artifact: Artifact) -> BucketTimes | None:
-    """Return the times of an artifact; None if it has none, as one of an older version.
+    """Read an artifact's times; None if it has none, as with older versions.
 
     Raises DataError if the file is damaged.
     """

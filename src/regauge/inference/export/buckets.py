@@ -1,6 +1,6 @@
-"""Buckets: the batch x length shapes of an artifact, and how records are batched into them.
+"""Buckets: an artifact's batch x length shapes, and how records are batched into them.
 
-The length of a text alone decides its bucket, so its padding never depends on the other texts.
+A text's bucket depends on its length alone, so padding never depends on the other texts.
 """
 
 from __future__ import annotations
@@ -22,31 +22,29 @@ if TYPE_CHECKING:
     from regauge.inference.export.export_settings import BucketSettings
 
 BATCH_OVERHEAD_ROWS = 2
-"""Fixed cost of a batch, in rows that take about the same time."""
+"""Fixed cost per batch, in rows of about the same time."""
 HOST_BATCH_TOKENS, DEVICE_BATCH_TOKENS = 2048, 4096
-"""Default limits of the tokens of a batch on CPUs and on other devices."""
+"""Default token limits per batch on CPUs and on other devices."""
 NUM_STATIC_BUCKETS = 6
-"""Buckets if each is a graph of its own: lengths halve from the longest down."""
+"""Buckets with separate graphs: lengths halve from the longest down."""
 SAMPLED_ROWS = 8
-"""Rows of a batch of drawn texts."""
+"""Rows per batch when tokens are drawn."""
 ROWS_MULTIPLE = 8
 """Batch sizes above this number are multiples of it."""
 
 
 class BucketBatch(NamedTuple):
-    """Records that are computed together."""
+    """Records to compute together."""
 
     length: int
-    """Tokens of each row, padding included."""
+    """Tokens per row, padding included."""
     num_rows: int
-    """The batch size; rows after the last record are empty."""
+    """Batch size; rows after the last record are empty."""
     record_indices: np.ndarray  # [at most num_rows] int64
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """All buckets of an artifact."""
-
     shapes: tuple[Bucket, ...]
     """In ascending order of length."""
     needs_row_padding: bool
@@ -59,16 +57,16 @@ class Buckets:
 
     @property
     def max_length(self) -> int:
-        """The length of the longest bucket, in tokens."""
+        """Longest bucket length in tokens."""
         return self.shapes[-1].length
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """The lengths of all buckets in tokens, in ascending order."""
+        """All bucket lengths in tokens, ascending."""
         return tuple(bucket.length for bucket in self.shapes)
 
     def find_length(self, num_tokens: int) -> int:
-        """Return the length of the smallest bucket that holds a record of `num_tokens` tokens.
+        """Return the smallest bucket length for a record of `num_tokens` tokens.
 
         Raises ValueError if the record is longer than every bucket.
         """
@@ -80,10 +78,9 @@ class Buckets:
     ) -> Iterator[BucketBatch]:
         """Yield batches that together hold each record once.
 
-        `lengths` are the tokens of every record, [records] int64. `record_indices` selects the
-        records, by default all. Longer records come first; equal lengths keep their order. The
-        largest batch size is halved `halvings` times. Raises ValueError if a record is longer than
-        every bucket.
+        `lengths` are every record's tokens, [records] int64. `record_indices` selects the records,
+        by default all. Longer records come first; equal lengths keep their order. The largest batch
+        size is halved `halvings` times. Raises ValueError if a record is longer than every bucket.
         """
         indices = np.arange(len(lengths)) if record_indices is None else np.sort(record_indices)
         self._check_longest(lengths[indices].max(initial=0))
@@ -96,11 +93,10 @@ class Buckets:
     def make_bucket_batches(
         self, length: int, record_indices: np.ndarray, halvings: int = 0
     ) -> Iterator[BucketBatch]:
-        """Yield batches of one bucket that together hold the records once, in this order.
+        """Yield batches in one bucket that together hold the records once, in this order.
 
-        Each batch is as large as possible, and has as few empty rows as possible. The largest
-        batch size is halved `halvings` times. `length` is the one of a bucket; raises ValueError
-        if there is no such bucket.
+        Each batch is as large as possible, with as few empty rows as possible. The largest batch
+        size is halved `halvings` times. Raises ValueError if no bucket has this `length`.
         """
         if length not in self.lengths:
             raise ValueError(f"no bucket has a length of {length} tokens")
@@ -136,7 +132,7 @@ class Buckets:
             offset += rows
 
     def _list_sizes(self, bucket: Bucket, halvings: int) -> tuple[int, ...]:
-        """Return the batch sizes of a bucket after some halvings, in descending order.
+        """Return a bucket's batch sizes after some halvings, in descending order.
 
         Without row padding this is the largest batch size only.
         """
@@ -152,10 +148,10 @@ class Buckets:
 
 
 def select_buckets(artifact: Artifact, *, batch_invariant: bool) -> Buckets:
-    """Return the buckets of an artifact.
+    """Return an artifact's buckets.
 
-    Batch-invariant batches of drawn texts have one number of rows, because another number may
-    change the last bits of logits, and so a drawn token.
+    When tokens are drawn, batch-invariant batches have one number of rows, because another number
+    may change the last bits of logits, and so a drawn token.
     """
     manifest = artifact.manifest
     if artifact.generation.is_sampled and batch_invariant:
@@ -166,14 +162,14 @@ def select_buckets(artifact: Artifact, *, batch_invariant: bool) -> Buckets:
 
 
 def fix_rows(shapes: Iterable[Bucket], num_rows: int) -> Buckets:
-    """Return buckets of the same lengths whose batches all have a number of rows."""
+    """Return buckets with the same lengths whose batches all have `num_rows` rows."""
     sizes = list_halves(num_rows)
     fixed = tuple(Bucket(length=shape.length, batch_sizes=sizes) for shape in shapes)
     return Buckets(fixed, needs_row_padding=True, has_fixed_rows=True)
 
 
 def _next_batch_size(allowed: tuple[int, ...], remaining: int) -> int:
-    """Return the size of the next batch.
+    """Return the next batch size.
 
     All remaining records go into one batch with empty rows if that costs less than several full
     batches. `allowed` are the batch sizes in descending order.
@@ -192,10 +188,10 @@ def _next_batch_size(allowed: tuple[int, ...], remaining: int) -> int:
 def resolve_buckets(
     settings: BucketSettings, max_length: int, *, on_host: bool, is_fast: bool = False
 ) -> BucketSettings:
-    """Return the settings with the default limit of the device.
+    """Return the settings with the device's default limit.
 
-    With `is_fast`, the default lengths of any graph are the ones of a static graph. `max_length` is
-    the longest text in tokens.
+    With `is_fast`, any graph gets a static graph's default lengths. `max_length` is the longest
+    text in tokens.
     """
     default = HOST_BATCH_TOKENS if on_host else DEVICE_BATCH_TOKENS
     lengths = tuple(_static_lengths(max_length)) if is_fast else ()
@@ -211,8 +207,8 @@ def build_buckets(
 ) -> tuple[Bucket, ...]:
     """Return the buckets for texts of at most `max_length` tokens, with their batch sizes.
 
-    A dynamic graph serves every batch size, so a bucket has all halves of the largest one. A
-    static graph serves one, so a bucket has the largest batch size and 1. `settings` come from
+    A dynamic graph serves every batch size, so a bucket has all halves of the largest one. A static
+    graph serves one, so a bucket has the largest batch size and 1. `settings` come from
     `resolve_buckets`.
     """
     lengths = settings.lengths or (
@@ -231,7 +227,7 @@ def _max_and_one(rows: int) -> tuple[int, ...]:
 
 
 def list_halves(rows: int) -> tuple[int, ...]:
-    """Return a number of rows and its halves, rounded down, in descending order to 1."""
+    """Return a number of rows and all halves, rounded down, in descending order to 1."""
     sizes = [rows]
     while sizes[-1] > 1:
         sizes.append(sizes[-1] // 2)

@@ -1,4 +1,4 @@
-"""Candidates of an export: each compiled, compared with fp32 and timed."""
+"""Export candidates: each compiled, compared with fp32 and timed."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
     ComputeMetrics = Callable[[nn.Module], dict[str, float]]
 
 RACE_RECORDS, RACE_SECONDS = 32, 0.2
-"""Records of each length, and the duration of the short timing of each candidate."""
+"""Records per length, and seconds, for each candidate's short timing."""
 MIN_LATENCY_RUNS = 5
-"""How often a single text is timed, at least."""
+"""Minimum timings for a single text."""
 FINAL_ROUNDS = 3
-"""Rounds in which the finalists are timed again, alternating."""
+"""Rounds for timing the finalists again, alternating."""
 MAX_FINAL_SECONDS = 10.0
 """No such round begins after this time."""
 MAX_CALIBRATION_TEXTS = 256
-"""Texts for the calibration of int8 scales; parity is measured on at least as many others."""
+"""Texts for calibrating int8 scales; parity is measured on at least as many others."""
 
 
 @dataclass(frozen=True)
@@ -67,24 +67,24 @@ class Candidate:
     quantization: Quantization
     threads: int
     is_fallback: bool = False
-    """Whether it is only tried if the faster precision loses too much quality, since its
-    compilation takes long or the export is `fast`."""
+    """Whether to try it only if the faster precision loses too much quality, since it takes long to
+    compile or the export is `fast`."""
 
     @property
     def group(self) -> tuple[Backend, Quantization, int]:
-        """The fields that a candidate shares with those of other precisions."""
+        """Fields shared with other precisions."""
         return self.backend, self.quantization, self.threads
 
     @property
     def payload_key(self) -> tuple[Any, ...]:
-        """The fields that determine the payload; candidates with equal fields share it."""
+        """Fields with an effect on the payload; candidates with equal fields share it."""
         if self.backend.shares_payload:
             return self.backend, self.quantization
         return *self.group, self.precision
 
     @property
     def description(self) -> dict[str, Any]:
-        """The fields that distinguish this candidate from others; part of `benchmark.json`."""
+        """Fields to distinguish candidates, for `benchmark.json`."""
         options = self.backend.model_dump(mode="json", exclude_defaults=True)
         changed = {name: value for name, value in options.items() if name != "kind"}
         return {
@@ -97,32 +97,30 @@ class Candidate:
 
 
 class CandidateList(NamedTuple):
-    """The candidates of an export."""
-
     candidates: list[Candidate]
     left_out: dict[str, str]
-    """Why a usable backend has no candidate, by its kind."""
+    """Backend kind -> why a usable backend is not a candidate."""
 
 
 @dataclass(frozen=True)
 class ExportContext:
-    """The parts that all candidates of an export share."""
+    """What all candidates in an export share."""
 
     settings: ExportSettings
     spec: ProgramSpec
     accelerator: Accelerator
     records: Records
-    """The records for parity and timing."""
+    """Records for parity and timing."""
     reference_outputs: np.ndarray
-    """Outputs of the fp32 reference for these records, [records, width]."""
+    """The fp32 reference's outputs for these records, [records, width]."""
     compute_metrics: ComputeMetrics | None = None
-    """Computes the metrics of a module on the held-out rows of the run."""
+    """Computes a module's metrics on the run's held-out rows."""
     reference_metrics: dict[str, float] = field(default_factory=dict)
-    """Held-out metrics of the fp32 reference."""
+    """The fp32 reference's held-out metrics."""
 
     @cached_property
     def calibration(self) -> Calibration:
-        """The records that backends calibrate int8 scales with."""
+        """Records with which backends calibrate int8 scales."""
         count = min(MAX_CALIBRATION_TEXTS, -(-len(self.records) // 2))
         records = self.records.select(np.arange(count))
         shapes = build_buckets(self.settings.buckets, self.spec.max_tokens, has_dynamic_shapes=True)
@@ -132,7 +130,7 @@ class ExportContext:
 
     @cached_property
     def race_records(self) -> Records:
-        """Records of three lengths, for a short timing; neighbors in length fill batches."""
+        """Records with three lengths, for a short timing; neighbors in length fill batches."""
         order = np.argsort(self.records.lengths, kind="stable")
         count = min(RACE_RECORDS, len(order))
         starts = (np.array([0.25, 0.5, 0.75]) * (len(order) - count)).astype(int)
@@ -140,7 +138,7 @@ class ExportContext:
         return self.records.select(np.unique(np.concatenate(chosen)))
 
     def measure_metrics(self, engine: Engine) -> dict[str, float]:
-        """Return the held-out metrics of a program; empty if the model is not from a run."""
+        """Return a program's held-out metrics; empty if the model is not from a run."""
         if self.compute_metrics is None:
             return {}
         return self.compute_metrics(
@@ -150,18 +148,18 @@ class ExportContext:
 
 @dataclass(frozen=True)
 class LoadedCandidate:
-    """A compiled candidate that is loaded on its device."""
+    """A compiled candidate on its device."""
 
     candidate: Candidate
     folder: Path
-    """The folder of its payload."""
+    """Payload folder."""
     buckets: tuple[Bucket, ...]
     weights: Mapping[str, Tensor]
     execution_context: ExecutionContext
     runner: Runner
 
     def build_engine(self, context: ExportContext) -> Engine:
-        """Return an engine that batches records into the candidate's buckets."""
+        """Return an engine for batches in the candidate's buckets."""
         needs_padding = not self.candidate.backend.has_dynamic_shapes
         buckets = Buckets(self.buckets, needs_row_padding=needs_padding)
         return Engine(self.runner, buckets, context.spec.output_size)
@@ -170,7 +168,7 @@ class LoadedCandidate:
 def list_candidates(
     options: Candidates, accelerator: Accelerator, spec: ProgramSpec
 ) -> CandidateList:
-    """Return the candidates that the settings ask for, the most promising backend first.
+    """Return the candidates requested in the settings, the most promising backend first.
 
     Raises SettingsError if a named backend is not usable, or if no candidate is left.
     """
@@ -206,7 +204,7 @@ def list_candidates(
 def _combine_options(
     options: Candidates, accelerator: Accelerator, backends: Sequence[Backend]
 ) -> list[Candidate]:
-    """Return all combinations of backends, threads and formats, the fastest precision first."""
+    """Combine backends, threads and formats, the fastest precision first."""
     candidates: list[Candidate] = []
     precisions = options.precisions or _default_precisions(accelerator)
     for backend in backends:
@@ -224,9 +222,9 @@ def _combine_options(
 
 
 def _prefer_graphs(backends: list[Backend]) -> tuple[list[Backend], list[Backend]]:
-    """Return the backends to try, and those that are left out because others write graphs.
+    """Return the backends to try, and those left out because others write graphs.
 
-    On a CPU machine code is rarely faster than a graph, and its compiler takes most of an export.
+    On a CPU, machine code is rarely faster than a graph, and compiling it takes most of an export.
     """
     if not any(backend.compiles_in_seconds and backend.is_ahead_of_time for backend in backends):
         return backends, []
@@ -235,7 +233,7 @@ def _prefer_graphs(backends: list[Backend]) -> tuple[list[Backend], list[Backend
 
 
 def _select_fast(candidates: list[Candidate]) -> tuple[list[Candidate], dict[str, str]]:
-    """Return the candidate that is compiled within seconds and is probably fast, and its fallbacks.
+    """Return a probably fast candidate that compiles within seconds, and its fallbacks.
 
     Also returns why the other backends are left out.
     """
@@ -266,7 +264,7 @@ def _filter_backends(
 
 
 def _describe_formats(backend: Backend, accelerator: Accelerator) -> str:
-    """Return the precisions and quantizations that a backend supports, for a message."""
+    """Describe a backend's precisions and quantizations, for a message."""
     return ", ".join(
         precision if quantization == "none" else f"{precision} with {quantization}"
         for precision, quantization in backend.supported_formats(accelerator)
@@ -326,7 +324,7 @@ def build_candidate(context: ExportContext, candidate: Candidate, folder: Path) 
 
 
 def race_candidate(context: ExportContext, loaded: LoadedCandidate) -> dict[str, float]:
-    """Return a short timing of a candidate, which shows whether more measurements pay."""
+    """Time a candidate briefly, to see whether more measurements pay."""
     engine, records = loaded.build_engine(context), context.race_records
     engine.compute(records)  # the first run prepares the weights
     return _time_engine(engine, records, RACE_SECONDS, [])
@@ -335,9 +333,9 @@ def race_candidate(context: ExportContext, loaded: LoadedCandidate) -> dict[str,
 def measure_candidate(
     context: ExportContext, loaded: LoadedCandidate, on_batch: Callable[[int], None]
 ) -> dict[str, Any]:
-    """Return the row of a candidate: its quality loss, throughput and latency.
+    """Return a candidate's row: quality loss, throughput and latency.
 
-    `on_batch` gets the number of records of each batch of the comparison.
+    `on_batch` gets the number of records in each compared batch.
     """
     counting = replace(loaded.build_engine(context), on_batch=on_batch)
     start = time.perf_counter()
@@ -358,10 +356,9 @@ def measure_candidate(
 def retime_finalists(
     context: ExportContext, finalists: Sequence[LoadedCandidate]
 ) -> list[dict[str, float]]:
-    """Return the median timings of the finalists over several alternating rounds.
+    """Return the finalists' median timings over several alternating rounds.
 
-    The speed of a machine changes from minute to minute; alternating exposes all to the same
-    changes.
+    A machine's speed changes from minute to minute; alternating exposes all to the same changes.
     """
     engines = [loaded.build_engine(context) for loaded in finalists]
     seconds = context.settings.candidates.timing_seconds / FINAL_ROUNDS
@@ -377,12 +374,12 @@ def retime_finalists(
 
 
 def build_failure_row(candidate: Candidate, error: Exception) -> dict[str, Any]:
-    """Return the row of a candidate that failed to compile or run."""
+    """Return the row for a candidate after a failure to compile or run."""
     return {**candidate.description, "error": first_line(error)[:200]}
 
 
 def _default_precisions(accelerator: Accelerator) -> tuple[Precision, ...]:
-    """Return fp32 and the precisions that are faster on this device."""
+    """Return fp32 and this device's faster precisions."""
     precisions = accelerator.precisions()
     return precisions[: precisions.index("fp32") + 1] if "fp32" in precisions else precisions
 
@@ -390,10 +387,10 @@ def _default_precisions(accelerator: Accelerator) -> tuple[Precision, ...]:
 def _time_engine(
     engine: Engine, records: Records, seconds: float, durations: list[float]
 ) -> dict[str, float]:
-    """Return texts and real tokens per second, and the median latency of a single text.
+    """Return texts and real tokens per second, and the median latency for a single text.
 
-    The single text has the median length. `durations` are the seconds of runs that were timed
-    already; if there are any, only the single text is timed.
+    The single text has the median length. `durations` are the seconds of earlier runs; if there are
+    any, only the single text is timed.
     """
     deadline = time.perf_counter() + (0 if durations else seconds)
     while not durations or time.perf_counter() < deadline:

@@ -1,7 +1,7 @@
-"""A loaded program that computes records in batches, in bucket shapes.
+"""A loaded program, which computes records in batches, in bucket shapes.
 
 `Engine` takes records in any order and returns their outputs in the same order. `EngineModule`
-wraps it as the module that a task evaluates.
+wraps it as the module for a task to evaluate.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ OUT_OF_MEMORY_MESSAGES = (
     "bad_alloc",
     "failed to allocate",
 )
-"""Parts of the error messages of libraries when an allocation fails."""
+"""Parts of libraries' error messages when an allocation fails."""
 
 
 @dataclass
 class Engine:
-    """A runner with its buckets."""
+    """A runner and buckets for it."""
 
     runner: Runner
     buckets: Buckets
@@ -56,16 +56,16 @@ class Engine:
     computed_tokens: int = field(default=0, kw_only=True)
     """Tokens computed so far, padding included."""
     on_batch: Callable[[int], None] = field(default=lambda _: None, kw_only=True)
-    """Called with the number of records of each batch that was submitted to the device."""
+    """Called with the number of records in each batch submitted to the device."""
 
     def compute(self, records: Records) -> np.ndarray:
         """Return the outputs of records, [records, width] fp32.
 
         Outputs of a shorter bucket are filled with zeros.
 
-        The next batch is submitted to the device before the outputs of the previous one are copied
-        back. If memory runs out, this batch and all later ones are halved. Raises TransientError if
-        memory does not suffice for the smallest batch.
+        The next batch is submitted to the device before the previous outputs are copied back. If
+        memory runs out, this batch and all later ones are halved. Raises TransientError if memory
+        does not suffice for the smallest batch.
         """
         lengths = records.lengths
         return self._compute_batches(
@@ -73,11 +73,11 @@ class Engine:
         )
 
     def compute_bucket(self, records: Records, length: int) -> np.ndarray:
-        """Return the outputs of records that are all padded to `length`, [records, width] fp32.
+        """Return the outputs of records all padded to `length`, [records, width] fp32.
 
-        `length` is the length of a bucket in tokens. The records are one batch of the smallest
-        declared size that holds them, or of exactly their number if the program takes any.
-        They are computed in parts if they are too many, or if memory runs out as in `compute`.
+        `length` is a bucket length in tokens. The records are one batch of the smallest declared
+        size that holds them, or of exactly their number if the program takes any. They are computed
+        in parts if they are too many, or if memory runs out as in `compute`.
 
         Raises ValueError if there is no such bucket or a record is longer, and TransientError as
         `compute` does.
@@ -95,7 +95,7 @@ class Engine:
     ) -> np.ndarray:
         """Return the outputs of records, [records, width] fp32.
 
-        `split` returns the batches of the records with these indices, for the current halvings.
+        `split` returns batches for the records with these indices, at the current halvings.
         """
         outputs = np.zeros((len(records), self.output_size), np.float32)
         pending = deque(split(np.arange(len(records))))
@@ -112,7 +112,7 @@ class Engine:
         return outputs
 
     def _run_batch(self, batch: BucketBatch, records: Records) -> Tensor | None:
-        """Return the output of a batch, or None if it does not fit the memory."""
+        """Return a batch's output, or None if it does not fit the memory."""
         try:
             output = self.runner(*records.build_inputs(batch))
         except (MemoryError, RuntimeError) as error:
@@ -137,7 +137,6 @@ class Engine:
         return output
 
     def _min_rows(self, length: int) -> int:
-        """Return the smallest batch size of a length."""
         rows = next(bucket.batch_sizes for bucket in self.buckets.shapes if bucket.length == length)
         return rows[-1] if self.buckets.needs_row_padding else 1
 
@@ -147,9 +146,9 @@ def load_engine(
 ) -> Engine:
     """Load an artifact's payload and return its engine.
 
-    `device` is the index of the device. If a program spans several devices, it counts groups of
-    that many. With `batch_invariant`, an output has the same bits in every batch; raises
-    PreflightError if the artifact has no proof of this for this chip.
+    `device` is the device index; for a program on several devices, it counts groups of that many.
+    With `batch_invariant`, an output has the same bits in every batch; raises PreflightError if the
+    artifact has no proof of this for this chip.
     """
     manifest = artifact.manifest
     if batch_invariant and artifact.needs_proof:
@@ -164,10 +163,10 @@ def load_engine(
 
 
 def warm_up(engine: Engine, artifact: Artifact) -> None:
-    """Compute each shape that has its own graph once, so that none is compiled later.
+    """Compute each shape with a separate graph once, so that none is compiled later.
 
-    If one graph serves all shapes, only the smallest shape is computed: its weights are prepared
-    once for all shapes.
+    If one graph serves all shapes, computes only the smallest shape: it prepares the weights for
+    all shapes.
     """
     inputs, batches = artifact.program.inputs, engine.buckets.make_empty_batches()
     if artifact.manifest.compiled.backend.has_dynamic_shapes:
@@ -189,7 +188,7 @@ def _check_batch_invariance(artifact: Artifact) -> None:
 
 
 def build_payload(artifact: Artifact) -> Payload:
-    """Return the payload of an artifact as its backend loads it."""
+    """Return an artifact's payload for its backend to load."""
     manifest = artifact.manifest
 
     def restore() -> nn.Module:
@@ -211,7 +210,7 @@ def build_payload(artifact: Artifact) -> Payload:
 
 
 def _copy_outputs(submitted: tuple[BucketBatch, Tensor] | None, outputs: np.ndarray) -> None:
-    """Copy the output of a batch into the rows of its records; `outputs` is [records, width]."""
+    """Copy a batch's output into its records' rows; `outputs` is [records, width]."""
     if submitted is not None:
         batch, output = submitted
         count = len(batch.record_indices)
@@ -220,7 +219,7 @@ def _copy_outputs(submitted: tuple[BucketBatch, Tensor] | None, outputs: np.ndar
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an allocation failed, by the message of the library."""
+    """Return whether an allocation failed, by the library's message."""
     message = str(error).lower()
     return isinstance(error, MemoryError) or any(part in message for part in OUT_OF_MEMORY_MESSAGES)
 
@@ -231,11 +230,11 @@ OUTPUT_NAMES: dict[OutputKind, str] = {
     "values": "scores",
     "scores": "scores",
 }
-"""The key of the output in the batch that a task's module returns."""
+"""Output kind -> key in the batch returned by a task's module."""
 
 
 class EngineModule(nn.Module):
-    """An engine as the module of a task: maps a batch of tokens to a batch of outputs."""
+    """An engine as a task's module: maps a batch of tokens to a batch of outputs."""
 
     def __init__(self, engine: Engine, output_kind: OutputKind, input_spec: InputSpec) -> None:
         super().__init__()
@@ -245,7 +244,7 @@ class EngineModule(nn.Module):
         self._input_spec = input_spec
 
     def forward(self, batch: Batch) -> Batch:
-        """Return the outputs of a batch, [batch, width] fp32; 0 for empty rows.
+        """Return a batch's outputs, [batch, width] fp32; 0 for empty rows.
 
         For a ranker the output is [rows, candidates].
         """
@@ -272,9 +271,9 @@ class EngineModule(nn.Module):
         return {self._output_name: torch.from_numpy(outputs).to(batch["tokens"].device)}
 
     def _score_candidates(self, batch: Batch, queries: int) -> Tensor:
-        """Return the scores of candidates, [rows, candidates]; 0 for absent candidates.
+        """Return candidate scores, [rows, candidates]; 0 for absent candidates.
 
-        `queries` is the number of texts of a query.
+        `queries` is the number of texts per query.
         """
         present = batch["present"].cpu().numpy() > 0
         rows, candidates = present.shape
@@ -286,7 +285,7 @@ class EngineModule(nn.Module):
         row_of, candidate_of = np.nonzero(present)
 
         def select_text(index: int) -> TokenizedTexts:
-            """Return one text of every candidate; a row holds the texts of its query first."""
+            """Return one text for every candidate; a row holds the query texts first."""
             slots = np.full_like(candidate_of, index)
             if index >= queries:
                 slots = queries + candidate_of * documents + index - queries
@@ -309,7 +308,7 @@ class EngineModule(nn.Module):
 
 
 def _second_text_starts(types: Tensor, lengths: np.ndarray) -> np.ndarray:
-    """Return the offset of the second text of each row, [batch] int32; its length if none."""
+    """Return where each row's second text starts, [batch] int32; the row's length if none."""
     is_second = types.cpu().numpy() > 0
     starts: np.ndarray = np.where(is_second.any(1), is_second.argmax(1), lengths).astype(np.int32)
     return starts

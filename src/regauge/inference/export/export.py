@@ -1,4 +1,4 @@
-"""Export a trained model as an artifact: build, compare and time candidates; keep the best one."""
+"""Exports a trained model as an artifact: builds, compares and times candidates; keeps the best."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 LOST = "lost"
-"""The key of a row for why its candidate was not selected."""
+"""Row key for why a candidate was not selected."""
 RACE_RATIO = 0.6
-"""How fast a candidate must be, relative to the best one so far, to be measured after the race."""
+"""Minimum speed, relative to the best one so far, to measure a candidate after the race."""
 MAX_FINALISTS, FINALIST_RATIO = 3, 0.75
 """How many of the best candidates are timed again, and how close to the best they must be."""
 GOAL_FIGURES: dict[Goal, tuple[str, bool]] = {
@@ -68,22 +68,21 @@ GOAL_FIGURES: dict[Goal, tuple[str, bool]] = {
     "cost": ("texts_per_second", True),  # on one machine the fastest is the cheapest
     "latency": ("single_text_ms", False),
 }
-"""For each goal: the figure that decides, and whether higher is better."""
+"""Goal -> the deciding figure, and whether higher is better."""
 
 
 class Trial(NamedTuple):
-    """A candidate that was built and measured."""
+    """A built and measured candidate."""
 
     candidate: Candidate
     folder: Path
-    """The folder that its payload was compiled into."""
+    """Folder with the compiled payload."""
     row: Row
-    """Its measurements, or the error of its compiler."""
+    """Measurements, or the compiler's error."""
     race: Row | None = None
-    """Its short timing; None if it failed."""
+    """Short timing; None if it failed."""
 
     def keeps_quality(self, max_loss: float) -> bool:
-        """Return whether the quality loss is within a limit."""
         loss: float = self.row.get("quality_loss", math.inf)
         return loss <= max_loss
 
@@ -91,10 +90,10 @@ class Trial(NamedTuple):
 def export_artifact(
     settings: ExportSettings, source: ExportSource, compute_metrics: ComputeMetrics | None
 ) -> dict[str, Any]:
-    """Write the artifact of a model; return a summary with a row for each candidate.
+    """Write a model's artifact; return a summary with a row for each candidate.
 
-    `compute_metrics` returns the metrics of a module on the held-out rows of its run. Raises
-    DataError if no candidate keeps the quality.
+    `compute_metrics` returns a module's metrics on the run's held-out rows. Raises DataError if no
+    candidate keeps the quality.
     """
     accelerator = accelerators.resolve(settings.accelerator, quiet=True)
     candidates, left_out = list_candidates(settings.candidates, accelerator, source.spec)
@@ -144,7 +143,7 @@ def export_artifact(
 def _resolve_settings(
     settings: ExportSettings, accelerator: Accelerator, max_tokens: int
 ) -> ExportSettings:
-    """Return the settings with the default buckets of the accelerator."""
+    """Return the settings with the accelerator's default buckets."""
     buckets = resolve_buckets(
         settings.buckets,
         max_tokens,
@@ -160,7 +159,7 @@ def _compute_reference(
     accelerator: Accelerator,
     compute_metrics: ComputeMetrics | None,
 ) -> tuple[ExportContext, ProbeTexts]:
-    """Return the context of all candidates with the fp32 outputs, and the texts of the records."""
+    """Return the context for all candidates with the fp32 outputs, and the records' texts."""
     records, probe = source.build_parity_records(settings)
     engine = build_reference_engine(source.spec, settings)
     with log_phase("reference: fp32, not compiled", len(records), "records") as phase:
@@ -175,9 +174,9 @@ def _compute_reference(
 def _try_candidates(
     context: ExportContext, candidates: list[Candidate], scratch: Path
 ) -> list[Trial]:
-    """Build and measure the candidates; a fallback is tried only if it is needed.
+    """Build and measure the candidates; a fallback is tried only if needed.
 
-    Candidates that share a payload compile it once.
+    A shared payload is compiled once.
     """
     trials: list[Trial] = []
     folders: dict[tuple[Any, ...], Path] = {}
@@ -196,7 +195,7 @@ def _try_candidates(
 
 
 def _find_leader(context: ExportContext, trials: list[Trial]) -> Row | None:
-    """Return the best short timing so far of a trial that keeps the quality."""
+    """Return the best short timing so far among trials with sufficient quality."""
     figure, higher_is_better = GOAL_FIGURES[context.settings.candidates.optimize_for]
     races = [
         trial.race
@@ -210,7 +209,7 @@ def _find_leader(context: ExportContext, trials: list[Trial]) -> Row | None:
 def _find_eligible(
     context: ExportContext, trials: list[Trial], candidate: Candidate
 ) -> Trial | None:
-    """Return a trial that keeps the quality and differs from a candidate only by its precision."""
+    """Return a trial with sufficient quality that differs from a candidate only by precision."""
     eligible = (trial for trial in trials if trial.keeps_quality(context.settings.parity.max_loss))
     return next((trial for trial in eligible if trial.candidate.group == candidate.group), None)
 
@@ -218,7 +217,7 @@ def _find_eligible(
 def _select_best(
     context: ExportContext, trials: list[Trial]
 ) -> tuple[Trial, LoadedCandidate | None]:
-    """Return the best trial that keeps the quality, and its candidate if it is still loaded."""
+    """Return the best trial with sufficient quality, and the candidate if still loaded."""
     figure, higher_is_better = GOAL_FIGURES[context.settings.candidates.optimize_for]
     ranking = sorted(
         _list_eligible(trials, context.settings.parity.max_loss),
@@ -247,9 +246,9 @@ def _select_best(
 def _measure(
     context: ExportContext, candidate: Candidate, folder: Path, title: str, leader: Row | None
 ) -> Trial:
-    """Build and measure a candidate; its row is a failure row if its compiler fails.
+    """Build and measure a candidate; return a failure row if compilation fails.
 
-    Its quality is not measured if its short timing is far behind that of the `leader`.
+    The quality is not measured if the short timing is far behind the `leader`'s.
     """
     race: Row | None = None
     try:
@@ -271,7 +270,7 @@ def _measure(
 
 
 def _explain_losses(context: ExportContext, selected: Trial, trials: list[Trial]) -> None:
-    """Add to the row of each other candidate why it was not selected."""
+    """Add to each other candidate's row why it was not selected."""
     max_loss = context.settings.parity.max_loss
     for trial in trials:
         if trial is selected or LOST in trial.row:
@@ -285,7 +284,7 @@ def _explain_losses(context: ExportContext, selected: Trial, trials: list[Trial]
 
 
 def _slowdown(context: ExportContext, timing: Row, best: Row) -> float:
-    """Return by which factor a timing is worse than another one."""
+    """Return by which factor a timing is worse than the best one."""
     figure, higher_is_better = GOAL_FIGURES[context.settings.candidates.optimize_for]
     ratio: float = best[figure] / timing[figure]
     return ratio if higher_is_better else 1 / ratio
@@ -309,7 +308,7 @@ def _list_eligible(trials: list[Trial], max_loss: float) -> list[Trial]:
 def _check_invariance(
     context: ExportContext, best: LoadedCandidate, source: ExportSource
 ) -> tuple[LoadedCandidate, BatchInvariance | None]:
-    """Return a candidate with its batch-invariant buckets and the proof, or unchanged with None."""
+    """Return a candidate with batch-invariant buckets and the proof, or unchanged with None."""
     if not context.settings.parity.batch_invariance:
         return best, None
     with log_phase("verify: batch invariance") as phase:
@@ -325,7 +324,7 @@ def _check_invariance(
 def _write_parity_rows(
     context: ExportContext, best: LoadedCandidate, probe: ProbeTexts, folder: Path
 ) -> None:
-    """Store a few records with the outputs of a candidate, if the settings ask for it."""
+    """Store a few records with a candidate's outputs, if the settings ask for it."""
     count = context.settings.parity.stored_rows
     if not count:
         return
@@ -341,9 +340,9 @@ def _write_parity_rows(
 
 
 def _write_bucket_times(context: ExportContext, best: LoadedCandidate, folder: Path) -> None:
-    """Store the times of the batches of a candidate.
+    """Store a candidate's batch times.
 
-    A model that generates text has none: the time of its batches depends on the answers.
+    A text generator has none: its batch times depend on the answers.
     """
     if context.spec.output_kind == "text":
         return
@@ -367,7 +366,6 @@ def _build_manifest(
     folder: Path,
     proof: BatchInvariance | None,
 ) -> ArtifactManifest:
-    """Return the manifest of the files in a folder."""
     settings, candidate = context.settings, best.candidate
     backend, level = candidate.backend, settings.candidates.portable
     target = settings.export
@@ -403,7 +401,7 @@ def _chip_name(best: LoadedCandidate) -> str:
 
 
 def _summarize_row(row: Row) -> Row:
-    """Return the part of a candidate's row that fits a terminal; the artifact has all of it."""
+    """Shorten a candidate's row to fit a terminal; the artifact has all of it."""
     if "error" in row:
         return {"name": _format_name(row), "threads": row["threads"], "error": row["error"]}
     names = (
@@ -420,7 +418,7 @@ def _summarize_row(row: Row) -> Row:
 
 
 def _format_name(row: Row) -> str:
-    """Return the backend, precision and quantization of a candidate, such as `onnx fp32 int8`."""
+    """Format a candidate's backend, precision and quantization, such as `onnx fp32 int8`."""
     quantization = "" if row["quantization"] == "none" else f" {row['quantization']}"
     return f"{row['backend']} {row['precision']}{quantization}"
 

@@ -1,4 +1,4 @@
-"""The tables of a run file that `export` reads; this module imports no torch."""
+"""The run file tables for `export`; does not import torch."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class ExportTarget(Settings):
     }
 
     run: str | None = None
-    """Output folder of the run whose model is exported."""
+    """Run folder with the model to export."""
     model: str | None = None
-    """A transformers or sentence-transformers folder, or a name on the hub, instead of a run."""
+    """A transformers or sentence-transformers folder, or a hub name, instead of a run."""
     module: str | None = None
     """Function `module:name` that returns a torch module and example inputs."""
     to: str
@@ -38,7 +38,7 @@ class ExportTarget(Settings):
     format: Format = "artifact"
     """`artifact` compiles the model; `hf` writes a transformers folder; others write weights."""
     step: Literal["final", "latest", "best"] | int = "final"
-    """The run's final model, its latest or best checkpoint, or the checkpoint at a step."""
+    """The run's final model, latest or best checkpoint, or the checkpoint at a step."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> ExportTarget:
@@ -54,13 +54,13 @@ class ExportTarget(Settings):
 
 
 class Candidates(Settings):
-    """The candidates to compile; the best one that keeps the quality becomes the artifact."""
+    """Candidates to compile; the best one with sufficient quality becomes the artifact."""
 
     backends: tuple[Annotated[SerializeAsAny[Backend], choice_of("backends")], ...] = ()
-    """Backend names, or tables with a kind; by default all that this machine can use. On CPUs,
-    machine code is compiled only if no usable backend writes a graph."""
+    """Backend names, or tables with a kind; by default all usable ones. On CPUs, machine code is
+    compiled only if no usable backend writes a graph."""
     precisions: tuple[Precision, ...] = ()
-    """Precisions to try; by default fp32, and those that are faster on this machine."""
+    """Precisions to try; by default fp32, and this machine's faster ones."""
     quantization: tuple[Quantization, ...] = ()
     """Quantizations to try, `none` or `int8`; by default all that a backend supports."""
     threads: tuple[int, ...] = ()
@@ -69,15 +69,15 @@ class Candidates(Settings):
     portable: IsaLevel | None = None
     """Instruction set level to compile for; by default all instructions of this machine."""
     optimize_for: Goal = "throughput"
-    """Selects by texts per second, by latency of a single text, or by cost per text."""
+    """Select by texts per second, by single-text latency, or by cost per text."""
     timing_seconds: float = Field(default=1.0, gt=0)
-    """How long the throughput of each candidate is timed."""
+    """How long to time each candidate's throughput."""
     fast: bool = False
-    """Compile one candidate for six lengths; its quality and batch invariance are still proved."""
+    """Compile one candidate for six lengths; quality and batch invariance are still proved."""
 
 
 class TextSettings(Settings):
-    """How the model reads a text; these override the files of its folder."""
+    """How the model reads a text; these override the files in the model folder."""
 
     pooling: tuple[PoolingMode, ...] = ()
     """Pooling modes for the last hidden states; several are concatenated."""
@@ -90,10 +90,9 @@ class TextSettings(Settings):
     default_prompt: str | None = None
     """Prompt to use if a caller names none."""
     pair_fields: tuple[str, str] | None = None
-    """Two fields that a classifier reads as a text pair; by default it reads a single text."""
+    """Two fields for a classifier to read as a text pair; by default it reads a single text."""
     max_new_tokens: int | None = Field(default=None, ge=1)
-    """Maximum tokens that a causal model generates per text; by default 64, and at most half of its
-    context."""
+    """Maximum tokens per generated text; by default 64, and at most half the context."""
 
     @model_validator(mode="after")
     def _two_fields(self) -> TextSettings:
@@ -103,36 +102,36 @@ class TextSettings(Settings):
 
 
 class BucketSettings(Settings):
-    """The batch x length shapes that an artifact is compiled for."""
+    """Batch x length shapes to compile an artifact for."""
 
     max_batch_tokens: int | None = Field(default=None, ge=8)
     """Maximum tokens per batch (rows times length); by default 2048 on CPUs, else 4096."""
     lengths: tuple[int, ...] = ()
-    """Lengths that texts are padded to; by default the backend decides."""
+    """Lengths to pad texts to; by default the backend decides."""
     max_batch_size: int = Field(default=256, ge=1)
     """Maximum rows per batch."""
 
 
 class ParitySettings(Settings):
-    """How outputs are compared with fp32, and how much quality they may lose."""
+    """How to compare outputs with fp32, and how much quality they may lose."""
 
     max_loss: float = Field(default=0.001, ge=0)
-    """Largest quality loss compared with fp32, as a fraction."""
+    """Largest quality loss against fp32, as a fraction."""
     num_texts: int = Field(default=512, ge=16)
     """Number of texts to compare."""
     source: Annotated[SerializeAsAny[Source], choice_of("data/sources")] | None = None
-    """Text source; by default the held-out rows of the run's dataset."""
+    """Text source; by default the held-out rows in the run's dataset."""
     metrics: bool = True
-    """Whether held-out metrics of the run are compared, too; never for language models."""
+    """Whether to compare the run's held-out metrics, too; never for language models."""
     batch_invariance: bool = True
-    """Whether batch invariance is checked: bitwise equal outputs in every batch."""
+    """Whether to check batch invariance: bitwise equal outputs in every batch."""
     stored_rows: int = Field(default=8, ge=0)
-    """How many compared records the artifact stores with their outputs, so that a server can
-    reproduce them; 0 stores none."""
+    """How many compared records the artifact stores with their outputs, for a server to reproduce;
+    0 stores none."""
 
 
 class ExportSettings(Settings):
-    """All settings of an export."""
+    """All export settings."""
 
     export: ExportTarget
     """The model to export, and the format to write."""
@@ -143,6 +142,6 @@ class ExportSettings(Settings):
     buckets: BucketSettings = BucketSettings()
     """The shapes to compile."""
     parity: ParitySettings = ParitySettings()
-    """The quality that candidates must keep."""
+    """Required quality of candidates."""
     accelerator: Annotated[SerializeAsAny[Accelerator], choice_of("accelerators")] | None = None
     """The accelerator; by default this machine's best one."""

@@ -40,10 +40,10 @@ def is_single_prompt(prompts: Any) -> bool:
 def add_draws(
     records: TextRecords, generation: Generation, numbers: np.ndarray, *, count: int, piece: int = 0
 ) -> TextRecords:
-    """Return records with the numbers that select their tokens, if tokens are drawn.
+    """Add the random numbers that select tokens, if tokens are drawn.
 
-    A number depends on the seed, the piece of the source, the number of the record in it
-    ([records]) and the number of the new token, of which there are `count`.
+    A number depends on the seed, the source piece, the record number in it ([records]) and the new
+    token's number, of which there are `count`.
     """
     if not generation.is_sampled:
         return records
@@ -80,7 +80,7 @@ class Generator:
         generation: Generation,
         on_text: Callable[[str], None] | None = None,
     ) -> list[str]:
-        """Return an answer to each prompt; `on_text` gets the parts of a single one as they come.
+        """Answer each prompt; `on_text` gets the parts of a single answer as they come.
 
         Raises SettingsError if the model cannot generate as requested, and DataError for an invalid
         prompt.
@@ -128,7 +128,7 @@ class Generator:
 
 
 class TextStream:
-    """Reports the parts of an answer while it is generated, and none that may still change."""
+    """Reports parts of an answer while it is generated, once they can no longer change."""
 
     def __init__(
         self, preprocessor: Preprocessor, generation: Generation, on_text: Callable[[str], None]
@@ -140,7 +140,7 @@ class TextStream:
         self._sent = ""
 
     def add(self, tokens: list[int]) -> None:
-        """Report the new part of an answer, given all of its tokens so far."""
+        """Report the answer's new part, given all tokens so far."""
         self._send(self._answer.add(tokens[self._answer.num_tokens :]))
 
     def finish(self, text: str) -> None:
@@ -155,14 +155,14 @@ class TextStream:
 
 
 def _encode_prompt(preprocessor: Preprocessor, prompt: Any) -> EncodedRecords:
-    """Return the tokens of a prompt; raises DataError if it is invalid."""
+    """Tokenize a prompt; raises DataError if it is invalid."""
     if isinstance(prompt, str):
         return preprocessor.encode_records([[prompt]])
     if not isinstance(prompt, Mapping | Sequence):
         problem = f"a prompt is of type {type(prompt).__name__}"
         raise DataError(problem, "pass a text, a list of messages or a record")
     if not preprocessor.is_chat:
-        problem = "the model has no chat template, so it answers no conversation"
+        problem = "the model has no chat template, so it cannot answer a conversation"
         raise DataError(problem, "pass a text, or a model with a chat template")
     record = dict(prompt) if isinstance(prompt, Mapping) else {"messages": list(prompt)}
     try:
@@ -178,7 +178,7 @@ def _encode_prompt(preprocessor: Preprocessor, prompt: Any) -> EncodedRecords:
 
 
 def _warn_if_truncated(encoded: list[EncodedRecords], preprocessor: Preprocessor) -> None:
-    """Log the number of prompts that lost their beginning."""
+    """Log how many prompts lost their beginning."""
     if count := sum(records.num_truncated for records in encoded):
         message = "Prompts of more than %d tokens lost their beginning: %d"
         logger.warning(message, preprocessor.max_length, count)

@@ -1,17 +1,17 @@
-"""The manifest of an artifact, `manifest.json`; this module imports no torch.
+"""An artifact's manifest, `manifest.json`; does not import torch.
 
     manifest.json        the manifest
-    weights.safetensors  the program's weights and buffers, in the dtype of its computation
+    weights.safetensors  the program's weights and buffers, in the compute dtype
     model/config.json    the architecture
-    model/dataset.json   the manifest of the dataset, for a trained custom module
+    model/dataset.json   the dataset manifest, for a trained custom module
     tokenizer/           the tokenizer
     payload/             the compiled program, as the backend wrote it
-    parity.json          the row of the best candidate: its quality loss and its speed
-    benchmark.json       the rows of all candidates
-    parity_rows.*        a few records with the outputs of the compiled program
-    bucket_times.json    the milliseconds of batches by their shapes
+    parity.json          the best candidate's row: quality loss and speed
+    benchmark.json       all candidates' rows
+    parity_rows.*        a few records with the compiled program's outputs
+    bucket_times.json    milliseconds by batch shape
 
-The manifest lists every other file with its size and hash.
+The manifest lists every other file with size and hash.
 """
 
 from __future__ import annotations
@@ -35,92 +35,92 @@ PAYLOAD, PARITY = "payload", "parity.json"
 BUCKET_TIMES = "bucket_times.json"
 PARITY_ROWS, PARITY_TENSORS = "parity_rows.json", "parity_rows.safetensors"
 ARTIFACT = "artifact"
-"""Subfolder of an artifact in the output folder of a run."""
+"""Artifact subfolder in a run folder."""
 KIND: Final = "regauge artifact"
 Dtype = Literal["float16", "float32", "int8", "binary"]
-"""Types that output vectors can be converted to."""
+"""Types for converting output vectors."""
 
 
 class Bucket(Settings):
-    """The batch shapes of one length."""
+    """Batch shapes with one length."""
 
     length: int = Field(ge=1)
-    """Tokens of each row, padding included."""
+    """Tokens per row, padding included."""
     batch_sizes: tuple[int, ...] = Field(min_length=1)
     """Allowed batch sizes, in descending order."""
 
 
 class TargetMachine(Settings):
-    """The machine that an artifact was compiled for."""
+    """Machine that the artifact was compiled for."""
 
     accelerator: str
-    """Kind of the accelerator."""
+    """Accelerator kind."""
     required_features: tuple[str, ...] = ()
-    """Features that a machine must have, such as CPU instruction sets."""
+    """Features a machine must have, such as CPU instruction sets."""
     chip: str
-    """Name of the chip that it was exported on."""
+    """Name of the chip during export."""
     threads: int = Field(ge=1)
-    """CPU threads of each process."""
+    """CPU threads per process."""
 
 
 class BatchInvariance(Settings):
-    """The proof that an output is bitwise independent of the other rows of its batch."""
+    """Proof of outputs bitwise independent of the batch's other rows."""
 
     chip: str
-    """Name of the chip that it was checked on."""
+    """Name of the checked chip."""
     num_texts: int
-    """Number of texts that were computed in several batch sizes and orders."""
+    """Texts computed in several batch sizes and orders."""
 
 
 class WeightsOrigin(Settings):
-    """The origin of the weights."""
+    """Where the weights come from."""
 
     path: str
-    """The folder of the run or of the model, or the import path of a module."""
+    """Run or model folder, or a module's import path."""
     step: str = "final"
-    """The step of the run, or `final`."""
+    """The run's step, or `final`."""
     sha256: str
     """Hash of the weights before the export."""
 
 
 class FileDigest(Settings):
-    """The size and hash of a file."""
+    """A file's size and hash."""
 
     bytes: int
     """Size in bytes."""
     sha256: str
-    """SHA-256 of the content, in hexadecimal."""
+    """SHA-256 in hexadecimal."""
 
 
 class ProgramEntry(Settings):
-    """The program: its inputs, its outputs, and how texts become inputs."""
+    """The program: inputs, outputs, and how texts become inputs."""
 
     output_kind: OutputKind
-    """The kind of the outputs."""
+    """What the program returns."""
     output_size: int
     """Numbers per output; tokens, if the program generates text."""
     inputs: tuple[TensorSpec, ...]
-    """The tensors that the program takes."""
+    """Input tensors."""
     tokenization: Tokenization | None = None
     """How texts become tokens; None if the program reads tensors."""
     fields: InputSpec = InputSpec()
-    """The fields of a record that it reads."""
+    """Record fields to read."""
     pooling: Pooling | None = None
-    """How tokens become a vector; None for programs that return no vectors."""
+    """How tokens become a vector; None for programs that do not return vectors."""
     labels: tuple[str, ...] = ()
-    """Names of the classes, if they have any."""
+    """Class names, if any."""
     activation: HeadActivation | None = None
-    """Function of the outputs of a classification head; None for other programs."""
+    """Function applied to a classification head's outputs; None for other programs."""
     module: str | None = None
-    """Import path of the function that returns a custom module."""
+    """Import path of a function that returns a custom module."""
     task: dict[str, Any] | None = None
-    """Table of the task that builds a trained custom module; None for any other program."""
+    """Task table to build a trained custom module; None for any other program."""
 
     def with_generation(self, generation: Generation) -> ProgramEntry:
-        """Return the program of a model that generates text as these options define.
+        """Return the program for a text generator with these options.
 
         A longer answer leaves less room for the prompt. Raises SettingsError if no room is left, or
-        if the model generates no text.
+        if the model does not generate text.
         """
         if generation == GREEDY:
             return self
@@ -146,33 +146,31 @@ class Compilation(Settings):
     """How the program was compiled."""
 
     precision: Precision
-    """Precision of the computation."""
+    """Compute precision."""
     quantization: Quantization = "none"
     """Quantization of weights and matrix products."""
     backend: Annotated[SerializeAsAny[Backend], choice_of("backends")]
-    """The backend that compiled the program and runs it."""
+    """Backend that compiled the program and runs it."""
     versions: dict[str, str]
-    """Versions of the packages that compiled it."""
+    """Versions of the compiler packages."""
 
 
 class ArtifactManifest(Settings):
-    """The manifest of an artifact."""
+    """An artifact's manifest."""
 
     format: int
-    """Version of this format."""
+    """Format version."""
     kind: Literal["regauge artifact"] = KIND
     """Marks the folder as an artifact."""
     program: ProgramEntry
-    """The program: its inputs, its outputs, and how texts become inputs."""
+    """The program: inputs, outputs, and how texts become inputs."""
     compiled: Compilation
-    """How the program was compiled."""
     target: TargetMachine
-    """The machine that it was compiled for."""
+    """The machine it was compiled for."""
     buckets: tuple[Bucket, ...]
-    """The buckets, in ascending order of length."""
+    """In ascending order of length."""
     batch_invariance: BatchInvariance | None = None
-    """The proof of batch invariance in these buckets; None if it was not checked or failed."""
+    """Proof of batch invariance in these buckets; None if not checked or failed."""
     origin: WeightsOrigin
-    """The origin of the weights."""
     files: dict[str, FileDigest]
-    """Every other file, by its path in the folder."""
+    """Every other file, by path in the folder."""

@@ -1,4 +1,4 @@
-"""The Python interface of an artifact: texts in, arrays out, with the numbers of `predict`."""
+"""Python interface to artifacts: texts in, arrays out, with the numbers from `predict`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LoadedModel:
 
     def __init__(self, artifact: Artifact, engine: Engine, *, batch_invariant: bool) -> None:
         self.program = artifact.program
-        """The `program` table of the manifest."""
+        """The manifest's `program` table."""
         self._engine = engine
         tokenization, folder = self.program.tokenization, artifact.tokenizer_folder
         self._preprocessor = (
@@ -57,14 +57,14 @@ class LoadedModel:
     def encode(
         self, texts: str | Sequence[str], *, prompt: str | None = None, dtype: Dtype = "float32"
     ) -> np.ndarray:
-        """Return the vectors of texts, [texts, width], or [width] for a single text.
+        """Return text vectors, [texts, width], or [width] for a single text.
 
-        `prompt` is the name of one of the artifact's prompts. `dtype` is "float32", "float16",
-        "int8" or "binary". An int8 vector is scaled to a largest magnitude of 127. A binary vector
-        has uint8 bytes, [texts, width / 8], with one bit for the sign of each number.
+        `prompt` names one of the artifact's prompts. `dtype` is "float32", "float16", "int8" or
+        "binary". An int8 vector is scaled to a largest magnitude of 127. A binary vector has uint8
+        bytes, [texts, width / 8], with one bit for each number's sign.
 
-        Raises SettingsError if the artifact returns no vectors or has no such prompt, and DataError
-        if an element is not a valid text.
+        Raises SettingsError if the artifact does not return vectors or have such a prompt, and
+        DataError if an element is not a valid text.
         """
         if self.program.output_kind != "vectors":
             problem = f"this model returns {self.program.output_kind}, not vectors"
@@ -83,11 +83,11 @@ class LoadedModel:
     ) -> dict[str, Any]:
         """Return the outputs of records, as the columns that `predict` writes.
 
-        `columns` holds one sequence of texts for each text field of a record. A single record may
-        be given as plain strings. `values` are the features of ranking candidates: a sequence for
+        `columns` holds one sequence of texts for each text field in a record. A single record may
+        be given as plain strings. `values` are the ranking candidates' features: a sequence for
         each field, with None for a missing value.
 
-        The columns depend on the output kind of the artifact:
+        The columns depend on the artifact's output kind:
 
         - vectors: `embedding`, [records, width] fp32
         - classes: `predicted_label`, [records], and `probabilities`, [records, classes] fp32
@@ -125,19 +125,19 @@ class LoadedModel:
         stop: str | Sequence[str] = (),
         on_text: Callable[[str], None] | None = None,
     ) -> Any:
-        """Return the answers of a causal model: a list of texts, or one text for a single prompt.
+        """Return a causal model's answers: a list of texts, or one text for a single prompt.
 
         A prompt is a text, a list of messages (`{"role": …, "content": …}`), or a record with
         `messages` and perhaps `tools`, or with an `instruction` and perhaps an `input`.
-        Conversations need a chat template; in a model with one, a text is a user message.
-        `prompts` is one prompt or a list of prompts.
+        Conversations need a chat template; in a model with one, a text is a user message. `prompts`
+        is one prompt or a list of prompts.
 
-        The options are those of the table `generation`. At temperature 0 the answer has the most
-        likely tokens. Otherwise tokens are drawn: the draw of a token depends on `seed`, on the
-        number of the prompt in the list, and on the number of the token in the answer. `on_text`
-        is called with each new part of the answer to a single prompt.
+        The options are those in the `generation` table. At temperature 0 the answer has the most
+        likely tokens. Otherwise tokens are drawn: a token's draw depends on `seed`, on the prompt's
+        number in the list, and on the token's number in the answer. `on_text` is called with each
+        new part of the answer to a single prompt.
 
-        Raises SettingsError if the model generates no text or an option does not fit it, and
+        Raises SettingsError if the model does not generate text or an option does not fit it, and
         DataError if a prompt is invalid.
         """
         if self.program.output_kind != "text" or self._generator is None:
@@ -160,11 +160,11 @@ class LoadedModel:
         return answers[0] if is_single else answers
 
     def __call__(self, *inputs: Tensor, **named: Tensor) -> Tensor:
-        """Return the output of a custom module, [rows, width] fp32 on the CPU.
+        """Return a custom module's output, [rows, width] fp32 on the CPU.
 
-        `program.inputs` describes the inputs. They are passed in this order or by name, with any
-        number of rows. Raises DataError if a tensor has another name, dtype or shape, and
-        SettingsError if the artifact reads texts.
+        `program.inputs` describes the inputs. Pass them in this order or by name, with any number
+        of rows. Raises DataError if a tensor has another name, dtype or shape, and SettingsError if
+        the artifact reads texts.
         """
         if self._preprocessor is not None:
             raise SettingsError("this artifact reads texts", "call encode() or predict()")
@@ -181,7 +181,7 @@ class LoadedModel:
     ) -> np.ndarray:
         """Return the outputs of records, [records, width] fp32."""
         if self._preprocessor is None:
-            raise SettingsError("this artifact reads no texts", "call it with tensors")
+            raise SettingsError("this artifact does not read texts", "call it with tensors")
         num_texts = max(1, len(self.program.fields.text_fields))
         if len(columns) != num_texts:
             texts = format_count(num_texts, "text")
@@ -201,17 +201,17 @@ def load(
     module: str | None = None,
     text: dict[str, Any] | None = None,
 ) -> LoadedModel:
-    """Load an artifact, or without an export the model of a run, a folder or a name on the hub.
+    """Load an artifact, or without an export the model in a run, a folder or on the hub.
 
-    An artifact is verified first. Its payload may be code: load only artifacts that you or people
-    you trust exported. A run reads the fields of its task. A run or a folder is not compiled ahead:
+    An artifact is verified first. The payload may be code: load only artifacts exported by you or
+    people you trust. A run reads its task's fields. A run or a folder is not compiled ahead:
     `backend` runs it in fp32, by default "eager". "torch-compile" compiles it at the first call.
 
-    With `batch_invariant`, the output of a text has the same bits in every batch. A run or a folder
-    has no proof of this. `threads` is the number of CPU threads; by default that of the artifact,
-    or all cores without an export. `module` allows the import of custom code that an artifact
-    names. `text` is the table `text` of an export, such as `{"pair_fields": ("query",
-    "document")}`; it is not for artifacts.
+    With `batch_invariant`, a text's output has the same bits in every batch. A run or a folder has
+    no proof of this. `threads` is the number of CPU threads; by default the artifact's, or all
+    cores without an export. `module` allows the import of custom code named by an artifact. `text`
+    is the `text` table of an export, such as `{"pair_fields": ("query", "document")}`; it is not
+    for artifacts.
 
     Raises SettingsError if there is no model or a setting is wrong, DataError if a file is damaged
     or changed, and PreflightError if this machine cannot run the artifact.
@@ -252,7 +252,7 @@ def _check_texts(columns: list[list[Any]]) -> None:
 
 
 def _order_inputs(specs: Sequence[TensorSpec], named: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return named tensors in the order of the specs; raises DataError for an unknown name."""
+    """Return named tensors in spec order; raises DataError for an unknown name."""
     names = tuple(spec.name for spec in specs)
     for name in named:
         if name not in names:

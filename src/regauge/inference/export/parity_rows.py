@@ -1,11 +1,11 @@
-"""Rows of an artifact with their outputs, so that a server can compute them again and compare.
+"""Artifact rows with their outputs, so that a server can compute them again and compare.
 
-    parity_rows.json         the texts and the features of the rows, and their origin
+    parity_rows.json         the texts and features of the rows, and their origin
     parity_rows.safetensors  the outputs; also the inputs of rows without texts
 
-The outputs are those of the compiled program, not of the reference. Texts are stored, and not
-tokens, so that tokenization, prompts, pooling and normalization are compared as well. Rows of
-custom modules and synthetic rows of rankers have no texts; their tensors are stored.
+The outputs come from the compiled program, not the reference. Texts are stored instead of tokens,
+so that tokenization, prompts, pooling and normalization are compared as well. Rows for custom
+modules and synthetic rows for rankers store tensors instead.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
     from regauge.models.io_spec import OutputKind
 
 RELATIVE_LIMIT = 1e-3
-"""Limit of a difference, relative to the largest magnitude of a row or to 1, the larger one."""
+"""Maximum difference, relative to a row's largest magnitude or to 1, whichever is larger."""
 ROUNDING: dict[Precision, float] = {"bf16": 2.0**-7, "fp16": 2.0**-10}
-"""Limit relative to the largest magnitude of a row, which is one unit in the last digit."""
+"""Maximum difference relative to a row's largest magnitude: one unit in the last digit."""
 NORM_LIMIT = 1e-3
-"""Limit of the distance between 1 and the norm of a normalized vector."""
+"""Maximum distance between 1 and a normalized vector's norm."""
 MIN_MATCHING_TOKENS = 0.5
-"""Fraction of generated tokens that must be equal before the first difference: rounding may change
-a close decision, and every token after it."""
+"""Minimum fraction of generated tokens equal before the first difference: rounding may change a
+close decision, and every token after it."""
 MAX_GENERATED_ROWS = 4
-"""Most rows of a model that generates text: each token is a forward pass."""
+"""Maximum rows for a text generator: each token is a forward pass."""
 MAX_EXCERPT = 40
-"""Characters of a text in a message."""
+"""Characters shown per text in a message."""
 REMEDY = "export the artifact again on this machine"
 COPY_REMEDY = "copy the artifact again, or export it"
 OUTPUTS = "outputs"
@@ -61,16 +61,14 @@ class RowDifference(NamedTuple):
     """A row whose outputs differ from the stored ones."""
 
     row: int
-    """The number of the row, from 0."""
+    """Row number, from 0."""
     excerpt: str
-    """The start of its first text; empty if it has none."""
+    """Start of the first text; empty without texts."""
     problem: str
-    """The measured difference and its limit."""
+    """The measured difference and the limit."""
 
 
 class ParityRowsShape(DocumentShape):
-    """The keys of `parity_rows.json`."""
-
     origin: str
     columns: list[list[str]]
     values: dict[str, list[Any]]
@@ -80,25 +78,24 @@ class ParityRowsShape(DocumentShape):
 
 @dataclass(frozen=True)
 class ParityRows:
-    """Rows with the outputs that the exported program had for them."""
+    """Rows with the exported program's outputs."""
 
     origin: str
-    """The origin of the rows, such as a dataset."""
+    """Where the rows come from, such as a dataset."""
     output_kind: OutputKind
-    """The kind of the outputs."""
     precision: Precision
-    """The precision that the program was compiled for."""
+    """Precision of the compiled program."""
     columns: list[list[str]]
-    """One list of texts for each text field; empty if the rows have no texts."""
+    """One list of texts per text field; empty without texts."""
     values: dict[str, list[Any]]
-    """Numeric and categorical features of ranking candidates, by field name."""
+    """Ranking candidates' numeric and categorical features, by field name."""
     records: Records | None
-    """The tensors of the rows, if they have no texts."""
+    """The rows' tensors, if there are no texts."""
     outputs: np.ndarray
-    """The stored outputs, [rows, width] fp32."""
+    """Stored outputs, [rows, width] fp32."""
 
     def encode(self, preprocessor: Preprocessor | None) -> Records:
-        """Return the rows as inputs of the program; rows with texts need a preprocessor."""
+        """Return the rows as program inputs; rows with texts need a preprocessor."""
         if self.records is not None:
             return self.records
         if preprocessor is None:
@@ -106,7 +103,7 @@ class ParityRows:
         return preprocessor.encode_records(self.columns, values=self.values).records
 
     def excerpt(self, row: int) -> str:
-        """Return the start of the first text of a row, in one line; empty without texts."""
+        """Return the start of a row's first text, in one line; empty without texts."""
         if not self.columns:
             return ""
         text = " ".join(self.columns[0][row].split())
@@ -114,10 +111,10 @@ class ParityRows:
 
 
 def select_rows(records: Records, probe: ProbeTexts, count: int) -> np.ndarray:
-    """Return the indices of at most `count` records, from the shortest to the longest.
+    """Return at most `count` record indices, from the shortest to the longest.
 
-    Their lengths are spread evenly over the lengths that occur. Among records of one length, the
-    one with the fewest characters is preferred.
+    Lengths are spread evenly over those that occur. Among records of one length, the one with the
+    fewest characters is preferred.
     """
     num_characters = np.zeros(len(records), np.int64)
     for texts in probe.columns:
@@ -131,9 +128,9 @@ def select_rows(records: Records, probe: ProbeTexts, count: int) -> np.ndarray:
 
 
 def compute_rows(engine: Engine, records: Records) -> np.ndarray:
-    """Return the outputs of records, [records, width] fp32; each is computed alone.
+    """Compute each record alone; return the outputs, [records, width] fp32.
 
-    The shape of a batch may change the last bits of an output. A record alone has one shape.
+    A batch's shape may change an output's last bits. A record alone has one shape.
     """
     outputs = np.zeros((len(records), engine.output_size), np.float32)
     for index, num_tokens in enumerate(records.lengths.tolist()):
@@ -151,9 +148,9 @@ def build_parity_rows(
     precision: Precision,
     count: int,
 ) -> ParityRows:
-    """Return at most `count` of some records with the outputs of an engine.
+    """Return at most `count` records with an engine's outputs.
 
-    `probe` has the texts of the records; without texts, their tensors are stored.
+    `probe` has the records' texts; without texts, their tensors are stored.
     """
     count = min(count, MAX_GENERATED_ROWS) if output_kind == "text" else count
     indices = select_rows(records, probe, count)
@@ -172,7 +169,6 @@ def build_parity_rows(
 
 
 def write_parity_rows(folder: Path, rows: ParityRows) -> None:
-    """Write the files of the rows into the folder of an artifact."""
     tensors = {OUTPUTS: rows.outputs, **_name_arrays(rows.records)}
     document = {
         "format": FORMAT,
@@ -190,7 +186,7 @@ def write_parity_rows(folder: Path, rows: ParityRows) -> None:
 
 
 def read_parity_rows(artifact: Artifact) -> ParityRows | None:
-    """Return the rows of an artifact; None if it has none, as one of an older version.
+    """Read an artifact's rows; None if it has none, as with older versions.
 
     Raises DataError if a file is damaged.
     """
@@ -227,9 +223,9 @@ def check_parity_rows(
 ) -> None:
     """Compute the rows again, and raise DataError if an output differs from the stored one.
 
-    `compute` returns the outputs of records, [records, width] fp32. `compute_rows` is one: it
-    computes each row in the shape of the export. `preprocessor` encodes the texts of the rows.
-    Text is compared as generated without draws. The error names the first row that differs.
+    `compute` returns record outputs, [records, width] fp32, for example `compute_rows`, which
+    computes each row in the export's shape. `preprocessor` encodes the rows' texts. Text is
+    compared as generated without draws. The error names the first row that differs.
     """
     differences = list_differences(rows, compute(rows.encode(preprocessor)))
     if differences:
@@ -240,9 +236,9 @@ def check_parity_rows(
 
 
 def check_artifact(artifact: Artifact, compute: Callable[[Records], np.ndarray]) -> None:
-    """Compute the parity rows of an artifact again; does nothing if it has none.
+    """Compute an artifact's parity rows again; does nothing if it has none.
 
-    `compute` returns the outputs of records. Raises the errors of `read_parity_rows` and
+    `compute` returns record outputs. Raises the errors from `read_parity_rows` and
     `check_parity_rows`.
     """
     rows = read_parity_rows(artifact)
@@ -258,8 +254,8 @@ def check_artifact(artifact: Artifact, compute: Callable[[Records], np.ndarray])
 def list_differences(rows: ParityRows, outputs: np.ndarray) -> list[RowDifference]:
     """Return the rows whose outputs, [rows, width] fp32, differ from the stored ones.
 
-    Numbers differ by more than `RELATIVE_LIMIT` or the rounding of the precision. Normalized
-    vectors must have the norm 1, too. Generated tokens are compared over all rows.
+    Numbers differ by more than `RELATIVE_LIMIT` or the precision's rounding. Normalized vectors
+    must have the norm 1, too. Generated tokens are compared over all rows.
     """
     stored = rows.outputs
     if outputs.shape != stored.shape:
@@ -283,7 +279,7 @@ def list_differences(rows: ParityRows, outputs: np.ndarray) -> list[RowDifferenc
 def _describe_difference(
     actual: np.ndarray, expected: np.ndarray, precision: Precision
 ) -> str | None:
-    """Return the difference of two rows of numbers, [width]; None if it is within the limit."""
+    """Describe how two rows of numbers, [width], differ; None if within the limit."""
     is_finite = np.isfinite(actual)
     if not np.array_equal(is_finite, np.isfinite(expected)):
         return f"has {int((~is_finite).sum())} numbers that are not finite"
@@ -296,7 +292,7 @@ def _describe_difference(
 
 
 def _describe_norm(vector: np.ndarray) -> str | None:
-    """Return how far the norm of a vector, [width], is from 1; None if it is within the limit."""
+    """Describe how far a vector's norm, [width], is from 1; None if within the limit."""
     norm = float(np.linalg.norm(vector))
     if abs(norm - 1) <= NORM_LIMIT:
         return None
@@ -325,7 +321,7 @@ def _format_shape(outputs: np.ndarray) -> str:
 
 
 def _name_arrays(records: Records | None) -> dict[str, np.ndarray]:
-    """Return the arrays of records by name, in their order; empty for None."""
+    """Return name -> array in order; empty for None."""
     if records is None:
         return {}
     if isinstance(records, TensorRecords):
@@ -342,7 +338,7 @@ def _number(name: str, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _build_records(tensors: dict[str, np.ndarray]) -> Records:
-    """Return the records that `_name_arrays` named."""
+    """Return the records named by `_name_arrays`."""
 
     def list_arrays(name: str) -> list[np.ndarray]:
         count = sum(key.startswith(f"{name}.") for key in tensors)

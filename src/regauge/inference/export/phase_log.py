@@ -1,4 +1,4 @@
-"""Log the phases of an export, such as `compile` and `measure`; this module imports no torch."""
+"""Logs export phases, such as `compile` and `measure`; does not import torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 INTERVAL_SECONDS = 5.0
-"""Pause between the lines of a phase that lasts."""
+"""Seconds between the log lines of a long phase."""
 
 
 class PhaseLog:
-    """A phase that is in progress, with a count of its finished items."""
+    """A phase in progress, with a count of finished items."""
 
     def __init__(self, description: str, total: int, unit: str) -> None:
         self._description, self._total, self._unit = description, total, unit
@@ -25,11 +25,10 @@ class PhaseLog:
         self._start = time.monotonic()
 
     def advance(self, count: int = 1) -> None:
-        """Add finished items."""
         self._done += count
 
     def format_line(self) -> str:
-        """Return the phase with its finished items and its seconds so far."""
+        """Format the phase with finished items and seconds so far."""
         items = f"{self._done} of {self._total} {self._unit}, " if self._total else ""
         return f"{self._description}: {items}{time.monotonic() - self._start:.0f} s"
 
@@ -42,10 +41,10 @@ def log_phase(
     *,
     interval_seconds: float = INTERVAL_SECONDS,
 ) -> Iterator[PhaseLog]:
-    """Log the begin of a phase, and its progress at intervals until the block ends.
+    """Log when a phase begins, and the progress at intervals until the block ends.
 
-    A thread writes the lines, because a compiler returns only when it is done. `total` is the
-    number of items of the phase, if they are counted.
+    A thread writes the lines, because a compiler returns only when it is done. `total` is how many
+    items the phase has, if they are counted.
     """
     phase = PhaseLog(description, total, unit)
     has_ended = threading.Event()

@@ -1,4 +1,4 @@
-"""Convert the outputs of a program to the columns of a table, in the requested dtype."""
+"""Converts program outputs to table columns, in the requested dtype."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLUMN_TYPES: dict[FieldKind, pa.DataType] = {
     "float": pa.float64(),
     "boolean": pa.bool_(),
 }
-"""Types of the columns of kept fields by their kind; other kinds are texts."""
+"""Field kind -> kept column type; other kinds are texts."""
 ENTITIES_TYPE = pa.list_(
     pa.struct(
         [
@@ -39,13 +39,13 @@ ENTITIES_TYPE = pa.list_(
         ]
     )
 )
-"""The type of the column `entities`."""
+"""Type of the `entities` column."""
 INT8_MAX = 127
 Columns = dict[str, np.ndarray | pa.Array]
 
 
 def import_pyarrow() -> None:
-    """Import pyarrow's Parquet writer and the modules that it loads at its first list.
+    """Import pyarrow's Parquet writer and the modules it loads at its first list.
 
     This takes a quarter of a second, once per process.
     """
@@ -60,13 +60,13 @@ def build_columns(
     decode: Decode | None = None,
     words: Sequence[TextWords] = (),
 ) -> Columns:
-    """Return the columns of outputs, [records, width] fp32, by name.
+    """Return name -> column for outputs, [records, width] fp32.
 
     A column is [records] or [records, numbers]. A classifier returns `predicted_label`, or the
-    index of the class if there are no labels, and `probabilities`: the softmax, or of a multi-label
-    classifier the sigmoid. The latter also returns `predicted_labels`: the classes with a
-    probability above 0.5, [records] lists. `decode` converts generated tokens to texts.
-    `words` are those of texts with `entities`, [records] lists.
+    class index without labels, and `probabilities`: the softmax, or for a multi-label classifier
+    the sigmoid. The latter also returns `predicted_labels`: the classes with a probability above
+    0.5, [records] lists. `decode` converts generated tokens to texts. `words` belong to texts with
+    `entities`, [records] lists.
     """
     if program.output_kind == "entities":
         tags = outputs.reshape(len(outputs), -1, 2)
@@ -93,7 +93,7 @@ def build_columns(
 
 
 def _select_classes(is_selected: np.ndarray, labels: Sequence[str]) -> pa.Array:
-    """Return the classes of each record as a list; `is_selected` is [records, classes]."""
+    """Return each record's classes as a list; `is_selected` is [records, classes]."""
     offsets = np.zeros(len(is_selected) + 1, np.int32)
     np.cumsum(is_selected.sum(1), out=offsets[1:])
     numbers = pa.array(np.nonzero(is_selected)[1])
@@ -106,9 +106,9 @@ def find_entities(
     words: TextWords,
     labels: Sequence[str],
 ) -> list[dict[str, Any]]:
-    """Return the entities of a text with their type, characters and mean probability.
+    """Return a text's entities with type, characters and mean probability.
 
-    Without the tags of IOB2, each word is an entity.
+    Without IOB2 tags, each word is an entity.
     """
     classes, probabilities = tags[words.positions].T
     numbers = classes.astype(int).tolist()
@@ -125,9 +125,9 @@ def find_entities(
 
 
 def convert_vectors(vectors: np.ndarray, dtype: Dtype) -> Columns:
-    """Return vectors, [records, width] fp32, in a dtype.
+    """Convert vectors, [records, width] fp32, to a dtype.
 
-    int8: each vector is divided by its largest magnitude and multiplied by 127; multiply by the
+    int8: each vector is divided by the largest magnitude and multiplied by 127; multiply by the
     column `scale` to restore it. binary: the signs as bits, 1 for numbers above zero, packed with
     the first number in the highest bit of a byte.
     """
@@ -143,10 +143,10 @@ def convert_vectors(vectors: np.ndarray, dtype: Dtype) -> Columns:
 def restore_vectors(
     stored: np.ndarray, dtype: Dtype, width: int, scale: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return vectors, [records, width] fp32, from the column `embedding` of `convert_vectors`.
+    """Return vectors, [records, width] fp32, from `convert_vectors`' `embedding` column.
 
-    `scale` is the column of int8 vectors, [records]. A binary vector has numbers of one magnitude,
-    so that its length is 1.
+    `scale` is the int8 vectors' column, [records]. A binary vector has numbers of one magnitude, so
+    that its length is 1.
     """
     if dtype == "binary":
         signs = np.unpackbits(stored, axis=1, count=width).astype(np.float32)
@@ -159,9 +159,9 @@ def restore_vectors(
 def build_table(
     columns: Columns, kept: Mapping[str, Sequence[Any]], kinds: dict[str, FieldKind]
 ) -> pa.Table:
-    """Return a table of the kept fields of records, followed by their output columns.
+    """Return a table with the records' kept fields, followed by their output columns.
 
-    `kinds` has the kind of each kept field.
+    `kinds` has each kept field's kind.
     """
     arrays = {name: _build_kept_column(values, kinds[name]) for name, values in kept.items()}
     return pa.table(arrays | {name: _to_arrow(values) for name, values in columns.items()})

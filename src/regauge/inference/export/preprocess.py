@@ -1,4 +1,4 @@
-"""Convert records to the inputs of a program: add prompts, tokenize, truncate."""
+"""Converts records to program inputs: adds prompts, tokenizes, truncates."""
 
 from __future__ import annotations
 
@@ -28,34 +28,32 @@ if TYPE_CHECKING:
     from regauge.models.sentence_transformers import Tokenization
 
 MAX_CHECKED_CONVERSATIONS = 100
-"""Conversations whose parts are searched in the rendered text."""
+"""How many conversations to search for ignored parts."""
 Ids = list[np.ndarray]
 Flags = list[bool]
 NO_VALUES: Mapping[str, Sequence[Value | None]] = MappingProxyType({})
 
 
 class TextWords(NamedTuple):
-    """The words of a text that a model reads, in order."""
+    """The words of a text within the model's limit, in order."""
 
     text: str
     positions: np.ndarray
-    """Index of the first token of each word in the input of the model, [words]."""
+    """Index of each word's first token in the model input, [words]."""
     spans: np.ndarray
-    """First character and end of each word, [words, 2]."""
+    """Each word's first character and end, [words, 2]."""
 
 
 class EncodedRecords(NamedTuple):
-    """Tokenized records."""
-
     records: TextRecords
     num_truncated: int
-    """Number of texts that were longer than the model reads."""
+    """How many texts were longer than the model reads."""
     is_truncated: np.ndarray
-    """Whether a text of a record was longer than the model reads, [records] bool."""
+    """Whether one of a record's texts was longer than the model reads, [records] bool."""
 
 
 class Preprocessor:
-    """A tokenizer with the prompts and length limits of a program."""
+    """A tokenizer with a program's prompts and length limits."""
 
     def __init__(self, folder: Path, tokenization: Tokenization, input_spec: InputSpec) -> None:
         self._is_transformers = tokenization.convention == "transformers"
@@ -78,17 +76,17 @@ class Preprocessor:
 
     @property
     def max_length(self) -> int:
-        """The most tokens of a text."""
+        """Maximum tokens per text."""
         return self._tokenization.max_length
 
     @property
     def vocab_size(self) -> int:
-        """The largest token id plus one."""
+        """One more than the largest token id."""
         return self._tokenizer.vocab_size
 
     @property
     def is_chat(self) -> bool:
-        """Whether a text is a message of a conversation, in a chat template."""
+        """Whether a text is a conversation message, in a chat template."""
         return self._tokenization.input_format == "chat"
 
     @property
@@ -108,10 +106,10 @@ class Preprocessor:
         prompt: str | None = None,
         values: Mapping[str, Sequence[Value | None]] = NO_VALUES,
     ) -> EncodedRecords:
-        """Return tokenized records, given one column for each text field.
+        """Tokenize records, given one column for each text field.
 
         `prompt` names the prompt to prepend to each text, by default the model's own. `values` are
-        the numeric and categorical features of ranking candidates, by field name.
+        the ranking candidates' numeric and categorical features, by field name.
         """
         prefix = self._tokenization.prompt_text(prompt)
         if self._input_spec.is_pair and self._is_transformers:
@@ -142,10 +140,10 @@ class Preprocessor:
     def encode_windows(
         self, texts: Sequence[str], prompt: str | None = None
     ) -> tuple[TextRecords, np.ndarray]:
-        """Return texts as windows that the model can read, and the text of each window.
+        """Split texts into windows within the model's limit; also return each window's text.
 
-        A text is split into consecutive windows of as many tokens as the model reads, each with
-        the special tokens. The prompt begins the first window. The second value is [windows] int64.
+        A text is split into consecutive windows of as many tokens as the model reads, each with the
+        special tokens. The prompt begins the first window. The second value is [windows] int64.
         """
         prefix = self._tokenization.prompt_text(prompt)
         encoded = self._tokenizer.encode(
@@ -162,7 +160,7 @@ class Preprocessor:
         return TextRecords.from_lists(lists), owners
 
     def encode_ids(self, lists: Sequence[np.ndarray]) -> EncodedRecords:
-        """Return texts that were tokenized elsewhere, with special tokens if they have none."""
+        """Return texts tokenized elsewhere, adding special tokens where missing."""
         prefix, suffix = self._tokenizer.prefix, self._tokenizer.suffix
         limit = self._max_text_length
         room = limit - self._tokenizer.num_special_tokens
@@ -181,15 +179,16 @@ class Preprocessor:
 
     @property
     def _max_text_length(self) -> int:
-        """The most tokens of a text in a record of one text."""
+        """Maximum tokens in a record's only text."""
         return min((self._tokenization.max_length, *self._input_spec.max_lengths))
 
     def describe_tokens(
         self, texts: Sequence[str], prompt: str | None = None, *, add_special_tokens: bool = True
     ) -> list[list[dict[str, Any]]]:
-        """Return the tokens of whole texts: `id`, `text`, `special`, `start` and `stop`.
+        """Return whole texts' tokens: `id`, `text`, `special`, `start` and `stop`.
 
-        `start` and `stop` are characters of the text with its prompt; special tokens have none.
+        `start` and `stop` are character positions in the text after its prompt is added; special
+        tokens have none.
         """
         prefix = self._tokenization.prompt_text(prompt)
         encoded = self._tokenizer.encode_with_offsets(
@@ -221,9 +220,9 @@ class Preprocessor:
         return {"id": token_id, "text": text, "special": True, "start": None, "stop": None}
 
     def find_words(self, texts: Sequence[str]) -> list[TextWords]:
-        """Return the words of texts, as the pre-tokenizer of the model splits them.
+        """Return the words in each text, as the model's pre-tokenizer splits it.
 
-        Words after the length limit of the model are left out.
+        Leaves out words after the model's length limit.
         """
         room = self._max_text_length - self._tokenizer.num_special_tokens
         encoded = self._tokenizer.encode_with_offsets(
@@ -233,7 +232,7 @@ class Preprocessor:
         return [self._locate_words(text, tokens, room) for text, tokens in pairs]
 
     def _locate_words(self, text: str, tokens: EncodedText, room: int) -> TextWords:
-        """Return the words of a text of which the model reads `room` tokens."""
+        """Return a text's words among the first `room` tokens."""
         indices = truncate_ids(np.arange(len(tokens.ids)), room, self._tokenization.truncation_side)
         words, offsets = tokens.words[indices], tokens.offsets[indices]
         is_first = np.diff(words, prepend=-1) != 0
@@ -268,7 +267,7 @@ class Preprocessor:
         return [numbers, find_embedding_rows(hashes, ranking.interactions.buckets)]
 
     def _encode_texts(self, texts: Sequence[str], limit: int, prefix: str) -> tuple[Ids, Flags]:
-        """Return the ids of texts with special tokens, and whether they were truncated."""
+        """Return texts' ids with special tokens, and whether they were truncated."""
         prompted = [prefix + text for text in texts] if prefix else list(texts)
         if self._tokenization.input_format != "text":
             return self._encode_prompts(prompted, limit)
@@ -280,7 +279,7 @@ class Preprocessor:
         return [self._tokenizer.add_special_tokens(ids) for ids in encoded], truncated
 
     def _encode_prompts(self, texts: Sequence[str], limit: int) -> tuple[Ids, Flags]:
-        """Return the ids of generation prompts; a long prompt is truncated at its start."""
+        """Return generation prompts' ids; a long prompt is truncated at the start."""
         if self.is_chat:
             try:
                 requests = [self._template.render_prompt(text) for text in texts]
@@ -299,12 +298,12 @@ class Preprocessor:
         return prompts, [len(ids) > room for ids in encoded]
 
     def _encode_requests(self, requests: Sequence[str], limit: int) -> tuple[Ids, Flags]:
-        """Return the ids of rendered conversations; a long one is truncated at its start."""
+        """Return rendered conversations' ids; a long one is truncated at the start."""
         encoded = self._tokenizer.encode(list(requests), parse_special_tokens=True)
         return [ids[-limit:] for ids in encoded], [len(ids) > limit for ids in encoded]
 
     def render_request(self, record: Mapping[str, Value]) -> str:
-        """Return the conversation of a record up to its answer, as the text that a model reads.
+        """Render a record's conversation up to its answer, as the model reads it.
 
         Raises ConversationError if the record has none, and TemplateError if the chat template
         cannot render it.
@@ -316,7 +315,7 @@ class Preprocessor:
         return request
 
     def _warn_if_ignored(self, conversation: Conversation) -> None:
-        """Log the parts of the first conversations that the chat template does not write."""
+        """Log parts of the first conversations left out by the chat template."""
         if self._num_checked >= MAX_CHECKED_CONVERSATIONS:
             return
         self._num_checked += 1
@@ -326,13 +325,13 @@ class Preprocessor:
                 logger.warning("The chat template of the model ignores '%s'", name)
 
     def encode_requests(self, requests: Sequence[str]) -> EncodedRecords:
-        """Return the tokens of conversations that `render_request` has rendered."""
+        """Tokenize conversations rendered by `render_request`."""
         ids, truncated = self._encode_requests(requests, self._tokenization.max_length)
         return _summarize_truncation(TextRecords.from_lists(ids), np.array([truncated], bool))
 
     @cached_property
     def _template(self) -> chat_templates.ChatTemplate:
-        """The chat template of the tokenizer; it is loaded on first use."""
+        """The tokenizer's chat template, loaded on first use."""
         return chat_templates.load_template(self._folder, None)
 
     def decode(self, ids: np.ndarray) -> list[str]:
@@ -344,7 +343,7 @@ class Preprocessor:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def _encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str]) -> EncodedRecords:
-        """Return text pairs, encoded by the tokenizer's pair template."""
+        """Encode text pairs with the tokenizer's pair template."""
         pairs = self._tokenizer.encode_pairs(
             firsts,
             seconds,
@@ -357,9 +356,9 @@ class Preprocessor:
         return _summarize_truncation(records, np.array([[pair.is_truncated for pair in pairs]]))
 
     def _truncate(self, ids: np.ndarray, start: int) -> tuple[np.ndarray, int]:
-        """Return as many ids of a pair as the model reads, and the start of the second text.
+        """Return as many of a pair's ids as the model reads, and where the second text starts.
 
-        The special tokens at the other end than the truncated one stay.
+        The special tokens at the untruncated end stay.
         """
         limit, prefix, suffix = (
             self._tokenization.max_length,
@@ -380,13 +379,13 @@ class Preprocessor:
 
 
 def _summarize_truncation(records: TextRecords, flags: np.ndarray) -> EncodedRecords:
-    """Return encoded records; `flags`, [texts, records] bool, are those of each text field."""
+    """Return encoded records; `flags`, [texts, records] bool, are per text field."""
     is_truncated: np.ndarray = np.any(flags, axis=0)
     return EncodedRecords(records, int(flags.sum()), is_truncated)
 
 
 def _strip_span(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return a span of characters without the white space at its ends."""
+    """Return a character span without surrounding white space."""
     content = text[start:end]
     start += len(content) - len(content.lstrip())
     return start, start + len(content.strip())

@@ -1,4 +1,4 @@
-"""Select real records for parity checks and timing."""
+"""Selects real records for parity checks and timing."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ STDLIB_PACKAGES = ("asyncio", "email", "logging", "unittest")
 DOCUMENTATION_INTERVAL = 4
 """One in this many default texts is a docstring; the others are random words."""
 WORD_COUNTS = (1, 2, 3, 5, 8, 13, 21, 34)
-"""Lengths of the texts of random words."""
+"""Lengths of random-word texts."""
 
 
 class ProbeTexts(NamedTuple):
-    """The texts and features of records."""
+    """Texts and features of records."""
 
     columns: list[list[str]]
-    """A list for each text field."""
+    """A list per text field."""
     values: dict[str, list[Any]]
     """Lists of numeric and categorical values, by field name."""
     origin: str
-    """The origin of the records, for the evidence."""
+    """Where the records come from, for the evidence."""
 
 
 def select_probe_texts(
@@ -48,10 +48,10 @@ def select_probe_texts(
     input_spec: InputSpec,
     list_words: Callable[[], Sequence[str]] = tuple,
 ) -> ProbeTexts:
-    """Return records of the source, else held-out rows of the dataset, else docstrings.
+    """Return records from the source, else held-out dataset rows, else docstrings.
 
-    Docstrings cover few subjects, so three of four are replaced by random words of `list_words`,
-    if it returns any. Raises DataError if the source has no record with the fields of `input_spec`.
+    Docstrings cover few subjects, so three of four are replaced by random words from `list_words`,
+    if it returns any. Raises DataError if no record in the source has the fields in `input_spec`.
     """
     if source is not None:
         probe = _select_records(_read_source(source), input_spec, count, f"source '{source.kind}'")
@@ -81,7 +81,7 @@ def select_probe_texts(
 
 
 def _random_text(vocabulary: Sequence[str], key: int) -> str:
-    """Return a text of random words, determined by its key."""
+    """Return random words, determined by the key."""
     draws = hash_keys(key, np.arange(1 + max(WORD_COUNTS), dtype=np.uint64))
     count = WORD_COUNTS[int(draws[0] % np.uint64(len(WORD_COUNTS)))]
     indices = draws[1 : 1 + count] % np.uint64(len(vocabulary))
@@ -91,7 +91,7 @@ def _random_text(vocabulary: Sequence[str], key: int) -> str:
 def _select_records(
     records: Iterable[dict[str, Any]], input_spec: InputSpec, count: int, origin: str
 ) -> ProbeTexts:
-    """Return the first records that have all text fields; without named fields, any texts."""
+    """Return the first records with all text fields; without named fields, any texts."""
     if not input_spec.text_fields:
         return ProbeTexts([list(islice(_iterate_texts(records), count))], {}, origin)
     complete = (
@@ -123,5 +123,5 @@ def _read_source(source: Source) -> Iterator[dict[str, Any]]:
 
 
 def _read_heldout(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the original records of held-out rows, if the dataset kept them."""
+    """Yield held-out rows' original records, if the dataset kept them."""
     yield from Dataset(folder).read_texts("heldout")

@@ -1,4 +1,4 @@
-"""Build the program of a trained model: the module that a backend compiles, with its inputs.
+"""Builds a trained model's program: the module for a backend to compile, with its inputs.
 
 A model comes from a folder (encoder, classifier or causal model), from a ranking run, or from a
 function that returns a custom module. `restore` builds a program again from an artifact.
@@ -66,14 +66,14 @@ UNSUPPORTED_HEADS = (
     "ForMultipleChoice",
     "ForNextSentencePrediction",
 )
-"""Endings of class names; their outputs are neither vectors nor classes of a text."""
+"""Class name endings for outputs that are neither vectors nor text classes."""
 ONE_TEXT = InputSpec()
 """A record with a single text of any name."""
 
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """A program with its inputs, its outputs, and how texts become inputs."""
+    """A program: inputs, outputs, and how texts become inputs."""
 
     program: nn.Module
     """In evaluation mode, fp32, on the CPU."""
@@ -86,29 +86,31 @@ class ProgramSpec:
     input_spec: InputSpec = ONE_TEXT
     pooling: Pooling | None = None
     labels: tuple[str, ...] = ()
-    """Names of the classes, if they have any."""
+    """Class names, if any."""
     activation: HeadActivation | None = None
-    """Function of the outputs of a classification head."""
+    """Function applied to a classification head's outputs."""
     module: str | None = None
-    """Import path of the function that returns a custom module."""
+    """Import path of a function that returns a custom module."""
     task: Task | None = None
-    """The task that builds a trained custom module."""
+    """Task to build a trained custom module."""
 
     @property
     def required_tokenization(self) -> Tokenization:
-        """The tokenization; raises SettingsError if the program reads no texts."""
+        """The tokenization; raises SettingsError if the program does not read texts."""
         if self.tokenization is None:
-            raise SettingsError("this program reads no texts", "name the folder of a text model")
+            raise SettingsError(
+                "this program does not read texts", "name the folder of a text model"
+            )
         return self.tokenization
 
     @property
     def max_tokens(self) -> int:
-        """The longest text in tokens; 1 if the program reads tensors."""
+        """Longest text in tokens; 1 if the program reads tensors."""
         return self.tokenization.max_length if self.tokenization else 1
 
     @property
     def manifest_entry(self) -> ProgramEntry:
-        """The `program` table of the manifest."""
+        """The manifest's `program` table."""
         return ProgramEntry(
             output_kind=self.output_kind,
             output_size=self.output_size,
@@ -126,11 +128,11 @@ class ProgramSpec:
 def build_folder_spec(
     folder: Path, settings: TextSettings, trained: InputSpec | None = None
 ) -> ProgramSpec:
-    """Return the program of a transformers or sentence-transformers folder.
+    """Return the program for a transformers or sentence-transformers folder.
 
-    `settings` override the files of the folder. `trained` is the input spec of the run that wrote
-    the folder; texts are then tokenized as in the run. Raises SettingsError if weights are missing
-    or do not fit the architecture.
+    `settings` override the folder's files. `trained` is the input spec of the run that wrote the
+    folder; texts are then tokenized as in the run. Raises SettingsError if weights are missing or
+    do not fit the architecture.
     """
     model = architectures.load_model(folder)
     _check_encoder(folder, model)
@@ -168,12 +170,12 @@ def _build_classifier_spec(
     tokenization: Tokenization | None,
     trained: InputSpec | None,
 ) -> ProgramSpec:
-    """Return the program of a classifier: scores of classes, or a single value."""
+    """Return a classifier's program: class scores, or a single value."""
     input_spec = trained or ONE_TEXT
     if settings.pair_fields is not None:
         input_spec = InputSpec(text_fields=settings.pair_fields, is_pair=True)
     if settings.pooling or settings.normalize is not None:
-        problem = f"{folder} is a classifier, which returns no vectors"
+        problem = f"{folder} is a classifier, which does not return vectors"
         raise SettingsError(problem, "remove text.pooling and text.normalize")
     classifier = Classifier(model, DropoutKeys())
     tokenization = resolve_tokenization(
@@ -196,7 +198,7 @@ def _build_classifier_spec(
 def _build_tagger_spec(
     folder: Path, model: PreTrainedModel, settings: TextSettings, trained: InputSpec | None
 ) -> ProgramSpec:
-    """Return the program of a token classifier: the entities of a text."""
+    """Return a token classifier's program: the entities in a text."""
     input_spec = trained or ONE_TEXT
     module = TokenClassifier(model, DropoutKeys())
     tokenization = resolve_tokenization(folder, None, settings, module.max_tokens, trained)
@@ -215,7 +217,7 @@ def _build_tagger_spec(
 def _read_activation(
     folder: Path, model: PreTrainedModel, tokenization: Tokenization
 ) -> HeadActivation:
-    """Return the function of a head's outputs; only third-party folders declare one."""
+    """Return the function applied to a head's outputs; only third-party folders declare one."""
     num_labels: int = model.config.num_labels  # type: ignore[assignment]
     if tokenization.convention != "regauge":
         return sentence_transformers.read_head_activation(folder, num_labels)
@@ -225,7 +227,7 @@ def _read_activation(
 
 
 def _check_head(folder: Path, model: PreTrainedModel) -> None:
-    """Raise SettingsError if a model has a head whose outputs are neither classes nor tokens."""
+    """Raise SettingsError if a model's head outputs are neither classes nor tokens."""
     name = architectures.class_name(model)
     if name.endswith(UNSUPPORTED_HEADS):
         problem = f"'{folder}' is a {name}, whose head is not supported"
@@ -241,7 +243,7 @@ def _check_encoder(folder: Path, model: PreTrainedModel) -> None:
 
 
 def _check_vocabulary(folder: Path, model: PreTrainedModel) -> None:
-    """Raise SettingsError if the tokenizer of a folder has tokens that its model does not have."""
+    """Raise SettingsError if a folder's tokenizer has tokens unknown to the model."""
     if not (folder / "tokenizer.json").is_file():
         return
     embeddings: Any = model.get_input_embeddings()
@@ -259,21 +261,21 @@ def is_causal_lm(model: PreTrainedModel) -> bool:
 def build_text_program(
     module: TextModule, output: Literal["vectors", "scores"], tokenization: Tokenization
 ) -> TextProgram:
-    """Return the program of an encoder or classifier in evaluation mode."""
+    """Return an encoder's or classifier's program in evaluation mode."""
     if tokenization.has_token_types is not None:
         module.has_token_types = tokenization.has_token_types
     return TextProgram(module, output).eval()
 
 
 def build_tag_program(module: TokenClassifier, tokenization: Tokenization) -> TagProgram:
-    """Return the program of a token classifier in evaluation mode."""
+    """Return a token classifier's program in evaluation mode."""
     return TagProgram(build_text_program(module, "scores", tokenization)).eval()
 
 
 def _build_generation_spec(
     folder: Path, model: PreTrainedModel, settings: TextSettings, trained: InputSpec | None
 ) -> ProgramSpec:
-    """Return the program of a causal model; with a chat template a text is a user message."""
+    """Return a causal model's program; with a chat template a text is a user message."""
     input_spec = trained or ONE_TEXT
     max_tokens = input_spec.max_row_tokens(find_generation_limit(model))
     default = DEFAULT_NEW_TOKENS if max_tokens is None else min(DEFAULT_NEW_TOKENS, max_tokens // 2)
@@ -294,9 +296,9 @@ def _build_generation_spec(
 
 
 def build_module_spec(path: str, module: nn.Module, examples: Mapping[str, Tensor]) -> ProgramSpec:
-    """Return a custom module as a program; `examples` are its inputs by name.
+    """Return a custom module as a program; `examples` are the inputs by name.
 
-    Raises DataError if the module fails on its examples, or if a dtype is not supported.
+    Raises DataError if the module fails on the examples, or if a dtype is not supported.
     """
     program = CustomProgram(module.eval().float())
     dtype_names = {dtype: name for name, dtype in DTYPES.items()}
@@ -324,23 +326,21 @@ def build_module_spec(path: str, module: nn.Module, examples: Mapping[str, Tenso
 
 
 def read_vocab_size(folder: Path) -> int:
-    """Return the vocabulary size of a model's folder."""
     config: Any = architectures.build_template(folder).config
     count: int = config.vocab_size
     return count
 
 
 def strip_head(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model without its task head."""
     base: Any = model.base_model
     stripped: PreTrainedModel = base
     return stripped
 
 
 def _read_tokenization(folder: Path, trained: InputSpec | None) -> Tokenization | None:
-    """Return the tokenization of a sentence-transformers folder; None for another folder.
+    """Return a sentence-transformers folder's tokenization; None for another folder.
 
-    That of a trained model has the prompts of the folder, and the limit of the run.
+    A trained model's tokenization has the folder's prompts and the run's limit.
     """
     if not sentence_transformers.is_sentence_transformer(folder):
         return None
@@ -352,7 +352,7 @@ def _read_tokenization(folder: Path, trained: InputSpec | None) -> Tokenization 
 
 
 def _resolve_pooling(encoder_files: SentenceEncoder | None, settings: TextSettings) -> Pooling:
-    """Return the pooling of the settings, else of the folder, else the default."""
+    """Return the pooling from the settings, else the folder, else the default."""
     pooling = encoder_files.pooling if encoder_files else Pooling()
     overrides = {
         "modes": settings.pooling or pooling.modes,
@@ -368,9 +368,9 @@ def resolve_tokenization(
     positions: int | None,
     trained: InputSpec | None,
 ) -> Tokenization:
-    """Return the tokenization of the settings, else of the folder, within the model's limit.
+    """Return the tokenization from the settings, else the folder, within the model's limit.
 
-    `positions` is the number of position embeddings of the model; None means no limit.
+    `positions` is the model's number of position embeddings; None means no limit.
     """
     limit = trained.max_row_tokens(positions) if trained else positions
     tokens = settings.max_seq_length or (
@@ -406,10 +406,10 @@ def resolve_tokenization(
 def _resolve_token_types(
     folder: Path, model: PreTrainedModel, tokenization: Tokenization, input_spec: InputSpec
 ) -> Tokenization:
-    """Return a tokenization that knows if a third-party model gets token types.
+    """Set whether a third-party model gets token types.
 
-    A model gets them if it takes them and its tokenizer returns them. Raises SettingsError for
-    other types than 0, and 1 for the second text of a pair.
+    A model gets them if it takes them and the tokenizer returns them. Raises SettingsError for
+    types other than 0, and 1 for the second text in a pair.
     """
     num_types = getattr(model.config, "type_vocab_size", None)
     if tokenization.convention == "regauge":
@@ -429,7 +429,7 @@ def _resolve_token_types(
 
 
 def _measure_width(program: nn.Module) -> int:
-    """Return the numbers per output; hidden states may have another width than the layers."""
+    """Return the numbers per output; hidden states may be wider or narrower than the layers."""
     with torch.no_grad():
         output: Tensor = program(
             *(torch.ones(shape, dtype=torch.int32) for shape in ((1, 1), (1,)))
@@ -438,7 +438,7 @@ def _measure_width(program: nn.Module) -> int:
 
 
 def _load_dense_layers(module: Encoder, pooling: Pooling, folder: Path) -> None:
-    """Load the weights of the linear layers after the pooling."""
+    """Load the weights for the linear layers after the pooling."""
     for layer, dense in zip(module.pool.dense, pooling.dense, strict=True):
         weights = read_weights(folder / dense.folder)
         try:

@@ -1,4 +1,4 @@
-"""Compare the outputs of a compiled program with the outputs of fp32."""
+"""Compares a compiled program's outputs with fp32 outputs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from regauge.models.io_spec import OutputKind
 
 NUM_NEIGHBORS = 10
-"""Nearest neighbors of a vector that are compared."""
+"""Nearest neighbors to compare per vector."""
 NON_QUALITY_METRICS = frozenset({"loss", ITEMS, "calibration", "perplexity"})
 MAX_ROUNDING_ITEMS = 5.0
-"""Held-out items that rounding alone may change: those that were close to a decision."""
+"""Close held-out decisions that rounding alone may change."""
 CHUNK_ROWS = 512
-"""Texts whose neighbors are searched at once."""
+"""Texts per neighbor search."""
 
 
 def quality_loss(
@@ -59,7 +59,7 @@ def quality_loss(
 
 
 def matching_prefix_fraction(outputs: np.ndarray, reference: np.ndarray) -> float:
-    """Return the fraction of the reference's tokens before the first one that differs.
+    """Return the fraction of reference tokens before the first difference.
 
     Both are [texts, tokens]; negative ids are padding.
     """
@@ -69,7 +69,7 @@ def matching_prefix_fraction(outputs: np.ndarray, reference: np.ndarray) -> floa
 
 
 def cosine_similarity(outputs: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Return the cosine similarity of each pair of vectors, [rows]; 1 if both are zero."""
+    """Return each vector pair's cosine similarity, [rows]; 1 if both are zero."""
     norms = np.linalg.norm(outputs, axis=1) * np.linalg.norm(reference, axis=1)
     products = np.einsum("rw,rw->r", outputs, reference, dtype=np.float64)
     is_equal = np.equal(outputs, reference).all(1)
@@ -80,7 +80,7 @@ def cosine_similarity(outputs: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 
 def neighbor_overlap(outputs: np.ndarray, reference: np.ndarray) -> float:
-    """Return the fraction of nearest neighbors, by dot product, that both sets of vectors have."""
+    """Return the fraction of nearest neighbors, by dot product, shared by both sets of vectors."""
     shared = 0
     for start in range(0, len(outputs), CHUNK_ROWS):
         neighbors = [_find_neighbors(vectors, start) for vectors in (outputs, reference)]
@@ -89,10 +89,10 @@ def neighbor_overlap(outputs: np.ndarray, reference: np.ndarray) -> float:
 
 
 def metrics_loss(metrics: dict[str, float], reference: dict[str, float]) -> float:
-    """Return the largest relative drop of a quality metric below the reference.
+    """Return a quality metric's largest relative drop below the reference.
 
-    The training loss and counts are not quality metrics. A drop of at most `MAX_ROUNDING_ITEMS`
-    items is ignored, because rounding changes that many close decisions.
+    The training loss and counts are not quality metrics. A drop by at most `MAX_ROUNDING_ITEMS`
+    items is ignored, because rounding changes as many close decisions.
     """
     if any(np.isnan(metrics[name]) and not np.isnan(reference[name]) for name in reference):
         return 1.0
@@ -108,7 +108,7 @@ def metrics_loss(metrics: dict[str, float], reference: dict[str, float]) -> floa
 
 
 def _find_neighbors(vectors: np.ndarray, start: int) -> np.ndarray:
-    """Return the indices of the nearest neighbors of a chunk, [rows, neighbors]."""
+    """Return the nearest neighbor indices for a chunk, [rows, neighbors]."""
     scores = vectors[start : start + CHUNK_ROWS] @ vectors.T
     rows = np.arange(len(scores))
     scores[rows, start + rows] = -np.inf

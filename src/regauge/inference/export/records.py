@@ -1,4 +1,4 @@
-"""Tokenized records, and the input tensors of a batch of them."""
+"""Tokenized records, and a batch's input tensors."""
 
 from __future__ import annotations
 
@@ -17,35 +17,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenizedTexts:
-    """One text of each record, tokenized."""
+    """One text per record, tokenized."""
 
     ids: np.ndarray
-    """The tokens of all texts, concatenated, [tokens] int32."""
+    """All texts' tokens, concatenated, [tokens] int32."""
     lengths: np.ndarray
-    """Tokens of each text, [records] int64."""
+    """Tokens per text, [records] int64."""
 
     @classmethod
     def from_lists(cls, lists: Sequence[np.ndarray]) -> TokenizedTexts:
-        """Return texts, given the int32 ids of each."""
+        """Return texts, given each one's int32 ids."""
         lengths = np.fromiter(map(len, lists), np.int64, len(lists))
         ids = np.concatenate(lists) if lists else np.empty(0, np.int32)
         return cls(ids.astype(np.int32, copy=False), lengths)
 
     @property
     def starts(self) -> np.ndarray:
-        """The offset of each text in `ids`, [records]."""
+        """Each text's offset in `ids`, [records]."""
         starts: np.ndarray = np.cumsum(self.lengths) - self.lengths
         return starts
 
     def select(self, indices: np.ndarray) -> TokenizedTexts:
-        """Return the texts with these indices."""
         lists = np.split(self.ids, np.cumsum(self.lengths)[:-1])
         return TokenizedTexts.from_lists([lists[index] for index in indices])
 
     def pad_batch(self, starts: np.ndarray, indices: np.ndarray, batch: BucketBatch) -> np.ndarray:
-        """Return texts padded with zeros to the shape of a batch, [rows, length] int32.
+        """Pad texts with zeros to a batch's shape, [rows, length] int32.
 
-        `starts` is the property of this name, computed once by the caller.
+        `starts` is the property with this name, computed once by the caller.
         """
         padded = np.zeros((batch.num_rows, batch.length), np.int32)
         positions = np.arange(batch.length)
@@ -75,14 +74,13 @@ class TextRecords:
         return len(self.texts[0].lengths)
 
     def select(self, indices: np.ndarray) -> TextRecords:
-        """Return the records with these indices."""
         return TextRecords(
             [column.select(indices) for column in self.texts],
             [values[indices] for values in self.features],
         )
 
     def slice_arrays(self, index: int) -> list[np.ndarray]:
-        """Return the arrays of one record: ids and length of each text, then the features."""
+        """Return one record's arrays: ids and length of each text, then the features."""
         arrays = []
         for column, starts in zip(self.texts, self._starts, strict=True):
             start = starts[index]
@@ -92,22 +90,22 @@ class TextRecords:
 
     @property
     def lengths(self) -> np.ndarray:
-        """The tokens of the longest text of each record, [records]."""
+        """Tokens in each record's longest text, [records]."""
         lengths: np.ndarray = np.max([column.lengths for column in self.texts], axis=0)
         return lengths
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of all records, without padding."""
+        """Tokens in all records, without padding."""
         return int(sum(column.lengths.sum() for column in self.texts))
 
     @property
     def texts_per_record(self) -> int:
-        """Number of separate texts of a record."""
+        """How many separate texts a record has."""
         return len(self.texts)
 
     def build_inputs(self, batch: BucketBatch) -> tuple[Tensor, ...]:
-        """Return the inputs of a program for a batch: tokens, lengths, then the features.
+        """Return a program's inputs for a batch: tokens, lengths, then the features.
 
         Tokens are [rows, length] and lengths [rows], both int32. With several texts per record,
         they are [rows, texts, length] and [rows, texts].
@@ -126,7 +124,7 @@ class TextRecords:
 
 
 class TensorRecords:
-    """Records of a custom module: one row of each of its input tensors."""
+    """Custom module records: one row from each input tensor."""
 
     texts_per_record = 1
 
@@ -138,7 +136,7 @@ class TensorRecords:
         return len(self.arrays[0])
 
     def slice_arrays(self, index: int) -> list[np.ndarray]:
-        """Return the row of each input tensor of one record."""
+        """Return one record's row in each input tensor."""
         return [values[index : index + 1] for values in self.arrays]
 
     @property
@@ -152,11 +150,10 @@ class TensorRecords:
         return len(self)
 
     def select(self, indices: np.ndarray) -> TensorRecords:
-        """Return the records with these indices."""
         return TensorRecords([values[indices] for values in self.arrays])
 
     def build_inputs(self, batch: BucketBatch) -> tuple[Tensor, ...]:
-        """Return the inputs of a module for a batch, with zeros in empty rows."""
+        """Return a module's inputs for a batch, with zeros in empty rows."""
         return _to_tensors([_pad_rows(values, batch) for values in self.arrays])
 
 
@@ -171,7 +168,7 @@ def _to_tensors(arrays: Sequence[np.ndarray]) -> tuple[Tensor, ...]:
 
 
 def _pad_rows(values: np.ndarray, batch: BucketBatch) -> np.ndarray:
-    """Return the values of a batch's records, with zeros in empty rows, [rows, …]."""
+    """Return a batch's record values, with zeros in empty rows, [rows, …]."""
     padded = np.zeros((batch.num_rows, *values.shape[1:]), values.dtype)
     padded[: len(batch.record_indices)] = values[batch.record_indices]
     return padded

@@ -1,6 +1,6 @@
-"""Rebuild the program of an artifact with its weights.
+"""Rebuilds an artifact's program and loads the weights.
 
-Backends that do not compile ahead of time run or compile this program when it is loaded.
+Backends that do not compile ahead of time run or compile this program at load time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def restore_program(
     manifest: ArtifactManifest, folder: Path, weights: Mapping[str, Tensor]
 ) -> nn.Module:
-    """Return the program of an artifact with its weights, in its compiled precision.
+    """Return an artifact's program with weights, in the compiled precision.
 
     `folder` has the architecture. A custom module runs its own code; raises SettingsError if its
     import was not allowed.
@@ -73,7 +73,7 @@ def restore_program(
 def _load_weights(
     program: nn.Module, manifest: ArtifactManifest, weights: Mapping[str, Tensor]
 ) -> nn.Module:
-    """Return a program with its weights, in the compiled precision and in evaluation mode."""
+    """Load a program's weights, in the compiled precision and in evaluation mode."""
     cast_program(program, precision_dtype(manifest.compiled.precision))
     tied: dict[int, Any] = {}
     for name, value in program.named_parameters(remove_duplicate=False):
@@ -89,7 +89,7 @@ def _load_weights(
 def _build_program(
     model: PreTrainedModel, folder: Path, entry: ProgramEntry, tokenization: Tokenization
 ) -> nn.Module:
-    """Return a program of text without weights."""
+    """Return a text program without weights."""
     if entry.fields.ranking is not None:
         return RankProgram(_build_ranker(model, folder, entry.fields))
     if entry.output_kind == "text":

@@ -1,4 +1,4 @@
-"""The models that can be exported: a folder with a text model, or a custom module."""
+"""Models to export: a folder with a text model, or a custom module."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ if TYPE_CHECKING:
     from regauge.tasks import Task
 
 MAX_GENERATION_PROMPTS = 16
-"""Most prompts of a generative model: each token of an answer is a forward pass."""
+"""Maximum prompts for a generative model: each answer token is a forward pass."""
 SYNTHETIC_WORDS = 1000
-"""Synthetic texts consist of the last ids of a vocabulary; none of these is a special token."""
+"""Synthetic texts consist of a vocabulary's last ids; none of these is a special token."""
 
 
 @dataclass(frozen=True)
 class TrainedTask:
-    """The task that a run trained for."""
+    """A run's training task."""
 
     task: Task
     dataset: Path
-    """The dataset that it was trained on."""
+    """Training dataset."""
 
     @property
     def input_spec(self) -> InputSpec:
-        """The fields of a record that the model reads."""
+        """Record fields for the model to read."""
         return self.task.input_spec(read_manifest(self.dataset))
 
 
 def build_source_spec(folder: Path, text: TextSettings, trained: TrainedTask | None) -> ProgramSpec:
-    """Return the program of a folder; `trained` is the task of the run that wrote it."""
+    """Return a folder's program; `trained` is the task of the run that wrote it."""
     input_spec = trained.input_spec if trained else None
     if trained is not None and is_custom_module(folder):
         return build_custom_spec(folder, trained.task, read_manifest(trained.dataset), text)
@@ -70,20 +70,18 @@ def build_source_spec(folder: Path, text: TextSettings, trained: TrainedTask | N
 
 
 class ExportSource(Protocol):
-    """A model to export."""
-
     @property
     def spec(self) -> ProgramSpec:
-        """The program with its inputs and outputs."""
+        """The program with inputs and outputs."""
         ...
 
     @property
     def weights_sha256(self) -> str:
-        """The hash of the weights before the export."""
+        """Hash of the weights before the export."""
         ...
 
     def copy_files(self, folder: Path) -> None:
-        """Copy the files that restore the program into the folder of an artifact."""
+        """Copy the files needed to restore the program into an artifact folder."""
         ...
 
     def build_parity_records(self, settings: ExportSettings) -> tuple[Records, ProbeTexts]:
@@ -105,14 +103,14 @@ class ModelFolder:
 
     @cached_property
     def weights_sha256(self) -> str:
-        """The hash of the weight file; if there are several, the hash of their hashes."""
+        """Hash of the weight file; for several files, hash of their hashes."""
         hashes = [sha256(path) for path in find_weight_files(self._folder)]
         return (
             hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
         )
 
     def copy_files(self, folder: Path) -> None:
-        """Copy the configuration and the tokenizer; raises SettingsError without a tokenizer."""
+        """Copy the configuration and tokenizer; raises SettingsError without a tokenizer."""
         (folder / MODEL).mkdir()
         for name in (CONFIG, GENERATION_CONFIG):
             if (self._folder / name).is_file():
@@ -126,7 +124,7 @@ class ModelFolder:
         copy_tokenizer_files(self._folder, folder / TOKENIZER)
 
     def build_parity_records(self, settings: ExportSettings) -> tuple[Records, ProbeTexts]:
-        """Return records of `parity.source`, else of the run's held-out rows, else docstrings."""
+        """Return records from `parity.source`, else the run's held-out rows, else docstrings."""
         spec = self.spec
         dataset = self._trained.dataset if self._trained else None
         count = settings.parity.num_texts
@@ -152,7 +150,7 @@ class ModelFolder:
         return LoadedTokenizer(self._folder).list_words()
 
     def synthetic_records(self, count: int, min_length: int, max_length: int) -> Records:
-        """Return texts of the last words of the vocabulary, with lengths from long to short."""
+        """Return texts of the vocabulary's last words, with lengths from long to short."""
         vocab_size = self._read_vocab_size()
         words = min(SYNTHETIC_WORDS, vocab_size)
         lengths = [max_length - index % (max_length - min_length + 1) for index in range(count)]
@@ -193,23 +191,23 @@ class CustomModuleSource:
 
     @cached_property
     def weights_sha256(self) -> str:
-        """The hash of the names and values of all weights and buffers."""
+        """Hash of the names and values of all weights and buffers."""
         digest = hashlib.sha256()
         for name, value in sorted(self.spec.program.state_dict().items()):
             digest.update(name.encode() + value.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     def copy_files(self, folder: Path) -> None:
-        """Copy nothing: the code of the module is imported when the artifact is loaded."""
+        """Copy nothing: the module's code is imported when the artifact is loaded."""
 
     def build_parity_records(self, settings: ExportSettings) -> tuple[Records, ProbeTexts]:
-        """Return the rows of the examples, repeated up to the number of parity texts."""
+        """Return the example rows, repeated up to the number of parity texts."""
         arrays = [value.numpy() for value in self._examples.values()]
         rows = np.arange(settings.parity.num_texts) % len(arrays[0])
         return TensorRecords(arrays).select(rows), ProbeTexts([], {}, f"examples of {self._path}")
 
     def synthetic_records(self, count: int, min_length: int, max_length: int) -> Records:
-        """Return rows that all differ: the examples with deterministic noise of 0.001."""
+        """Return distinct rows: the examples with deterministic noise of 0.001."""
         del min_length, max_length
         rows = np.arange(count) % len(next(iter(self._examples.values())))
         arrays = [value.numpy()[rows] for value in self._examples.values()]

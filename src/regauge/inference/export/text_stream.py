@@ -1,7 +1,7 @@
 """The text of an answer whose tokens arrive one after the other.
 
-A part of the text is released only when no later token can change it: an unfinished character and
-the possible start of a stop text are held back.
+Text is released only when no later token can change it: an unfinished character and a possible stop
+text start are held back.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from regauge.models.settings import Generation
 
 UNFINISHED_CHARACTER = "\ufffd"
-"""What a tokenizer decodes the first bytes of a character to."""
+"""What a tokenizer decodes a character's first bytes to."""
 WINDOW_TOKENS = 16
 """New tokens after which earlier ones are no longer decoded again."""
 
 
 class AnswerText:
-    """Decodes the tokens of an answer and finds its end at a stop text."""
+    """Decodes an answer's tokens and finds where a stop text ends it."""
 
     def __init__(self, decode: Callable[[list[int]], str], generation: Generation) -> None:
         """Take the function that decodes tokens, and the options with the stop texts."""
@@ -37,11 +37,10 @@ class AnswerText:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens so far."""
         return len(self._tokens)
 
     def add(self, tokens: Sequence[int]) -> str:
-        """Add tokens, and return the new part of the text that no later token can change."""
+        """Add tokens, and return the new text that later tokens cannot change."""
         if self.has_stopped:
             return ""
         self._tokens += tokens
@@ -61,8 +60,8 @@ class AnswerText:
     def _decode_window(self) -> str:
         """Return the text after `_before`, and let `_before` grow once in a while.
 
-        The tokens before are decoded too, because the text of a token may depend on its neighbors.
-        If their text changes, all tokens are decoded.
+        The tokens before are decoded too, because a token's text may depend on its neighbors. If
+        their text changes, all tokens are decoded.
         """
         known = self._decode(self._tokens[self._context : self._start])
         text = self._decode(self._tokens[self._context :])
@@ -79,7 +78,7 @@ class AnswerText:
         return text
 
     def _count_stable(self) -> int:
-        """Return the characters before an unfinished character or the start of a stop text."""
+        """Return how many characters precede an unfinished character or a stop text's start."""
         text = self._text.rstrip(UNFINISHED_CHARACTER)
         sizes = (
             size
@@ -90,7 +89,7 @@ class AnswerText:
         return len(text) - max(sizes, default=0)
 
     def _release(self, count: int) -> str:
-        """Return the characters up to a number that were not returned before."""
+        """Return the unreleased characters up to `count`."""
         part = self._text[self._num_released : count]
         self._num_released = max(self._num_released, count)
         return part

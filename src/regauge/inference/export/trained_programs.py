@@ -1,4 +1,4 @@
-"""Build the programs whose modules come from the task of a run: rankers and custom modules."""
+"""Builds the programs whose modules come from a run's task: rankers and custom modules."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 def build_ranker_spec(folder: Path, task: Task, manifest: DatasetManifest) -> ProgramSpec:
-    """Return the program of a ranker: the score of one candidate for a query.
+    """Return a ranker's program: a candidate's score for a query.
 
-    Raises SettingsError if the ranker reads no text.
+    Raises SettingsError if the ranker does not read text.
     """
     input_spec = task.input_spec(manifest)
     if not input_spec.text_fields:
-        problem = f"the ranker of {folder} reads no text"
+        problem = f"the ranker of {folder} does not read text"
         raise SettingsError(problem, "export a ranker with text fields")
     settings = Model(path=str(folder))
     with META:
@@ -55,10 +55,10 @@ def build_ranker_spec(folder: Path, task: Task, manifest: DatasetManifest) -> Pr
 def build_custom_spec(
     folder: Path, task: Task, manifest: DatasetManifest, settings: TextSettings
 ) -> ProgramSpec:
-    """Return the program of a custom module that a run has trained.
+    """Return the program of a custom module trained by a run.
 
     The task builds the module, and says which output it has and which fields it reads. Raises
-    DataError if the module does not return that output for texts.
+    DataError if the module does not return this output for texts.
     """
     model, input_spec = Model(path=str(folder)), task.input_spec(manifest)
     with META:
@@ -73,9 +73,9 @@ def build_custom_spec(
         with torch.no_grad():
             width = program(*examples).shape[1]
     except Exception as error:
-        name = f"the module of task '{task.kind}'"
+        problem = f"the module of task '{task.kind}' does not return '{output}' for texts"
         raise DataError(
-            f"{name} returns no '{output}' for texts: {type(error).__name__}: {first_line(error)}",
+            f"{problem}: {type(error).__name__}: {first_line(error)}",
             f'return {{"{output}": [rows, width]}} from tokens, segments and positions',
         ) from error
     labels = tuple(getattr(task, "class_names", ()))
@@ -96,7 +96,7 @@ def build_custom_spec(
 
 
 def build_trained_module(table: dict[str, Any], folder: Path) -> TextModule:
-    """Return a trained custom module without weights; its task is imported if that is allowed."""
+    """Return a trained custom module without weights; imports the task if allowed."""
     task: Task = config.parse_choice("tasks", table)
     manifest = read_manifest_file(folder / DATASET_FILE)
     with META:

@@ -1,8 +1,8 @@
-"""Models that were not exported: a run or a model's folder, used like an artifact.
+"""Models that were not exported: a run or a model folder, used like an artifact.
 
-The program runs in fp32 on the best accelerator of this machine, by default without compilation.
-Nothing proves its batch invariance. The imports of transformers and of the settings of a run are
-left to the functions that need them: an artifact loads without both.
+The program runs in fp32 on this machine's best accelerator, by default without compilation. Nothing
+proves its batch invariance. Functions import transformers and a run's settings only when they need
+them: an artifact loads without both.
 """
 
 from __future__ import annotations
@@ -44,32 +44,29 @@ DEFAULT_TEXT = TextSettings()
 
 @dataclass(frozen=True)
 class UncompiledModel(Artifact):
-    """A model's folder with the manifest that an artifact of it would have."""
+    """A model folder with the manifest an artifact would have."""
 
     needs_proof: ClassVar[bool] = False
     path: str = ""
-    """The path that was named: a run, a folder or a name on the hub."""
+    """The named path: a run, a folder or a hub name."""
     text: TextSettings = DEFAULT_TEXT
-    """How the model reads a text."""
     loaded_specs: list[ProgramSpec] = field(default_factory=list, repr=False)
-    """The program with its weights, if it is loaded and was not used yet."""
+    """The program with weights, if loaded and not used yet."""
 
     @property
     def tokenizer_folder(self) -> Path:
-        """The folder of the tokenizer, which is that of the model."""
+        """The model folder, which has the tokenizer."""
         return self.folder
 
     @property
     def content_sha256(self) -> str:
-        """The hash of the names and hashes of the files that the model is loaded from."""
+        """Hash of the model files' names and hashes."""
         return hash_model(self.folder)
 
     def load_weights(self) -> Mapping[str, Tensor]:
-        """Return the weights and buffers by name, on the CPU."""
         return {name: value.detach() for name, value in named_tensors(self._load_program()).items()}
 
     def restore_program(self) -> nn.Module:
-        """Return the program with its weights."""
         program = self._load_program()
         self.loaded_specs.clear()
         return program
@@ -92,13 +89,13 @@ def open_model(
     threads: int | None = None,
     keep_weights: bool = True,
 ) -> Artifact:
-    """Return the artifact of a path, or the model of a run, of a folder or of a hub name.
+    """Open the artifact at a path, or the model in a run, a folder or on the hub.
 
     A path such as `registry/qa@production` is a version in a model registry; its files are
     verified.
 
-    `text`, `backend` and `threads` are for models that are no artifacts. With `keep_weights`, the
-    weights of such a model stay in memory until its program is built. Raises the errors of
+    `text`, `backend` and `threads` are for models other than artifacts. With `keep_weights`, such a
+    model's weights stay in memory until the program is built. Raises the errors from
     `open_artifact`, and SettingsError if there is no model.
     """
     path = locate_model(path)
@@ -117,7 +114,7 @@ def open_model(
 
 
 def recommend_export(artifact: Artifact) -> None:
-    """Log that a model runs uncompiled, and the command that compiles it."""
+    """Log that a model runs uncompiled, and the command to compile it."""
     if isinstance(artifact, UncompiledModel):
         path, backend = artifact.path, artifact.manifest.compiled.backend.kind
         is_run = (Path(path) / config.SAVED_RUN).is_file()
@@ -127,7 +124,7 @@ def recommend_export(artifact: Artifact) -> None:
 
 
 def find_trained_task(run: Path) -> TrainedTask | None:
-    """Return the task of a run, or the first one of several; None if its dataset is missing."""
+    """Return a run's task, or the first of several; None if the dataset is missing."""
     from regauge.inference.export.sources import TrainedTask
     from regauge.training.settings import TrainSettings
 
@@ -142,7 +139,7 @@ def find_trained_task(run: Path) -> TrainedTask | None:
 
 
 def _load_spec(path: str, folder: Path, text: TextSettings) -> ProgramSpec:
-    """Return the program of a folder; a run reads the fields of its task."""
+    """Return a folder's program; a run reads its task's fields."""
     from regauge.inference.export.sources import build_source_spec
 
     run = Path(path)
@@ -160,7 +157,7 @@ def _build_manifest(
         problem = f"backend '{backend.kind}' runs only what 'regauge export' has compiled"
         raise SettingsError(problem, "export the model, or use backend 'eager' or 'torch-compile'")
     if spec.output_kind == "text" and not backend.supports_loops:
-        problem = f"backend '{backend.kind}' runs no loops, so it cannot generate text"
+        problem = f"backend '{backend.kind}' cannot run loops, so it cannot generate text"
         raise SettingsError(problem, "use backend 'eager'")
     buckets = resolve_buckets(BucketSettings(), spec.max_tokens, on_host=accelerator.on_host)
     shapes = build_buckets(buckets, spec.max_tokens, has_dynamic_shapes=backend.has_dynamic_shapes)

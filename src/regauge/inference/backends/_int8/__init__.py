@@ -1,7 +1,6 @@
-"""Quantization of linear layers to 8-bit integers, shared by several backends.
+"""Quantizes linear layers to 8-bit integers; shared by several backends.
 
 The entry point is `quantize.quantize_linear_layers`. `quantize.py` chooses the layers and their
 scales by real inputs, `linear.py` contains the quantized layer, and `split.py` splits features with
-large values. This package may import torch and nothing else of Regauge than the interface of the
-backends.
+large values. From Regauge, this package may import only the backend interface and torch.
 """

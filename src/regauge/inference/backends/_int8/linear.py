@@ -1,4 +1,4 @@
-"""A linear layer that multiplies 8-bit integers."""
+"""A linear layer with 8-bit integer products."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor, nn
 from regauge.inference.backends._int8.split import source_features
 
 FeatureRange = tuple[Tensor, Tensor]
-"""The minimum and the maximum of each feature, both [features]."""
+"""Each feature's minimum and maximum, both [features]."""
 EPSILON = 1e-6
-"""Lower bound of scales and divisors."""
+"""Lower bound for scales and divisors."""
 
 
 class QuantizationRecipe(NamedTuple):
-    """How the input of a layer is quantized."""
+    """How to quantize a layer's input."""
 
     smoothing: Tensor
-    """The divisor of each feature, by which its weights are multiplied, [features]."""
+    """Each feature's divisor, which multiplies the weights, [features]."""
     num_copies: Tensor
-    """The number of copies of each feature, which have equal parts of it, [features] int64."""
+    """How many copies each feature has, which share it equally, [features] int64."""
     input_range: FeatureRange
-    """The range of the input before smoothing and splitting."""
+    """Input range before smoothing and splitting."""
 
     @property
     def has_copies(self) -> bool:
@@ -40,15 +40,15 @@ class Int8Linear(nn.Module):
     """
 
     input_factors: Tensor
-    """The factor of each feature of the input, [copies]."""
+    """Each input feature's factor, [copies]."""
     weight_factors: Tensor
-    """The factor of the weights of each feature, [copies, 1]."""
+    """Factor for each feature's weights, [copies, 1]."""
     weight_scales: Tensor
-    """The quantization scale of each output, [outputs]."""
+    """Each output's quantization scale, [outputs]."""
     weight_zeros: Tensor
-    """The zero point of each output, [outputs] int64."""
+    """Each output's zero point, [outputs] int64."""
     feature_of_copy: Tensor
-    """The layer's input feature that each feature of the input is a copy of, [copies]."""
+    """For each copy, the layer's input feature, [copies]."""
     output_rows: Tensor | None
     """The layer's output that each output repeats, [outputs]; None if no output is repeated."""
 
@@ -114,6 +114,6 @@ class Int8Linear(nn.Module):
 
 
 def _overall_range(input_range: FeatureRange, divisors: Tensor) -> FeatureRange:
-    """Return the minimum and the maximum of a divided input; the range always contains 0."""
+    """Return a divided input's minimum and maximum; the range always contains 0."""
     lowest, highest = input_range
     return (lowest / divisors).amin().clamp(max=0), (highest / divisors).amax().clamp(min=0)

@@ -1,12 +1,11 @@
-"""Selects the linear layers that can multiply 8-bit integers, by their effect on real inputs.
+"""Selects the linear layers for 8-bit integer products, by their effect on real inputs.
 
-Features that are large for few texts cost all others their last bits. So each feature of a layer's
-input is divided by a factor, and its weights are multiplied by it (Xiao et al., 2023,
-"SmoothQuant"). The strength of this is chosen for each layer among a few. If the layer before can
-repeat its outputs, the features that are still the largest are split (`split.py`). A layer with a
-large error stays unquantized. If the output of the program is too far off, the layers with the
-largest errors stay unquantized, too. Scales are constants, so that the output for a text does not
-depend on the other texts of its batch.
+Features that are large for few texts cost all others their last bits. So each input feature is
+divided by a factor, and the weights are multiplied by it (Xiao et al., 2023, "SmoothQuant"). The
+strength is chosen for each layer among a few. If the layer before can repeat outputs, the features
+that are still the largest are split (`split.py`). A layer with a large error stays unquantized. If
+the program's output is too far off, the layers with the largest errors stay unquantized, too.
+Scales are constants, so that a text's output does not depend on the other texts in the batch.
 """
 
 from __future__ import annotations
@@ -35,38 +34,38 @@ if TYPE_CHECKING:
     from regauge.inference.backends._int8.split import Samples
 
 MIGRATION_STRENGTHS = (0.4, 0.55, 0.7, 0.85)
-"""The exponents of SmoothQuant that are tried for each layer: the share of a feature's size that
-its weights take over."""
+"""SmoothQuant exponents to try for each layer: the share of a feature's size that the weights take
+over."""
 MAX_LAYER_ERROR = 0.05
-"""Largest median error of a layer's output for a token, relative to its norm."""
+"""Maximum median error of a layer's output for a token, relative to the output's norm."""
 SAMPLE_LOSS_SHARE = 0.75
-"""Share of the allowed quality loss that the samples may use. The export is validated on other
-inputs as well."""
+"""Share of the allowed quality loss for the samples. The export is validated on other inputs as
+well."""
 ERROR_SAMPLE_INTERVAL = 2
-"""Errors are measured on one in this many samples; the ranges of the inputs need all of them."""
+"""Measure errors on one in this many samples; input ranges need all of them."""
 MAX_TOKENS_PER_SAMPLE = 512
-"""Largest number of tokens of each sample by which the error of a layer is measured."""
+"""Maximum tokens per sample when measuring a layer's error."""
 
 
 class QuantizationPlan(NamedTuple):
-    """The layers of a program that multiply integers, with their recipes."""
+    """A program's integer layers, with their recipes."""
 
     recipes: Mapping[str, QuantizationRecipe]
-    """The recipe of each quantized layer, by name."""
+    """Quantized layer -> recipe."""
     producers: Mapping[str, str]
-    """The layer that produces the input of another one, by the name of the other one."""
+    """Layer -> layer that produces its input."""
 
 
 @torch.no_grad()
 def quantize_linear_layers(
     program: nn.Module, calibration: Calibration, max_weight: int = 127
 ) -> nn.Module:
-    """Return a copy of an fp32 program in which suitable linear layers are `Int8Linear`.
+    """Return a copy of an fp32 program with `Int8Linear` in place of suitable linear layers.
 
-    `program` is the program of the calibration, possibly with weights of lower precision. The mean
-    cosine distance of its outputs may grow up to the calibration's limit. Names of weights do not
-    change. `max_weight` is 63 for processors that add two 8-bit products in 16 bits, which could
-    overflow. Raises ValueError if there is no sample, or if no layer is accurate enough.
+    `program` is the calibration program, possibly with lower-precision weights. The mean cosine
+    distance of the outputs may grow up to the calibration's limit. Weight names do not change.
+    `max_weight` is 63 for processors that add two 8-bit products in 16 bits, which could overflow.
+    Raises ValueError without samples, or if no layer is accurate enough.
     """
     if max_weight not in calibration.plans:
         calibration.plans[max_weight] = _build_plan(calibration, max_weight)
@@ -118,14 +117,13 @@ def _build_plan(calibration: Calibration, max_weight: int) -> QuantizationPlan:
 
 
 def _linear_layers(program: nn.Module) -> dict[str, nn.Linear]:
-    """Return the linear layers of a program by their names."""
     return {name: module for name, module in program.named_modules() if type(module) is nn.Linear}
 
 
 def _build_modules(
     layers: Mapping[str, nn.Linear], plan: QuantizationPlan, max_weight: int
 ) -> dict[str, nn.Module]:
-    """Return the module that replaces each layer; a layer outside of the plan stays itself."""
+    """Return each layer's replacement; a layer outside the plan stays itself."""
     recipes, producers = plan
     output_rows = {
         producers[name]: source_features(recipe.num_copies)
@@ -147,7 +145,7 @@ def _build_candidates(
     ranges: Mapping[str, FeatureRange],
     producers: Mapping[str, str],
 ) -> dict[str, list[QuantizationRecipe]]:
-    """Return a recipe of each layer for each of the migration strengths."""
+    """Return for each layer a recipe per migration strength."""
     candidates: dict[str, list[QuantizationRecipe]] = {name: [] for name in ranges}
     for names in _group_by_input(ranges):
         peaks = torch.maximum(*(edge.abs() for edge in ranges[names[0]])).clamp(min=EPSILON)
@@ -164,7 +162,7 @@ def _build_candidates(
 def _measure_input_ranges(
     program: nn.Module, layers: Mapping[str, nn.Linear], samples: Samples
 ) -> dict[str, FeatureRange]:
-    """Return the range of each layer's input over all samples, in the order of computation."""
+    """Return each layer's input range over all samples, in the order of computation."""
     if not samples:
         raise ValueError("calibration needs real inputs, and there is no sample")
     ranges: dict[str, FeatureRange] = {}
@@ -189,7 +187,7 @@ def _measure_errors(
     samples: Samples,
     max_weight: int,
 ) -> dict[str, list[float]]:
-    """Return the median relative error of a layer's output, for each of its candidates.
+    """Return a layer output's median relative error, for each candidate.
 
     The median is robust against padding and against a few tokens with huge values.
     """
@@ -237,7 +235,7 @@ def _observe_layers(
     samples: Samples,
     observe: Callable[[str, Tensor, Tensor], None],
 ) -> None:
-    """Run the program on the samples; call `observe` with the name, input and output of layers."""
+    """Run the program on the samples; call `observe` with each layer's name, input and output."""
 
     def build_hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         return lambda _, inputs, output: observe(name, inputs[0], output)
@@ -252,9 +250,9 @@ def _observe_layers(
 
 
 def _group_by_input(ranges: Mapping[str, FeatureRange]) -> list[list[str]]:
-    """Return the names of layers that read the same input, which has equal ranges.
+    """Group the layers with the same input, known by equal ranges.
 
-    They share a scale, so that their input is quantized once.
+    They share a scale, so that the input is quantized once.
     """
     groups: dict[tuple[float, ...], list[str]] = {}
     for name, edges in ranges.items():
@@ -263,7 +261,7 @@ def _group_by_input(ranges: Mapping[str, FeatureRange]) -> list[list[str]]:
 
 
 def _smoothing_factors(layers: Sequence[nn.Linear], peaks: Tensor, strength: float) -> Tensor:
-    """Return the divisor of each feature, [features], for the features' largest values."""
+    """Return each feature's divisor, [features], for the features' largest values."""
     weights = torch.stack([layer.weight.abs().amax(0) for layer in layers]).amax(0)
     divisors = peaks**strength / weights.clamp(min=EPSILON) ** (1 - strength)
     return divisors.clamp(min=EPSILON)

@@ -1,9 +1,9 @@
-"""Outlier channel splitting: input features of a linear layer are split into several equal parts.
+"""Outlier channel splitting: splits a linear layer's input features into several equal parts.
 
 One feature in a thousand may be ten times as large as the others. A scale for all of them then
 costs the others their last bits. Ten copies, each a tenth of the value, avoid this (Zhao et al.,
 2019, "Improving Neural Network Quantization without Retraining using Outlier Channel Splitting").
-The layer before repeats rows of its weights to produce the copies, so they cost no extra pass.
+The layer before repeats weight rows to produce the copies, so they cost no extra pass.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ if TYPE_CHECKING:
     Samples = Sequence[tuple[Tensor, ...]]
 
 COPIES_PER_GROUP = 16
-"""Copies are added in groups of this size, because a processor multiplies that many at once."""
+"""Group size for adding copies, because a processor multiplies that many at once."""
 FEATURES_PER_GROUP = 768
-"""There is one group of copies per this many features, which adds 2 % to the products."""
+"""One group of copies per this many features, which adds 2 % to the products."""
 PROBE_STRIDE = 4
-"""One feature in this many gets a copy when layers are probed."""
+"""While probing, duplicate 1/N of the features."""
 MAX_PROBE_DIFFERENCE = 1e-4
 """Largest difference by rounding alone, as a share of the largest output."""
 
 
 class RepeatedOutputLinear(nn.Module):
-    """A linear layer with repeated outputs."""
-
     rows: Tensor
 
     def __init__(self, layer: nn.Linear, rows: Tensor) -> None:
@@ -48,7 +46,7 @@ class RepeatedOutputLinear(nn.Module):
 
 
 class _SplitInputLinear(RepeatedOutputLinear):
-    """A linear layer that reads copies of its features, each of which has a part of the value."""
+    """A linear layer for copies of features, each with a part of the value."""
 
     def __init__(self, layer: nn.Linear, num_copies: Tensor) -> None:
         super().__init__(layer, source_features(num_copies))
@@ -60,15 +58,15 @@ class _SplitInputLinear(RepeatedOutputLinear):
 
 
 def source_features(num_copies: Tensor) -> Tensor:
-    """Return the feature of each copy, [copies], for the copies of each feature, [features]."""
+    """Return each copy's feature, [copies], given the copies per feature, [features]."""
     return torch.repeat_interleave(torch.arange(len(num_copies)), num_copies)
 
 
 def count_copies(peaks: Tensor) -> Tensor:
-    """Return the number of copies of each feature that minimizes the largest part, [features].
+    """Return the number of copies per feature that minimizes the largest part, [features].
 
-    `peaks` are the largest values of the features, [features], all positive. A layer with fewer
-    than `FEATURES_PER_GROUP` features gets no copies.
+    `peaks` are the features' largest values, [features], all positive. A layer with fewer than
+    `FEATURES_PER_GROUP` features gets no copies.
     """
     limits: list[float] = peaks.tolist()
     counts = [1] * len(limits)
@@ -85,12 +83,11 @@ def count_copies(peaks: Tensor) -> Tensor:
 def find_producers(
     program: nn.Module, layers: Mapping[str, nn.Linear], samples: Samples
 ) -> dict[str, str]:
-    """Return the producer of each layer's input, by the names of the layers.
+    """Return layer name -> name of the layer that produces its input.
 
-    A producer's outputs are read feature by feature by that one layer, and by nothing else.
-    `layers` are in the order of computation. Two consecutive layers are probed if the first has as
-    many outputs as the second has features: some outputs are repeated and split, and the output of
-    the program must stay equal.
+    Only that one layer reads a producer's outputs, feature by feature. `layers` are in the order of
+    computation. Two consecutive layers are probed if the first has as many outputs as the second
+    has features: some outputs are repeated and split, and the program's output must stay equal.
     """
     inputs = min(samples, key=lambda sample: sample[0].numel())
     expected: Tensor = program(*inputs)
@@ -117,7 +114,7 @@ def _has_equal_output(
     inputs: tuple[Tensor, ...],
     expected: Tensor,
 ) -> bool:
-    """Return whether a program computes the same with other modules in place of its layers."""
+    """Return whether a program computes the same with some layers replaced."""
     replace_modules(program, probes)
     try:
         output: Tensor = program(*inputs)
@@ -132,6 +129,5 @@ def _has_equal_output(
 
 
 def replace_modules(program: nn.Module, modules: Mapping[str, nn.Module]) -> None:
-    """Replace modules of a program by name."""
     for name, module in modules.items():
         program.set_submodule(name, module)

@@ -1,7 +1,7 @@
-"""The process group of the ranks that share a program, separate from torch's default group.
+"""Process group for a program's ranks, separate from torch's default group.
 
-A process that serves a model may also train one, so torch's default group is not used. The group
-is the one that torch creates for an accelerator's collectives, and its store is on loopback.
+A process that serves a model may also train one, so torch's default group is not used. The group is
+the one torch creates for an accelerator's collectives, and the store is on loopback.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 LOOPBACK_HOST = "127.0.0.1"
 GROUP_ID = "model-parallel"
-"""Name of the group, for libraries that need one."""
+"""Group name, for libraries that need one."""
 WEIGHT_TAG = 1
-"""The tag of the messages that send weights to one rank."""
+"""Message tag for sending weights to one rank."""
 DEVICE_QUERY_SECONDS = 2e-4
-"""Interval at which the end of work on a device is noticed: less than a forward pass."""
+"""Seconds between checks for finished device work: less than a forward pass."""
 
 
 class LostRankError(TransientError):
@@ -37,7 +37,7 @@ class LostRankError(TransientError):
 
 
 class RankGroup:
-    """The process group of a program's ranks, as one rank uses it."""
+    """A program's process group, as one rank uses it."""
 
     def __init__(self, rank: int, world_size: int, timeout_seconds: float) -> None:
         self.rank = rank
@@ -61,17 +61,16 @@ class RankGroup:
         self._run(lambda: self._group.allreduce([value]).wait())
 
     def broadcast(self, value: Tensor, source: int = 0) -> None:
-        """Replace a tensor by the tensor of rank `source`, on all ranks."""
+        """Replace a tensor by rank `source`'s, on all ranks."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = source, 0
         self._run(lambda: self._group.broadcast([value], options).wait())
 
     def send_weight(self, value: Tensor, rank: int) -> None:
-        """Send a tensor to one rank."""
         self._run(lambda: self._group.send([value], rank, WEIGHT_TAG).wait())
 
     def receive_weight(self, value: Tensor) -> None:
-        """Replace a tensor by the one that rank 0 sends."""
+        """Replace a tensor by the one from rank 0."""
         self._run(lambda: self._group.recv([value], 0, WEIGHT_TAG).wait())
 
     def synchronize(self, device: torch.device, has_ended: Callable[[], bool]) -> None:
@@ -93,7 +92,7 @@ class RankGroup:
             raise LostRankError("the device waits for another rank", "find out which rank ended")
 
     def abort(self) -> None:
-        """Leave the group and cancel its pending operations."""
+        """Leave the group and cancel pending operations."""
         group, self._group = self._group, None
         if group is not None:
             group.abort()
@@ -107,10 +106,10 @@ class RankGroup:
 
 
 def find_group_creator(distributed_backend: str) -> Callable[..., Any] | None:
-    """Return the function that creates torch's process group of a backend such as `gloo`.
+    """Return the function that creates torch's process group for a backend such as `gloo`.
 
-    Its arguments are the store, the rank, the number of ranks and the timeout. Returns None if
-    torch has no such group, and no package has registered one.
+    The arguments are the store, the rank, the number of ranks and the timeout. Returns None if
+    torch does not have such a group, and no package has registered one.
     """
     class_name = f"processgroup{distributed_backend}".lower()
     names = (name for name in dir(distributed_c10d) if name.lower() == class_name)
@@ -135,7 +134,7 @@ def _create_extended(
     world_size: int,
     timeout: dt.timedelta,
 ) -> Any:
-    """Create a group of a package that registered it with `extended_api`."""
+    """Create a group from a package that registered it with `extended_api`."""
     options = distributed_c10d._DistributedBackendOptions()  # noqa: SLF001 - part of that interface
     options.store, options.timeout = store, timeout
     options.group_rank, options.group_size = rank, world_size
@@ -144,7 +143,7 @@ def _create_extended(
 
 
 def create_store(timeout_seconds: float) -> tuple[dist.Store, int]:
-    """Create a store that only this machine can reach; return it and its port."""
+    """Create a store for this machine only; return it and the port."""
     server = socket.create_server((LOOPBACK_HOST, 0))
     port: int = server.getsockname()[1]
     options = {"is_master": True, "master_listen_fd": server.detach()}
@@ -152,7 +151,7 @@ def create_store(timeout_seconds: float) -> tuple[dist.Store, int]:
 
 
 def connect_store(port: int, timeout_seconds: float) -> dist.Store:
-    """Connect to the store at a port of this machine."""
+    """Connect to the store at a port on this machine."""
     return _build_store(port, timeout_seconds, is_master=False)
 
 

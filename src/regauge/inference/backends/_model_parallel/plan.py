@@ -1,7 +1,7 @@
-"""The tensor-parallel plan of a program: pairs of linear layers with no communication in between.
+"""Tensor-parallel plan: pairs of linear layers with no communication in between.
 
-In each group of layers, the first layers are column-parallel: each device computes a part of their
-outputs. The last layer is row-parallel: each device reads a part of its inputs. In between are the
+In each layer group, the first layers are column-parallel: each device computes a part of the
+outputs. The last layer is row-parallel: each device reads a part of the inputs. In between are the
 attention heads or an activation. All other layers are replicated (Shoeybi et al., 2019,
 "Megatron-LM").
 """
@@ -33,8 +33,8 @@ LAYER_GROUPS = (
     (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.o_proj"),
     (("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj"),
 )
-"""The column-parallel layers and the row-parallel layer of each group in a transformers block. They
-are from BERT-like models, DistilBERT and Llama-like models."""
+"""Each group's column-parallel and row-parallel layers in a transformers block, from BERT-like
+models, DistilBERT and Llama-like models."""
 BLOCK_NAME = re.compile(r"(?:.*\.)?\d+")
 
 
@@ -47,11 +47,10 @@ def apply_tensor_parallelism(
     setting: str,
     remedy: str,
 ) -> None:
-    """Replace the linear layers of each group by column-parallel and row-parallel layers.
+    """Replace each group's linear layers by column-parallel and row-parallel layers.
 
-    `setting` is the name of the setting for the number of devices. Raises SettingsError if the
-    program has none of the groups, with `remedy`, or if a size is not divisible by the number of
-    devices.
+    `setting` names the setting for the number of devices. Raises SettingsError if the program has
+    none of the groups, with `remedy`, or if a size is not divisible by the number of devices.
     """
     groups = list(_find_groups(program))
     if not groups:
@@ -65,7 +64,7 @@ def apply_tensor_parallelism(
 
 
 def _find_groups(program: nn.Module) -> Iterator[LayerGroup]:
-    """Yield the layer names of every complete group of a program."""
+    """Yield the layer names of every complete group in a program."""
     linear = {name for name, module in program.named_modules() if type(module) is nn.Linear}
     blocks = [name for name, _ in program.named_modules() if BLOCK_NAME.fullmatch(name)]
     for block in blocks:
@@ -96,7 +95,7 @@ def _check_divisible(
 
 
 def _head_counts(program: nn.Module) -> Iterator[tuple[int, str]]:
-    """Yield the numbers of attention heads in the transformers configurations of a program."""
+    """Yield how many attention heads a program's transformers configurations have."""
     modules: Any = program.modules()
     for config in [module.config for module in modules if hasattr(module, "config")]:
         for name in ("num_attention_heads", "num_key_value_heads"):

@@ -1,8 +1,8 @@
-"""Runs a program on several devices of this machine, with a process for each; this one is rank 0.
+"""Runs a program on several local devices, with a process for each; this one is rank 0.
 
-The other ranks get the program without its weights. Rank 0 sends the weights one at a time, cut to
-the shard of each rank. So only one process reads and verifies a payload, and a program that is
-tried during an export needs no files.
+The other ranks get the program without weights. Rank 0 sends the weights one at a time, cut to each
+rank's shard. So only one process reads and verifies a payload, and a program that is tried during
+an export needs no files.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class ModelParallelRunner:
-    """A runner whose program is computed by this process and others.
+    """Runs a program in this process and others.
 
     If a rank is lost, all other processes are ended, and the next call starts new ones.
     """
@@ -57,7 +57,6 @@ class ModelParallelRunner:
         self._start()
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Return the output of the program."""
         with self._lock, torch.no_grad():
             output: Tensor = self._run(self.ranks or self._start(), inputs)
             return output
@@ -92,7 +91,7 @@ class ModelParallelRunner:
 
 
 class _Ranks:
-    """The ranks of one program, from their start to their end."""
+    """One program's ranks, from start to end."""
 
     def __init__(self, payload: Payload, context: ExecutionContext, config: ParallelConfig) -> None:
         self._payload = payload
@@ -102,10 +101,10 @@ class _Ranks:
         self._shard: Any = None
         self.workers: list[RankWorker] = []
         self.bytes_per_rank: list[int] = []
-        """Bytes of weights and buffers on the device of each rank."""
+        """Bytes of weights and buffers on each rank's device."""
 
     def start(self) -> None:
-        """Start the other processes, and send each rank its weights."""
+        """Start the other processes, and send each rank the weights."""
         accelerator, config = self._context.accelerator, self._config
         program = self._payload.build_program().eval()
         self._shard = self._build_shard(program, self._group)
@@ -128,7 +127,6 @@ class _Ranks:
         logger.info("weights of %.1f MiB on %d devices: %s MiB", total, config.num_devices, sizes)
 
     def compute(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Return the output of the program, computed by all ranks."""
         device = self._context.device
         for worker in self.workers:
             worker.send([(value.shape, value.dtype) for value in inputs])
@@ -141,7 +139,7 @@ class _Ranks:
         return output
 
     def find_error(self, lost: LostRankError) -> Exception:
-        """Return the error of the rank that ended, failed or stopped responding, else `lost`."""
+        """Return the error from the rank that ended, failed or stopped responding, else `lost`."""
         deadline = time.monotonic() + GRACE_SECONDS
         for worker in self.workers:
             try:
@@ -151,7 +149,7 @@ class _Ranks:
         return lost
 
     def end(self) -> None:
-        """Kill the other processes, and leave their group."""
+        """Kill the other processes, and leave the group."""
         workers, self.workers = self.workers, []
         for worker in workers:
             worker.child.kill()  # all of its data also exists in this process
@@ -171,12 +169,12 @@ class _Ranks:
         )
 
     def _build_shard(self, program: nn.Module, group: RankGroup) -> nn.Module:
-        """Return the shard of a rank on the meta device."""
+        """Return a rank's shard on the meta device."""
         return build_shard(copy_to_meta(program), group, self._config.parallelism)
 
     @torch.no_grad()
     def _send_weights(self, program: nn.Module) -> None:
-        """Send every rank the weights of its shard, and set the weights of this rank's shard."""
+        """Send every rank its shard's weights, and set this rank's weights."""
         names = group_tied_names(self._shard)
         num_devices = self._config.num_devices
         groups = (RankGroup(rank, num_devices, 0) for rank in range(1, num_devices))

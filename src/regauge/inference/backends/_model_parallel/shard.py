@@ -1,4 +1,4 @@
-"""The shard of a program that one rank computes: a slice of each layer, or some of the layers.
+"""One rank's part of a program: a slice of each layer, or some layers.
 
 Shards are built from a program on the meta device, so that no rank holds more memory than its
 shard.
@@ -27,32 +27,32 @@ Parallelism = Literal["tensor", "pipeline"]
 
 
 class RowParallelLinear(nn.Linear):
-    """A linear layer whose inputs are split over the ranks; every rank has the whole output."""
+    """A linear layer with inputs split over the ranks; every rank has the whole output."""
 
     group: RankGroup
 
     def forward(self, value: Tensor) -> Tensor:
-        """Add up the outputs of all ranks, then add the bias once."""
+        """Add up all ranks' outputs, then add the bias once."""
         output = nn.functional.linear(value, self.weight)
         self.group.all_reduce_sum(output)
         return output if self.bias is None else output + self.bias
 
 
 class RemoteStage(nn.Module):
-    """Placeholder for a layer that another rank computes."""
+    """Placeholder for a layer on another rank."""
 
     def __init__(self, group: RankGroup, owner: int, *, is_last: bool) -> None:
-        """`is_last` is whether the layer is the last one of its pipeline stage."""
+        """`is_last` is whether the layer is the last one in the pipeline stage."""
         super().__init__()
         self._group = group
         self._owner = owner
         self._is_last = is_last
 
     def forward(self, hidden_states: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
-        """Return the output of the owner's stage after its last layer, otherwise the input.
+        """Return the owner's output after the last layer in its stage, otherwise the input.
 
-        Raises SettingsError if the layers keep keys and values. A model asks the cache of its
-        first layer for the number of earlier tokens, and that layer may be on another rank.
+        Raises SettingsError if the layers keep keys and values. A model asks the first layer's
+        cache for the number of earlier tokens, and that layer may be on another rank.
         """
         if any(hasattr(value, "get_seq_length") for value in (*arguments, *keywords.values())):
             raise SettingsError(
@@ -66,7 +66,7 @@ class RemoteStage(nn.Module):
 
 
 def copy_to_meta(program: nn.Module) -> nn.Module:
-    """Return a copy of a program on the meta device, with the same tied weights."""
+    """Copy a program to the meta device, with the same tied weights."""
     copies: dict[int, Any] = {}
     for value in all_named_tensors(program).values():
         empty = torch.empty_like(value, device=META)
@@ -82,7 +82,7 @@ def all_named_tensors(program: nn.Module) -> dict[str, Tensor]:
 
 
 def build_shard(program: nn.Module, group: RankGroup, parallelism: Parallelism) -> nn.Module:
-    """Convert a program on the meta device to the shard of the group's rank, and return it.
+    """Convert a program on the meta device to the shard for the group's rank, and return it.
 
     Raises SettingsError if the program cannot be split over that many ranks.
     """
@@ -94,7 +94,7 @@ def build_shard(program: nn.Module, group: RankGroup, parallelism: Parallelism) 
 
 
 def group_tied_names(program: nn.Module) -> dict[str, list[str]]:
-    """Return all names of each weight and buffer, by its first name."""
+    """Return first name -> all names of each weight and buffer."""
     names: dict[int, list[str]] = {}
     for name, value in all_named_tensors(program).items():
         names.setdefault(id(value), []).append(name)
@@ -102,13 +102,13 @@ def group_tied_names(program: nn.Module) -> dict[str, list[str]]:
 
 
 def tensor_shapes(program: nn.Module) -> dict[str, torch.Size]:
-    """Return the shapes of the weights and buffers, by their first names."""
+    """Return first name -> shape of each weight and buffer."""
     tensors = all_named_tensors(program)
     return {name: tensors[name].shape for name in group_tied_names(program)}
 
 
 def num_bytes(program: nn.Module) -> int:
-    """Return the bytes of the weights and buffers."""
+    """Return the bytes in weights and buffers."""
     tensors = all_named_tensors(program)
     return sum(tensors[name].nbytes for name in group_tied_names(program))
 
@@ -152,12 +152,12 @@ def _apply_tensor_parallelism(program: nn.Module, group: RankGroup) -> None:
 
 
 def _layer_options(layer: nn.Linear) -> dict[str, Any]:
-    """Return the options that the shard of a layer shares with it."""
+    """Return the options shared by a layer and its shard."""
     return {"bias": layer.bias is not None, "device": META, "dtype": layer.weight.dtype}
 
 
 def _apply_pipeline_parallelism(program: nn.Module, group: RankGroup) -> None:
-    """Replace the layers of other ranks; the last layer of each stage broadcasts its output."""
+    """Replace other ranks' layers; the last layer in each stage broadcasts the output."""
     for name, owner, is_last in _assign_layers(program, group.world_size):
         if owner != group.rank:
             program.set_submodule(name, RemoteStage(group, owner, is_last=is_last))
@@ -166,7 +166,7 @@ def _apply_pipeline_parallelism(program: nn.Module, group: RankGroup) -> None:
 
 
 def _assign_layers(program: nn.Module, world_size: int) -> Iterator[tuple[str, int, bool]]:
-    """Yield the name of each layer, its rank, and whether it is the last one of a stage."""
+    """Yield each layer's name, rank, and whether it is the last one in a stage."""
     from regauge.models.architectures import find_blocks
 
     layers = {id(block) for block in find_blocks(program)}

@@ -1,6 +1,6 @@
-"""The worker processes of all ranks but rank 0: how rank 0 starts them, and their main loop.
+"""Worker processes for all ranks but rank 0: starting them, and their main loop.
 
-A worker computes everything that rank 0 computes. It ends with the process of rank 0.
+A worker computes everything that rank 0 computes. It ends with rank 0's process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WORKER = "regauge.inference.backends._model_parallel.worker:run_worker"
 START_TIMEOUT_SECONDS = 300.0
 """Includes the import of the libraries from a slow disk on a loaded machine."""
 GRACE_SECONDS = 2.0
-"""Time for a worker to report its error, or to exit."""
+"""Seconds for a worker to report an error, or to exit."""
 RETRY_REMEDY = "run the same command again"
 
 
@@ -54,12 +54,12 @@ class ParallelConfig:
     num_devices: int
     parallelism: Parallelism
     timeout_seconds: float
-    """Longest wait for another rank."""
+    """Maximum seconds to wait for another rank."""
 
 
 @dataclass(frozen=True)
 class RankSpec:
-    """Everything that the process of a rank needs to build its shard."""
+    """Everything a rank's process needs to build the shard."""
 
     rank: int
     config: ParallelConfig
@@ -71,12 +71,12 @@ class RankSpec:
     threads: int
     """CPU threads of the process."""
     port: int
-    """Port of the store through which the ranks connect."""
+    """Store port through which the ranks connect."""
 
 
 @dataclass(frozen=True)
 class RankWorker:
-    """The process of another rank, as rank 0 uses it."""
+    """Another rank's process, as rank 0 uses it."""
 
     name: str
     child: FunctionProcess
@@ -99,7 +99,7 @@ class RankWorker:
         seconds: float = START_TIMEOUT_SECONDS,
         timeout_seconds: float = START_TIMEOUT_SECONDS,
     ) -> Any:
-        """Return the next message of the worker.
+        """Return the worker's next message.
 
         Waits for `seconds`, which are the rest of `timeout_seconds`. Raises the worker's own error
         if it failed, and TransientError if it ended or did not respond.
@@ -118,7 +118,7 @@ class RankWorker:
 
 
 def start_worker(rank: int, config: ParallelConfig) -> RankWorker:
-    """Start the process of a rank, which dies with this process."""
+    """Start a rank's process, which dies with this process."""
     child = start_function(
         WORKER,
         config.timeout_seconds,
@@ -129,7 +129,7 @@ def start_worker(rank: int, config: ParallelConfig) -> RankWorker:
 
 
 def run_worker(pipe: Connection) -> None:
-    """Run a rank in this process until the process of rank 0 closes the pipe or dies."""
+    """Run a rank in this process until rank 0 closes the pipe or dies."""
     try:
         _run_rank(pipe)
     except (EOFError, ConnectionError):

@@ -1,4 +1,4 @@
-"""Infer the fields of records from the first ones; select those to compute and those to keep."""
+"""Infers record fields from the first records; selects those to compute and those to keep."""
 
 from __future__ import annotations
 
@@ -24,26 +24,25 @@ if TYPE_CHECKING:
     from regauge.inference.predict.settings import PredictOutput, PredictSettings
 
 MAX_INSPECTED_RECORDS = 1000
-"""Records that decide the fields of a source."""
+"""Records that decide a source's fields."""
 MAX_SEARCHED_RECORDS = 100_000
-"""Records that are searched for a named field which the first ones do not have."""
+"""Records to search for a named field missing from the first ones."""
 DEFAULT_TEXT_FIELD = "text"
-"""The text field if several fields hold texts and the settings name none."""
+"""Text field if several fields hold texts and the settings name none."""
 REQUEST_FIELDS = ("messages", "instruction")
-"""Fields of conversations, the first one that exists is read."""
+"""Conversation fields; the first existing one is read."""
 CONVERSATION_FIELDS = (*LIST_FIELDS, KWARGS_FIELD, "input")
 """Further fields that a chat template reads."""
 FieldKinds = dict[str, FieldKind]
-"""The kind of each field."""
 
 
 def infer_fields(
     source: Source, pieces: tuple[Piece, ...], named: Collection[str] = ()
 ) -> FieldKinds:
-    """Return the fields of the first records, in the order of their first appearance.
+    """Return the fields in the first records, in order of first appearance.
 
-    Fields in the schema of the first piece come first. More records are read until each of the
-    `named` fields has occurred. Raises DataError if there is no record.
+    Fields in the first piece's schema come first. Reads more records until each of the `named`
+    fields has occurred. Raises DataError if there is no record.
     """
     sample = _FieldSample(source.field_kinds(pieces[0]) if pieces else {})
     first_rejected: Rejected | None = None
@@ -65,16 +64,16 @@ def infer_fields(
 
 
 class _FieldSample:
-    """The kinds of the fields of the records so far."""
+    """Field kinds in the records so far."""
 
     def __init__(self, kinds: FieldKinds) -> None:
         self.kinds = dict(kinds)
         self.num_records = 0
         self._negative: set[str] = set()
-        """Names of the fields with a number below zero."""
+        """Fields with a number below zero."""
 
     def add(self, record: Record) -> None:
-        """Add the fields of a record; after the first records, only new fields."""
+        """Add a record's fields; after the first records, only new fields."""
         is_first = self.num_records < MAX_INSPECTED_RECORDS
         self.num_records += 1
         for name, value in record.fields.items():
@@ -95,12 +94,12 @@ class _FieldSample:
 
 
 class InputFields(NamedTuple):
-    """The fields of a record that a model reads."""
+    """Record fields that a model reads."""
 
     text_fields: tuple[str, ...]
     """Fields with texts; for conversations the field with `messages` or an `instruction`."""
     is_conversation: bool = False
-    """Whether a record is a conversation, which the chat template of the model renders."""
+    """Whether a record is a conversation, rendered by the model's chat template."""
 
     @property
     def read_fields(self) -> tuple[str, ...]:
@@ -116,7 +115,7 @@ def select_inputs(
     """Return the fields that a model reads; with a chat template these may be a conversation.
 
     Raises SettingsError if records are conversations and the model cannot read them, and the errors
-    of `select_text_fields`.
+    from `select_text_fields`.
     """
     requested = settings.predict.text_fields
     is_chat = program.tokenization is not None and program.tokenization.input_format == "chat"
@@ -138,9 +137,9 @@ def select_inputs(
 def select_text_fields(
     settings: PredictSettings, artifact_fields: tuple[str, ...], kinds: FieldKinds
 ) -> tuple[str, ...]:
-    """Return the text fields of the settings, else of the artifact, else the only text field.
+    """Return the text fields in the settings, else the artifact's, else the only text field.
 
-    Raises SettingsError if the choice is ambiguous, or if a field holds no texts.
+    Raises SettingsError if the choice is ambiguous, or if a field does not hold texts.
     """
     requested, num_texts = settings.predict.text_fields, max(1, len(artifact_fields))
     if requested and len(requested) != num_texts:

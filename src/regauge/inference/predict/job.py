@@ -1,15 +1,15 @@
-"""The output folder of a job: the facts that decide its content, and its finished shards.
+"""A job's output folder: the facts that decide the content, and finished shards.
 
     job.json                      the facts that decide the output; a job with others is refused
-    shards/000012-00003.parquet   the output of part 3 of piece 12, in the order of the records
-    quarantine/000012-00003.jsonl the rejected records of that shard, each with its reason
+    shards/000012-00003.parquet   the output for part 3 of piece 12, in record order
+    quarantine/000012-00003.jsonl that shard's rejected records, each with a reason
     jobs/0-of-1/ledger.jsonl      a line for each finished shard: rows, hash, tokens, seconds
     jobs/0-of-1/attempts.jsonl    the cost of each command
     result.json                   the totals, after the last shard is finished
 
-A shard is finished when its line is in the ledger. Its files are written to a temporary folder,
+A shard is finished when its line is in the ledger. The files are written to a temporary folder,
 flushed and renamed before that: a killed job loses only the shards in progress. Several jobs may
-share an output folder; each has its own pieces and its own ledger.
+share an output folder; each has separate pieces and a separate ledger.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ if TYPE_CHECKING:
 SHARDS, QUARANTINE = "shards", "quarantine"
 SHARD_SUFFIXES = ("parquet", "jsonl", "csv", "npy")
 MAX_NAMES = 5
-"""Maximum number of shards that a message names."""
+"""Maximum shards named in a message."""
 OTHER_FOLDER_REMEDY = "name another output.folder, or delete that one"
 
 
 @dataclass(frozen=True)
 class JobSlot:
-    """The position of a job among equal jobs that share an output folder."""
+    """A job's position among equal jobs with the same output folder."""
 
     index: int = 0
     count: int = 1
@@ -71,7 +71,7 @@ class JobSlot:
 
 @dataclass(frozen=True)
 class PredictJob:
-    """A job: its settings, the pieces of its source, and its slot."""
+    """A job: settings, source pieces, and slot."""
 
     settings: PredictSettings
     pieces: tuple[Piece, ...]
@@ -79,21 +79,21 @@ class PredictJob:
 
     @property
     def folder(self) -> Path:
-        """The output folder, which all jobs share."""
+        """Output folder, shared by all jobs."""
         return Path(self.settings.output.folder)
 
     @property
     def job_folder(self) -> Path:
-        """The subfolder that only this job writes."""
+        """Subfolder written only by this job."""
         return self.folder / JOBS / f"{self.slot.index}-of-{self.slot.count}"
 
     @property
     def piece_numbers(self) -> tuple[int, ...]:
-        """The numbers of the pieces that this job processes."""
+        """Numbers of this job's pieces."""
         return tuple(filter(self.slot.owns, range(len(self.pieces))))
 
     def check_folder(self, facts: dict[str, Any]) -> None:
-        """Raise DataError if the folder has the output of a job with other facts, or other files.
+        """Raise DataError if the folder has output from a job with other facts, or other files.
 
         Writes nothing.
         """
@@ -104,7 +104,7 @@ class PredictJob:
     def claim_folder(self, facts: dict[str, Any]) -> None:
         """Create the output folder for a job with these facts.
 
-        Raises DataError if it has the output of a job with other facts, or other files.
+        Raises DataError if it has output from a job with other facts, or other files.
         """
         document = json.loads(json.dumps({"format": FORMAT, **facts}))
         if (stored := _read_job_file(self.folder)) is None:
@@ -121,7 +121,7 @@ class PredictJob:
             raise DataError(problem, OTHER_FOLDER_REMEDY)
 
     def write_shared(self, name: str, document: dict[str, Any]) -> None:
-        """Write a document of all jobs, unless an equal job has just written it."""
+        """Write a document shared by all jobs, unless an equal job has just written it."""
         temporary = self.job_folder / name
         self.job_folder.mkdir(parents=True, exist_ok=True)
         write_json(temporary, document)
@@ -130,21 +130,21 @@ class PredictJob:
         temporary.unlink()
 
     def read_finished_shards(self) -> dict[ShardId, dict[str, Any]]:
-        """Return the ledger lines of all finished shards of all jobs.
+        """Return the ledger lines of all jobs' finished shards.
 
         A shard with a missing or truncated file is not finished.
         """
         return read_finished_shards(self.folder)
 
     def find_finished_shards(self) -> dict[ShardId, dict[str, Any]]:
-        """Return the ledger lines of all finished shards; hash their files if settings ask so."""
+        """Return all finished shards' ledger lines; hash their files if settings ask so."""
         needs_hashes = self.settings.predict.verify_shards
         return self.verify_finished_shards() if needs_hashes else self.read_finished_shards()
 
     def verify_finished_shards(self) -> dict[ShardId, dict[str, Any]]:
-        """Return the ledger lines of the finished shards, and log the shards that have changed.
+        """Return the finished shards' ledger lines, and log changed shards.
 
-        The files of the pieces of this job are hashed. A shard with a changed file is not finished.
+        Hashes the files of this job's pieces. A shard with a changed file is not finished.
         """
         lines = [line for line in _read_ledgers(self.folder) if _has_files(self.folder, line)]
         if lines:
@@ -160,18 +160,18 @@ class PredictJob:
         return whole
 
     def build_queue(self, finished: Mapping[ShardId, Mapping[str, Any]]) -> ShardQueue:
-        """Return the queue of the shards that are not finished."""
+        """Return the queue of unfinished shards."""
         is_last = {shard: line["is_last"] for shard, line in finished.items()}
         return ShardQueue(self.piece_numbers, is_last)
 
     def commit_shard(self, line: Mapping[str, Any]) -> None:
-        """Append the line of a shard to the ledger; its files must be in the output folder."""
+        """Append a shard's line to the ledger; the files must be in the output folder."""
         with jsonl.open_for_append(self.job_folder / LEDGER) as file:
             jsonl.write_line(file, line)
             os.fsync(file.fileno())
 
     def _has_hashes(self, line: dict[str, Any]) -> bool:
-        """Return whether the files of a ledger line have their hashes, if this job wrote them."""
+        """Return whether a ledger line's files have their hashes, if this job wrote them."""
         if not self.slot.owns(line["piece"]):
             return True
         hashes = {self.folder / SHARDS / name: line["sha256"].get(name) for name in line["bytes"]}
@@ -190,13 +190,12 @@ def read_finished_shards(folder: Path) -> dict[ShardId, dict[str, Any]]:
 
 
 def _read_ledgers(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the ledger lines of all jobs."""
     for path in sorted((folder / JOBS).glob(f"*/{LEDGER}")):
         yield from jsonl.read_lines(path, ShardLine)
 
 
 def _has_files(folder: Path, line: dict[str, Any]) -> bool:
-    """Return whether the files of a ledger line are of its shard and have their sizes."""
+    """Return whether a ledger line's files are its shard's and have their sizes."""
     sizes = line["bytes"]
     names = {f"{_get_shard(line).name}.{suffix}" for suffix in SHARD_SUFFIXES}
     paths = {name: folder / SHARDS / name for name in sizes}
@@ -207,7 +206,7 @@ def _has_files(folder: Path, line: dict[str, Any]) -> bool:
 
 
 def _describe_difference(document: dict[str, Any], stored: dict[str, Any]) -> str:
-    """Describe the first difference of two jobs; the pieces of a source stand for its files."""
+    """Describe the first difference between two jobs; source pieces stand for their files."""
     before, after = stored.get("pieces", {}), document.get("pieces", {})
     if before.keys() != after.keys():
         name = min(before.keys() ^ after.keys())
@@ -228,10 +227,10 @@ def collect_facts(
     pieces: dict[str, list[Any]],
     kept_fields: dict[str, FieldKind],
 ) -> dict[str, Any]:
-    """Return all facts that decide the bytes of the output.
+    """Return all facts that decide the output bytes.
 
-    `pieces` has the size and the identity of each piece by its name.
-    With `predict.batch_invariant` the facts include the chip and the versions of the backend.
+    `pieces` has each piece's size and identity by name. With `predict.batch_invariant` the facts
+    include the chip and the backend versions.
     """
     backend, accelerator = artifact.manifest.compiled.backend, artifact.accelerator
     machine = {
@@ -266,11 +265,11 @@ def collect_portable_facts(
 
 
 def resolve_slot(settings: PredictSettings, environment: Mapping[str, str]) -> JobSlot:
-    """Return the slot of this job: the only one, unless the settings share the records.
+    """Return this job's slot: the only one, unless the settings share the records.
 
-    The index and the count may come from the variables of a launcher. They are documented in
-    sbatch's manual ("JOB ARRAY SUPPORT"), for arrays of AWS Batch and for Kubernetes' indexed Jobs.
-    Raises SettingsError if one of them is unknown, or the index is not below the count.
+    The index and the count may come from a launcher's variables, documented in sbatch's manual
+    ("JOB ARRAY SUPPORT"), for AWS Batch arrays and for Kubernetes' indexed Jobs. Raises
+    SettingsError if one of them is unknown, or the index is not below the count.
     """
     index, count = settings.predict.job_index, settings.predict.job_count
     if count == "auto":
@@ -285,7 +284,7 @@ def resolve_slot(settings: PredictSettings, environment: Mapping[str, str]) -> J
 
 
 def _read_count(environment: Mapping[str, str]) -> int:
-    """Return the number of jobs of the array; raises SettingsError outside of an array."""
+    """Return how many jobs the array has; raises SettingsError outside an array."""
     if (size := read_array_size(environment)) is not None:
         return size
     if (count := environment.get("SLURM_ARRAY_TASK_COUNT")) is None:
@@ -295,7 +294,7 @@ def _read_count(environment: Mapping[str, str]) -> int:
 
 
 def _read_index(environment: Mapping[str, str]) -> int:
-    """Return the index of this task of an array or of an indexed Job; raises SettingsError."""
+    """Return this task's index in an array or an indexed Job; raises SettingsError."""
     if (index := read_array_index(environment)) is not None:
         return index
     if (task := environment.get("SLURM_ARRAY_TASK_ID")) is not None:
@@ -308,7 +307,7 @@ def _read_index(environment: Mapping[str, str]) -> int:
 
 
 def write_result(job: PredictJob) -> dict[str, Any] | None:
-    """Write the totals of all jobs to `result.json` and return them; None if shards are left."""
+    """Write all jobs' totals to `result.json` and return them; None if shards are left."""
     lines = job.read_finished_shards()
     num_parts = {shard.piece: shard.part + 1 for shard, line in lines.items() if line["is_last"]}
     if len(num_parts) < len(job.pieces) or sum(num_parts.values()) > len(lines):
@@ -320,7 +319,7 @@ def write_result(job: PredictJob) -> dict[str, Any] | None:
 
 
 def _sum_costs(folder: Path, rows: int) -> dict[str, Any]:
-    """Return the cost of all jobs; dollars are None if one job has an unknown cost."""
+    """Return all jobs' cost; dollars are None if one job's cost is unknown."""
     job_folders = [path.parent for path in (folder / JOBS).glob(f"*/{ATTEMPTS}")]
     costs = [_read_cost(job_folder) for job_folder in job_folders]
     dollars = [cost.usd for cost in costs if cost.usd is not None]
@@ -338,7 +337,7 @@ def summarize_cost(machine_seconds: float, usd: float | None, rows: int) -> dict
 
 
 def find_summary(job: PredictJob) -> dict[str, Any] | None:
-    """Return the totals of all jobs and the cost of this one; None if work is left."""
+    """Return all jobs' totals and this one's cost; None if work is left."""
     last_attempt = jsonl.read_last_line(job.job_folder / ATTEMPTS, PaidLine) or {}
     if not (job.folder / RESULT).is_file() or last_attempt.get("ended_at") is None:
         return None
@@ -352,7 +351,7 @@ def find_summary(job: PredictJob) -> dict[str, Any] | None:
 
 
 def _read_cost(job_folder: Path) -> Cost:
-    """Return the cost of a job; a killed command is paid until it was last seen."""
+    """Return a job's cost; a killed command is paid until it was last seen."""
     last = jsonl.read_last_line(job_folder / ATTEMPTS, PaidLine) or {}
     if last.get("started_at") is not None and last.get("ended_at") is None:
         return read_paid(job_folder, time.time(), read_last_seen(job_folder))[0]
@@ -360,7 +359,7 @@ def _read_cost(job_folder: Path) -> Cost:
 
 
 def sum_shards(lines: Mapping[ShardId, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the totals of shards: records, tokens, and rows per second of each phase."""
+    """Return shard totals: records, tokens, and rows per second in each phase."""
     counts = ("rows", "quarantined", "skipped", "truncated", "tokens", "computed_tokens")
     totals: dict[str, Any] = {name: sum(line[name] for line in lines.values()) for name in counts}
     for name in ("dropped_fields", "missing_fields"):
@@ -382,7 +381,7 @@ def _divide(rows: int, seconds: float) -> float | None:
 
 
 def list_output_paths(folder: Path, lines: Mapping[ShardId, Mapping[str, Any]]) -> Iterator[Path]:
-    """Yield the files of finished shards in the order of the records."""
+    """Yield the files of finished shards in record order."""
     for shard in sorted(lines):
         for name in lines[shard]["bytes"]:
             yield folder / SHARDS / name

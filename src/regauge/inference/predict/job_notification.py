@@ -1,4 +1,4 @@
-"""The event that people are notified of at the end of a job of batch inference."""
+"""Notifies people when a batch inference job ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def notify_job_end(job: PredictJob) -> Iterator[Notifier]:
-    """Send an event at the end of the block; the messages name the job of several."""
+    """Send an event when the block ends; messages name the job if there are several."""
     folder, slot = job.folder.resolve(), job.slot
     name = folder.name if slot.count == 1 else f"{folder.name} (job {slot.index} of {slot.count})"
     source = EventSource("predict", name, str(folder))

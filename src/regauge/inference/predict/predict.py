@@ -1,4 +1,4 @@
-"""Run a prediction job: plan it, compute the remaining shards, write the totals and the cost."""
+"""Runs a prediction job: plans it, computes the remaining shards, writes totals and cost."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ if TYPE_CHECKING:
     from regauge.registry.registered_version import RegisteredVersion
 
 SHARD_RECORDS, SHARD_TEXTS = 32768, 1024
-"""Default records of a shard; a generated text takes much longer than any other output."""
+"""Default records per shard; a generated text takes much longer than any other output."""
 INPUT_HASHES = "input_hashes.json"
-"""Known hashes of the input files, in the folder of each job."""
+"""Known hashes of the input files, in each job's folder."""
 MIN_LOGGED_BYTES = 10 * 2**30
-"""Bytes of input files from which on their hashing is logged, because it takes a while."""
+"""Minimum input file bytes to log hashing, because it takes a while."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ class PredictPlan:
     job: PredictJob
     worker_spec: WorkerSpec
     version: RegisteredVersion | None = None
-    """The version in a model registry; None for any other model."""
+    """Model registry version; None for any other model."""
 
     @property
     def resolved_fields(self) -> dict[str, Any]:
-        """The resolved input fields, as they are stored in `job.json`."""
+        """The resolved input fields, as stored in `job.json`."""
         inputs = self.worker_spec.inputs
         return {
             "text_fields": list(inputs.text_fields),
@@ -85,10 +85,10 @@ class PredictPlan:
 
 
 def plan_predict(settings: PredictSettings) -> PredictPlan:
-    """Return the plan of a job: its pieces, and the fields to read and to keep.
+    """Plan a job: its pieces, and the fields to read and to keep.
 
-    Raises SettingsError if a field does not exist or the model reads no texts, and the errors of
-    the source and of `open_model`.
+    Raises SettingsError if a field does not exist or the model does not read texts, and the errors
+    from the source and from `open_model`.
     """
     version = resolve_version(settings.artifact)
     if version is not None:  # all workers use this version, also after another promotion
@@ -96,7 +96,7 @@ def plan_predict(settings: PredictSettings) -> PredictPlan:
     artifact = open_model(settings.artifact, settings.generation, keep_weights=False)
     program = artifact.program
     if program.tokenization is None:
-        problem = f"{settings.artifact} reads no texts"
+        problem = f"{settings.artifact} does not read texts"
         raise SettingsError(problem, "call it in Python with regauge.load")
     program.tokenization.prompt_text(settings.predict.prompt_name)
     settings = _resolve_shard_records(settings, program)
@@ -130,7 +130,7 @@ def _resolve_shard_records(settings: PredictSettings, program: ProgramEntry) -> 
 
 
 def check_output_folder(plan: PredictPlan) -> None:
-    """Raise DataError if the output folder has the output of another job, or other files."""
+    """Raise DataError if the output folder has another job's output, or other files."""
     job, kept_fields = plan.job, plan.worker_spec.kept_fields
     stamps = {piece.name: [piece.bytes, piece.stamp] for piece in job.pieces}
     pieces = _identify_pieces(job, _open_hashes(job)) if (job.folder / JOB).exists() else stamps
@@ -139,12 +139,12 @@ def check_output_folder(plan: PredictPlan) -> None:
 
 
 def _open_hashes(job: PredictJob) -> InputHashes:
-    """Return the hashes that the jobs of the output folder have stored."""
+    """Return the hashes stored by the jobs in the output folder."""
     return InputHashes(sorted((job.folder / JOBS).glob(f"*/{INPUT_HASHES}")))
 
 
 def _identify_pieces(job: PredictJob, hashes: InputHashes) -> dict[str, list[Any]]:
-    """Return the size and the hash of each piece, so that an equal copy continues a job."""
+    """Return each piece's size and hash, so that an equal copy continues a job."""
     if (num_bytes := sum(piece.bytes for piece in job.pieces)) > MIN_LOGGED_BYTES:
         logger.info("Hashing the input files: %.0f GiB", num_bytes / 2**30)
     identities = hashes.hash_pieces(job.pieces)
@@ -152,10 +152,10 @@ def _identify_pieces(job: PredictJob, hashes: InputHashes) -> dict[str, list[Any
 
 
 def predict(settings: PredictSettings) -> dict[str, Any]:
-    """Compute the shards of this job that are not finished yet; return the totals.
+    """Compute this job's unfinished shards; return the totals.
 
-    Raises LimitReachedError at `predict.max_usd`, StopSignalError after a stop signal, and the
-    errors of workers.
+    Raises LimitReachedError at `predict.max_usd`, StopSignalError after a stop signal, and workers'
+    errors.
     """
     started_at = time.time()
     plan = plan_predict(settings)
@@ -210,7 +210,7 @@ def _log_slot(job: PredictJob) -> None:
 
 
 def _compute_shards(plan: PredictPlan, shard_queue: ShardQueue, progress: ProgressBar) -> None:
-    """Run the executor and commit its shards, until none is left, a signal or the limit."""
+    """Run the executor and commit shards, until none is left, a signal or the limit."""
     job, spec = plan.job, plan.worker_spec
     limit = job.settings.predict.max_usd
     executor = job.settings.execution.executor
@@ -231,7 +231,7 @@ def _compute_shards(plan: PredictPlan, shard_queue: ShardQueue, progress: Progre
 
 
 def _start_meter(job: PredictJob, started_at: float) -> CostMeter:
-    """Return a meter that continues after earlier commands; record the start of this one."""
+    """Return a meter that continues after earlier commands; record when this one started."""
     price = _find_price(job.settings)
     paid, paid_until = read_paid(job.job_folder, started_at, read_last_seen(job.job_folder))
     elapsed = max(0.0, time.time() - paid_until)
@@ -250,7 +250,7 @@ def _start_meter(job: PredictJob, started_at: float) -> CostMeter:
 def _record_failure(
     job: PredictJob, start: dict[str, Any], progress: ProgressBar
 ) -> Iterator[None]:
-    """Record the end of a command that an error or a signal ends in the block."""
+    """Record when an error or a signal in the block ends the command."""
     try:
         yield
     except BaseException as error:
@@ -267,13 +267,13 @@ def _find_price(settings: PredictSettings) -> MachinePrice | None:
 
 
 def _check_limit(settings: PredictSettings) -> None:
-    """Raise SettingsError for a cost limit if the price of the machine is unknown."""
+    """Raise SettingsError for a cost limit if the machine's price is unknown."""
     if settings.predict.max_usd is not None and _find_price(settings) is None:
         problem = "predict.max_usd needs the price of this machine, which is unknown"
         raise SettingsError(problem, "set execution.price.usd_per_hour or execution.price.instance")
 
 
 def _clear_scratch(job: PredictJob) -> None:
-    """Remove the unfinished files of a killed command."""
+    """Remove a killed command's unfinished files."""
     shutil.rmtree(job.job_folder / SCRATCH, ignore_errors=True)
     (job.job_folder / SCRATCH).mkdir()

@@ -1,4 +1,4 @@
-"""The metrics of a prediction job, for Prometheus."""
+"""Prediction job metrics, for Prometheus."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def export_job(job: PredictJob, shard_queue: ShardQueue, progress: ProgressBar) -> Iterator[None]:
-    """Serve the metrics of a job for the duration of the block, if `monitoring.port` is set.
+    """Serve a job's metrics for the duration of the block, if `monitoring.port` is set.
 
-    Several jobs of one machine need a port each; the index of the job is added to the port.
+    Several jobs on one machine need a port each; the job index is added to the port.
     """
     settings = job.settings.monitoring
     if settings.port is None:
@@ -43,7 +43,7 @@ def export_job(job: PredictJob, shard_queue: ShardQueue, progress: ProgressBar) 
 
 
 def _describe_job(job: PredictJob, run: str) -> Iterator[Sample]:
-    """Yield the identity and the budget of a job; its slot identifies it among equal jobs."""
+    """Yield a job's identity and budget; the slot identifies it among equal jobs."""
     slot = f"{job.slot.index}-of-{job.slot.count}"
     yield Sample(vocabulary.RUN_INFO, 1, (run, slot, "predict", regauge.__version__))
     if job.settings.predict.max_usd is not None:

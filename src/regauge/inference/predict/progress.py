@@ -1,4 +1,4 @@
-"""Report the progress of a job: a live bar on a terminal, otherwise a log line at intervals."""
+"""Reports a job's progress: a live bar on a terminal, otherwise a log line at intervals."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 class ProgressBar:
-    """Counts the events of workers and shows rows, throughput and cost."""
+    """Counts worker events and shows rows, throughput and cost."""
 
     def __init__(
         self, job: PredictJob, finished: dict[ShardId, dict[str, Any]], meter: CostMeter
     ) -> None:
         self._job = job
         self.counts: Counter[str] = Counter()
-        """Sums over the finished shards of this job; `shards` is their number."""
+        """Sums over this job's finished shards; `shards` is their number."""
         for shard, line in finished.items():
             if job.slot.owns(shard.piece):
                 self._count_shard(line)
         self._rows_before, self._bytes_before = self.counts["rows"], self.counts["bytes"]
         self._meter = meter
         self._uncommitted_rows = 0
-        """Rows that workers reported as computed, minus the rows of committed shards."""
+        """Rows that workers reported as computed, minus rows in committed shards."""
         self._started = self._logged = time.monotonic()
         self._workers: set[int] = set()
         self.has_ready_worker = False
@@ -66,16 +66,16 @@ class ProgressBar:
 
     @property
     def num_workers(self) -> int:
-        """Number of workers that are ready."""
+        """How many workers are ready."""
         return len(self._workers)
 
     @property
     def usd(self) -> float | None:
-        """Cost of this job so far in dollars; None if the price is unknown."""
+        """This job's cost so far in dollars; None if the price is unknown."""
         return self._meter.read().usd
 
     def handle_event(self, event: dict[str, Any]) -> None:
-        """Count an event of an executor; update the bar, or log a line when one is due."""
+        """Count an executor event; update the bar, or log a line when one is due."""
         if event["event"] == "shard":
             self._count_shard(event)
             self._uncommitted_rows -= event["rows"]
@@ -100,11 +100,11 @@ class ProgressBar:
             logger.info("%s, ETA %s", counts, eta)
 
     def cost_record(self) -> dict[str, Any]:
-        """Return the cost so far, as `attempts.jsonl` stores it."""
+        """Return the cost so far, as stored in `attempts.jsonl`."""
         return self._meter.read().document
 
     def summarize_record(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Return machine-seconds, dollars and dollars per million records of a cost record."""
+        """Return machine-seconds, dollars and dollars per million records for a cost record."""
         cost = parse_cost(record)
         return summarize_cost(cost.machine_seconds, cost.usd, self.counts["rows"])
 
@@ -120,7 +120,7 @@ class ProgressBar:
             self.counts["bytes"] += self._job.pieces[line["piece"]].bytes
 
     def _format_eta(self, now: float) -> str:
-        """Return the remaining time, extrapolated from the bytes of finished pieces."""
+        """Return the remaining time, extrapolated from the bytes in finished pieces."""
         bytes_done = self.counts["bytes"] - self._bytes_before
         if not bytes_done:
             return "unknown"

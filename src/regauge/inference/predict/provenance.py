@@ -1,6 +1,6 @@
-"""The provenance of an output folder: which model, data, code and settings made its files.
+"""Output folder provenance: which model, data, code and settings made the files.
 
-    lineage.json    the model with its lineage, and the version of it in a registry, if it has one
+    lineage.json    the model with its lineage, and its version in a registry, if any
 
 It is written when a job starts. `trace_output` combines it with `job.json` and the ledgers.
 """
@@ -33,7 +33,7 @@ REMEDY = "name an output folder of predict, or a file in it"
 
 
 class LineageShape(DocumentShape):
-    """The content of `lineage.json`."""
+    """`lineage.json`."""
 
     content_sha256: str
     model: str
@@ -43,7 +43,7 @@ class LineageShape(DocumentShape):
 
 
 class PredictedJobShape(DocumentShape):
-    """The facts of a job that its provenance has."""
+    """Facts about a job in its provenance."""
 
     artifact_sha256: str
     source: dict[str, Any]
@@ -51,16 +51,16 @@ class PredictedJobShape(DocumentShape):
 
 
 def resolve_version(artifact: str) -> RegisteredVersion | None:
-    """Return the version that an artifact's name refers to; None if it is no registry's.
+    """Return the version that an artifact name refers to; None if it is not a registry's.
 
-    Raises the errors of `parse_reference` and of the registry.
+    Raises the errors from `parse_reference` and from the registry.
     """
     reference = parse_reference(artifact)
     return None if reference is None else reference.resolve()
 
 
 def write_lineage(job: PredictJob, artifact: Artifact, version: RegisteredVersion | None) -> None:
-    """Write the lineage of the model of a job, unless an equal job has written it."""
+    """Write a job's model lineage, unless an equal job has written it."""
     if (job.folder / LINEAGE).exists():
         return
     document = {
@@ -77,10 +77,10 @@ def write_lineage(job: PredictJob, artifact: Artifact, version: RegisteredVersio
 def trace_output(path: Path, registry: Registry | None = None) -> dict[str, Any]:
     """Return which data, code, settings, checkpoint, artifact and version made some vectors.
 
-    `path` is an output folder of `predict`, or a file in it, which is hashed. A registry is
-    searched for the version of the model if the job has not recorded it.
+    `path` is a `predict` output folder, or a file in it, which is hashed. A registry is searched
+    for the model's version if the job has not recorded it.
 
-    Raises SettingsError for another path, and DataError if a document of the job is damaged.
+    Raises SettingsError for another path, and DataError if a job document is damaged.
     """
     folder = _find_output_folder(path)
     job = config.find_document(folder / JOB, REMEDY, PredictedJobShape)
@@ -119,7 +119,7 @@ def _describe_version(version: RegisteredVersion) -> dict[str, Any]:
 
 
 def _find_lineage(artifact: Artifact, version: RegisteredVersion | None) -> dict[str, Any] | None:
-    """Return the lineage of a model; None, with a warning, if its run is damaged."""
+    """Return a model's lineage; None, with a warning, if the run is damaged."""
     if version is not None:
         lineage: dict[str, Any] = version.document["lineage"]
         return lineage
@@ -131,7 +131,7 @@ def _find_lineage(artifact: Artifact, version: RegisteredVersion | None) -> dict
 
 
 def _find_output_folder(path: Path) -> Path:
-    """Return the output folder of a path; raises SettingsError if the path does not exist."""
+    """Return a path's output folder; raises SettingsError if the path does not exist."""
     if not path.exists():
         raise SettingsError(f"{path} does not exist", REMEDY)
     if path.is_dir():
@@ -140,13 +140,13 @@ def _find_output_folder(path: Path) -> Path:
 
 
 def _describe_files(folder: Path, path: Path) -> dict[str, Any]:
-    """Return whether a file is unchanged since it was written, or the number of written files."""
+    """Return whether a file is unchanged since it was written, or how many files were written."""
     lines = read_finished_shards(folder)
     if path.is_dir():
         return {"files": len(list(list_output_paths(folder, lines))), "rows": _sum_rows(lines)}
     hashes = {name: line["sha256"][name] for line in lines.values() for name in line["sha256"]}
     if path.name not in hashes:
-        raise SettingsError(f"{path} is no output file of its job", REMEDY)
+        raise SettingsError(f"{path} is not an output file of its job", REMEDY)
     rows = next(line["rows"] for line in lines.values() if path.name in line["sha256"])
     digest = sha256(path)
     return {"sha256": digest, "unchanged": digest == hashes[path.name], "rows": rows}
@@ -157,7 +157,7 @@ def _sum_rows(lines: Mapping[Any, Mapping[str, Any]]) -> int:
 
 
 def _search_registry(registry: Registry, content_sha256: str) -> RegisteredVersion | None:
-    """Return the newest version of any model with this content; None if there is none."""
+    """Return any model's newest version with this content; None if there is none."""
     for name in registry.list_models():
         for version in reversed(registry.list_versions(name)):
             if version.content_sha256 == content_sha256:

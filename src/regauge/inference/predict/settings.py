@@ -1,4 +1,4 @@
-"""The tables of a run file that `predict` reads; this module imports no torch."""
+"""The run file tables that `predict` reads; does not import torch."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class PredictOptions(Settings):
     """How records are read and grouped into shards."""
 
     text_fields: tuple[str, ...] = ()
-    """Text fields; by default the fields of the model, else `text`, else the only text field. With
-    a chat template the default is `messages`, else `instruction` with `input`."""
+    """Text fields; by default the model's, else `text`, else the only text field. With a chat
+    template the default is `messages`, else `instruction` with `input`."""
     prompt_name: str | None = None
     """Artifact prompt to prepend to each text; by default the artifact's default prompt."""
     batch_invariant: bool = True
@@ -53,7 +53,7 @@ class PredictOptions(Settings):
     job_count: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default=1, union_mode="left_to_right"
     )
-    """Number of jobs that share the records and the output folder; `auto` reads it from the Slurm
+    """How many jobs share the records and the output folder; `auto` reads it from the Slurm
     array."""
     verify_shards: bool = True
     """Whether to hash the job's finished shards, and compute changed ones again."""
@@ -62,10 +62,10 @@ class PredictOptions(Settings):
 
 
 class PredictExecution(Settings):
-    """The processes that compute the shards; none of these settings changes the output."""
+    """Processes that compute the shards; none of these settings changes the output."""
 
     price: Price | None = None
-    """Price of the machine."""
+    """Machine price."""
     executor: Annotated[SerializeAsAny[Executor], choice_of("executors")] = Field(
         default="local", validate_default=True
     )
@@ -73,7 +73,7 @@ class PredictExecution(Settings):
     workers: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto", union_mode="left_to_right"
     )
-    """Number of worker processes; `auto` starts one per device, or uses all CPU cores."""
+    """Worker processes; `auto` starts one per device, or uses all CPU cores."""
     max_attempts: int = Field(default=3, ge=1)
     """How many workers a shard may crash before the job fails."""
     hang_timeout_seconds: float = Field(default=600, gt=0)
@@ -81,23 +81,23 @@ class PredictExecution(Settings):
 
 
 class PredictSettings(Settings):
-    """All settings of a prediction job."""
+    """All settings for a prediction job."""
 
     artifact: str
     """Artifact folder; a run or model folder, which then runs without compilation; or a model
     registry version such as `registry/qa@production`."""
     source: Annotated[SerializeAsAny[Source], choice_of("data/sources")]
-    """The records to process."""
+    """Records to process."""
     output: PredictOutput
-    """The files to write."""
+    """Files to write."""
     generation: Generation = GREEDY
     """How a causal model generates text."""
     predict: PredictOptions = PredictOptions()
     """How records are read and grouped into shards."""
     execution: PredictExecution = PredictExecution()
-    """The processes that compute the shards."""
+    """Processes that compute the shards."""
     monitoring: Monitoring = Monitoring()
-    """How the job can be watched."""
+    """How to watch the job."""
 
     @field_validator("source")
     @classmethod

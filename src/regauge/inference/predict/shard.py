@@ -1,7 +1,7 @@
-"""The three steps of a shard: read and encode its records, compute their outputs, write the files.
+"""A shard's three steps: read and encode records, compute outputs, write files.
 
-Each step takes all that it needs as arguments. So three threads can work on three shards at once,
-or one thread can do the steps one after the other.
+Each step takes everything as arguments, so three threads can work on three shards at once, or one
+thread can do the steps one after the other.
 """
 
 from __future__ import annotations
@@ -45,41 +45,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RecordSpec:
-    """The fields of a record to read and to keep, and the size of a shard."""
+    """Record fields to read and to keep, and the shard size."""
 
     inputs: InputFields
     prompt_name: str | None
-    """Name of the prompt to prepend to each text; None for the artifact's default prompt."""
+    """Prompt to prepend to each text; None for the artifact's default prompt."""
     shard_records: int
-    """Most records of a shard."""
+    """Maximum records per shard."""
     kept_fields: dict[str, FieldKind]
-    """Fields to copy into the output, with their kinds."""
+    """Fields to copy into the output -> kind."""
     output: PredictOutput
     numeric_fields: tuple[str, ...] = ()
     """Numeric features of ranking candidates."""
     categorical_fields: tuple[str, ...] = ()
     """Categorical features of ranking candidates."""
     generation: Generation = GREEDY
-    """How a causal model generates text."""
     num_new_tokens: int = 0
-    """Most tokens of an answer."""
+    """Maximum tokens per answer."""
     needs_words: bool = False
-    """Whether the outputs are entities, which need the words of a text."""
+    """Whether the outputs are entities, which need a text's words."""
 
     @property
     def value_fields(self) -> tuple[str, ...]:
-        """The fields whose values are read."""
+        """Fields whose values are read."""
         names = (*self.kept_fields, *self.numeric_fields, *self.categorical_fields)
         return tuple(dict.fromkeys(names))
 
     def list_dropped(self, record: Record) -> set[str]:
-        """Return the fields of a record that should be copied and are unknown."""
+        """Return a record's unknown fields that should be copied."""
         if self.output.keep_fields != "all":
             return set()
         return record.fields.keys() - {*self.inputs.read_fields, *self.value_fields}
 
     def list_missing(self, record: Record) -> set[str]:
-        """Return the fields that the settings name and a record does not have."""
+        """Return the fields named in the settings but missing from a record."""
         return (
             set()
             if self.output.keep_fields == "all"
@@ -89,44 +88,44 @@ class RecordSpec:
 
 @dataclass
 class EncodedShard:
-    """The tokenized records of a shard, with the counts of its ledger line."""
+    """A shard's tokenized records, with counts for the ledger line."""
 
     shard_id: ShardId
     is_last: bool
-    """Whether it is the last shard of its piece."""
+    """Whether it is the last shard in its piece."""
     records: TextRecords
     kept_values: dict[str, list[Value | None]]
     quarantined: list[Rejected]
     num_skipped: int
     num_truncated: int
     dropped_fields: Counter[str]
-    """Number of records by field that is not copied, because the first records do not have it."""
+    """Field -> records where it is not copied, because it is missing from the first records."""
     missing_fields: Counter[str]
-    """Number of records without a value by field that the settings name."""
+    """Field named in the settings -> records without a value."""
     words: list[TextWords] = field(default_factory=list)
-    """The words of each text, if the outputs are entities."""
+    """Each text's words, if the outputs are entities."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Duration of each step."""
+    """Each step's duration."""
     computed_tokens: int = 0
-    """Tokens that were computed, padding included."""
+    """Computed tokens, padding included."""
 
 
 class PieceReader:
-    """Reads the pieces of a source in parts of `shard_records` records."""
+    """Reads source pieces in parts of `shard_records` records."""
 
     def __init__(self, source: Source, pieces: tuple[Piece, ...], record_spec: RecordSpec) -> None:
         self._source = source
         self._pieces = pieces
         self._part_records = record_spec.shard_records
         self._open: tuple[int, int, Iterator[SourceItem]] | None = None
-        """The open piece, its next part, and an iterator over its remaining items."""
+        """The open piece, the next part, and an iterator over the remaining items."""
         self._next_item: SourceItem | None = None
-        """The next item of the open piece, read ahead to detect its end; None at the end."""
+        """Next item in the open piece, read ahead to detect the end; None at the end."""
 
     def read_part(self, shard: ShardId) -> tuple[list[SourceItem], bool] | None:
-        """Return the items of a part and whether it is the last; None if the piece ends before.
+        """Return a part's items and whether it is the last; None if the piece ends before.
 
-        An open piece is read on from its current position; parts before `shard` are skipped.
+        An open piece is read on from the current position; parts before `shard` are skipped.
         """
         current = self._open
         if current is None or current[0] != shard.piece or current[1] > shard.part:
@@ -143,7 +142,7 @@ class PieceReader:
         return (taken, self._next_item is None) if exists else None
 
     def _take_part(self, remaining: Iterator[SourceItem]) -> list[SourceItem]:
-        """Return the items of the next part, and read one item ahead."""
+        """Return the next part's items, and read one item ahead."""
         items: list[SourceItem] = []
         while self._next_item is not None and len(items) < self._part_records:
             items.append(self._next_item)
@@ -152,16 +151,16 @@ class PieceReader:
 
 
 class _ShardRecords:
-    """The valid records of a shard, and the others with their reasons."""
+    """A shard's valid records, and the others with reasons."""
 
     def __init__(self, preprocessor: Preprocessor, record_spec: RecordSpec) -> None:
         self._preprocessor = preprocessor
         self._record_spec = record_spec
         self._columns: list[list[str]] = [[] for _ in record_spec.inputs.text_fields]
-        """The texts of each text field; of conversations the rendered texts."""
+        """Each text field's texts; for conversations the rendered texts."""
         self.values: dict[str, list[Value | None]] = {name: [] for name in record_spec.value_fields}
         self.numbers: list[int] = []
-        """The number of each record in its piece."""
+        """Record numbers in the piece."""
         self.quarantined: list[Rejected] = []
         self.num_skipped = 0
         self.dropped_fields: Counter[str] = Counter()
@@ -169,11 +168,11 @@ class _ShardRecords:
 
     @property
     def first_texts(self) -> list[str]:
-        """The texts of the first text field."""
+        """Texts in the first text field."""
         return self._columns[0]
 
     def add(self, item: SourceItem, number: int) -> None:
-        """Add an item of the source; `number` is its number in the piece."""
+        """Add a source item; `number` is the item's number in the piece."""
         if isinstance(item, Skipped):
             self.num_skipped += 1
             return
@@ -193,14 +192,13 @@ class _ShardRecords:
         self.missing_fields.update(self._record_spec.list_missing(record))
 
     def encode(self) -> EncodedRecords:
-        """Return the tokens of all records."""
         if self._record_spec.inputs.is_conversation:
             return self._preprocessor.encode_requests(self._columns[0])
         prompt = self._record_spec.prompt_name
         return self._preprocessor.encode_records(self._columns, prompt, self.values)
 
     def _read_texts(self, record: Record) -> list[str] | Rejected:
-        """Return the texts of a record, or the reason to reject it."""
+        """Return a record's texts, or the reason to reject it."""
         inputs = self._record_spec.inputs
         texts = [record.fields.get(name) for name in inputs.text_fields]
         if inputs.is_conversation:
@@ -226,7 +224,7 @@ class _ShardRecords:
 def read_shard(
     piece_reader: PieceReader, preprocessor: Preprocessor, record_spec: RecordSpec, shard: ShardId
 ) -> EncodedShard | None:
-    """Read and encode the records of a shard; returns None if its piece ends before it."""
+    """Read and encode a shard's records; returns None if the piece ends before it."""
     start = time.perf_counter()
     part = piece_reader.read_part(shard)
     if part is None:
@@ -261,7 +259,7 @@ def read_shard(
 
 
 def compute_shard(engine: Engine, shard: EncodedShard) -> np.ndarray:
-    """Return the outputs of the records of a shard, [records, width] fp32."""
+    """Return the outputs of a shard's records, [records, width] fp32."""
     start, tokens_before = time.perf_counter(), engine.computed_tokens
     outputs = engine.compute(shard.records)
     shard.computed_tokens = engine.computed_tokens - tokens_before
@@ -271,19 +269,16 @@ def compute_shard(engine: Engine, shard: EncodedShard) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writes the files of shards."""
-
     folder: Path
-    """The output folder."""
     scratch_folder: Path
-    """The folder of this job's unfinished files, on the same file system."""
+    """Folder for this job's unfinished files, on the same file system."""
     program: ProgramEntry
     record_spec: RecordSpec
     decode: Decode
     """Converts generated tokens to texts."""
 
     def write(self, shard: EncodedShard, outputs: np.ndarray) -> dict[str, Any]:
-        """Write the files of a shard, each atomically; return its ledger line.
+        """Write a shard's files, each atomically; return the ledger line.
 
         `outputs` are [records, width] fp32.
         """
@@ -323,9 +318,9 @@ class ShardWriter:
         ]
 
     def _write_quarantine(self, shard: EncodedShard) -> list[Path]:
-        """Write the rejected records of a shard; return the file, if there are any.
+        """Write a shard's rejected records; return the file, if there are any.
 
-        The file of an earlier attempt is removed.
+        Removes an earlier attempt's file.
         """
         name = f"{shard.shard_id.name}.jsonl"
         if not shard.quarantined:
@@ -349,7 +344,7 @@ class ShardWriter:
 
 
 def _check_values(record: Record, record_spec: RecordSpec) -> Rejected | None:
-    """Return the reason to reject the values of a record, or None if they are valid."""
+    """Return the reason to reject a record's values, or None if they are valid."""
     for name in record_spec.numeric_fields:
         if (value := record.fields.get(name)) is not None and not _is_number(value):
             return Rejected(record.file, record.location, f"'{name}' is not a number")

@@ -1,4 +1,4 @@
-"""Writes the columns of a shard in the formats of `output.format`."""
+"""Writes a shard's columns in the format set by `output.format`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from regauge.inference.export.postprocess import Columns
 
 JSON_KINDS = ("json", "decimal")
-"""Kinds whose values JSON holds as they are in the record."""
+"""Kinds with values that JSON holds as they are in the record."""
 
 
 class ShardColumns:
-    """The columns of a shard: kept fields, then outputs."""
+    """A shard's columns: kept fields, then outputs."""
 
     def __init__(
         self,
@@ -31,13 +31,13 @@ class ShardColumns:
         kinds: dict[str, FieldKind],
         outputs: Columns,
     ) -> None:
-        """Take the values of kept fields, their kinds, and the output columns of a program."""
+        """Take the values of kept fields, their kinds, and a program's output columns."""
         self._kept = kept
         self._kinds = kinds
         self._outputs = outputs
 
     def list_files(self, file_format: str) -> dict[str, Callable[[IO[bytes]], None]]:
-        """Return the functions that write the files of a shard, by suffix.
+        """Return suffix -> function that writes a shard file.
 
         `npy` writes the first output as an array, and the other columns as Parquet.
         """
@@ -58,7 +58,7 @@ class ShardColumns:
     def write_jsonl(self, file: IO[bytes]) -> None:
         """Write one JSON object per record; nested values stay nested.
 
-        An infinite number is written as a text, because JSON has no such number.
+        An infinite number is written as text, because JSON lacks such a number.
         """
         columns = {name: self._list_kept(name) for name in self._kept}
         columns |= {name: _list_cells(values) for name, values in self._outputs.items()}
@@ -86,7 +86,7 @@ class ShardColumns:
         write_csv(build_table(outputs, self._kept, self._kinds), file)
 
     def _list_kept(self, name: str) -> list[Any]:
-        """Return the values of a kept field as JSON values."""
+        """Return a kept field's values as JSON values."""
         values, kind = self._kept[name], self._kinds[name]
         if kind in JSON_KINDS:
             return list(values)
@@ -94,7 +94,7 @@ class ShardColumns:
 
 
 def _list_cells(values: np.ndarray | pa.Array) -> list[Any]:
-    """Return an output column as Python values; a float is the shortest one of its dtype."""
+    """Return an output column as Python values; a float is the shortest one in its dtype."""
     if isinstance(values, pa.Array):
         return list(values.to_pylist())
     if np.issubdtype(values.dtype, np.floating):

@@ -1,9 +1,9 @@
-"""The queue of the shards of a job: which shard a worker computes next. It does no I/O.
+"""A job's shard queue: which shard a worker computes next. It does no I/O.
 
-A piece of a source is cut into parts while it is read. So the number of its parts is unknown until
-a worker reaches its end. A worker claims the parts of a piece in their order, because it has the
-piece open. If no unclaimed piece is left, workers share the parts of open pieces. A claimed part
-may turn out to be past the end of its piece; it is then not a shard.
+A source piece is cut into parts while it is read, so the number of parts is unknown until a worker
+reaches the end. A worker claims a piece's parts in order, because it has the piece open. If no
+unclaimed piece is left, workers share the parts of open pieces. A claimed part may turn out to be
+past the end of the piece; it is then not a shard.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class ShardId(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The stem of its file names; names sort in the order of the records."""
+        """File name stem; names sort in record order."""
         return f"{self.piece:06d}-{self.part:05d}"
 
 
 @dataclass
 class _PieceState:
-    """The parts of a piece that are finished or claimed."""
+    """A piece's finished or claimed parts."""
 
     finished_parts: set[int] = field(default_factory=set)
     next_part: int = 0
-    """The first part that no worker has claimed."""
+    """First unclaimed part."""
     num_parts: int | None = None
-    """Number of parts; None until a worker reaches the end."""
+    """How many parts there are; None until a worker reaches the end."""
 
     @property
     def is_finished(self) -> bool:
@@ -52,10 +52,10 @@ class _PieceState:
 
 
 class ShardQueue:
-    """The shards of some pieces that are not finished yet."""
+    """Unfinished shards in some pieces."""
 
     def __init__(self, pieces: Iterable[int], finished: Mapping[ShardId, bool]) -> None:
-        """Start from the finished shards; a value is whether the shard is the last of its piece."""
+        """Start from the finished shards; a value is whether the shard is the last in its piece."""
         self._pieces = {piece: _PieceState() for piece in pieces}
         for shard, is_last in finished.items():
             if shard.piece in self._pieces:
@@ -72,31 +72,29 @@ class ShardQueue:
         """Pieces that a worker reads, in the order of their start."""
         self._piece_of_worker: dict[int, int] = {}
         self._claimed: dict[ShardId, int] = {}
-        """Claimed shards with their workers."""
+        """Claimed shard -> worker."""
         self._requeued: deque[ShardId] = deque()
 
     @property
     def num_unfinished(self) -> int:
-        """Number of unfinished pieces."""
         return len(self._unfinished)
 
     @property
     def num_claimed(self) -> int:
-        """Number of shards that workers have."""
+        """How many shards workers have."""
         return len(self._claimed)
 
     @property
     def num_requeued(self) -> int:
-        """Number of shards of lost workers that no worker has claimed again."""
+        """How many lost workers' shards no worker has claimed again."""
         return len(self._requeued)
 
     @property
     def unfinished_pieces(self) -> tuple[int, ...]:
-        """The numbers of unfinished pieces, in ascending order."""
+        """Numbers of unfinished pieces, ascending."""
         return tuple(sorted(self._unfinished))
 
     def finished_parts(self, piece: int) -> frozenset[int]:
-        """Return the finished parts of a piece."""
         return frozenset(self._pieces[piece].finished_parts)
 
     def claim(self, worker: int) -> ShardId | None:
@@ -107,7 +105,7 @@ class ShardQueue:
         return shard
 
     def finish(self, shard: ShardId, *, is_last: bool) -> None:
-        """Mark a shard as committed; `is_last` if it is the last of its piece."""
+        """Mark a shard as committed; `is_last` if it is the last in the piece."""
         self._claimed.pop(shard, None)
         self._pieces[shard.piece].finished_parts.add(shard.part)
         if is_last:
@@ -115,7 +113,7 @@ class ShardQueue:
         self._update_piece(shard.piece)
 
     def mark_past_end(self, shard: ShardId) -> None:
-        """Mark a part as past the end of its piece."""
+        """Mark a part as past the end of the piece."""
         self._claimed.pop(shard, None)
         piece = self._pieces[shard.piece]
         known = piece.num_parts
@@ -123,7 +121,7 @@ class ShardQueue:
         self._update_piece(shard.piece)
 
     def requeue(self, worker: int) -> list[ShardId]:
-        """Return the claims of a lost worker to the queue; return them in the order of claiming."""
+        """Return a lost worker's claims to the queue; return them in the order of claiming."""
         shards = [shard for shard, claimer in self._claimed.items() if claimer == worker]
         for shard in shards:
             del self._claimed[shard]
@@ -132,7 +130,7 @@ class ShardQueue:
         return shards
 
     def _claim_next_part(self, worker: int) -> ShardId | None:
-        """Return the next part of the worker's piece, of an unopened piece, or of any open one."""
+        """Return the next part of the worker's piece, an unopened piece, or any open one."""
         number = self._piece_of_worker.get(worker)
         if number is None or number not in self._open:
             if self._unopened:
@@ -151,7 +149,7 @@ class ShardQueue:
         return shard
 
     def _update_piece(self, number: int) -> None:
-        """Close a piece whose parts are all claimed; remove a piece that is finished."""
+        """Close a piece whose parts are all claimed; remove a finished piece."""
         piece = self._pieces[number]
         if not piece.may_have_unclaimed_parts:
             self._open.pop(number, None)

@@ -1,6 +1,6 @@
-"""A worker: a loaded artifact that reads, computes and writes shards.
+"""Worker: loads an artifact; reads, computes and writes shards.
 
-`WorkerSpec` describes a job so that it can be sent to another process or machine.
+`WorkerSpec` describes a job in a form to send to another process or machine.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from regauge.inference.predict.shard_queue import ShardId
 
 SCRATCH = "scratch"
-"""Subfolder of a job's folder for unfinished files."""
+"""Subfolder in a job's folder for unfinished files."""
 
 
 class WorkerResources(NamedTuple):
     """What a worker occupies."""
 
     accelerator: str
-    """Kind of the accelerator."""
+    """Accelerator kind."""
     devices: int
     threads: int
-    """CPU threads of each device."""
+    """CPU threads per device."""
 
     @classmethod
     def from_artifact(cls, artifact: Artifact) -> WorkerResources:
-        """Return the resources that a worker with this artifact occupies."""
+        """Return the resources occupied by a worker with this artifact."""
         target, compiled = artifact.manifest.target, artifact.manifest.compiled
         return cls(target.accelerator, compiled.backend.num_devices, target.threads)
 
@@ -53,15 +53,15 @@ class WorkerSpec:
     """A job as it is sent to a worker process; it can be pickled."""
 
     settings: dict[str, Any]
-    """All tables of the run file."""
+    """All tables in the run file."""
     pieces: tuple[Piece, ...]
     inputs: InputFields
     kept_fields: dict[str, FieldKind]
-    """Fields to copy into the output, with their kinds."""
+    """Fields to copy into the output -> kind."""
     slot: JobSlot
     resources: WorkerResources
     custom_paths: tuple[str, ...] = ()
-    """Import paths that the command allows, such as the task of a custom module."""
+    """Import paths that the command allows, such as a custom module's task."""
 
     @property
     def job(self) -> PredictJob:
@@ -73,41 +73,40 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class Worker:
-    """A loaded artifact with the reader of its input and the writer of its output."""
+    """A loaded artifact with input reader and output writer."""
 
     engine: Engine
     preprocessor: Preprocessor
     piece_reader: PieceReader
     writer: ShardWriter
     ready_seconds: float
-    """Time to load and warm up the artifact."""
+    """Seconds to load and warm up the artifact."""
 
     def process_shard(self, shard: ShardId) -> dict[str, Any] | None:
-        """Read, compute and write a shard; return its ledger line.
+        """Read, compute and write a shard; return the ledger line.
 
-        Returns None if the shard is past the end of its piece.
+        Returns None if the shard is past the end of the piece.
         """
         encoded = self.read_shard(shard)
         return None if encoded is None else self.writer.write(encoded, self.compute_shard(encoded))
 
     def read_shard(self, shard: ShardId) -> EncodedShard | None:
-        """Return the encoded records of a shard; None if it is past the end of its piece."""
+        """Return a shard's encoded records; None if it is past the end of the piece."""
         from regauge.inference.predict.shard import read_shard
 
         return read_shard(self.piece_reader, self.preprocessor, self.writer.record_spec, shard)
 
     def compute_shard(self, encoded: EncodedShard) -> np.ndarray:
-        """Return the outputs of the records of a shard, [records, width] fp32."""
         from regauge.inference.predict.shard import compute_shard
 
         return compute_shard(self.engine, encoded)
 
 
 def build_worker(spec: WorkerSpec, device: int, halvings: int = 0) -> Worker:
-    """Load and warm up the artifact of a job on the device with this index.
+    """Load and warm up a job's artifact on the device with this index.
 
     The largest batch size is halved `halvings` times, because earlier workers ran out of memory.
-    Raises the errors of `open_model`.
+    Raises the errors from `open_model`.
     """
     from regauge.inference.export.engine import load_engine, warm_up
     from regauge.inference.export.generator import decode_answers
@@ -121,7 +120,7 @@ def build_worker(spec: WorkerSpec, device: int, halvings: int = 0) -> Worker:
     artifact = open_model(settings.artifact, settings.generation)
     program = artifact.program
     if program.tokenization is None:
-        problem = f"{settings.artifact} reads no texts"
+        problem = f"{settings.artifact} does not read texts"
         raise SettingsError(problem, "call it in Python with regauge.load")
     preprocessor = Preprocessor(artifact.tokenizer_folder, program.tokenization, program.fields)
     shard_records = settings.predict.shard_records

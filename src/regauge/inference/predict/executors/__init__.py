@@ -1,7 +1,7 @@
-"""Executors run the workers of a prediction job. One file per choice.
+"""Executors run a prediction job's workers. One file per choice.
 
-An executor starts workers, gives them the shards of a queue, and yields an event for each
-committed shard. It gives the shards of a lost worker to another one.
+An executor starts workers, gives them shards from a queue, and yields an event for each committed
+shard. It gives a lost worker's shards to another one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Executor(Choice):
     def run(self, spec: WorkerSpec, shard_queue: ShardQueue) -> Iterator[dict[str, Any]]:
         """Yield events until the queue is empty; the key `event` has the kind.
 
-        - `shard`: the ledger line of a shard, after its files are in the output folder
+        - `shard`: a shard's ledger line, after its files are in the output folder
         - `ready`: a worker has loaded the artifact (`worker`, `seconds`)
         - `progress`: more rows are computed (`rows`)
         - `lost`: a worker was replaced

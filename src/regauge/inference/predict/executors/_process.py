@@ -1,4 +1,4 @@
-"""A worker process: it reads, computes and writes three shards at once, in three threads.
+"""Worker process: reads, computes and writes three shards at once, in three threads.
 
 It receives shards through a pipe and sends events back. It ends when the pipe is closed.
 """
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from regauge.inference.predict.worker import Worker
 
 PROGRESS_SECONDS = 0.5
-"""Least time between two progress events."""
+"""Minimum seconds between progress events."""
 END = None
-"""Marks the end of the shards in a queue."""
+"""Marks where the shards in a queue end."""
 
 
 class ShardPipeline:
-    """The three steps of a worker, each in its own thread."""
+    """A worker's three steps, each in a separate thread."""
 
     def __init__(self, pipe: Connection, worker: Worker) -> None:
         self._pipe = pipe
@@ -53,7 +53,7 @@ class ShardPipeline:
         writer.join()
 
     def send(self, event: str, **fields: Any) -> None:
-        """Send an event; if the parent process has closed the pipe, do nothing."""
+        """Send an event; do nothing if the parent process has closed the pipe."""
         with self._send_lock, suppress(BrokenPipeError):
             self._pipe.send({"event": event, **fields})
 
@@ -102,7 +102,7 @@ class ShardPipeline:
 
 
 def run_worker_process(pipe: Connection) -> None:
-    """Run the worker that the parent process sends, until the pipe is closed."""
+    """Run the worker sent by the parent process, until the pipe is closed."""
     stop_signals.pass_to_parent()
     log.configure()
     try:
@@ -124,6 +124,6 @@ def _exit_with(pipe: Connection, error: BaseException) -> None:
 
 
 def _describe(error: BaseException) -> tuple[str, str]:
-    """Return the problem and the remedy of an unexpected error."""
+    """Return an unexpected error's problem and remedy."""
     problem, _, remedy = describe_error(error)[0].rpartition("; ")
     return problem, remedy

@@ -1,4 +1,4 @@
-"""Runs worker processes on this machine, one for each device or for each group of CPU cores."""
+"""Runs worker processes on this machine, one per device or per group of CPU cores."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 WORKER = "regauge.inference.predict.executors._process:run_worker_process"
 SHARDS_IN_FLIGHT = 2
-"""Shards that a worker has at a time: it reads one while it computes the other."""
+"""Shards per worker at a time: it reads one while it computes the other."""
 SIGKILL_EXIT_CODE = -9
 """Exit code after SIGKILL, which the kernel sends when memory runs out."""
 IDLE_SECONDS = 1.0
 """Longest wait for an event."""
 SHUTDOWN_SECONDS = 10.0
-"""How long workers may take to end before they are killed."""
+"""Seconds for workers to end before they are killed."""
 
 
 class Local(Executor):
-    """Replaces a lost worker and gives its shards to others."""
+    """Replaces a lost worker and gives the shards to others."""
 
     def run(self, spec: WorkerSpec, shard_queue: ShardQueue) -> Iterator[dict[str, Any]]:
         with _start_pool(spec, shard_queue) as pool:
@@ -46,13 +46,13 @@ class Local(Executor):
 
 @dataclass
 class _WorkerProcess:
-    """A worker process with its claimed shards."""
+    """A worker process with claimed shards."""
 
     device: int
-    """Index of its device; identifies the worker."""
+    """Device index; identifies the worker."""
     child: FunctionProcess
     last_event: float
-    """Time of its last event, on the monotonic clock."""
+    """Time of the last event, on the monotonic clock."""
     is_ready: bool = False
     max_shards: int = SHARDS_IN_FLIGHT
     """How many shards it may have at a time."""
@@ -60,23 +60,22 @@ class _WorkerProcess:
 
 
 class _WorkerPool:
-    """The worker processes of a job."""
+    """A job's worker processes."""
 
     def __init__(self, spec: WorkerSpec, shard_queue: ShardQueue) -> None:
         self._spec = spec
         self._shard_queue = shard_queue
         self._execution = spec.job.settings.execution
         self._losses: Counter[ShardId | None] = Counter()
-        """Lost workers by the shard that they worked on; None for a loss during the start."""
+        """Shard -> lost workers while working on it; None for a loss during the start."""
         self._halvings = 0
         self._workers: list[_WorkerProcess] = []
 
     def start(self, count: int) -> None:
-        """Start the workers."""
         self._workers = [self._start_worker(device) for device in range(count)]
 
     def poll(self) -> Iterator[dict[str, Any]]:
-        """Give shards to workers and yield the events of up to a second; replace lost workers."""
+        """Give shards to workers and yield events for up to a second; replace lost workers."""
         for worker in self._workers:
             self._send_shards(worker)
         readable = wait([worker.child.pipe for worker in self._workers], IDLE_SECONDS)
@@ -106,7 +105,6 @@ class _WorkerPool:
             worker.child.wait(deadline - time.monotonic())
 
     def kill(self) -> None:
-        """Kill the workers."""
         for worker in self._workers:
             worker.child.kill()
 
@@ -143,9 +141,9 @@ class _WorkerPool:
     def _replace(
         self, worker: _WorkerProcess, reason: str, error: TransientError | None = None
     ) -> dict[str, Any]:
-        """Replace a lost worker and requeue its shards; return the event.
+        """Replace a lost worker and requeue the shards; return the event.
 
-        After SIGKILL the next worker halves its batch size, because memory may have run out. If a
+        After SIGKILL the next worker halves the batch size, because memory may have run out. If a
         shard has lost `max_attempts` workers, raises the last error, or NoProgressError.
         """
         worker.child.kill()

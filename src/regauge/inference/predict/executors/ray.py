@@ -21,21 +21,21 @@ INSTALL_COMMAND = "pip install 'regauge[ray]'"
 
 
 class Ray(Executor):
-    """Each piece of the source is a task; Ray retries the task of a lost worker."""
+    """Each source piece is a task; Ray retries a lost worker's task."""
 
     address: str | None = None
-    """Address of the cluster; by default the running cluster, else this machine."""
+    """Cluster address; by default the running cluster, else this machine."""
     workers: int = Field(default=1, ge=1)
-    """Number of actors; each loads the artifact."""
+    """How many actors to start; each loads the artifact."""
     cpus: float = Field(default=1, gt=0)
     """CPUs per actor."""
     gpus: float = Field(default=0, ge=0)
     """Accelerators per actor that Ray counts as GPUs."""
     resources: dict[str, float] = {}
-    """Other resources per actor, by their names in the cluster, such as `{neuron_cores = 1}`."""
+    """Other resources per actor, by their cluster names, such as `{neuron_cores = 1}`."""
 
     def run(self, spec: WorkerSpec, shard_queue: ShardQueue) -> Iterator[dict[str, Any]]:
-        """Yield the lines of all shards; raises SettingsError if Ray is not installed."""
+        """Yield all shards' lines; raises SettingsError if Ray is not installed."""
         ray = _import_ray()
         if not ray.is_initialized():
             ray.init(address=self.address, log_to_driver=False, logging_level="warning")
@@ -61,7 +61,7 @@ class Ray(Executor):
 
 
 class PieceWorker:
-    """A Ray actor: a worker that processes the shards of pieces."""
+    """A Ray actor: a worker for pieces and their shards."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         from regauge.inference.predict.worker import build_worker
@@ -69,7 +69,7 @@ class PieceWorker:
         self._worker = build_worker(spec, device=0)
 
     def __call__(self, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the ledger line of each unfinished shard of a piece, as JSON."""
+        """Yield the ledger line of each unfinished shard in a piece, as JSON."""
         for piece, finished_parts in zip(batch["piece"], batch["finished"], strict=True):
             finished, part, is_last = set(map(int, finished_parts)), 0, False
             while not is_last:
@@ -84,7 +84,7 @@ class PieceWorker:
 
 
 def _import_ray() -> Any:
-    """Return the module `ray`; raises SettingsError if it is not installed."""
+    """Import `ray`; raises SettingsError if it is not installed."""
     try:
         import ray
         import ray.data

@@ -94,4 +94,4 @@ def test_a_counter_that_is_always_zero_or_empty_is_reported() -> None:
 
 def test_a_machine_without_counters_is_reported() -> None:
     (finding,) = judge_counters([(), ()])
-    assert finding.value == "none: the vendor's library has no device"
+    assert finding.value == "none: the vendor's library found no device"

@@ -405,7 +405,7 @@ def test_an_index_that_is_not_below_the_count_is_refused(
         (ARRAY, {}, 'job_count = "auto" needs the variables of a Slurm array'),
         (ARRAY, KUBERNETES, 'job_count = "auto" needs the variables of a Slurm array'),
         ({"job_count": 3}, {}, "no launcher sets the index of this job; set predict.job_index"),
-        (ARRAY, {**BATCH, "AWS_BATCH_JOB_ARRAY_SIZE": "x"}, "ARRAY_SIZE = 'x' is no number"),
+        (ARRAY, {**BATCH, "AWS_BATCH_JOB_ARRAY_SIZE": "x"}, "ARRAY_SIZE = 'x' is not a number"),
     ],
 )
 def test_an_unknown_index_or_count_is_refused(

@@ -1,7 +1,7 @@
-"""One attempt of a run on this node: starts its processes, watches them, names the failure.
+"""One attempt of a run on this node: starts the processes, watches them, names the failure.
 
-The first process that failed ends an attempt, not the processes that only lost their connection to
-it.
+An attempt ends because of the first process that failed, not because of those that merely lost
+their connection to it.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ if TYPE_CHECKING:
     from regauge.training.settings import TrainSettings
 
 EVIDENCE_SECONDS = 1.0
-"""Wait for the reports of the other processes after one has failed."""
+"""Wait for reports from the other processes after one has failed."""
 LINGER_SECONDS = 30.0
-"""Maximum time between the report that a process is done and its exit, and maximum silence of a
-process after another one was stopped."""
+"""Maximum time from a process's done report to its exit, and maximum silence of a process after
+another one was stopped."""
 STOP_SECONDS = 7.0
-"""Time after a stop signal for processes that have done no step; they have a shorter limit."""
+"""Time limit after a stop signal for processes without a finished step."""
 LAST_SEEN_SECONDS = 1.0
-"""Interval at which the supervisor writes that the run is alive."""
+"""Interval for recording the run as alive."""
 MAX_STACK_LINES, MAX_LOG_LINES = 30, 5
 
 
 class Attempt:
-    """One launch of the processes of a run on this node."""
+    """One launch of a run's processes on this node."""
 
     def __init__(
         self,
@@ -96,23 +96,23 @@ class Attempt:
         self._ended_at = self._spec.started_at
         self._done_at: float | None = None
         self._stop_began_at: float | None = None
-        """When the processes were requested to stop, on the monotonic clock."""
+        """When the processes were asked to stop, on time.monotonic()."""
         self._last_seen_clock = meter.start_clock
         self._tail: LogTail | None = None
-        """Logs the output of rank 0, if a Python program started the run."""
+        """Logs rank 0's output if a Python program started the run."""
 
     def _launch_variables(self) -> dict[str, str]:
-        """Return the variables of the device's launcher; only plugins of torch may need some."""
+        """Return environment variables for the device's launcher (torch plugins only)."""
         accelerator = self._settings.accelerator
         if accelerator is None and accelerators.list_device_plugins():
             accelerator = accelerators.choose()[0]
         return accelerator.launch_variables(self._size) if accelerator else {}
 
     def run(self, events: RunEvents, metrics: RunMetrics | None = None) -> Failure | None:
-        """Run the attempt to its end; return the failure that ended it, or None at the run's end.
+        """Run to the end; return the failure that ended the attempt, or None on success.
 
-        All nodes of a run return the failure that they agree on. `events` observes the progress.
-        `metrics` exports the state of the processes meanwhile.
+        All nodes return the failure they agree on. `events` observes the progress, and `metrics`
+        exports the state of the processes meanwhile.
         """
         self._events = events
         self._spec.write()
@@ -133,7 +133,7 @@ class Attempt:
     def _run_processes(
         self, heartbeats: HeartbeatTable, metrics: RunMetrics | None
     ) -> Failure | None:
-        """Run the processes of this node; return the failure that ended them, or None."""
+        """Run this node's processes; return the failure, or None."""
         supervision = self._settings.execution.supervision
         watchdog = Watchdog(
             heartbeats,
@@ -185,9 +185,9 @@ class Attempt:
         return replace(failure, step=step, phase=failure.phase or beat.phase)
 
     def record(self, failure: Failure | None) -> None:
-        """Write the end of the attempt; does nothing if its start was never recorded.
+        """Record the end of the attempt, unless its start was never recorded.
 
-        One node writes it for all nodes.
+        One node does so for all nodes.
         """
         if not (self._folder / ATTEMPTS).exists():
             return
@@ -211,10 +211,10 @@ class Attempt:
             )
 
     def _watch(self, children: list[Child], watchdog: Watchdog) -> Failure | None:
-        """Wait until all processes have ended, or one of them fails or hangs.
+        """Wait until all processes have ended, or one fails or hangs.
 
-        After a stop signal they are stopped; the signal may have reached only some of them. Returns
-        None if another node ended the attempt: this node has no failure.
+        After a stop signal all processes are stopped, because the signal may have reached only
+        some. Returns None if another node ended the attempt and this node did not fail.
         """
         while True:
             codes = [child.poll() for child in children]
@@ -245,15 +245,14 @@ class Attempt:
             time.sleep(POLL_SECONDS)
 
     def _forward_stop(self) -> None:
-        """Stop the processes, once."""
         if self._stop_began_at is None:
             self._stop_began_at = time.monotonic()
             self._signals.forward()
 
     def _is_stop_overdue(self, codes: list[int | None], heartbeats: HeartbeatReader) -> bool:
-        """Return whether processes do not stop although they have nothing to save.
+        """Return whether processes do not stop although there is nothing to save.
 
-        They may have been stopped by the kernel, or wait for a process that has ended. A repeated
+        The kernel may have stopped them, or they wait for a process that has ended. A repeated
         signal does not wait for a save.
         """
         now = time.monotonic()
@@ -266,7 +265,7 @@ class Attempt:
         return len(running) < self._size and not is_saving and now - last_beat_at > LINGER_SECONDS
 
     def _write_signs_of_life(self, children: list[Child], heartbeats: HeartbeatReader) -> None:
-        """Write once a second that the run is alive, and the state of its processes."""
+        """Record the run as alive once a second, and the state of each process."""
         now = time.monotonic()
         if now - self._last_seen_clock < LAST_SEEN_SECONDS:
             return
@@ -293,7 +292,7 @@ class Attempt:
         )
 
     def _is_lingering(self, codes: list[int | None]) -> bool:
-        """Return whether all processes are done, and some have not exited for too long."""
+        """Return whether all processes are done, but some have not exited in time."""
         if not all(map(self._reports.is_done, range(self._size))):
             return False
         self._done_at = self._done_at or time.monotonic()
@@ -306,7 +305,7 @@ class Attempt:
         return True
 
     def _find_failed_process(self, codes: list[int | None]) -> int | None:
-        """Return the first process that exited without being done, or None."""
+        """Return the first process to exit before it was done, or None."""
         for number, code in enumerate(codes):
             has_ended_well = self._reports.is_done(number) or (
                 code in COMMON_EXIT_CODES and self._reports.read_failure(number)
@@ -316,7 +315,7 @@ class Attempt:
         return None
 
     def _find_common_failure(self, codes: list[int | None]) -> Failure | None:
-        """Return why all processes stopped at the same step; None if the run is finished."""
+        """Return why all processes stopped at the same step, or None if the run is finished."""
         for number, code in enumerate(codes):
             if code and self._reports.is_done(number):
                 rank = self._layout.first_rank + number
@@ -326,7 +325,7 @@ class Attempt:
         return next(iter(self._reports.read_failures()), None)
 
     def _find_stop(self, codes: list[int | None]) -> Failure:
-        """Return the failure of processes that a signal stopped, from their reports if possible."""
+        """Return the failure after a stop signal, from the processes' reports if possible."""
         for failure in self._reports.read_failures():
             if failure.kind == "preempted":
                 return failure
@@ -343,9 +342,9 @@ class Attempt:
         )
 
     def _find_first_failure(self, children: list[Child], failed: int) -> Failure:
-        """Return the failure that is no consequence of another one.
+        """Return the failure that caused the others.
 
-        The order is: the error that the failed process reported, a process that died without a
+        In this order: the error reported by the failed process, a process that died without a
         report, the first reported error, the first network error.
         """
         first_rank = self._layout.first_rank
@@ -379,11 +378,10 @@ class Attempt:
         return Failure("process", rank, 0, _describe_exit(rank, failed_code))
 
     def _may_report(self, number: int, child: Child) -> bool:
-        """Return whether a process may still report a failure."""
         return child.poll() is None and self._reports.read_failure(number) is None
 
     def _describe_hang(self, children: list[Child], watchdog: Watchdog, reason: str) -> Failure:
-        """Return the failure of the process that the others wait for, with all stacks."""
+        """Return the failure of the process the others wait for, with the stacks of all."""
         pids = [child.pid for child in children]
         snapshots = take_snapshots(watchdog.heartbeats, pids, self._reports)
         blamed, first_rank = snapshots[blamed_rank(snapshots)], self._layout.first_rank
@@ -406,7 +404,7 @@ class Attempt:
         )
 
     def _collect_evidence(self, number: int) -> dict[str, Any]:
-        """Return the stack and log of a process that died, and the others' last collectives."""
+        """Return a dead process's stack and log, and the others' last collectives."""
         first_rank = self._layout.first_rank
         log = self._folder / RANKS / f"{first_rank + number}.log"
         collectives = {
@@ -422,7 +420,6 @@ class Attempt:
 
 
 def _describe_exit(rank: int, code: int) -> str:
-    """Return a line for a process that exited without a report."""
     if code == 0:
         return f"process {rank} exited before the end of the run"
     if code > 0:
@@ -435,6 +432,6 @@ def _describe_exit(rank: int, code: int) -> str:
 
 
 def _count_oom_kills() -> int:
-    """Return how many processes of this control group the kernel killed for lack of memory."""
+    """Return how many processes in this control group the kernel killed for lack of memory."""
     events = read_text(Path("/sys/fs/cgroup/memory.events")).splitlines()
     return next((int(line.split()[1]) for line in events if "oom_kill " in line), 0)

@@ -1,4 +1,4 @@
-"""The files by which a supervisor and the processes of an attempt communicate.
+"""Files through which a supervisor and the processes of an attempt communicate.
 
 Written by the supervisor:
 
@@ -10,9 +10,9 @@ Written by process <n>:
     <scratch>/heartbeats              the heartbeats (`heartbeat.py`)
     <scratch>/collectives-<n>.json    its answer to the request
     <scratch>/failure-<n>.json        the failure that ended it
-    <scratch>/progress-<n>            exists if it has done a step, so that it saves before it stops
-    <scratch>/done-<n>                exists if it reached the end of the run
-    <scratch>/stack-<n>.txt           the stacks of its threads
+    <scratch>/progress-<n>            exists once a step is done, so that a stop saves first
+    <scratch>/done-<n>                exists once the process reached the end of the run
+    <scratch>/stack-<n>.txt           stacks of all threads
 
 Processes are numbered from 0 on each node. No torch here.
 """
@@ -54,43 +54,42 @@ if TYPE_CHECKING:
 SPEC, HEARTBEATS, EVIDENCE_REQUEST = "spec.json", "heartbeats", "evidence-request"
 T = TypeVar("T")
 REQUEST_SECONDS = 0.2
-"""Interval at which a process looks for a request of its supervisor."""
+"""Polling interval for a supervisor's requests."""
 MAX_COLLECTIVES = 8
-"""Number of last collectives that a process reports."""
+"""How many recent collectives a process reports."""
 
 
 @dataclass(frozen=True)
 class AttemptSpec:
-    """The specification of an attempt, as its supervisor gives it to the processes of a node."""
+    """Attempt specification, passed by a supervisor to the processes on its node."""
 
     scratch: Path
     attempt: int
     started_at: float
-    """Start of the attempt, in seconds since the epoch."""
+    """Start time in seconds since the epoch."""
     start_clock: float
-    """The same moment by the machine's monotonic clock, which is never set back."""
+    """Start time on time.monotonic()."""
     needs_preflight: bool
-    """Whether the processes first check their devices and collectives."""
+    """Whether the processes check their devices and collectives first."""
     token: str
-    """The attempt's right to publish checkpoints."""
+    """Permission to publish checkpoints."""
     meter: CostMeter
-    """The cost of the run before the attempt, and its rate since."""
+    """The run's cost before the attempt, and the rate since."""
     first_rank: int = 0
     """Rank of this node's first process."""
     fault_plan: str | None = None
-    """File of a fault plan."""
+    """Fault plan file."""
     devices: tuple[int, ...] = ()
-    """Device index of each process, if some devices are excluded."""
+    """Process number -> device index, if some devices are excluded."""
 
     def write(self) -> None:
-        """Write the specification to the scratch folder."""
         document = asdict(self)
         del document["scratch"]
         (self.scratch / SPEC).write_text(json.dumps(document), encoding="utf-8")
 
 
 def read_spec() -> AttemptSpec | None:
-    """Return the specification from this process's supervisor; None if it has no supervisor."""
+    """Return the specification from this process's supervisor, or None without a supervisor."""
     scratch = os.environ.get(processes.SUPERVISED_VARIABLE)
     if scratch is None:
         return None
@@ -99,32 +98,32 @@ def read_spec() -> AttemptSpec | None:
 
 
 class WorkerReporter:
-    """Reports the progress and the exit of this process; does nothing without a supervisor."""
+    """Reports this process's progress and exit; does nothing without a supervisor."""
 
     def __init__(self, spec: AttemptSpec | None, rank: int) -> None:
         self.spec = spec
         self.start_clock = spec.start_clock if spec else time.monotonic()
-        """Start of the attempt by the machine's monotonic clock, in seconds."""
+        """Start of the attempt on time.monotonic()."""
         self._rank = rank
         self._number = rank - spec.first_rank if spec else rank
         self._folder: Path | None = None
         self.heartbeat = Heartbeat(spec.scratch / HEARTBEATS if spec else None, self._number)
         self.step = 0
         self._first_step: int | None = None
-        """The step at which this attempt began."""
+        """Step at which this attempt began."""
         self._deferral = ExitStack()
-        """Holds a block from the first step to the exit, so that a stop waits for a save."""
+        """Makes a stop wait for a save, from the first step to the exit."""
         self._has_progress = False
 
     def check_owner(self) -> None:
-        """Raise PreemptedError if a newer attempt writes the output folder."""
+        """Raise PreemptedError if a newer attempt owns the output folder."""
         if self.spec is not None and self._folder is not None:
             folder_lock.check_token(self._folder, self.spec.token)
 
     def record_start(self, folder: Path, planned_steps: int, accelerator: str) -> None:
         """Append the start of the attempt to `attempts.jsonl`; the first process calls this.
 
-        `accelerator` is the kind of the device of this attempt.
+        `accelerator` is the device kind.
         """
         self._folder = folder
         if self.spec is not None:
@@ -138,7 +137,7 @@ class WorkerReporter:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Report a phase for the duration of the block; then the phase is `init` again.
+        """Report a phase within the block, and `init` after it.
 
         Raises StopSignalError after a stop signal.
         """
@@ -148,11 +147,11 @@ class WorkerReporter:
         self.heartbeat.beat("init")
 
     def wait_for(self, find: Callable[[], T], seconds: float) -> T:
-        """Poll `find` until it returns a true value or the time is over; return its last value."""
+        """Poll `find` until it returns a true value or time is up; return the last value."""
         return timing.wait_for(find, seconds, on_poll=self.heartbeat.beat)
 
     def report_step(self, step: int) -> None:
-        """Report the number of steps that are done. After the first one a stop waits for a save."""
+        """Report the number of finished steps; after the first one a stop waits for a save."""
         self.step = step
         self.heartbeat.beat(step=step)
         if self._first_step is None:
@@ -164,7 +163,7 @@ class WorkerReporter:
 
     @contextmanager
     def capture_exit(self) -> Iterator[None]:
-        """Write how the block ended for the supervisor: done, or a failure."""
+        """Report to the supervisor how the block ended: done, or a failure."""
         if self.spec is None:
             with self._deferral:
                 yield
@@ -185,7 +184,7 @@ class WorkerReporter:
         self._write(f"done-{self._number}", {})
 
     def _answer_request(self) -> None:
-        """Wait for the supervisor's request, and write the last collectives of this process."""
+        """Wait for the supervisor's request, then write this process's last collectives."""
         if self.spec is None:
             return
         request = self.spec.scratch / EVIDENCE_REQUEST
@@ -227,31 +226,29 @@ def _read_flight_recorder() -> list[dict[str, Any]]:
 
 
 class WorkerReports:
-    """Reads the files that the processes of an attempt wrote on this node."""
+    """Reads files written by an attempt's processes on this node."""
 
     def __init__(self, scratch: Path, size: int) -> None:
         self._scratch = scratch
         self._size = size
 
     def request_collectives(self) -> None:
-        """Request the last collectives of every process."""
         (self._scratch / EVIDENCE_REQUEST).touch()
 
     def has_progress(self) -> bool:
-        """Return whether a process has done a step in this attempt."""
+        """Return whether any process has finished a step in this attempt."""
         return any((self._scratch / f"progress-{n}").exists() for n in range(self._size))
 
     def is_done(self, number: int) -> bool:
-        """Return whether a process reached the end of the run."""
         return (self._scratch / f"done-{number}").exists()
 
     def read_failure(self, number: int) -> Failure | None:
-        """Return the failure that a process reported, or None."""
+        """Return the failure reported by a process, or None."""
         document = self._read_failure_document(number)
         return parse_failure(document) if document else None
 
     def read_failures(self) -> list[Failure]:
-        """Return the failures that the processes reported, the earliest first."""
+        """Return all reported failures, earliest first."""
         documents = filter(None, map(self._read_failure_document, range(self._size)))
         return [
             parse_failure(document) for document in sorted(documents, key=itemgetter("reported_at"))
@@ -261,11 +258,11 @@ class WorkerReports:
         return _read_document(self._scratch / f"failure-{number}.json")
 
     def read_stack(self, number: int) -> list[str]:
-        """Return the stacks of a process's threads, from a request or from its death."""
+        """Return the stacks of a process's threads, written on request or at its death."""
         return read_text(self._scratch / f"stack-{number}.txt").splitlines()
 
     def read_collectives(self, number: int) -> list[dict[str, Any]]:
-        """Return the last collectives of a process, oldest first; empty if it reported none."""
+        """Return a process's last collectives, oldest first; empty if none were reported."""
         entries: list[dict[str, Any]]
         entries = _read_document(self._scratch / f"collectives-{number}.json").get("entries", [])
         failure = self.read_failure(number)
@@ -273,7 +270,7 @@ class WorkerReports:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file; empty if it cannot be read."""
+    """Return a file's text, or "" if it is unreadable."""
     try:
         return path.read_text(errors="replace", encoding="utf-8")
     except OSError:
@@ -289,7 +286,7 @@ def _read_document(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _describe_stop() -> Iterator[None]:
-    """Convert a StopSignalError of the block to an error for the supervisor."""
+    """Convert a StopSignalError in the block to an error for the supervisor."""
     try:
         yield
     except StopSignalError as error:

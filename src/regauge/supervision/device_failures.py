@@ -1,4 +1,4 @@
-"""Finds the devices that caused a failed preflight."""
+"""Finds the devices behind a failed preflight."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def examine_devices(
 ) -> tuple[Failure, set[int]]:
     """Examine devices after a failed preflight; return the failure with its cause, and bad ranks.
 
-    `folder` is the output folder of the run.
+    `folder` is the run's output folder.
     """
     examination = examine(
         accelerator,

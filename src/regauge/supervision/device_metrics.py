@@ -1,4 +1,4 @@
-"""The vendor's counters and the driver's errors of devices as metrics."""
+"""Exports the vendor's device counters and the driver's errors as metrics."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ METRIC_BY_COUNTER: dict[str, Metric] = {
 
 @contextmanager
 def watch_devices(accelerator: Accelerator | None) -> Iterator[Callable[[], list[Sample]]]:
-    """Yield a function that returns the samples of all devices of this machine.
+    """Yield a function that returns samples for all devices on this machine.
 
-    The counters and the errors are read in a thread each: a driver that does not answer delays no
-    sample, and hides no error that it has logged. Without an accelerator, the devices are those of
+    Counters and errors are read in separate threads: a driver that does not answer cannot delay a
+    sample or hide errors it has already logged. Without an accelerator, the devices are those of
     the first kind that has any.
     """
     with (
@@ -45,7 +45,7 @@ def watch_devices(accelerator: Accelerator | None) -> Iterator[Callable[[], list
 
 
 def describe_counters(devices: Iterable[DeviceCounters]) -> Iterator[Sample]:
-    """Yield the samples of the counters that each device has."""
+    """Yield samples for the counters each device has."""
     for counters in devices:
         for name, metric in METRIC_BY_COUNTER.items():
             value = getattr(counters, name)

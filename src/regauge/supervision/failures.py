@@ -1,6 +1,6 @@
-"""The kinds of failure that can end an attempt, and the policy of each: restart or exit code.
+"""The kinds of failure that can end an attempt, and the policy for each: restart or exit code.
 
-Errors are classified by the names of their classes and by their messages. No torch here.
+Errors are classified by class name and message. No torch here.
 """
 
 from __future__ import annotations
@@ -32,23 +32,22 @@ from regauge.system.errors import (
 from regauge.system.stop_signals import EXIT_CODES
 
 MAX_TENSORS = 5
-"""Number of tensor groups that a failure for lack of memory lists."""
+"""How many tensor groups an out-of-memory failure lists."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The consequence of a kind of failure."""
+    """What happens after a failure of some kind."""
 
     exit_code: int
-    """The exit code if the run is not restarted."""
+    """Exit code if the run is not restarted."""
     is_retried: bool = False
-    """Whether the run is restarted."""
     is_counted: bool = True
-    """Whether attempts that fail in this way at the same step are counted."""
+    """Whether attempts failing this way at the same step are counted."""
     max_attempts: int | None = None
-    """Attempts that may fail in this way at the same step; by default the run's setting."""
+    """How many attempts may fail this way at one step; by default the run's setting."""
     advice: str = ""
-    """Advice for the report, if the problem has none."""
+    """Advice for reports whose problem has none."""
     wait_seconds: float = 0.0
     """Wait before the first restart; doubled for each further failure of this kind in a row."""
 
@@ -78,15 +77,15 @@ POLICIES = {
     "node": Policy(75, is_retried=True, is_counted=False, advice=RESUME_ADVICE),
     "resized": Policy(75, is_retried=True, is_counted=False, advice=RESUME_ADVICE),
 }
-"""Policies by kind of failure.
+"""Failure kind -> policy.
 
-`user`: an exception that Regauge does not know. `code`: a bug in custom code. `process`: a process
-died by a signal or left early. `memory`: a process ran out of memory.
-`values`: steps that must not be kept, such as too many skipped ones. `node`: a node was lost or
-left. `resized`: another node joined.
+`user`: an exception unknown to Regauge. `code`: a bug in custom code. `process`: a process died by
+a signal or left early. `memory`: a process ran out of memory. `values`: steps that must not be
+kept, such as too many skipped ones. `node`: a node was lost or left. `resized`: another node
+joined.
 """
 COMMON_EXIT_CODES = {0, 67, *EXIT_CODES}
-"""Exit codes with which all processes of a run end at the same step."""
+"""Exit codes with which all processes end at the same step."""
 KIND_BY_ERROR: dict[type[RegaugeError], str] = {
     SettingsError: "settings",
     DataError: "data",
@@ -118,7 +117,7 @@ NETWORK_PHRASES = (
 NETWORK_CLASSES = {"DistBackendError", "DistNetworkError", "DistStoreError"}
 DEVICE_CLASSES = {"AcceleratorError"}
 BUG_ERRORS = (TypeError, ValueError, LookupError, AttributeError, NameError, AssertionError)
-"""Errors that are bugs, and never failures of a device or of the network."""
+"""Always bugs, never device or network failures."""
 MAX_TRACE_LINES = 40
 
 
@@ -127,10 +126,10 @@ class Failure:
     """How one process ended an attempt."""
 
     kind: str
-    """A key of `POLICIES`."""
+    """Key in `POLICIES`."""
     rank: int
     step: int
-    """Number of steps that were done."""
+    """Number of finished steps."""
     problem: str
     """One line."""
     host: str = field(default_factory=socket.gethostname)
@@ -140,16 +139,15 @@ class Failure:
 
     @property
     def policy(self) -> Policy:
-        """The policy of this kind."""
         return POLICIES[self.kind]
 
     @property
     def ends_all_ranks(self) -> bool:
-        """Whether all processes of a run end in this way at the same step."""
+        """Whether all processes end this way at the same step."""
         return self.policy.exit_code in COMMON_EXIT_CODES
 
     def is_same(self, other: Failure) -> bool:
-        """Return whether both are the same failure at the same step."""
+        """Return whether kind and step are equal, and for `user` also the error location."""
         if (self.kind, self.step) != (other.kind, other.step):
             return False
         return self.kind != "user" or self.evidence.get("location_hash") == other.evidence.get(
@@ -157,18 +155,18 @@ class Failure:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return the failure as a JSON document."""
+        """Return the failure as JSON."""
         return {**asdict(self), "retryable": self.policy.is_retried}
 
 
 def parse_failure(document: dict[str, Any]) -> Failure:
-    """Return the failure of a JSON document; unknown fields are ignored."""
+    """Parse a failure from JSON; unknown fields are ignored."""
     known = Failure.__dataclass_fields__
     return Failure(**{name: value for name, value in document.items() if name in known})
 
 
 def classify_error(error: BaseException) -> str:
-    """Return the kind of failure that an error is."""
+    """Return the failure kind of an error."""
     for known, kind in KIND_BY_ERROR.items():
         if isinstance(error, known):
             return kind
@@ -189,8 +187,8 @@ def classify_error(error: BaseException) -> str:
 def is_custom_bug(error: BaseException) -> bool:
     """Return whether an error is a bug in custom code, which a restart does not fix.
 
-    A frame of the error is in custom code, or its type is that of a bug and custom code is in use:
-    it may have returned a wrong value.
+    Either a frame is in custom code, or the error type is typical for bugs and custom code is in
+    use: it may have returned a wrong value.
     """
     if not choices.has_custom_code():
         return False
@@ -198,9 +196,9 @@ def is_custom_bug(error: BaseException) -> bool:
 
 
 def collect_evidence(error: BaseException) -> dict[str, Any]:
-    """Return the traceback of an error and a hash of its location.
+    """Return an error's traceback and a hash of its location.
 
-    A lack of memory adds the largest tensors.
+    For an out-of-memory error, also the largest tensors.
     """
     lines = traceback.format_exception(error)
     frames = [
@@ -223,11 +221,11 @@ def _contains_any(text: str, phrases: tuple[str, ...]) -> bool:
 
 
 def find_largest_tensors(limit: int = MAX_TENSORS) -> list[dict[str, Any]]:
-    """Return the groups of tensors of one type and shape that take the most bytes.
+    """Group tensors by type and shape; return the groups that take the most bytes.
 
     `[{"tensors": "float32 [30522, 768]", "count": 3, "bytes": 281290752}]`. Tensors that autograd
-    keeps for the backward pass, and that Python does not see, are not counted. Returns an empty
-    list if torch was not imported; this function does not import it.
+    keeps for the backward pass are invisible to Python and not counted. Returns an empty list if
+    torch was not imported; this function does not import it.
     """
     torch = sys.modules.get("torch")
     if torch is None:

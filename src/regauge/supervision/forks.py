@@ -1,7 +1,7 @@
-"""Starts the processes of a run as forks of a server that has imported torch; see `forkserver.py`.
+"""Starts a run's processes as forks of a server that has imported torch; see `forkserver.py`.
 
-The imports of torch, its compiler and transformers take seconds of processor time. The server does
-them once for all processes of a machine, all attempts of a run, and all runs of a pipeline.
+Importing torch, its compiler and transformers takes seconds of processor time. The server does it
+once for all processes on a machine, all attempts of a run, and all runs of a pipeline.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ MODULES = (
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
 )
-"""Modules that the processes of every run import, whatever the model."""
+"""Modules imported by the processes of every run, whatever the model."""
 MAX_MESSAGE_BYTES = 4096
 EXIT_SECONDS = 1.0
-"""Longest wait for a message about an exit."""
+"""Maximum wait for an exit message."""
 KILL_SECONDS = 10.0
-"""Maximum wait for the exit of a killed process; then the server is killed as well."""
+"""Maximum wait for a killed process to exit; then the server is killed as well."""
 
 
 class ForkServerError(Exception):
@@ -49,20 +49,20 @@ class ForkServerError(Exception):
 
 
 class ForkedProcess:
-    """A forked process, with the methods of subprocess.Popen."""
+    """A forked process with the methods of subprocess.Popen."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self._server, self.pid = server, pid
         self._deadline = math.inf
-        """When the process counts as gone, even if the server has not reported its exit."""
+        """When the process counts as gone, even if the server has not reported an exit."""
 
     def poll(self) -> int | None:
-        """Return the exit code, or minus the number of a signal; None while the process runs."""
+        """Return the exit code, or minus a signal number; None while the process runs."""
         self._server.receive(0)
         return self._server.exit_codes[self.pid]
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the exit, and return its code; raises subprocess.TimeoutExpired."""
+        """Wait for the exit code; raises subprocess.TimeoutExpired."""
         until = math.inf if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             now = time.monotonic()
@@ -75,11 +75,9 @@ class ForkedProcess:
         return code
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self._send(signal.SIGKILL)
         self._deadline = min(self._deadline, time.monotonic() + KILL_SECONDS)
 
@@ -90,11 +88,11 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """Starts processes as forks of a server, which is started when it is first needed."""
+    """Starts processes as forks of a server, which is itself started on first use."""
 
     def __init__(self) -> None:
         self.exit_codes: dict[int, int | None] = {}
-        """Exit code of every forked process; None while it runs."""
+        """Process id -> exit code, or None while it runs."""
         self._server: _ServerProcess | None = None
 
     def start_server(self) -> None:
@@ -108,7 +106,7 @@ class ForkServer:
         variables: Mapping[str, str],
         timeout_seconds: float,
     ) -> children.Child:
-        """Start a `python -m` command with more environment variables, as `children.spawn` does.
+        """Start a `python -m` command with extra environment variables, like `children.spawn`.
 
         The process is spawned if the server does not answer within `timeout_seconds`. Raises
         StopSignalError after a stop signal.
@@ -124,10 +122,7 @@ class ForkServer:
             return children.spawn(command, log, variables)
 
     def receive(self, seconds: float) -> int | None:
-        """Process the messages that the server sends within some seconds.
-
-        Returns the id of a new process, or None.
-        """
+        """Process the server's messages for some seconds; return a new process id, or None."""
         while self._server is not None:
             message = self._server.receive(seconds)
             if message is None:
@@ -142,7 +137,7 @@ class ForkServer:
         return None
 
     def close(self) -> None:
-        """Kill the server and all processes that were forked from it."""
+        """Kill the server and all processes forked from it."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -156,7 +151,7 @@ class ForkServer:
         variables: Mapping[str, str],
         timeout_seconds: float,
     ) -> int:
-        """Return the id of a new process; raises ForkServerError."""
+        """Return a new process id; raises ForkServerError."""
         has_changed = self._server and self._server.environment != dict(os.environ)
         if has_changed and not self._running_pids():
             self.close()  # imported modules may have read the environment
@@ -178,7 +173,7 @@ class ForkServer:
 
 
 class _ServerProcess:
-    """The server process, and this end of its socket."""
+    """The server process, and this end of the socket."""
 
     def __init__(self) -> None:
         self.environment = dict(os.environ)
@@ -189,13 +184,13 @@ class _ServerProcess:
             )
 
     def send_request(self, request: dict[str, Any], log: Path | None) -> None:
-        """Request a process whose output goes to a log, or to this terminal."""
+        """Request a process; its output goes to a log, or to this terminal."""
         with open(log, "ab", opener=open_in_place) if log else nullcontext() as file:
             files = [file.fileno()] * 2 if file else [1, 2]
             socket.send_fds(self._channel, [json.dumps(request).encode()], files)
 
     def receive(self, seconds: float) -> dict[str, Any] | None:
-        """Return a message that arrives within some seconds, or None; {} if the server ended."""
+        """Return a message received within some seconds, or None; {} if the server ended."""
         if not select.select([self._channel], [], [], seconds)[0]:
             return None
         try:
@@ -205,7 +200,6 @@ class _ServerProcess:
         return dict(json.loads(text)) if text else {}
 
     def close(self) -> None:
-        """Kill the server."""
         self._channel.close()
         self._process.kill()
         self._process.wait()
@@ -216,7 +210,7 @@ _open_servers: list[ForkServer] = []
 
 @contextmanager
 def open_fork_server() -> Iterator[ForkServer]:
-    """Yield a fork server; nested blocks share the one of the outer block."""
+    """Yield a fork server; nested blocks share the outer one."""
     if _open_servers:
         yield _open_servers[0]
         return

@@ -1,10 +1,10 @@
-"""A server that imports the modules of a run once, and is forked into each of its processes.
+"""A server that imports a run's modules once, and is forked into each process of the run.
 
 Run as `python -m regauge.supervision.forkserver MODULE... SOCKET` by `forks.py`, which sends
-requests over the socket and receives the exit of each process. The server computes nothing. Its
-only threads belong to numpy's OpenBLAS and pyarrow's jemalloc. Both register fork handlers, so
-nothing is lost in a fork. An import that fails is ignored here; it fails again, with its
-message, in the processes that need the module.
+requests over the socket and receives the exit of each process. The server computes nothing. The
+only threads belong to numpy's OpenBLAS and pyarrow's jemalloc; both register fork handlers, so
+nothing is lost in a fork. A failed import is ignored here: it fails again, with its message, in the
+processes that need the module.
 
     request  {"command": ["-m", module, argument...], "variables": {...}} and two files for output
     answer   {"pid": n}
@@ -31,7 +31,7 @@ from regauge.system.garbage import pause_collection
 
 MAX_REQUEST_BYTES = 1 << 17
 NUM_FILES = 2
-"""Files that come with a request: standard output and standard error."""
+"""Files sent with a request: standard output and standard error."""
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def serve(channel: socket.socket) -> dict[str, Any] | None:
-    """Fork at each request; return the request in the new process, and None at the end."""
+    """Fork at each request; return the request in the new process, or None at the end."""
     exits, wakeup = os.pipe()
     for end in (exits, wakeup):
         os.set_blocking(end, False)
@@ -82,7 +82,7 @@ def serve(channel: socket.socket) -> dict[str, Any] | None:
 
 
 def _report_exits(channel: socket.socket) -> None:
-    """Send the exit code of every process that has ended."""
+    """Send the exit code of each ended process."""
     with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -1,8 +1,9 @@
-"""Heartbeats: the current phase and step of each process, in shared memory.
+"""Heartbeats: each process's current phase and step, in shared memory.
 
-All processes of a node map one file, with one record per process. A beat costs no system call. The
-supervisor can read it while the interpreter of its writer is blocked or the process is stopped. A
-record is copied as a whole, because `pack_into` would fill it with zeros first. No torch here.
+All processes on a node map one file, with one record per process. A beat does not cost a system
+call. The supervisor can read it while the writer's interpreter is blocked or the process is
+stopped. A record is copied as a whole, because `pack_into` would fill it with zeros first. No torch
+here.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ PHASES = (
 RECORD = struct.Struct(f"<QQQd{len(PHASES)}ddQ")
 """Count, step, phase, time, longest gaps, time of the last step, device memory."""
 STRIDE_BYTES = 128
-"""Bytes from one record to the next: two cache lines of the processor."""
+"""Distance between records: two cache lines."""
 
 
 class Heartbeat:
-    """Writes the heartbeats of one process; without a file they are discarded."""
+    """Writes one process's heartbeats; without a file they are discarded."""
 
     def __init__(self, path: Path | None = None, rank: int = 0) -> None:
         self._map: mmap.mmap | None = None
@@ -50,7 +51,7 @@ class Heartbeat:
                 self._map = mmap.mmap(file.fileno(), 0)
 
     def beat(self, phase: str | None = None, step: int | None = None) -> None:
-        """Write a heartbeat; the phase and the step keep their values unless they are given."""
+        """Write a heartbeat; phase and step keep their values unless given."""
         now = time.monotonic()
         self._max_gaps[self._phase] = max(self._max_gaps[self._phase], now - self._at)
         self._at = now
@@ -72,11 +73,11 @@ class Heartbeat:
             )
 
     def record_memory(self, device_memory_bytes: int) -> None:
-        """Store the peak of the device memory for the next heartbeat."""
+        """Store the device memory peak for the next heartbeat."""
         self._device_memory_bytes = device_memory_bytes
 
     def read(self) -> Beat:
-        """Return the last beat of this process."""
+        """Return this process's last beat."""
         return Beat(
             self._count,
             self._step,
@@ -89,7 +90,7 @@ class Heartbeat:
 
 
 class HeartbeatReader(Protocol):
-    """Reads the heartbeats of the processes of a node, by their index there."""
+    """Reads the heartbeats of a node's processes, by their index there."""
 
     size: int
 
@@ -97,20 +98,19 @@ class HeartbeatReader(Protocol):
 
 
 class SingleHeartbeat:
-    """Reads the heartbeats of this process, which no supervisor started."""
+    """Reads the heartbeats of this process, which was not started by a supervisor."""
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         self.size = 1
         self._heartbeat = heartbeat
 
     def read(self, rank: int) -> Beat:
-        """Return the last beat."""
         del rank
         return self._heartbeat.read()
 
 
 class HeartbeatTable:
-    """Reads the heartbeats of all processes of a node."""
+    """Reads the heartbeats of all processes on a node."""
 
     def __init__(self, path: Path, size: int) -> None:
         now = time.monotonic()
@@ -123,7 +123,7 @@ class HeartbeatTable:
         self.size = size
 
     def read(self, rank: int) -> Beat:
-        """Return the last beat of a process; a record is read again if it changes meanwhile."""
+        """Return a process's last beat; read again if it changes meanwhile."""
         record = slice(rank * STRIDE_BYTES, rank * STRIDE_BYTES + RECORD.size)
         first = self._map[record]
         while (second := self._map[record]) != first:
@@ -133,9 +133,8 @@ class HeartbeatTable:
         return Beat(count, step, name, at, tuple(max_gaps), step_at, memory)
 
     def total_beats(self) -> int:
-        """Return the number of beats of all processes so far."""
+        """Return how many beats all processes have written so far."""
         return sum(self.read(rank).count for rank in range(self.size))
 
     def close(self) -> None:
-        """Unmap the file."""
         self._map.close()

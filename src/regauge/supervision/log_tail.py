@@ -1,4 +1,4 @@
-"""Logs the output of a process for the Python program that started the run."""
+"""Logs a process's output if a Python program started the run."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LEVELS = {"warning: ": logging.WARNING, "error: ": logging.ERROR}
-"""Levels by the beginning of a line; all other lines are of level INFO."""
+"""Line prefix -> level; all other lines are INFO."""
 READ_SECONDS = 0.2
-"""Interval between two reads of the file."""
+"""Polling interval."""
 
 
 class LogTail:
-    """The lines that are appended to a log file; each is logged once."""
+    """Lines appended to a log file; each is logged once."""
 
     def __init__(self, path: Path) -> None:
         self._lines = LineTail(path, from_end=True)
         self._read_at = 0.0
 
     def forward(self, *, is_end: bool = False) -> None:
-        """Log the new complete lines, if the interval is over; at the end log all lines."""
+        """Log new complete lines if the interval is over; at the end log all lines."""
         now = time.monotonic()
         if not is_end and now - self._read_at < READ_SECONDS:
             return

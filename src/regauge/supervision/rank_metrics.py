@@ -1,8 +1,8 @@
-"""The state of each rank of this machine as metrics, from heartbeats in shared memory.
+"""Metrics for each rank on this machine, from heartbeats in shared memory.
 
 Three signals are separate. *Alive*: the process exists. *Progressing*: it is not stopped, and has
-reported within half of the silence that ends the attempt. *Healthy*: it delays no other rank, and
-its loss is finite. By default the limits are 30 s in steps, and 300 s in other phases.
+reported within half of the silence that ends the attempt. *Healthy*: it does not delay other ranks,
+and its loss is finite. By default the limits are 30 s in steps, and 300 s in other phases.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from regauge.supervision.watchdog import Watchdog
 
 STALL_SHARE = 0.5
-"""Share of the silence that ends an attempt, after which a rank makes no progress."""
+"""Share of the silence limit after which a rank does not count as progressing."""
 STOPPED_STATES = ("T", "t")
 DEAD_STATES = ("", "Z", "X")
-"""States of a process in `/proc/<pid>/stat` (proc(5)); empty if there is no such process."""
+"""Process states in `/proc/<pid>/stat` (proc(5)); empty if the process does not exist."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class RankHealth:
     """What the ledger says about the ranks."""
 
     straggler: int | None = None
-    """The rank that delays the others."""
+    """Rank delaying the others."""
     delay_seconds: float = 0.0
-    """Its delay in each step."""
+    """Delay per step."""
     is_loss_finite: bool = True
 
 
@@ -45,7 +45,7 @@ HEALTHY = RankHealth()
 
 @dataclass(frozen=True)
 class LocalRanks:
-    """The ranks of this machine in an attempt."""
+    """This machine's ranks in an attempt."""
 
     run: str
     watchdog: Watchdog
@@ -53,7 +53,6 @@ class LocalRanks:
     first_rank: int
 
     def read_samples(self, health: RankHealth) -> Iterator[Sample]:
-        """Yield the samples of every rank."""
         heartbeats = self.watchdog.heartbeats
         beats = [heartbeats.read(number) for number in range(heartbeats.size)]
         for number, (pid, beat) in enumerate(zip(self.pids, beats, strict=True)):
@@ -68,7 +67,7 @@ class LocalRanks:
             yield Sample(vocabulary.RANK_HEALTHY, is_healthy, labels)
 
     def read_end_samples(self) -> Iterator[Sample]:
-        """Yield the samples of every rank after the end of the attempt."""
+        """Yield samples for every rank after the attempt has ended."""
         for number in range(len(self.pids)):
             labels = (self.run, str(self.first_rank + number))
             yield Sample(vocabulary.RANK_ALIVE, 0, labels)
@@ -92,7 +91,7 @@ def _describe_process(
 
 
 def _describe_beat(labels: tuple[str, ...], beat: Beat) -> Iterator[Sample]:
-    """Yield the step, the phase and the times of a heartbeat."""
+    """Yield step, phase and times from a heartbeat."""
     clock_offset = time.time() - time.monotonic()
     yield Sample(vocabulary.RANK_STEP, beat.step, labels)
     yield Sample(vocabulary.RANK_BEAT_TIMESTAMP, beat.at + clock_offset, labels)

@@ -1,7 +1,7 @@
-"""The events of a supervised run: what people are notified of, and when.
+"""Run events: what people are notified about, and when.
 
-A failure is sent when its consequence is known: a restart, or the end of the run. A run that was
-restarted has recovered when a process has done a step.
+A failure is sent once the consequence is known: a restart, or the end of the run. A restarted run
+has recovered when a process has finished a step.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from regauge.system.errors import RegaugeError
 
 OBSERVE_SECONDS = 1.0
-"""Interval at which the progress of an attempt is read."""
+"""Interval at which an attempt's progress is read."""
 FINISHED = "finished"
 STUCK_KINDS = {"hang"}
 SILENT_KINDS = {"resized"}
-"""Kinds of the end of an attempt that are no failures."""
+"""Kinds that end an attempt without being a failure."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class AttemptFacts:
     number: int
     meter: CostMeter
     is_leader: bool
-    """Whether this node sends the events of the attempt."""
+    """Whether this node sends the events."""
 
 
 class RunEvents:
-    """Sends the events of a run from the supervisor of one node."""
+    """Sends a run's events from one node's supervisor."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class RunEvents:
         self._clock = clock
         self._attempt: AttemptFacts | None = None
         self._last_outcome = _read_last_outcome(folder)
-        """How the last attempt ended, until a later attempt does a step; empty for none."""
+        """How the last attempt ended, or "" once a later attempt has finished a step."""
         self._observed_at = -OBSERVE_SECONDS
         self._step, self._progress_at = 0, 0.0
         self._is_stuck = False
 
     def begin_attempt(self, attempt: AttemptFacts) -> None:
-        """Begin an attempt; its processes have done no step yet."""
+        """Begin an attempt; no step is finished yet."""
         self._attempt = attempt
         self._step, self._progress_at = 0, self._clock()
         self._is_stuck = False
@@ -75,7 +75,7 @@ class RunEvents:
     def observe(
         self, heartbeats: HeartbeatReader, reports: WorkerReports, *, is_end: bool = False
     ) -> None:
-        """Read the progress of the attempt, at most once a second, and at its end."""
+        """Read the attempt's progress, at most once a second, and at the end."""
         now = self._clock()
         if not self._notifier.is_active or (
             not is_end and now - self._observed_at < OBSERVE_SECONDS
@@ -99,7 +99,7 @@ class RunEvents:
             self._send("stuck", problem=problem, next_action="see the logs in ranks/")
 
     def report_restart(self, failure: Failure, wait_seconds: float) -> None:
-        """Send a failure after which the run is restarted, unless it was reported as stuck."""
+        """Send a failure after which the run restarts, unless it was reported as stuck."""
         if failure.kind in SILENT_KINDS:
             return
         self._last_outcome = failure.kind
@@ -116,7 +116,7 @@ class RunEvents:
         )
 
     def report_end(self, failure: Failure, error: RegaugeError) -> None:
-        """Send a failure after which the run is not restarted."""
+        """Send a failure after which the run does not restart."""
         name = name_exit(error.exit_code)
         problem, remedy = split_remedy(str(error))
         if name == "failed" and failure.kind in STUCK_KINDS and not self._is_stuck:
@@ -132,16 +132,15 @@ class RunEvents:
         self._notifier.has_ended = True
 
     def report_finish(self) -> None:
-        """Send that the run is finished."""
         self._send("finished", next_action=f"regauge export {self._folder}", is_final=True)
         self._notifier.has_ended = True
 
     def _send_recovery(self, now: float) -> None:
-        """Send that the run does steps again."""
+        """Send the news of progress after a failure."""
         is_waiting = self._is_stuck and now > self._progress_at
         if is_waiting:
             return
-        problem = f"steps are done again after: {self._last_outcome or 'no progress'}"
+        problem = f"the run makes progress again after: {self._last_outcome or 'no progress'}"
         self._last_outcome, self._is_stuck = "", False
         self._send("recovered", problem=problem, next_action="none")
 
@@ -172,10 +171,10 @@ class RunEvents:
 
 @contextmanager
 def send_run_events(settings: Notifications, folder: Path) -> Iterator[RunEvents]:
-    """Yield the events of a run; an error of the block is sent, too.
+    """Yield the sender of a run's events; an error in the block is sent, too.
 
     At the end of the block, unsent events delay it by `exit_seconds` at most. Raises SettingsError
-    if a secret of a sink cannot be read.
+    if a sink's secret cannot be read.
     """
     source = EventSource("train", folder.resolve().name, str(folder.resolve()))
     with open_notifier(settings, source) as notifier:
@@ -183,7 +182,7 @@ def send_run_events(settings: Notifications, folder: Path) -> Iterator[RunEvents
 
 
 def _read_last_outcome(folder: Path) -> str:
-    """Return how the last attempt of earlier commands ended; empty if it finished, or for none."""
+    """Return how an earlier command's last attempt ended, or "" if it finished or never began."""
     last = jsonl.read_last_line(folder / ATTEMPTS, AttemptLine)
     if last is None:
         return ""

@@ -1,7 +1,7 @@
-"""The metrics of a run that its files contain: ledger, metrics, attempts and checkpoints.
+"""Run metrics read from files: ledger, metrics, attempts and checkpoints.
 
-Each file is read once, and afterwards only its new lines. A resumed run repeats steps, so values of
-the ledger may fall; counters keep their largest value, because they must not fall.
+Each file is read once, then only its new lines. A resumed run repeats steps, so ledger values may
+fall; counters keep their largest value, because they must not fall.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ GAUGES: dict[str, Metric] = {
     "train/padding_fraction": vocabulary.TRAIN_PADDING,
     "train/mfu": vocabulary.TRAIN_MFU,
 }
-"""Metrics of `metrics.jsonl` that are exported under a name of the vocabulary."""
+"""Metric in `metrics.jsonl` -> exported metric."""
 MAX_SCORES = 100
-"""Maximum number of metrics of evaluations that are exported."""
+"""Maximum number of exported evaluation metrics."""
 MAX_LEDGER_AGE_SECONDS = 60.0
-"""Age of the last ledger line up to which the time after it is not counted as idle."""
+"""If the last ledger line is younger, the time since then does not count as idle."""
 
 
 class RunFiles:
-    """Reads the files of an output folder as samples."""
+    """Reads the files in an output folder as samples."""
 
     def __init__(self, folder: Path, run: str) -> None:
         self._folder, self._labels = folder, (run,)
@@ -65,12 +65,12 @@ class RunFiles:
 
     @property
     def usd(self) -> float | None:
-        """The cost in the last ledger line in dollars; None if it is unknown."""
+        """Cost in dollars from the last ledger line, if known."""
         return self._last_line.get("usd")
 
     @property
     def health(self) -> RankHealth:
-        """The straggler of the last ledger line, and whether the last loss is finite."""
+        """The straggler in the last ledger line, and whether the last loss is finite."""
         loss = self._gauges.get(vocabulary.TRAIN_LOSS, 0.0)
         straggler = self._last_line.get("straggler")
         if straggler is None:
@@ -146,14 +146,14 @@ class RunFiles:
         yield Sample(vocabulary.TRAIN_COMPILED_GRAPHS, graphs, self._labels)
 
     def _find_end(self) -> float:
-        """Return the time up to which time without a ledger line is idle, since the epoch."""
+        """Return the end of the idle time without a ledger line, in seconds since the epoch."""
         written_at = 0.0
         with suppress(OSError):
             written_at = (self._folder / LEDGER).stat().st_mtime
         return max(written_at, time.time() - MAX_LEDGER_AGE_SECONDS)
 
     def _describe_checkpoint(self) -> Iterator[Sample]:
-        """Yield the step and the time of the newest checkpoint whose files are complete."""
+        """Yield step and time of the newest complete checkpoint."""
         for step, saved_at in islice(list_saved(self._folder), 1):
             yield Sample(vocabulary.RUN_CHECKPOINT_STEP, step, self._labels)
             yield Sample(vocabulary.RUN_CHECKPOINT_TIMESTAMP, saved_at, self._labels)

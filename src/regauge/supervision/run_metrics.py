@@ -1,7 +1,7 @@
 """All metrics of a training run on this machine, and their exporter.
 
-The supervisor exports for the processes that it started. A process that another launcher started
-exports for itself. The machine with rank 0 also exports the metrics of the whole run.
+The supervisor exports for the processes it started. A process started by another launcher exports
+for itself. The machine with rank 0 also exports metrics for the whole run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class RunMetrics:
-    """Collects the metrics of a run; the exporter's thread reads them."""
+    """Collects a run's metrics; the exporter's thread reads them."""
 
     def __init__(self, settings: TrainSettings, read_devices: Callable[[], list[Sample]]) -> None:
         self._folder = Path(settings.output.folder)
@@ -47,7 +47,7 @@ class RunMetrics:
         self._ranks: LocalRanks | None = None
         self._is_running = False
         self._lock = threading.Lock()
-        """Held while samples are read, so that no heartbeats are unmapped meanwhile."""
+        """Held while samples are read, so that heartbeats stay mapped meanwhile."""
 
     @contextmanager
     def watch(
@@ -57,7 +57,7 @@ class RunMetrics:
         first_rank: int,
         meter: CostMeter | None = None,
     ) -> Iterator[None]:
-        """Export the ranks of an attempt for the duration of the block."""
+        """Export an attempt's ranks within the block."""
         with self._lock:
             self._ranks = LocalRanks(self._run, watchdog, tuple(pids), first_rank)
             self._meter, self._is_running = meter, True
@@ -68,7 +68,7 @@ class RunMetrics:
                 self._is_running = False
 
     def read_samples(self) -> list[Sample]:
-        """Return all samples; reads new lines of files, and no device."""
+        """Return all samples; reads new lines in files, but not devices."""
         with self._lock:
             samples = self._read_devices()
             if self._ranks is None:
@@ -84,7 +84,7 @@ class RunMetrics:
             return samples
 
     def _describe_run(self) -> Iterator[Sample]:
-        """Yield the identity and the cost of the run."""
+        """Yield the run's identity and cost."""
         if run_id := self._find_run_id():
             labels = (self._run, run_id, "train", regauge.__version__)
             yield Sample(vocabulary.RUN_INFO, 1, labels)
@@ -95,7 +95,7 @@ class RunMetrics:
             yield Sample(vocabulary.RUN_BUDGET, self._budget, (self._run,))
 
     def _find_run_id(self) -> str | None:
-        """Return the id of the run, after its first attempt has written it."""
+        """Return the run id, once the first attempt has written it."""
         if self._run_id is None:
             try:
                 document: dict[str, Any] = find_saved_run(self._folder, "remove it") or {}
@@ -107,7 +107,7 @@ class RunMetrics:
 
 @contextmanager
 def export_run(settings: TrainSettings, local_rank: int = 0) -> Iterator[RunMetrics | None]:
-    """Serve the metrics of a run for the duration of the block, if `monitoring.port` is set.
+    """Serve a run's metrics within the block, if `monitoring.port` is set.
 
     `local_rank` is added to the port. Raises SettingsError if the address cannot be used.
     """
@@ -127,7 +127,7 @@ def export_run(settings: TrainSettings, local_rank: int = 0) -> Iterator[RunMetr
 
 @contextmanager
 def export_process(settings: TrainSettings, world: World, heartbeat: Heartbeat) -> Iterator[None]:
-    """Serve the metrics of this process, which no supervisor started, if a port is set."""
+    """Serve this unsupervised process's metrics within the block, if a port is set."""
     execution = settings.execution
     watchdog = Watchdog(
         SingleHeartbeat(heartbeat),

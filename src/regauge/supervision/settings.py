@@ -1,4 +1,4 @@
-"""The tables of a run file that its supervisor reads; this module imports no torch."""
+"""The run file tables read by the supervisor; this module does not import torch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from regauge.config import Settings
 
 
 class Supervision(Settings):
-    """How a run is checked before it starts, and when it is restarted after a failure."""
+    """How a run is checked before it starts, and when it restarts after a failure."""
 
     max_attempts_per_step: int = Field(default=3, ge=1)
-    """Attempts that may fail in the same way at the same step; then the exit code is 66."""
+    """Attempts that may fail in the same way at one step; then the exit code is 66."""
     preflight: Literal["full", "brief"] = "full"
     """Checks before an attempt: `full` includes devices and collectives, `brief` only storage."""
     hang_timeout_seconds: float = Field(default=60.0, gt=0)
@@ -23,7 +23,7 @@ class Supervision(Settings):
 
 
 class Nodes(Settings):
-    """The nodes of a run and their rendezvous; every node runs the same command."""
+    """The run's nodes and their rendezvous; every node runs the same command."""
 
     count: int | str | None = Field(default=None, union_mode="left_to_right")
     """Number of nodes, or a range such as `2:4`; by default the launcher's number, or 1."""
@@ -47,7 +47,7 @@ class Nodes(Settings):
 
 
 def parse_node_range(count: int | str) -> tuple[int, int]:
-    """Return the minimum and the maximum of `2` or `2:4`; raises ValueError."""
+    """Return minimum and maximum of `2` or `2:4`; raises ValueError."""
     minimum, colon, maximum = str(count).partition(":")
     try:
         limits = int(minimum), int(maximum if colon else minimum)

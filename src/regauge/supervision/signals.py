@@ -1,4 +1,4 @@
-"""The stop signals of a supervisor, forwarded to the processes of an attempt."""
+"""A supervisor's stop signals, forwarded to the processes of an attempt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from regauge.system import stop_signals, timing
 
 
 class SupervisorSignals:
-    """Whether the run must stop, and the processes of the attempt that receive the signal."""
+    """Whether the run must stop, and the attempt's processes to signal."""
 
     def __init__(self) -> None:
         self.pids: list[int] = []
@@ -18,12 +18,11 @@ class SupervisorSignals:
 
     @property
     def number(self) -> int | None:
-        """The signal that stops the run: the first one that arrived, or that of a request."""
+        """The signal that stops the run: the first one received or requested."""
         return stop_signals.find_signal() or self._requested
 
     @property
     def is_stop_requested(self) -> bool:
-        """Whether the run must stop."""
         return self.number is not None
 
     def request_stop(self, number: int) -> None:
@@ -31,11 +30,11 @@ class SupervisorSignals:
         self._requested = number
 
     def sleep(self, seconds: float) -> None:
-        """Sleep until a signal arrives or the time is over."""
+        """Sleep until a signal arrives or time is up."""
         timing.wait_for(lambda: self.is_stop_requested, seconds)
 
     def forward(self) -> None:
-        """Send SIGTERM to the processes of the attempt: they save and stop."""
+        """Send SIGTERM to the attempt's processes: they save and stop."""
         for pid in self.pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)

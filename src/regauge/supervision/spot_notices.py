@@ -1,7 +1,7 @@
 """Spot interruption notices: the cloud announces that it will reclaim this machine.
 
-Amazon EC2 announces it two minutes ahead in the instance metadata. Its user guide recommends a poll
-every five seconds ("Spot Instance interruption notices"). IMDSv2 requires a token.
+Amazon EC2 announces it in the instance metadata, two minutes ahead. Its user guide recommends a
+poll every five seconds ("Spot Instance interruption notices"). IMDSv2 requires a token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from regauge.supervision.signals import SupervisorSignals
 
 ENDPOINT = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
-"""Environment variable with the address of the metadata service, as in the AWS SDKs."""
+"""Environment variable with the metadata service address, as in the AWS SDKs."""
 DEFAULT_ENDPOINT = "http://169.254.169.254"
 REQUEST_SECONDS = 5.0
 """Time between two requests for a notice."""
@@ -33,14 +33,14 @@ TOKEN_SECONDS = 21600
 
 
 class Ec2Metadata:
-    """A client of the metadata service of an EC2 instance."""
+    """Client for the metadata service of an EC2 instance."""
 
     def __init__(self) -> None:
         self.endpoint = os.environ.get(ENDPOINT, DEFAULT_ENDPOINT)
         self._token = ""
 
     def read_notice(self) -> str | None:
-        """Return the interruption notice of the instance, or None. Raises OSError."""
+        """Return the instance's interruption notice, or None. Raises OSError."""
         status, notice = self._read()
         if status == HTTPStatus.UNAUTHORIZED:  # the token has expired
             self._token = ""
@@ -77,7 +77,7 @@ class Ec2Metadata:
 
 @contextmanager
 def watch_spot_notices(kind: str, signals: SupervisorSignals) -> Iterator[None]:
-    """Treat a spot notice as SIGTERM for the duration of the block; `kind` is none or ec2.
+    """Treat a spot notice as SIGTERM within the block; `kind` is none or ec2.
 
     Raises SettingsError if the metadata service does not answer.
     """

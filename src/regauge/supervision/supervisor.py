@@ -1,7 +1,7 @@
-"""Runs the attempts of a run until it ends, and decides after each failure whether to restart.
+"""Runs attempts until the run ends, and decides after each failure whether to restart.
 
-The supervisor computes nothing. On a single node it imports no torch. Every attempt has new
-processes and a new rendezvous. The failure that ended an attempt is written to `failures/`.
+The supervisor computes nothing, and on a single node it does not import torch. Every attempt has
+new processes and a new rendezvous. The failure that ended an attempt is written to `failures/`.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
 
 MAX_WAIT_SECONDS = 60.0
 RECHECKED_KINDS = ("device", "network", "hang", "preflight")
-"""Kinds of failure after which devices and collectives are checked again."""
+"""Failure kinds after which devices and collectives are checked again."""
 
 
 def supervise(settings: TrainSettings, local_size: int, fault_plan: str | None = None) -> None:
-    """Run a run to its end, with `local_size` processes on this node.
+    """Run to the end, with `local_size` processes on this node.
 
-    Raises ChildError if the run ends by a failure.
+    Raises ChildError if the run fails.
     """
     folder = Path(settings.output.folder)
     launcher = build_launcher(settings, folder)
@@ -106,7 +106,7 @@ def supervise(settings: TrainSettings, local_size: int, fault_plan: str | None =
 
 
 class Supervisor:
-    """The attempts of a run so far, as the supervisor of one node knows them."""
+    """A run's attempts so far, as known to one node's supervisor."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Supervisor:
         self._settings, self._scratch = settings, scratch
         self._spawn_function: SpawnFunction = spawn
         self.devices = tuple(range(local_size))
-        """Indices of the devices of this node that the run uses."""
+        """Indices of the devices the run uses on this node."""
         self._fault_plan, self._signals, self._events = fault_plan, signals, events
         self._metrics = metrics
         self._failures: list[Failure] = []
@@ -148,13 +148,13 @@ class Supervisor:
 
     @property
     def needs_preflight(self) -> bool:
-        """Whether the processes of the next attempt check their devices and collectives."""
+        """Whether the next attempt checks devices and collectives."""
         if self._settings.execution.supervision.preflight == "brief":
             return False
         return not self._failures or self._failures[-1].kind in RECHECKED_KINDS
 
     def run_attempt(self, group: NodeGroup) -> Failure | None:
-        """Run one attempt; return the failure that ended it, or None at the run's end."""
+        """Run one attempt; return how it failed, or None if the run is finished."""
         if group.is_leader and self._unrecorded is not None:
             self._unrecorded.record(self._failures[-1])
         self._unrecorded = None
@@ -191,7 +191,7 @@ class Supervisor:
         return replace(meter, paid_before=meter.cost_after(time.time() - since))
 
     def wait_before_next(self) -> None:
-        """Wait before the next attempt; raises ChildError if there is none."""
+        """Wait before the next attempt; raises ChildError if the run is not restarted."""
         limit = self._settings.execution.supervision.max_attempts_per_step
         last = self._failures[-1]
         has_new_devices = last.kind == "preflight" and self._has_excluded
@@ -208,7 +208,7 @@ class Supervisor:
     def _find_bad_devices(self, failure: Failure) -> Failure:
         """Examine all devices after a failed preflight; return the failure with its cause.
 
-        If the number of processes is `auto`, bad devices are excluded from the next attempts.
+        If the number of processes is `auto`, later attempts exclude bad devices.
         """
         accelerator = self._settings.accelerator or accelerators.choose()[0]
         folder = Path(self._settings.output.folder)
@@ -230,7 +230,7 @@ class Supervisor:
 
 
 def _compute_wait(failures: list[Failure], limit: int) -> float | None:
-    """Return the seconds before the next attempt; None if there is no next attempt."""
+    """Return the seconds before the next attempt, or None if the run is not restarted."""
     last = failures[-1]
     if not last.policy.is_retried:
         return None
@@ -249,7 +249,7 @@ def _count_last(failures: list[Failure], predicate: Callable[[Failure], bool]) -
 def _build_final_error(
     failures: list[Failure], settings: TrainSettings, number: int | None = None
 ) -> ChildError:
-    """Return the error that ends the run; `number` is the signal that stopped it, if any."""
+    """Return the run's final error; `number` is the signal that stopped it, if any."""
     code, line = _summarize_failures(failures, settings)
     if failures[-1].kind == "preempted":
         code = failures[-1].evidence.get("exit_code", code)
@@ -262,7 +262,7 @@ def _build_final_error(
 
 
 def _summarize_failures(failures: list[Failure], settings: TrainSettings) -> tuple[int, str]:
-    """Return the exit code and the last line of a run that is not restarted."""
+    """Return exit code and last line for a run that is not restarted."""
     last, folder = failures[-1], Path(settings.output.folder)
     policy, limit = last.policy, settings.execution.supervision.max_attempts_per_step
     if last.kind == "memory":
@@ -285,7 +285,7 @@ def _summarize_failures(failures: list[Failure], settings: TrainSettings) -> tup
 
 
 def _suggest_microbatch(settings: TrainSettings, folder: Path) -> str:
-    """Return the advice to halve the microbatch, also one that the batch finder chose."""
+    """Return the advice to halve the microbatch, even one chosen by the batch finder."""
     rows = settings.batch.microbatch_rows
     if rows == "auto":
         rows = read_microbatch_rows(folder)

@@ -1,9 +1,9 @@
 """Hang detection: finds silent processes from outside, and the process that the others wait for.
 
-The limit of a phase is learned: ten times the longest gap between two heartbeats in that phase, and
-at least `floor_seconds`. The processes measure the gaps themselves, because a short phase is over
-between two polls. Until a phase has occurred, its limit is `execution.timeout_seconds`. A process
-that waits for another one is silent as well. Therefore a hang is found only if no process beats.
+The limit for a phase is learned: ten times the longest gap between two heartbeats in that phase,
+but at least `floor_seconds`. The processes measure the gaps themselves, because a short phase is
+over between two polls. Until a phase has occurred, the limit is `execution.timeout_seconds`. A
+process that waits for another one is silent as well, so an attempt hangs only if no process beats.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
     from regauge.supervision.heartbeat import HeartbeatReader
 
 MAX_GAP_FACTOR = 10.0
-"""A silence may be this many times the longest gap of its phase so far."""
+"""Silence may last this many times the phase's longest gap so far."""
 UNLEARNED_PHASES = ("start", "init", "preflight", "compile")
-"""Phases that occur once per attempt: no limit is learned for them."""
+"""Phases that occur once per attempt: their limits are not learned."""
 PREFLIGHT, PREFLIGHT_SECONDS = "preflight", 30.0
-"""The phase of the checks, and its limit: a check of a healthy device takes less than a second."""
+"""Limit for the check phase: a check takes less than a second on a healthy device."""
 STACK_SECONDS = 1.0
-"""Wait for the processes to write their stacks."""
+"""Time for the processes to write their stacks."""
 
 
 @dataclass(frozen=True)
 class Watchdog:
-    """The heartbeats of an attempt's processes, and the limits of their silence."""
+    """The heartbeats of an attempt's processes, and the limits on their silence."""
 
     heartbeats: HeartbeatReader
     floor_seconds: float
     """Minimum limit: `supervision.hang_timeout_seconds`."""
     ceiling_seconds: float
-    """Limit of a phase that nothing is known about: `execution.timeout_seconds`."""
+    """Limit for a phase not seen before: `execution.timeout_seconds`."""
 
     def find_hang(self, remote_silence: float = math.inf) -> str | None:
         """Return why the attempt hangs, or None.
 
-        `remote_silence` is the time since the last beat of a process on another node, in seconds.
+        `remote_silence` is the time since the last beat from a process on another node, in seconds.
         """
         now = time.monotonic()
         min_silence, problems = remote_silence, []
@@ -65,12 +65,12 @@ class Watchdog:
         return problems[0] if problems and is_silent else None
 
     def silence_limit(self, beat: Beat, beats: Sequence[Beat]) -> float:
-        """Return the maximum silence of a process in its phase, in seconds, from all beats."""
+        """Return how long a process may be silent in its phase, in seconds, given all beats."""
         max_gap = max(other.max_gaps[PHASES.index(beat.phase)] for other in beats)
         return self._limit(beat.phase, max_gap)
 
     def _limit(self, phase: str, max_gap: float) -> float:
-        """Return the maximum silence in a phase, in seconds; `max_gap` is 0 in its first time."""
+        """Return the maximum silence in a phase, in seconds; `max_gap` is 0 the first time."""
         if phase == PREFLIGHT:
             return min(PREFLIGHT_SECONDS, self.ceiling_seconds)
         if max_gap == 0.0 or phase in UNLEARNED_PHASES:
@@ -80,13 +80,13 @@ class Watchdog:
 
 @dataclass(frozen=True)
 class ProcessSnapshot:
-    """The state of one process when the attempt hung."""
+    """A process's state when the attempt hung."""
 
     rank: int
-    """Index of the process on its node."""
+    """Process index on its node."""
     beat: Beat
     state: str
-    """State letter of the kernel: T is stopped, R running, S sleeping, D waiting for a device."""
+    """Kernel state letter: T is stopped, R running, S sleeping, D waiting for a device."""
     stack: list[str]
     """Frames of all threads; empty if the process did not answer."""
     collectives: list[dict[str, Any]]
@@ -94,14 +94,14 @@ class ProcessSnapshot:
 
     @property
     def sequence(self) -> int:
-        """The sequence number of the last collective."""
+        """Sequence number of the last collective."""
         return max((int(entry["collective_seq_id"]) for entry in self.collectives), default=0)
 
     @property
     def progress_key(self) -> list[float]:
-        """Sort key of progress; the others wait for the process with the smallest key.
+        """Sort key for progress; the others wait for the process with the smallest key.
 
-        That process is stopped, or does not answer, or is behind in its collectives, or has been
+        Such a process is stopped, or does not answer, or is behind in its collectives, or has been
         silent for the longest time.
         """
         silence = time.monotonic() - self.beat.at
@@ -111,7 +111,7 @@ class ProcessSnapshot:
 def take_snapshots(
     heartbeats: HeartbeatReader, pids: list[int], reports: WorkerReports
 ) -> list[ProcessSnapshot]:
-    """Request stacks and collectives of all processes, and return their snapshots by rank."""
+    """Request stacks and collectives from all processes; return snapshots by rank."""
     beats = [heartbeats.read(rank) for rank in range(heartbeats.size)]
     reports.request_collectives()
     states = [inspect_process(pid).state for pid in pids]
@@ -126,5 +126,5 @@ def take_snapshots(
 
 
 def blamed_rank(snapshots: list[ProcessSnapshot]) -> int:
-    """Return the index of the process that the others wait for."""
+    """Return the index of the process the others wait for."""
     return min(snapshots, key=lambda snapshot: snapshot.progress_key).rank

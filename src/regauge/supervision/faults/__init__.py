@@ -1,5 +1,5 @@
-"""Fault injection: proves that a run survives the faults of a plan, or that bugs are detected.
+"""Fault injection: proves that a run survives planned faults, or that bugs are detected.
 
-Entry point: `faults.FaultInjector`, a hook of a training run. `bugs` holds the deliberate bugs of a
-training stack. Training imports this package only if a plan is given (`--chaos`).
+Entry point: `faults.FaultInjector`, a training hook. `bugs` holds the deliberate training bugs.
+Training imports this package only if a plan is given (`--chaos`).
 """

@@ -1,12 +1,12 @@
-"""Deliberate bugs of a training stack, which a comparison of two runs must detect.
+"""Deliberate training bugs, which a comparison of two runs must detect.
 
-A fault plan names them (`--chaos`), each with its first step and the number of steps:
+A fault plan names them (`--chaos`), each with a first step and a number of steps:
 
 | kind | effect |
 | --- | --- |
 | `learning-rate` | makes every update one percent larger; the log shows the planned rate |
 | `bf16-gradients` | rounds gradients to bf16 before they are summed (not under fsdp and hsdp) |
-| `dropout-seed` | takes the dropout masks (of kind `counter`) of other rows |
+| `dropout-seed` | takes the dropout masks (kind `counter`) from other rows |
 | `attention-mask` | hides the last token of every text |
 | `row-shift` | starts a batch one row later in the row order; its point is `order` |
 | `gelu` | lets one block compute the other GELU: tanh instead of exact, or the reverse |
@@ -33,17 +33,15 @@ LEARNING_RATE_FACTOR = 1.01
 
 
 class LearningRateSchedule(Protocol):
-    """A learning rate schedule: `next` returns the rate of the next step."""
-
     def next(self) -> Any:
-        """Return the learning rate of the next step."""
+        """Return the next step's learning rate."""
 
 
 @contextmanager
 def inject_bugs(
     module: nn.Module, schedule: LearningRateSchedule, batches: list[Batch], faults: Sequence[Fault]
 ) -> Iterator[None]:
-    """Apply the bugs of a step within the block; batches are changed in place."""
+    """Apply a step's bugs within the block; batches are changed in place."""
     kinds = {fault.kind for fault in faults}
     with ExitStack() as stack:
         for batch in batches:
@@ -72,7 +70,7 @@ def _scale_learning_rate(schedule: LearningRateSchedule) -> Iterator[None]:
 
 
 def _hide_last_token(segments: Tensor) -> Tensor:
-    """Return segments [batch, length] without the last token of each text."""
+    """Return segments [batch, length] without each text's last token."""
     following = torch.zeros_like(segments)
     following[:, :-1] = segments[:, 1:]
     return segments * (segments == following)
@@ -94,7 +92,7 @@ def _round_gradients(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _swap_gelu(module: nn.Module, layer: int) -> Iterator[None]:
-    """Replace the activation of one block; raises SettingsError if the block has no GELU."""
+    """Replace one block's activation; raises SettingsError if the block does not have a GELU."""
     blocks = architectures.find_blocks(module)
     location = _find_gelu(blocks[layer]) if layer < len(blocks) else None
     if location is None:
@@ -109,7 +107,7 @@ def _swap_gelu(module: nn.Module, layer: int) -> Iterator[None]:
 
 
 def _find_gelu(block: nn.Module) -> tuple[nn.Module, str, nn.Module] | None:
-    """Return the parent and name of a block's GELU, and the GELU of the other formula."""
+    """Return the parent and name of a block's GELU, and the GELU with the other formula."""
     probe = torch.linspace(-3, 3, 64)
     variants: tuple[Callable[[], nn.Module], ...] = (nn.GELU, lambda: nn.GELU(approximate="tanh"))
     for parent in block.modules():

@@ -1,7 +1,7 @@
-"""Fault injection: a plan of faults, and the hook that triggers them in a process.
+"""Fault injection: a fault plan, and the hook that triggers the faults in a process.
 
-A plan is data (TOML or JSON) and does nothing without `--chaos FILE`. Before a fault is triggered
-it is appended to `faults.jsonl` in the output folder, as proof of the faults that the run survived.
+A plan is data (TOML or JSON) and does nothing without `--chaos FILE`. Each fault is appended to
+`faults.jsonl` in the output folder before it is triggered, as proof of what the run survived.
 
     [[fault]]
     kind = "kill"
@@ -75,11 +75,11 @@ BUGS: tuple[Kind, ...] = (
     "row-shift",
     "gelu",
 )
-"""Deliberate bugs of a training stack: the run continues, to another result."""
+"""Deliberate training bugs: the run continues, to another result."""
 
 
 class TrainedModel(Protocol):
-    """A model as a strategy has wrapped it."""
+    """A model as wrapped by a strategy."""
 
     module: nn.Module
 
@@ -93,29 +93,27 @@ class Fault(Settings):
 
     kind: Kind
     """`kill`, `stop` and `terminate` are signals; `leave` is an exit with code 0; `block` holds the
-    interpreter lock; `flip` changes a bit of a weight; `corrupt` changes the data of a
-    check; `fail` raises the error of a full disk. `bugs.py` describes the deliberate bugs."""
+    interpreter lock; `flip` changes one weight bit; `corrupt` changes the data of a check;
+    `fail` raises a full disk error. `bugs.py` describes the deliberate bugs."""
     at: str = "step"
     """The point: `step` (before its batches are computed), `gradients` (before they are used),
-    `data`, `evaluate`, a point of a save such as `save:staged`, or of a check such as
+    `data`, `evaluate`, a point in a save such as `save:staged`, or in a check such as
     `preflight:collective`."""
     rank: int = Field(default=0, ge=-1)
-    """The rank that is hit; -1 is every rank."""
+    """Affected rank; -1 for every rank."""
     step: int = Field(ge=0)
-    """Number of steps that are done when the fault is triggered."""
+    """Number of finished steps when the fault is triggered."""
     attempt: int = Field(default=1, ge=0)
-    """The attempt that is hit, counted from 1; 0 is every attempt."""
+    """Affected attempt, counted from 1; 0 for every attempt."""
     count: int = Field(default=1, ge=1)
-    """Number of consecutive steps in which the fault is triggered."""
+    """How many consecutive steps trigger the fault."""
     seconds: float = Field(default=0.5, ge=0)
     """Duration of a `sleep`."""
     layer: int = Field(default=0, ge=0)
-    """The block that `gelu` changes."""
+    """Block changed by `gelu`."""
 
 
 class FaultLine(DocumentShape):
-    """A line of the record of triggered faults."""
-
     kind: str
     at: str
     rank: int
@@ -124,19 +122,16 @@ class FaultLine(DocumentShape):
 
 
 class Plan(Settings):
-    """The faults of a run."""
-
     fault: tuple[Fault, ...]
-    """All faults, in any order."""
 
 
 def read_plan(path: Path) -> Plan:
-    """Return a plan; raises SettingsError with the key that is wrong."""
+    """Return a plan; raises SettingsError with the wrong key."""
     return config.build(Plan, config.read(path), (), str(path))
 
 
 class FaultInjector(Hook):
-    """Triggers the faults of a plan that hit this process."""
+    """Triggers a plan's faults for this process."""
 
     def __init__(self, plan: Plan, record: Path, rank: int, attempt: int) -> None:
         self._faults = [
@@ -165,15 +160,15 @@ class FaultInjector(Hook):
 
     @classmethod
     def read(cls, path: str, record: Path, rank: int, attempt: int = 1) -> Self:
-        """Return the injector of a plan's file."""
+        """Build an injector from a plan file."""
         return cls(read_plan(Path(path)), record, rank, attempt)
 
     def attach(self, model: TrainedModel, schedule: LearningRateSchedule) -> None:
-        """Set the model and the learning rate schedule that `flip` and the bugs change."""
+        """Set the model and learning rate schedule for `flip` and the bugs to change."""
         self._model, self._schedule = model, schedule
 
     def trigger(self, point: str, step: int) -> list[Fault]:
-        """Trigger every fault that is due; return the faults that the caller must simulate."""
+        """Trigger every fault that is due; return those for the caller to simulate."""
         due = [
             fault
             for fault in self._faults
@@ -193,7 +188,7 @@ class FaultInjector(Hook):
         return left
 
     def inject(self, point: str) -> Sequence[str]:
-        """Return the kinds of fault that a health check must simulate: an `Inject`."""
+        """Return the fault kinds for a health check to simulate: an `Inject`."""
         return [fault.kind for fault in self.trigger(point, 0)]
 
     def before_batches(self, step: int) -> None:
@@ -232,7 +227,7 @@ class FaultInjector(Hook):
 
 
 def _flip_bit(weight: Tensor) -> None:
-    """Flip one bit of a weight, as faulty memory does."""
+    """Flip one bit, as faulty memory does."""
     from regauge.models.tensors import INTEGERS
 
     first = weight.detach().view(-1)[:1]
@@ -249,7 +244,7 @@ def _fail(_: Fault) -> None:
 
 
 def _block(_: Fault) -> None:
-    """Hold the interpreter's lock in a thread: a regular expression that backtracks for ever."""
+    """Hold the interpreter lock in a thread, with an endlessly backtracking regular expression."""
     threading.Thread(target=lambda: re.match(r"(a+)+$", "a" * 60 + "b"), daemon=True).start()
     time.sleep(0.1)
 
@@ -272,7 +267,7 @@ def _skip_collective(_: Fault) -> None:
 
 
 def _exhaust_memory(_: Fault) -> None:
-    """Ask for more memory than a limit of the process's address space leaves."""
+    """Request more memory than the limit on the process's address space leaves."""
     import torch
 
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -281,8 +276,8 @@ def _exhaust_memory(_: Fault) -> None:
 
 
 def _limit_files(_: Fault) -> None:
-    """Let every file of this process end at 64 KiB, as on a full disk.
+    """Cut this process's files off at 64 KiB, as on a full disk.
 
-    Python ignores the signal that comes with it.
+    Python ignores the accompanying signal.
     """
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))

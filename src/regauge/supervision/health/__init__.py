@@ -3,10 +3,10 @@
 Each check yields a `findings.Finding`. There are three entry points:
 
 - `machine.check_machine`: storage, without torch
-- `preflight.run_preflight`: the processes of a run check themselves before they allocate
+- `preflight.run_preflight`: a run's processes check themselves before they allocate
 - `examination.examine`: `regauge doctor` checks all devices in processes that it kills if they hang
 
-`device`, `collectives` and `hosts` are the checks that use torch. `probe` is the worker of an
-examination, and `vendors` runs the vendor's own tools. The package may import `accelerators`,
+`device`, `collectives` and `hosts` hold the checks that use torch. `probe` is the worker process of
+an examination, and `vendors` runs the vendor's own tools. The package may import `accelerators`,
 `checkpoint.remote` and files below them.
 """

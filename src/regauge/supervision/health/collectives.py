@@ -1,4 +1,4 @@
-"""Checks of collectives: exact results, the same bits on all processes, latency, bandwidth."""
+"""Collective checks: exact results, the same bits on all processes, latency, bandwidth."""
 
 from __future__ import annotations
 
@@ -30,35 +30,34 @@ QUICK_BYTES = (1 << 10, 1 << 16, 1 << 20)
 FULL_BYTES = (*QUICK_BYTES, 1 << 23, 1 << 26)
 REPETITIONS = 5
 MAX_LATENCY_SECONDS = 0.25
-"""A message of a few KiB takes less time between two continents."""
+"""Even between two continents, a message of a few KiB takes less time."""
 TOLERANCE = 1e-5
 FAULT_POINT = "preflight:collective"
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-"""The names since torch 2.13, or else the older names."""
+"""The name since torch 2.13, or else the older one."""
 
 
 @dataclass(frozen=True)
 class CheckGroup:
-    """This process among the processes that are checked together."""
+    """This process within a group checked together."""
 
     rank: int
     size: int
     device: torch.device
     location: str
-    """The process and its host."""
+    """This process and its host."""
     global_ranks: tuple[int, ...]
     """Rank of each process in the run."""
 
     @classmethod
     def from_world(cls, world: World, device: torch.device) -> CheckGroup:
-        """Return the group of all processes of a run."""
         location = f"process {world.rank} on {socket.gethostname()}"
         return cls(world.rank, world.size, device, location, tuple(range(world.size)))
 
 
 def check_collectives(group: CheckGroup, inject: Inject) -> Generator[Finding | str]:
-    """Yield the name of each check before it begins, and then its finding."""
+    """Yield the name of each check before it begins, then the finding."""
     for name, check in (
         ("all-gather", _check_all_gather),
         ("all-reduce", _check_all_reduce),
@@ -85,17 +84,17 @@ BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "reduce_scatter": lambda size: (size - 1) / size,
     "all_to_all": lambda size: (size - 1) / size,
 }
-"""Bytes on the links per byte, by number of processes (nccl-tests, PERFORMANCE.md)."""
+"""Collective -> link bytes per message byte, by process count (nccl-tests, PERFORMANCE.md)."""
 
 
 def _shorten_error(error: RuntimeError) -> str:
-    """Return the message of a backend without its source location and its advice."""
+    """Return a backend's message without source location and advice."""
     line = re.sub(r"^\[[^\]]*\] *", "", first_line(error))
     return line.partition(". ")[0]
 
 
 def _build_message(group: CheckGroup, inject: Inject) -> Tensor:
-    """Return integers [NUM_ELEMENTS] that no other process has, and whose sums are exact."""
+    """Return integers [NUM_ELEMENTS], unique to this process, with exact sums."""
     message = _integers(group.rank)
     if "corrupt" in inject(FAULT_POINT):
         message[NUM_ELEMENTS // 2] += 1

@@ -1,4 +1,4 @@
-"""Checks the vendor's counters of the devices: a counter may exist and never have a value."""
+"""Checks the vendor's device counters: a counter may exist and never have a value."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Reading = tuple[DeviceCounters, ...]
 
 @contextmanager
 def record_counters(accelerator: Accelerator) -> Iterator[list[Reading]]:
-    """Yield a list to which readings of the counters are appended during the block.
+    """Yield a list to which counter readings are appended during the block.
 
     The block should use the devices, because an idle device may have a utilization of 0.
     """
@@ -39,13 +39,13 @@ def record_counters(accelerator: Accelerator) -> Iterator[list[Reading]]:
 
 
 def judge_counters(readings: Sequence[Reading]) -> list[Finding]:
-    """Return a finding for each device: its counters, and those that are empty or always 0.
+    """Return a finding per device: the counters, and those that are empty or always 0.
 
-    Such a counter prevents no run, so no finding is bad.
+    Such a counter does not prevent a run, so the findings are never bad.
     """
     devices = dict.fromkeys(counters.device for reading in readings for counters in reading)
     if not devices:
-        return [Finding(CHECK, "this machine", "none: the vendor's library has no device")]
+        return [Finding(CHECK, "this machine", "none: the vendor's library found no device")]
     return [_judge_device(device, readings) for device in devices]
 
 

@@ -1,4 +1,4 @@
-"""Checks of one device against the processor: memory, matrix products by precision, and speed."""
+"""Checks one device against the host CPU: memory, matrix products by precision, and speed."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ TOLERANCES = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 1e-2, "fp16": 2e-3}
 """Maximum error relative to the largest value; operands are rounded first, sums are in fp32."""
 MEMORY_BYTES = 1 << 25
 BANDWIDTH_BYTES = 1 << 28
-"""More than the caches of most devices."""
+"""Larger than most device caches."""
 PRODUCT_SIZE = 256
 MIN_SIZE, MAX_SIZE = 512, 8192
 MIN_PRODUCT_SECONDS = 2e-3
-"""A product of this duration is not dominated by its launch."""
+"""In products that take this long, launch time is negligible."""
 SPEED_SECONDS, MIN_TRIES = 0.15, 5
 MIN_PEAK_SHARE = 0.2
 """Share of the data sheet's peak below which a device is slow; healthy devices reach 0.5."""
 MIN_MEASURED_SHARE = 0.05
-"""The same share of a measured peak: processes that share cores slow each other down."""
+"""The same share for a measured peak: processes that share cores slow each other down."""
 FAULT_POINT, SPEED_FAULT_POINT = "preflight:device", "preflight:speed"
 
 
@@ -44,7 +44,7 @@ def check_device(
     location: str,
     inject: Inject,
 ) -> Generator[Finding | str]:
-    """Yield the name of each check before it begins, and then its finding."""
+    """Yield the name of each check before it begins, then the finding."""
     yield "memory"
     yield _check_memory(device, location)
     for precision in precisions:
@@ -58,7 +58,7 @@ def check_device(
 def check_bandwidth(
     accelerator: Accelerator, device: torch.device, location: str
 ) -> Generator[Finding | str]:
-    """Yield `bandwidth`, and the memory bandwidth as a finding that is always good."""
+    """Yield `bandwidth`, then the memory bandwidth; the finding is always good."""
     yield "bandwidth"
     rate = measure_memory_bandwidth(accelerator, device)
     value, numbers = f"{rate / 1e9:.1f} GB/s of its memory", {"bytes_per_second": rate}
@@ -66,7 +66,7 @@ def check_bandwidth(
 
 
 def measure_memory_bandwidth(accelerator: Accelerator, device: torch.device) -> float:
-    """Return the bytes per second that the device reads and writes in its memory."""
+    """Return device memory bandwidth in bytes per second, reads plus writes."""
     large = torch.ones(BANDWIDTH_BYTES // 4).to(device)
     seconds = timing.measure_min_seconds(
         lambda: _time_once(accelerator, large.neg_), SPEED_SECONDS, MIN_TRIES
@@ -75,7 +75,7 @@ def measure_memory_bandwidth(accelerator: Accelerator, device: torch.device) -> 
 
 
 def _check_memory(device: torch.device, location: str) -> Finding:
-    """Copy random bytes to the device, within the device, and back."""
+    """Copy random bytes to the device, within it, and back."""
     generator = torch.Generator().manual_seed(0)
     words = torch.empty(MEMORY_BYTES // 8, dtype=torch.int64)
     sent = words.random_(-(2**63), None, generator=generator).view(torch.uint8)
@@ -89,7 +89,7 @@ def _check_memory(device: torch.device, location: str) -> Finding:
 
 
 def _time_once(accelerator: Accelerator, work: Callable[[], Tensor]) -> float:
-    """Return the seconds until the device has done some work."""
+    """Return the seconds until the device has finished the work."""
     began = time.perf_counter()
     result = work()  # a lazy device computes only results that are still held  # noqa: F841
     if accelerator.is_lazy:
@@ -125,9 +125,9 @@ def _check_speed(
     location: str,
     inject: Inject,
 ) -> Finding:
-    """Time a product that is large enough, and compare its speed with the chip's peak.
+    """Time a large enough product, and compare the speed with the chip's peak.
 
-    The size is doubled until a product takes MIN_PRODUCT_SECONDS. A device that seems slow is timed
+    The size is doubled until a product takes MIN_PRODUCT_SECONDS. A seemingly slow device is timed
     again, because other work may have occupied it.
     """
     name = f"speed in {precision}"

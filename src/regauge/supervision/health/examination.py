@@ -1,4 +1,4 @@
-"""Checks all devices in worker processes that are killed if they hang; no torch here."""
+"""Checks all devices in worker processes, which are killed if they hang; no torch here."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ if TYPE_CHECKING:
 
 PROBE = "regauge.supervision.health.probe"
 START_SECONDS, CHECK_SECONDS, COMPILE_SECONDS = 60.0, 10.0, 120.0
-"""Limits of the start, of one check, and of one check on a lazy device, which compiles it."""
+"""Time limits for the start, for one check, and for one check on a lazy device, which compiles
+it."""
 LATE_SECONDS = 5.0
-"""Time that the other processes have left after one exited with an error."""
+"""Time left for the other processes after one exited with an error."""
 MIN_SPEED_SHARE = 0.3
 """Share of the others' median speed below which a device is slow; other work may halve a speed."""
 
 
 @dataclass
 class Examination:
-    """The findings and bandwidths of all devices."""
+    """Findings and bandwidths for all devices."""
 
     findings: list[Finding] = field(default_factory=list)
     bandwidths: list[Bandwidth] = field(default_factory=list)
 
     @property
     def bad_ranks(self) -> set[int]:
-        """The processes whose devices are bad; empty if one bad finding names no process."""
+        """Processes with bad devices; empty if any bad finding does not name a process."""
         bad = [finding for finding in self.findings if not finding.ok]
         decisive = [finding for finding in bad if finding.check == PAIRS] or bad
         ranks = {finding.rank for finding in decisive}
@@ -48,20 +49,20 @@ class Examination:
 
 @dataclass
 class ProbeReport:
-    """The lines of one worker process, whether or not it finished."""
+    """The lines from one worker process, finished or not."""
 
     rank: int
     findings: list[Finding] = field(default_factory=list)
     bandwidths: list[Bandwidth] = field(default_factory=list)
     last_check: str = "start"
-    """The check that began last."""
+    """Last check begun."""
     is_collective: bool = False
-    """Whether that check needs the other processes."""
+    """Whether the last check needs the other processes."""
     is_done: bool = False
 
     @classmethod
     def read(cls, rank: int, lines: Iterable[Line]) -> ProbeReport:
-        """Return the report of a process; a process that did not finish has a bad finding."""
+        """Parse the lines of a process; an unfinished process gets a bad finding."""
         report = cls(rank)
         for line in lines:
             if line["rank"] != rank:
@@ -84,7 +85,6 @@ class ProbeReport:
 
     @property
     def is_good(self) -> bool:
-        """Whether all findings are good."""
         return all(finding.ok for finding in self.findings)
 
 
@@ -99,7 +99,7 @@ def examine(
 ) -> Examination:
     """Check the first `size` devices, or the given ones, and their collectives.
 
-    If a collective fails, each pair of processes is checked separately. The process that is in all
+    If a collective fails, each pair of processes is checked separately. The process found in all
     failing pairs is blamed.
     """
     request = {
@@ -141,7 +141,7 @@ def _run_probes(
 ) -> list[Line]:
     """Run the worker processes and return their lines; hanging processes are killed.
 
-    A check may last for `limit` seconds in which no process writes anything.
+    During a check, all processes together may be silent for `limit` seconds.
     """
     lines: list[Line] = []
     run_worker(
@@ -160,7 +160,7 @@ def _without_problems(report: ProbeReport) -> ProbeReport:
 
 
 def _compare_speeds(findings: list[Finding]) -> None:
-    """Mark devices that are much slower than the others."""
+    """Mark devices much slower than the others."""
     for name in {finding.check for finding in findings if finding.flops_per_second is not None}:
         speeds = {
             index: finding.flops_per_second or 0.0
@@ -175,11 +175,11 @@ def _compare_speeds(findings: list[Finding]) -> None:
 
 
 PairProblems = dict[tuple[int, int], str]
-"""Problem of each pair of processes; empty if the pair has none."""
+"""Pair of processes -> problem, or ""."""
 
 
 def _read_pairs(lines: list[Line], size: int) -> tuple[PairProblems, list[int]]:
-    """Return the problem of each pair that was checked, and the processes that did not finish."""
+    """Return the problem of each checked pair, and the unfinished processes."""
     pairs: PairProblems = {}
     unfinished = []
     for rank in range(size):
@@ -193,7 +193,7 @@ def _read_pairs(lines: list[Line], size: int) -> tuple[PairProblems, list[int]]:
 
 
 def blame_from_pairs(pairs: PairProblems, unfinished: list[int]) -> Finding:
-    """Return a finding for the process that hangs, or that is in all failing pairs and no other."""
+    """Return a finding for the process that hangs, or is in all failing pairs and no other."""
     bad = {pair: problem for pair, problem in pairs.items() if problem}
     value = f"{len(pairs)} pairs checked, {len(bad)} bad"
     if len(unfinished) == 1:

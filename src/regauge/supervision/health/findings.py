@@ -1,4 +1,4 @@
-"""The results of health checks."""
+"""Health check results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 PAIRS = "pairs"
-"""Name of the check that blames a process by its collectives with each other process."""
+"""Check that blames a process after testing collectives with each other process."""
 REMEDY = "replace or exclude it, then run `regauge doctor`"
 
 
@@ -23,28 +23,27 @@ class Finding:
     location: str
     """The process and its host, or the folder."""
     value: str = ""
-    """The measured value."""
+    """Measured value."""
     problem: str = ""
     """Empty if the check passed."""
     ok: bool = True
     flops_per_second: float | None = None
-    """Operations per second, for the comparison with other devices."""
+    """FLOP/s, for comparison with other devices."""
     rank: int | None = None
-    """The process whose device was checked; None if it is unknown."""
+    """Process whose device was checked, if known."""
     may_be_load: bool = False
-    """Whether other programs of the machine can cause the problem."""
+    """Whether other programs on the machine can cause the problem."""
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """The measured numbers, by names with their units, such as `bytes_per_second`."""
+    """Measured numbers; names include units, such as `bytes_per_second`."""
 
     @classmethod
     def bad(
         cls, check: str, where: str, problem: str, value: str = "", *, rank: int | None = None
     ) -> Finding:
-        """Return the finding of a check that failed."""
         return cls(check, where, value, problem, ok=False, rank=rank)
 
     def to_row(self) -> dict[str, str]:
-        """Return the finding as a row of a table."""
+        """Return a table row."""
         return {
             "check": self.check,
             "location": self.location,
@@ -54,7 +53,7 @@ class Finding:
         }
 
     def to_document(self) -> dict[str, Any]:
-        """Return the finding as JSON: numbers have units in their names."""
+        """Return JSON; names of numbers include units."""
         return {
             "check": self.check,
             "location": self.location,
@@ -67,11 +66,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """The speed of a collective at one size, in the columns of nccl-tests and nccom-test."""
+    """Speed of a collective at one size, in the columns of nccl-tests and nccom-test."""
 
     op: str
     size: int
-    """Bytes that each process holds."""
+    """Bytes per process."""
     count: int
     """Elements."""
     type: str
@@ -79,13 +78,13 @@ class Bandwidth:
     algbw_gbs: float
     """Size over time, in GB/s."""
     busbw_gbs: float
-    """Load of the links, in GB/s: nccl-tests, PERFORMANCE.md, "Bandwidth"."""
+    """Link load in GB/s: nccl-tests, PERFORMANCE.md, "Bandwidth"."""
     wrong: int
     """Number of wrong elements."""
 
 
 def raise_if_bad(findings: Iterable[Finding]) -> None:
-    """Raise PreflightError for the first bad finding, or for the process that all pairs blame."""
+    """Raise PreflightError for the first bad finding, or for the process blamed by all pairs."""
     first: Finding | None = None
     for finding in findings:
         if not finding.ok and (first is None or finding.check == PAIRS):

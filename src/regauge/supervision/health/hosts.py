@@ -1,4 +1,4 @@
-"""Checks of the hosts of a run against each other: clocks and versions."""
+"""Checks a run's hosts against each other: clocks and versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = ("regauge", "torch", "transformers")
 
 
 def check_hosts(size: int) -> list[Finding]:
-    """Return the findings for the hosts of all processes, the same on every process."""
+    """Return findings about all hosts, the same on every process."""
     wait_for_all()
     local = {
         "host": socket.gethostname(),

@@ -24,7 +24,7 @@ PROBE = ".regauge-doctor"
 
 
 def check_machine(folder: Path, root: str | None = None) -> Iterator[Finding]:
-    """Yield the findings for an output folder, an object store and shared memory."""
+    """Yield findings about an output folder, an object store and shared memory."""
     yield _check_storage(folder)
     yield _check_free_space(folder)
     if root is not None:
@@ -34,7 +34,7 @@ def check_machine(folder: Path, root: str | None = None) -> Iterator[Finding]:
 
 
 def _check_storage(folder: Path) -> Finding:
-    """Write, flush and rename a file as a checkpoint does, and remove it again."""
+    """Write, flush and rename a file as a checkpoint does, then remove it."""
     parent = find_existing_parent(folder)
     file = parent / f"{PROBE}-{uuid4().hex}"  # other nodes may check at the same time
     began = time.monotonic()
@@ -53,7 +53,7 @@ def _check_storage(folder: Path) -> Finding:
 
 
 def _check_object_store(root: str) -> Finding:
-    """Write a key to an object store, and remove it."""
+    """Write a key to an object store, then remove it."""
     began = time.monotonic()
     problem = RemoteCheckpoints(root).find_problem()
     if problem:
@@ -80,7 +80,7 @@ def _check_free_space(folder: Path) -> Finding:
 
 
 def _check_shared_memory() -> Finding:
-    """Return the free shared memory; the finding is always good, because a run works without."""
+    """Report the free shared memory; always good, because a run works without it."""
     free = shutil.disk_usage(scratch.SHARED_MEMORY).free
     value = f"{free / 1e6:,.0f} MB free"
     if free < scratch.MIN_FREE_BYTES:
@@ -89,12 +89,12 @@ def _check_shared_memory() -> Finding:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free bytes on the disk of a folder, which need not exist yet."""
+    """Return the free disk space for a folder, which need not exist yet."""
     return shutil.disk_usage(find_existing_parent(folder)).free
 
 
 def find_existing_parent(folder: Path) -> Path:
-    """Return the folder itself or its nearest parent that exists."""
+    """Return the folder itself or the nearest existing parent."""
     parent = folder.resolve()
     while not parent.is_dir():
         parent = parent.parent

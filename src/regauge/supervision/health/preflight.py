@@ -1,4 +1,4 @@
-"""The checks of a run's processes before they allocate anything."""
+"""Checks by a run's processes before they allocate anything."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def run_preflight(
 ) -> None:
     """Check the device, the collectives and the hosts; raises PreflightError for a bad one.
 
-    A single process on a busy machine is not refused for its speed: no other process waits for it.
-    Lazy devices are checked by `regauge doctor` only, because each check would be compiled first.
+    A single process on a busy machine is not refused for low speed: no other process waits for it.
+    Lazy devices are checked by `regauge doctor` only, because each check would have to be compiled.
     """
     group = CheckGroup.from_world(world, device)
     if not accelerator.is_lazy:
@@ -42,7 +42,7 @@ def run_preflight(
 
 
 def _raise_at_first_bad(checks: Iterable[Finding | str], *, is_single: bool) -> None:
-    """Raise PreflightError at the first bad finding; the checks after it do not begin."""
+    """Raise PreflightError at the first bad finding; later checks do not begin."""
     for check in checks:
         if isinstance(check, Finding) and not check.ok and check.may_be_load and is_single:
             logger.warning(f"{check.check}: {check.problem}; other programs may use the machine")

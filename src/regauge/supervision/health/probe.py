@@ -1,7 +1,7 @@
-"""One worker process of an examination, started by `worker.run_worker`.
+"""Worker process of an examination, started by `worker.run_worker`.
 
-It writes a line for each check before it begins, for each finding, and for each pair that it was
-in. The lines remain readable if the process hangs and is killed.
+It writes a line for each check before it begins, for each finding, and for each pair it was in. The
+lines remain readable if the process hangs and is killed.
 """
 
 from __future__ import annotations
@@ -41,21 +41,20 @@ RENDEZVOUS_SECONDS = 60
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """The job of the worker processes of an examination."""
+    """The worker processes' job."""
 
     accelerator: dict[str, Any]
     scope: Literal["everything", "pairs"]
-    """All checks, or the collectives of each pair of processes."""
+    """All checks, or only the collectives of each pair of processes."""
     quick: bool
-    """Whether large messages are left out."""
+    """Whether to skip large messages."""
     fault_plan: str | None
-    """File of a fault plan."""
+    """Fault plan file."""
     record: str | None
-    """File to which a fault is appended before it is triggered."""
+    """File that lists each fault before it is triggered."""
 
 
 def main() -> None:
-    """Run the requested checks."""
     job = receive_job()
     request = ProbeRequest(**job.request)
     probe = Probe(job, request, processes.detect_world())
@@ -66,7 +65,7 @@ def main() -> None:
 
 
 class Probe:
-    """Runs the checks of one process and its device."""
+    """Runs the checks for one process and its device."""
 
     def __init__(self, job: WorkerJob, request: ProbeRequest, world: World) -> None:
         self._job = job
@@ -128,7 +127,7 @@ class Probe:
                 self._job.write_line({"bandwidth": asdict(row)})
 
     def check_pairs(self) -> None:
-        """Check the collectives with each other process, in rounds with at most one partner."""
+        """Check collectives with each other process, in rounds with at most one partner."""
         rank, size = self._group.rank, self._group.size
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         wait = dt.timedelta(seconds=RENDEZVOUS_SECONDS)
@@ -143,7 +142,7 @@ class Probe:
             store.wait([f"round-{number}-{other}" for other in range(size)], wait)
 
     def _check_pair(self, partner: int, store: TCPStore) -> str:
-        """Return the problem of the collectives with a partner; empty if there is none."""
+        """Return the problem with a partner's collectives, or ""."""
         group = self._group
         ranks = tuple(sorted((group.rank, partner)))
         pair = CheckGroup(ranks.index(group.rank), len(ranks), group.device, group.location, ranks)
@@ -174,10 +173,10 @@ def _build_inject(request: ProbeRequest, world: World) -> Inject:
 
 
 def schedule_partners(rank: int, size: int) -> list[int | None]:
-    """Return the partner of a process in each round, so that each pair meets once.
+    """Return a process's partner in each round, so that each pair meets once.
 
-    This is the circle method of a round-robin tournament. With an odd number of processes, one
-    process has no partner in each round: None.
+    This is the circle method for round-robin tournaments. With an odd number of processes, one
+    process per round goes without a partner: None.
     """
     num_rounds = size - 1 + size % 2
     partners: list[int | None] = []

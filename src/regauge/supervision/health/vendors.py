@@ -1,4 +1,4 @@
-"""Runs the vendor's own diagnostic tools, if they are installed, and shows their results."""
+"""Runs the vendor's own diagnostic tools, if installed, and shows the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOCATION = "this machine"
 
 
 def check_vendors(accelerator: Accelerator, size: int) -> Iterator[Finding]:
-    """Yield the result of each tool of an accelerator; tools that are not installed are skipped."""
+    """Yield each installed tool's result."""
     for command in accelerator.diagnostic_commands(size):
         if shutil.which(command[0]):
             yield _run_tool(command)
@@ -29,7 +29,7 @@ def check_vendors(accelerator: Accelerator, size: int) -> Iterator[Finding]:
 
 
 def _run_tool(command: tuple[str, ...]) -> Finding:
-    """Return the result of a tool: its exit code, and the last line of its output."""
+    """Report a tool's exit code and last output line."""
     name = command[0]
     code, lines = _run(command)
     last = lines[-1] if lines else "no output"
@@ -39,7 +39,7 @@ def _run_tool(command: tuple[str, ...]) -> Finding:
 
 
 def _check_occupancy(command: tuple[str, ...]) -> Finding:
-    """Return which other processes use the devices; a command that fails is no bad finding."""
+    """Report which other processes use the devices; a failing command is not a bad finding."""
     code, lines = _run(command)
     if code:
         reason = lines[-1] if lines else f"code {code}"
@@ -50,7 +50,7 @@ def _check_occupancy(command: tuple[str, ...]) -> Finding:
 
 
 def _run(command: tuple[str, ...]) -> tuple[int, list[str]]:
-    """Return the exit code of a command and its output lines that are not empty."""
+    """Return a command's exit code and non-empty output lines."""
     try:
         process = run_tool(command, TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:

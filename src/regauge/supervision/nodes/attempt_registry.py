@@ -1,8 +1,8 @@
-"""The number of a run's newest attempt: one record at the rendezvous that all nodes share.
+"""A run's newest attempt number: one record at the rendezvous, shared by all nodes.
 
-attempt    number of the newest attempt
-beat       changes every second while a node waits for that attempt or works in it
-outcome    how the run ended: exit code and message
+- `attempt`: number of the newest attempt
+- `beat`: changes every second while a node waits for that attempt or works in it
+- `outcome`: how the run ended: exit code and message
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 STALE_SECONDS = 4.0
-"""A record that has not changed for this long belongs to nodes that are gone."""
+"""A record unchanged for this long belongs to nodes that are gone."""
 BEAT_SECONDS = 1.0
 
 
@@ -37,7 +37,7 @@ class RunEndedError(Exception):
 
 
 class AttemptRegistry:
-    """The record of a run; a change succeeds only if the record is still the one that was read."""
+    """A run's record; a write succeeds only if the record has not changed since it was read."""
 
     def __init__(self, backend: RendezvousBackend, folder: Path) -> None:
         self._backend = backend
@@ -46,8 +46,8 @@ class AttemptRegistry:
     def choose_attempt(self, previous: int | None) -> int:
         """Return the attempt to join: the newest one, or the next one.
 
-        `previous` is the last attempt of this node, if it had one. Raises RunEndedError if the run
-        ended after that attempt.
+        `previous` is this node's last attempt, if any. Raises RunEndedError if the run ended after
+        that attempt.
         """
         while True:
             document, token = self._read()
@@ -71,7 +71,6 @@ class AttemptRegistry:
         return document
 
     def record_end(self, code: int, message: str) -> None:
-        """Write how the run ended."""
         document, token = self._read()
         self._write({**document, "outcome": [code, message]}, token)
 
@@ -81,18 +80,18 @@ class AttemptRegistry:
         return has_changed and {**self._read()[0], "beat": 0} == {**document, "beat": 0}
 
     def _read(self) -> tuple[dict[str, Any], Any]:
-        """Return the record, empty if there is none, and the token of its version."""
+        """Return the record, or {}, and its version token."""
         state = self._backend.get_state()
         return (json.loads(state[0]), state[1]) if state else ({}, None)
 
     def _write(self, document: dict[str, Any], token: Any) -> bool:
-        """Replace the version of the record that has the token; return whether it succeeded."""
+        """Replace the record version with this token; return whether it succeeded."""
         result = self._backend.set_state(json.dumps(document).encode(), token)
         return result is not None and result[2]
 
 
 class RendezvousWatcher(threading.Thread):
-    """Keeps the record of an attempt fresh, and counts the nodes that wait to join."""
+    """Keeps an attempt's record fresh, and counts the nodes waiting to join."""
 
     def __init__(self, registry: AttemptRegistry, attempt: int) -> None:
         super().__init__(name="rendezvous-watcher", daemon=True)
@@ -115,6 +114,5 @@ class RendezvousWatcher(threading.Thread):
                 continue
 
     def stop(self) -> None:
-        """End the thread."""
         self._has_ended.set()
         self.join(BEAT_SECONDS)

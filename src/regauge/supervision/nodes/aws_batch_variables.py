@@ -1,6 +1,6 @@
-"""Reads the environment variables that AWS Batch sets in a container.
+"""Reads environment variables that AWS Batch sets in a container.
 
-The names follow the AWS Batch user guide, "AWS Batch job environment variables" and "Environment
+Names follow the AWS Batch user guide, "AWS Batch job environment variables" and "Environment
 variables" of multi-node parallel jobs: https://docs.aws.amazon.com/batch/latest/userguide/.
 """
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 NUM_NODES = "AWS_BATCH_JOB_NUM_NODES"
-"""Variable that is set in multi-node parallel jobs only."""
+"""Set in multi-node parallel jobs only."""
 UNUSED_ADDRESS = ("192.0.2.1", 9)
-"""An address of RFC 5737 that no machine has; the route to it is the default route."""
+"""Address without a machine (RFC 5737), so the route to it is the default route."""
 
 
 def is_multi_node(environment: Mapping[str, str]) -> bool:
-    """Return whether this container is a node of a multi-node parallel job."""
+    """Return whether this container is a node in a multi-node parallel job."""
     return NUM_NODES in environment
 
 
 def read_main_address(environment: Mapping[str, str]) -> str:
-    """Return the address of the main node; Batch sets it on the child nodes only.
+    """Return the main node's address, which Batch sets on the child nodes only.
 
     Raises SettingsError on a child node without this variable.
     """
@@ -41,7 +41,7 @@ def read_main_address(environment: Mapping[str, str]) -> str:
 
 
 def find_local_address() -> str:
-    """Return the address of this machine on its default route; no packet is sent."""
+    """Return this machine's address on its default route; does not send a packet."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(UNUSED_ADDRESS)
@@ -51,9 +51,9 @@ def find_local_address() -> str:
 
 
 def read_attempt_name(environment: Mapping[str, str]) -> str | None:
-    """Return the name of this attempt, the same on all nodes; None outside of a job.
+    """Return the name of this attempt, the same on all nodes; None outside a job.
 
-    The identifier of a child job has a suffix, such as `#1`.
+    A child job's identifier has a suffix, such as `#1`.
     """
     job_id = environment.get("AWS_BATCH_JOB_ID")
     if not job_id:
@@ -62,12 +62,12 @@ def read_attempt_name(environment: Mapping[str, str]) -> str | None:
 
 
 def read_array_size(environment: Mapping[str, str]) -> int | None:
-    """Return the number of jobs of the array; None outside of an array."""
+    """Return the number of jobs in the array; None outside an array."""
     return _read_number(environment, "AWS_BATCH_JOB_ARRAY_SIZE")
 
 
 def read_array_index(environment: Mapping[str, str]) -> int | None:
-    """Return the index of this job of an array, from 0; None outside of an array."""
+    """Return this job's index in the array, from 0; None outside an array."""
     return _read_number(environment, "AWS_BATCH_JOB_ARRAY_INDEX")
 
 
@@ -77,6 +77,6 @@ def _read_number(environment: Mapping[str, str], name: str) -> int | None:
         return None
     if not value.isdigit():
         raise SettingsError(
-            f"{name} = '{value}' is no number", "set predict.job_index and job_count"
+            f"{name} = '{value}' is not a number", "set predict.job_index and job_count"
         )
     return int(value)

@@ -1,4 +1,4 @@
-"""Selects the launcher of a run's attempts: for one node or for several."""
+"""Selects the launcher for a run's attempts: one node or several."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def build_launcher(settings: TrainSettings, folder: Path) -> Launcher:
-    """Return the launcher of a run's attempts, for one node or for several."""
     topology = resolve_topology(settings.execution.nodes, folder)
     if topology is None:
         return LocalLauncher(folder)
@@ -32,7 +31,7 @@ def build_launcher(settings: TrainSettings, folder: Path) -> Launcher:
 
 @contextmanager
 def _silence_torch_log() -> Iterator[None]:
-    """Set torch's log level for its import, so that a lost node prints no C++ stacks."""
+    """Set torch's log level for its import, so a lost node does not print C++ stacks."""
     is_unset = "TORCH_CPP_LOG_LEVEL" not in os.environ
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:

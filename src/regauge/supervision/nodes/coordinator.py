@@ -1,15 +1,15 @@
-"""Coordinates the nodes of one attempt through a store that node 0, the leader, serves.
+"""Coordinates the nodes in one attempt through a store served by node 0, the leader.
 
-    node/<n>      host, number of processes and settings of a node
+    node/<n>      a node's host, process count and settings
     plan          the leader's plan for all nodes
-    ready/<n>     empty if a node can follow the plan, otherwise its problem
-    beat/<n>      heartbeats of a node and of its processes
-    alarm         processes of a node have failed or hang
+    ready/<n>     empty if a node can follow the plan, otherwise the problem
+    beat/<n>      heartbeats of a node and its processes
+    alarm         processes on some node have failed or hang
     resize        another node waits: save, and restart with it
     report/<n>    how the attempt ended on a node
     verdict       how the attempt ended for all nodes, decided by the leader
 
-The store is any store of torch.distributed; this module imports no torch.
+Any torch.distributed store will do; this module does not import torch.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 LEAVE_SECONDS = 3.0
-"""Maximum time for which the leader serves the store until all nodes have read the verdict."""
+"""Maximum time the leader serves the store until all nodes have read the verdict."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node of an attempt."""
+    """One node in an attempt."""
 
     host: str
     address: str
     size: int
-    """Number of processes of the node."""
+    """Number of processes."""
     settings: dict[str, Any]
-    """Settings of the run, without those that may differ between nodes."""
+    """Run settings, without those allowed to differ between nodes."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class NodeReport:
 
 
 class Coordinator(NodeGroup):
-    """The group of an attempt on several nodes."""
+    """Node group for an attempt on several nodes."""
 
     def __init__(
         self,
@@ -80,26 +80,22 @@ class Coordinator(NodeGroup):
         self._node_timeout_seconds = node_timeout_seconds
 
     def publish_beats(self, count_beats: Callable[[], int]) -> None:
-        """Publish the number of heartbeats of this node's processes from now on."""
         self._heartbeats.count_beats = count_beats
 
     def find_alarm(self) -> str | None:
-        """Return how another node ended the attempt: `failed`, `hang`, or None."""
         is_node_lost = bool(self._find_lost_nodes()) if self.is_leader else self._is_leader_lost()
         return self._heartbeats.alarm or ("failed" if is_node_lost else None)
 
     def is_resizing(self) -> bool:
-        """Return whether all processes save and restart with another number of nodes."""
         return self._heartbeats.is_resizing
 
     def remote_silence(self) -> float:
-        """Return the seconds since the last heartbeat of a process on another node."""
         return time.monotonic() - self._heartbeats.last_remote_beat
 
     def agree_on_failure(
         self, failure: Failure | None, *, is_stop_requested: bool
     ) -> Failure | None:
-        """Return the failure that ended the attempt; the leader decides from all reports."""
+        """Return what ended the attempt; the leader decides from all reports."""
         try:
             if self._is_leader_lost():
                 verdict: Failure | None = self._describe_lost_node(0)
@@ -119,7 +115,7 @@ class Coordinator(NodeGroup):
     def _exchange_verdict(
         self, failure: Failure | None, *, is_stop_requested: bool
     ) -> Failure | None:
-        """Write the report of this node, and return the leader's verdict."""
+        """Write this node's report, and return the leader's verdict."""
         report = {
             "order": self._store.add("order", 1),
             "failure": failure.document() if failure else None,
@@ -151,12 +147,12 @@ class Coordinator(NodeGroup):
             timing.wait_for(self._have_all_left, LEAVE_SECONDS)
 
     def _have_all_left(self) -> bool:
-        """Return whether every node that is not lost has read the verdict."""
+        """Return whether all nodes but the lost ones have read the verdict."""
         num_present = self.num_nodes - len(self._find_lost_nodes())
         return self._store.add("left", 0) >= num_present
 
     def _decide(self) -> Failure | None:
-        """Wait until every node has reported or is lost; return the cause of the end."""
+        """Wait until every node has reported or is lost; return what ended the attempt."""
         reports: list[NodeReport] = []
         while len(reports) < self.num_nodes:
             reports = self._read_reports()
@@ -170,7 +166,7 @@ class Coordinator(NodeGroup):
         return self._find_cause(reports, set())
 
     def _read_reports(self) -> list[NodeReport]:
-        """Return the reports so far, the earliest first."""
+        """Return the reports so far, earliest first."""
         reports = []
         for node in range(self.num_nodes):
             if self._store.check([f"report/{node}"]):
@@ -182,10 +178,10 @@ class Coordinator(NodeGroup):
         return sorted(reports, key=lambda report: report.order)
 
     def _find_cause(self, reports: list[NodeReport], lost: set[int]) -> Failure | None:
-        """Return the failure that is no consequence of another one.
+        """Return the failure that caused the others.
 
-        The order is: the hang with the least progress, a lost node, the earliest failure that is no
-        network error, the earliest failure.
+        In this order: the hang with the least progress, a lost node, the earliest failure other
+        than a network error, the earliest failure.
         """
         failures = [report.failure for report in reports if report.failure]
         separate = [failure for failure in failures if not failure.ends_all_ranks]
@@ -207,7 +203,7 @@ class Coordinator(NodeGroup):
         return self._heartbeats.find_lost_nodes(self._node_timeout_seconds)
 
     def _is_leader_lost(self) -> bool:
-        """Return whether the leader is lost, and the store with it."""
+        """Return whether the leader, and with it the store, is lost."""
         return self._heartbeats.is_store_lost or 0 in self._find_lost_nodes()
 
     def _describe_lost_node(self, node: int) -> Failure:
@@ -225,7 +221,7 @@ def _count_processes(members: list[Node]) -> int:
 
 
 def gather_nodes(store: Store, node: int, num_nodes: int, local: Node) -> list[Node]:
-    """Return all nodes of an attempt; every node calls this with its own description.
+    """Return all nodes in an attempt; every node calls this with its own description.
 
     Raises SettingsError if a node was started with another run file.
     """
@@ -249,7 +245,6 @@ def gather_nodes(store: Store, node: int, num_nodes: int, local: Node) -> list[N
 def publish_plan(
     store: Store, members: list[Node], attempt: int, token: str, *, needs_preflight: bool
 ) -> None:
-    """Write the leader's plan for all nodes."""
     plan = {
         "attempt": attempt,
         "token": token,
@@ -261,7 +256,7 @@ def publish_plan(
 
 
 def publish_refusal(store: Store, problem: str) -> None:
-    """Write why the leader cannot begin the attempt."""
+    """Publish why the leader cannot begin the attempt."""
     store.set("plan", json.dumps({"error": problem}))
 
 
@@ -282,7 +277,7 @@ def read_plan(store: Store, node: int, members: list[Node]) -> AttemptPlan:
 
 
 def check_all_ready(store: Store, node: int, members: list[Node], problem: str) -> None:
-    """Write the problem of this node, if any; raises SettingsError on every node if one has any."""
+    """Publish this node's problem, if any; raises SettingsError on all nodes if one has any."""
     store.set(f"ready/{node}", problem)
     problems = store.multi_get([f"ready/{number}" for number in range(len(members))])
     for number, text in enumerate(problems):

@@ -1,4 +1,4 @@
-"""Heartbeats between the nodes of an attempt, through their store."""
+"""Heartbeats between an attempt's nodes, through their store."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS = 0.25
 STOP_SECONDS = 1.0
-"""Maximum wait for a beat that is in progress."""
+"""Maximum wait for a beat in progress."""
 STORE_ERRORS = (RuntimeError, TimeoutError)
-"""Errors of a store that does not answer."""
+"""Raised when the store does not answer."""
 
 
 def beat_key(node: int) -> str:
-    """Return the key of a node's heartbeats in the store."""
     return f"beat/{node}"
 
 
@@ -38,9 +37,9 @@ class HeartbeatThread(threading.Thread):
         now = time.monotonic()
         self._last_beat_at = [now] * num_nodes
         self.count_beats: Callable[[], int] = int
-        """Returns the number of heartbeats of this node's processes."""
+        """Returns how many heartbeats this node's processes have written."""
         self.last_remote_beat = now
-        """Time of the last heartbeat of a process on another node, by the monotonic clock."""
+        """Time of the last heartbeat by a process on another node, on time.monotonic()."""
         self.alarm: str | None = None
         """How a node ended the attempt: `failed` or `hang`."""
         self.is_resizing = False
@@ -59,7 +58,6 @@ class HeartbeatThread(threading.Thread):
             self.is_store_lost = True
 
     def stop(self) -> None:
-        """End the thread."""
         self._has_ended.set()
         self.join(STOP_SECONDS)
 

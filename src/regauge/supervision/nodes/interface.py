@@ -1,4 +1,4 @@
-"""The nodes of an attempt as an interface, and its single-node case."""
+"""Interface to the nodes in an attempt, and the single-node case."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttemptPlan:
-    """The decisions that all nodes of an attempt share."""
+    """Decisions shared by all nodes in an attempt."""
 
     attempt: int
     token: str
-    """The attempt's right to publish checkpoints."""
+    """Permission to publish checkpoints."""
     needs_preflight: bool
-    """Whether the processes first check their devices and collectives."""
+    """Whether the processes check their devices and collectives first."""
     layout: RankLayout
-    """Ranks of the processes of this node."""
+    """Ranks of this node's processes."""
 
 
 class NodeGroup(ABC):
-    """The nodes of an attempt, as the supervisor of one of them sees them."""
+    """The nodes in an attempt, as one node's supervisor sees them."""
 
     def __init__(self, plan: AttemptPlan, num_nodes: int, *, is_leader: bool) -> None:
         self.plan = plan
@@ -47,7 +47,7 @@ class NodeGroup(ABC):
 
     @abstractmethod
     def publish_beats(self, count_beats: Callable[[], int]) -> None:
-        """Publish the number of heartbeats of this node's processes from now on."""
+        """Publish the heartbeat count of this node's processes from now on."""
 
     @abstractmethod
     def find_alarm(self) -> str | None:
@@ -59,7 +59,7 @@ class NodeGroup(ABC):
 
     @abstractmethod
     def remote_silence(self) -> float:
-        """Return the seconds since the last heartbeat of a process on another node."""
+        """Return the seconds since the last heartbeat from a process on another node."""
 
     @abstractmethod
     def agree_on_failure(
@@ -67,41 +67,38 @@ class NodeGroup(ABC):
     ) -> Failure | None:
         """Return the failure that ended the attempt, the same on every node.
 
-        `failure` is this node's failure, `is_stop_requested` whether a signal stopped this node.
+        `failure` is this node's failure; `is_stop_requested` tells whether a signal stopped this
+        node.
         """
 
 
 class SingleNodeGroup(NodeGroup):
-    """The group of an attempt on one node."""
+    """Node group for an attempt on one node."""
 
     def __init__(self, plan: AttemptPlan) -> None:
         super().__init__(plan, num_nodes=1, is_leader=True)
 
     def publish_beats(self, count_beats: Callable[[], int]) -> None:
-        """Do nothing: no other node needs the heartbeats."""
+        """Do nothing: heartbeats are only needed by other nodes."""
 
     def find_alarm(self) -> str | None:
-        """Return None."""
         return None
 
     def is_resizing(self) -> bool:
-        """Return False."""
         return False
 
     def remote_silence(self) -> float:
-        """Return infinity."""
         return math.inf
 
     def agree_on_failure(
         self, failure: Failure | None, *, is_stop_requested: bool
     ) -> Failure | None:
-        """Return the failure of this node."""
         del is_stop_requested
         return failure
 
 
 class LocalLauncher:
-    """Launches the attempts of a run on one node, and locks its output folder meanwhile."""
+    """Launches a run's attempts on one node, and locks the output folder meanwhile."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -110,7 +107,7 @@ class LocalLauncher:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Lock the output folder for the duration of the block."""
+        """Lock the output folder within the block."""
         with self._lock:
             yield
 
@@ -118,7 +115,7 @@ class LocalLauncher:
     def begin_attempt(
         self, size: int, signals: SupervisorSignals, *, needs_preflight: bool
     ) -> Iterator[NodeGroup]:
-        """Begin an attempt of `size` processes."""
+        """Begin an attempt with `size` processes."""
         del signals
         layout = RankLayout(world_size=size, port=find_free_port())
         self._last_attempt = max(self._last_attempt, read_last_attempt(self._folder)) + 1
@@ -126,11 +123,11 @@ class LocalLauncher:
         yield SingleNodeGroup(AttemptPlan(self._last_attempt, token, needs_preflight, layout))
 
     def record_end(self, code: int, message: str) -> None:
-        """Do nothing: no other node waits for the end of the run."""
+        """Do nothing: only other nodes would wait for the end of the run."""
 
 
 def read_last_attempt(folder: Path) -> int:
-    """Return the number of a run's last attempt, supervised or not; 0 if it has none."""
+    """Return the last attempt number, supervised or not; 0 without attempts."""
     files: dict[str, type[DocumentShape]] = {ATTEMPTS: AttemptLine, LEDGER: LedgerLine}
     lines = (jsonl.read_last_line(folder / name, shape) for name, shape in files.items())
     return max((line["attempt"] for line in lines if line), default=0)

@@ -1,6 +1,6 @@
-"""Joins the nodes of a run for each attempt, with torch's dynamic rendezvous.
+"""Joins a run's nodes for each attempt, with torch's dynamic rendezvous.
 
-Every attempt has a separate rendezvous, `<run>-<attempt>`, and its name is never used again.
+Every attempt has a separate rendezvous, `<run>-<attempt>`, and the name is never reused.
 """
 
 from __future__ import annotations
@@ -64,30 +64,30 @@ if TYPE_CHECKING:
     from regauge.training.settings import TrainSettings
 
 BACKEND_MODULES = {"c10d": "c10d_rendezvous_backend", "etcd": "etcd_rendezvous_backend"}
-"""Module of torch.distributed.elastic.rendezvous by backend."""
+"""Backend -> module in torch.distributed.elastic.rendezvous."""
 REJOIN_SECONDS = 3.0
-"""Maximum last call after the first attempt: the nodes that are alive join at once."""
+"""Maximum last call after the first attempt: live nodes join at once."""
 RETURN_SECONDS = 10.0
-"""Maximum wait after the first attempt, if the launcher does not replace a lost node."""
+"""Maximum wait after the first attempt, if the launcher does not replace lost nodes."""
 ANSWER_SECONDS = 20
-"""Maximum wait for an answer of the rendezvous."""
+"""Maximum wait for an answer from the rendezvous."""
 FOLDER_SECONDS = 30.0
 """Maximum time until a shared file system shows a new file to the other nodes."""
 LOCK_SECONDS = 120.0
-"""Maximum time until a file server releases the lock of a lost node."""
+"""Maximum time until a file server releases a lost node's lock."""
 STORE_SECONDS = LOCK_SECONDS + 30
-"""Maximum wait of a node for a value that another node writes to the store."""
+"""Maximum wait for a value written to the store by another node."""
 NODE_FIELDS = ("processes", "threads", "compile_cache", "nodes")
-"""Fields of `execution` that may differ between nodes."""
+"""Fields of `execution` allowed to differ between nodes."""
 
 
 @dataclass
 class Membership:
-    """The place of this node in a rendezvous that it joined."""
+    """This node's place in a rendezvous it joined."""
 
     attempt: int
     node: int
-    """Number of this node; node 0 is the leader."""
+    """Node number; node 0 is the leader."""
     num_nodes: int
     store: Store
     handler: DynamicRendezvousHandler
@@ -95,7 +95,7 @@ class Membership:
 
 
 class RendezvousLauncher:
-    """Launches the attempts of a run on several nodes, each after a rendezvous."""
+    """Launches a run's attempts on several nodes, each after a rendezvous."""
 
     def __init__(self, topology: NodeTopology, settings: TrainSettings, folder: Path) -> None:
         self._topology, self._settings, self._folder = topology, settings, folder
@@ -104,12 +104,12 @@ class RendezvousLauncher:
         self._previous_attempt: int | None = None
         self._join_seconds = topology.settings.join_seconds
         self._stores: list[Store] = []
-        """Stores that must not be closed before the run ends."""
+        """Stores to keep open until the run ends."""
         self._has_ended = False
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Serve the rendezvous, if this node does, until the end of the block."""
+        """Serve the rendezvous within the block, if this node is to do so."""
         try:
             yield
         finally:
@@ -143,7 +143,7 @@ class RendezvousLauncher:
                 return
 
     def _find_join_seconds(self) -> float:
-        """Return the maximum wait for the other nodes of the next attempt."""
+        """Return the maximum wait for the other nodes in the next attempt."""
         seconds = self._topology.settings.join_seconds
         is_first = self._previous_attempt is None
         return (
@@ -151,7 +151,7 @@ class RendezvousLauncher:
         )
 
     def record_end(self, code: int, message: str) -> None:
-        """Write how the run ended, for the nodes that wait to join it."""
+        """Record how the run ended, for nodes waiting to join."""
         if self._registry is not None:
             self._has_ended = True
             try:
@@ -182,7 +182,7 @@ class RendezvousLauncher:
         raise self._build_timeout_error("no answer")
 
     def _join(self, until: float) -> Membership:
-        """Join the next attempt; a rendezvous that does not answer is retried until then."""
+        """Join the next attempt; until the deadline, retry an unresponsive rendezvous."""
         problem = "too few nodes joined"
         while time.monotonic() < until:
             try:
@@ -202,7 +202,7 @@ class RendezvousLauncher:
         raise self._build_timeout_error(problem)
 
     def _build_timeout_error(self, problem: str) -> TransientError:
-        """Return the error of a node that has waited too long for the others."""
+        """Return the error after too long a wait for the other nodes."""
         return TransientError(
             f"{self._topology.min_nodes} nodes did not meet at {self._topology.endpoint} within "
             f"{self._join_seconds:g} s: {problem}",
@@ -210,7 +210,6 @@ class RendezvousLauncher:
         )
 
     def _connect(self, name: str) -> tuple[RendezvousBackend, Store]:
-        """Return the backend and the store of a rendezvous with this name."""
         topology = self._topology
         module_name = BACKEND_MODULES[topology.backend]
         try:
@@ -238,7 +237,6 @@ class RendezvousLauncher:
     def _join_attempt(
         self, registry: AttemptRegistry, attempt: int, seconds_left: float
     ) -> Membership:
-        """Join the rendezvous of an attempt."""
         topology = self._topology
         name = f"{topology.name}-{attempt}"
         backend, store = self._connect(name)
@@ -273,7 +271,7 @@ class RendezvousLauncher:
     def _build_group(
         self, membership: Membership, size: int, stack: ExitStack, *, needs_preflight: bool
     ) -> Coordinator:
-        """Return the group of an attempt, after all nodes have agreed on its plan."""
+        """Return an attempt's node group, after all nodes have agreed on the plan."""
         node, num_nodes = membership.node, membership.num_nodes
         store, heartbeat_store = self._open_stores(membership)
         local = Node(socket.gethostname(), self._address, size, _shared_settings(self._settings))
@@ -302,9 +300,9 @@ class RendezvousLauncher:
         )
 
     def _open_stores(self, membership: Membership) -> tuple[Store, Store]:
-        """Return two clients of the attempt's store; the leader starts its server.
+        """Return two clients of the attempt's store, the second one for the heartbeat thread.
 
-        The second one is for the heartbeat thread.
+        The leader starts the server.
         """
         wait = timedelta(seconds=STORE_SECONDS)
         server = None
@@ -318,7 +316,7 @@ class RendezvousLauncher:
         return server or first, second
 
     def _lock_folder(self, stack: ExitStack, store: Store) -> str:
-        """Lock the output folder for the attempt, and return the token to publish in it."""
+        """Lock the output folder for the attempt; return the token to publish in it."""
         lock = FolderLock(self._folder, wait_seconds=LOCK_SECONDS)
         try:
             return stack.enter_context(lock).issue_token()
@@ -327,7 +325,7 @@ class RendezvousLauncher:
             raise
 
     def _find_folder_problem(self, token: str) -> str:
-        """Return why this node does not see the leader's output folder; empty if it does."""
+        """Return why this node does not see the leader's output folder, or ""."""
         if timing.wait_for(
             lambda: folder_lock.is_current(self._folder, token),
             FOLDER_SECONDS,
@@ -337,7 +335,7 @@ class RendezvousLauncher:
 
 
 def _shared_settings(settings: TrainSettings) -> dict[str, Any]:
-    """Return the settings that must be the same on all nodes."""
+    """Return the settings that must be equal on all nodes."""
     document = dump(settings)
     execution = document["execution"]
     shared = {name: value for name, value in execution.items() if name not in NODE_FIELDS}

@@ -1,8 +1,8 @@
-"""The nodes of a run and their rendezvous endpoint, from the settings or from a launcher.
+"""A run's nodes and their rendezvous endpoint, from the settings or a launcher.
 
 Three launchers are known. The Kubeflow training operator sets torchrun's variables in each pod
-(`PET_NNODES` and others). Slurm sets the variables of a step with one task per node. AWS Batch sets
-`AWS_BATCH_JOB_NUM_NODES` and others on the nodes of a multi-node parallel job.
+(`PET_NNODES` and others). Slurm sets variables for a step with one task per node. AWS Batch sets
+`AWS_BATCH_JOB_NUM_NODES` and others on each node in a multi-node parallel job.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEFAULT_PORTS = {"c10d": 29400, "etcd": 2379}
-"""Port of each rendezvous backend, if the endpoint has none."""
+"""Rendezvous backend -> port if the endpoint does not include one."""
 
 
 @dataclass(frozen=True)
 class NodeTopology:
-    """The nodes of a run on several nodes, or on a number of nodes that may change."""
+    """The nodes of a run on several nodes, or on a changing number of nodes."""
 
     name: str
-    """Name of the run at the rendezvous."""
+    """Run name at the rendezvous."""
     min_nodes: int
     max_nodes: int
     backend: str
@@ -45,25 +45,25 @@ class NodeTopology:
     port: int
     settings: Nodes
     replaces_nodes: bool = True
-    """Whether the launcher starts a new node in place of a lost one while the others run."""
+    """Whether the launcher replaces a lost node while the others run."""
 
     @property
     def endpoint(self) -> str:
-        """Host and port of the rendezvous."""
+        """Rendezvous host and port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
     def local_address(self) -> str:
-        """Return the address of this node on its route to the rendezvous.
+        """Return this node's address on the route to the rendezvous.
 
-        Raises SettingsError if the host of the rendezvous is unknown.
+        Raises SettingsError if the rendezvous host is unknown.
         """
         return self._find_route()[0]
 
     def is_endpoint_local(self) -> bool:
-        """Return whether the rendezvous has an address of this node.
+        """Return whether the rendezvous address belongs to this node.
 
-        torch knows only the addresses that the name of the node resolves to.
+        torch knows only the addresses that the node's name resolves to.
         """
         return len(set(self._find_route())) == 1
 
@@ -84,14 +84,14 @@ class NodeTopology:
 
 
 def is_whole_node(nodes: Nodes, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process was started for a whole node of several, as `srun` may do."""
+    """Return whether this process was started for one whole node among several, as by `srun`."""
     return nodes.count not in (None, 1, "1") and "LOCAL_RANK" not in environment
 
 
 def resolve_topology(
     nodes: Nodes, folder: Path, environment: Mapping[str, str] = os.environ
 ) -> NodeTopology | None:
-    """Return the nodes of a run; None if it has this node only. Raises SettingsError."""
+    """Return the run's nodes, or None for this node only. Raises SettingsError."""
     is_batch = is_multi_node(environment)
     variable = NUM_NODES if is_batch else "PET_NNODES"
     try:
@@ -129,7 +129,7 @@ def resolve_topology(
 
 
 def _read_launcher_endpoint(environment: Mapping[str, str]) -> str:
-    """Return the address of rank 0 that a launcher sets; empty if it sets none."""
+    """Return rank 0's address as set by a launcher, or ""."""
     if "SLURM_STEP_NODELIST" in environment:
         environment = build_torchrun_variables(environment)
     port = environment.get("MASTER_PORT", DEFAULT_PORTS["c10d"])
@@ -141,7 +141,7 @@ def _read_launcher_endpoint(environment: Mapping[str, str]) -> str:
 
 
 def _split_endpoint(endpoint: str, default_port: int) -> tuple[str, int]:
-    """Return host and port of `host`, `host:port` or `[address]:port`; raises SettingsError."""
+    """Split `host`, `host:port` or `[address]:port` into host and port; raises SettingsError."""
     host, colon, port = endpoint.rpartition(":")
     if not colon or endpoint.endswith("]"):
         host, port = endpoint, str(default_port)

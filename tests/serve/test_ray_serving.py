@@ -201,7 +201,7 @@ def check_used_names(folder: Path, arguments: tuple[str, ...]) -> None:
     """Check the errors of a second command on the cluster, which change nothing there."""
     code, log = run_server(folder / "name", *arguments, environment=RAY_VARIABLES)
     assert code == SettingsError.exit_code
-    assert "an application called 'regauge' runs on the cluster; set" in log
+    assert "an application called 'regauge' is already running on the cluster; set" in log
     other = (*arguments, "serve.workers.ray.name=other")
     code, log = run_server(folder / "route", *other, environment=RAY_VARIABLES)
     assert code == SettingsError.exit_code

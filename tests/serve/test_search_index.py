@@ -261,14 +261,14 @@ def test_the_vectors_of_another_artifact_are_refused(tmp_path: Path, artifact: A
     other = build_artifact(tmp_path / "other", WIDTH)
     error = refuse(folder, other)
     assert isinstance(error, SettingsError)
-    assert f"{folder} has the vectors of another artifact than {other.folder}" in str(error)
+    assert f"{folder} has vectors from another artifact than {other.folder}" in str(error)
     assert not (folder / "search").exists()
     settings = SearchSettings(vectors=str(folder), allow_other_artifact=True)
     with SearchIndex.open(settings, other) as index:
         assert len(index) == 5
     narrow = build_artifact(tmp_path / "narrow", WIDTH - 8)
     error = refuse(folder, narrow, allow_other_artifact=True)
-    assert "the vectors have 24 elements, those of the model 16" in str(error)
+    assert "the vectors have 24 elements, but the model's have 16" in str(error)
 
 
 def test_an_artifact_without_vectors_is_refused(tmp_path: Path, artifact: Artifact) -> None:

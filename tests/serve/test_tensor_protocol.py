@@ -81,7 +81,7 @@ def test_nested_data_and_missing_numbers_are_read() -> None:
         ({"data": [1], "datatype": TEXT}, b"", "its data are not texts"),
         ({"data": [1]}, b"more", "4 bytes follow the JSON, not 0"),
         ({"parameters": {"binary_data_size": 8}}, b"1234", "4 bytes follow the JSON, not 8"),
-        ({"parameters": {"binary_data_size": 3}}, b"123", "3 bytes are no multiple of 4"),
+        ({"parameters": {"binary_data_size": 3}}, b"123", "3 bytes are not a multiple of 4"),
         ({"parameters": {"binary_data_size": 8}}, bytes(8), "shape [1] does not have 2 values"),
         (
             {"parameters": {"binary_data_size": 3}, "datatype": TEXT},

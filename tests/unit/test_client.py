@@ -135,7 +135,7 @@ def test_a_slow_answer_is_an_error_and_cancels_the_other_requests() -> None:
     with run_fake_server(seconds=30.0) as fake:
         client = regauge.Client(fake.url, model="m", in_flight=4, timeout_seconds=0.3)
         start = time.monotonic()
-        with client, pytest.raises(TransientError, match=r"no answer within 0\.3 s"):
+        with client, pytest.raises(TransientError, match=r"did not answer within 0\.3 s"):
             client.encode(TEXTS)
         assert time.monotonic() - start < 5.0
         assert len(fake.requests) == 4
@@ -163,7 +163,7 @@ def test_an_answer_of_another_form_is_an_error() -> None:
     with run_fake_server(failures=[(200, {"data": []}), (200, {"rows": 1})]) as fake:
         for _ in range(2):
             client = regauge.Client(fake.url, model="m", in_flight=1)
-            with client, pytest.raises(DataError, match="unknown form of answer"):
+            with client, pytest.raises(DataError, match="answers in an unknown form"):
                 client.encode("text")
 
 

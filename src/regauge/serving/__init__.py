@@ -1,6 +1,6 @@
-"""The HTTP server of artifacts: requests are batched, scheduled and computed by worker processes.
+"""HTTP server for artifacts: requests are batched, scheduled and computed by worker processes.
 
-`server` starts the processes and the HTTP application of `app`. A `model_version` tokenizes the
-records of a request, and its `scheduler` selects the batches that the processes of `workers`
-compute. `routes` has one module for each protocol.
+`server` starts the processes and the HTTP application in `app`. A `model_version` tokenizes a
+request's records, and a `scheduler` selects batches for the processes in `workers` to compute.
+`routes` has one module per protocol.
 """

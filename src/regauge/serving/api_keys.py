@@ -1,4 +1,4 @@
-"""The API keys that a server accepts."""
+"""API keys accepted by a server."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SCHEME = "bearer "
 
 
 class ApiKeys:
-    """Keys of clients; without keys, every request is accepted.
+    """Client keys; without keys, every request is accepted.
 
     Only hashes are kept. A key is compared with all of them in constant time, so an answer does not
-    show how much of a wrong key was right.
+    reveal how much of a wrong key was right.
     """
 
     def __init__(self, keys: list[str]) -> None:
@@ -29,7 +29,7 @@ class ApiKeys:
 
     @classmethod
     def from_digests(cls, digests: Sequence[bytes]) -> ApiKeys:
-        """Return keys of which only the hashes are known."""
+        """Build keys from known hashes."""
         keys = cls([])
         keys.digests = tuple(digests)
         return keys
@@ -38,7 +38,7 @@ class ApiKeys:
     def read(cls, path: str | None) -> ApiKeys:
         """Read keys from a file, or without one from `REGAUGE_API_KEYS`.
 
-        Raises SettingsError if the file cannot be read or has no key.
+        Raises SettingsError if the file is unreadable or does not contain a key.
         """
         if path is None:
             return cls([key for key in os.environ.get(VARIABLE, "").split(",") if key.strip()])
@@ -54,11 +54,10 @@ class ApiKeys:
 
     @property
     def is_required(self) -> bool:
-        """Whether a request must have a key."""
         return bool(self.digests)
 
     def find_client(self, authorization: str | None) -> str | None:
-        """Return an identifier of the client with this header, or None if its key is wrong."""
+        """Return a client identifier for this header, or None if the key is wrong."""
         header = authorization or ""
         key = header[len(SCHEME) :] if header[: len(SCHEME)].lower() == SCHEME else ""
         digest = _hash(key)

@@ -1,4 +1,4 @@
-"""The ASGI application of the server."""
+"""The server's ASGI application."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 class MethodError(RequestError):
-    """The route has another method."""
+    """The route needs another method."""
 
     status = 405
 
 
 def build_app(context: ServerContext, search: SearchService | None) -> Starlette:
-    """Return the application with the routes of all protocols, and of the search page."""
+    """Build the application with the routes of all protocols, and of the search page."""
     routes = [
         *build_openai_routes(context),
         *build_text_routes(context),
@@ -53,12 +53,12 @@ def build_app(context: ServerContext, search: SearchService | None) -> Starlette
 
 
 def _build_refusal(context: ServerContext) -> Callable[[Request, Exception], Response]:
-    """Return the handler of requests whose path or method no route has, which counts them."""
+    """Return a handler for requests without a matching route, which counts them."""
 
     def refuse(request: Request, error: Exception) -> Response:
         failure: RequestError = NotFoundError("no such path")
         if isinstance(error, HTTPException) and error.status_code == MethodError.status:
-            failure = MethodError(f"{request.method} is not the method of this path")
+            failure = MethodError(f"this path does not accept {request.method}")
         context.metrics.count_unknown_route(failure.status)
         return build_error_response(failure, format_openai_error)
 

@@ -1,8 +1,8 @@
-"""A copy of an artifact that only one version of a model reads.
+"""A private artifact copy for one model version.
 
-Workers map the weights of an artifact into memory. If its files are overwritten in place, a running
-version would compute with other weights, or its workers would end. A replaced worker must also load
-the files that its version began with.
+Workers map an artifact's weights into memory. If the files are overwritten in place, a running
+version would compute with other weights, or workers would crash. A replacement worker must also
+load the files that the version began with.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ PREFIX = "artifact-"
 
 
 def create_snapshot(artifact: Artifact) -> Artifact:
-    """Copy an artifact to the temporary folder of the command; return the artifact of the copy.
+    """Copy an artifact to the command's temporary folder; return the copy.
 
-    Without enough disk space, a warning is logged and the artifact itself is returned.
+    Without enough disk space, logs a warning and returns the artifact itself.
     """
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:
@@ -40,6 +40,6 @@ def create_snapshot(artifact: Artifact) -> Artifact:
 
 
 def remove_snapshot(artifact: Artifact) -> None:
-    """Remove the files of a copy; an artifact that is no copy is kept."""
+    """Remove a copy's files; original artifacts are kept."""
     if artifact.source is not None:
         shutil.rmtree(artifact.folder, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Selects the records of the next batch from the first ones of a queue.
+"""Selects the records for the next batch from the head of a queue.
 
-The cheapest packing is the one with the highest efficiency. The efficiency of a batch is the time
-that its records need in full batches of their own lengths, divided by the time of the batch. The
-first record of the queue is in every batch, so no record starves.
+It picks the packing with the highest efficiency: the time the records need in full batches of their
+own lengths, divided by the batch time. The first record in the queue is in every batch, so no
+record starves.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from regauge.inference.export.buckets import Buckets
 
 MIN_LIMITED_FACTOR = 2.0
-"""A limited batch may take this many times the time of a single record of its length."""
+"""A limited batch may take this many times as long as a single record of that length."""
 
 
 MAX_INEFFICIENCY = 1.1
 
 
 class BatchTimes(Protocol):
-    """The measured time of each batch shape."""
+    """Measured time per batch shape."""
 
     def milliseconds(self, length: int, rows: int) -> float:
-        """Return the time of a batch, in milliseconds."""
+        """Return a batch's time in milliseconds."""
         ...
 
 
 class Queueable(Protocol):
-    """A record that waits to be computed."""
+    """A record waiting to be computed."""
 
     @property
     def length(self) -> int:
-        """The length of its bucket, in tokens."""
+        """Bucket length in tokens."""
         ...
 
 
@@ -45,11 +45,11 @@ class PlannedBatch(NamedTuple):
     """A batch to compute."""
 
     length: int
-    """Tokens of each row, padding included."""
+    """Tokens per row, padding included."""
     indices: list[int]
-    """The records, by their index in the queue."""
+    """Queue indices of the records."""
     milliseconds: float
-    """The expected time."""
+    """Expected time."""
 
 
 class _Choice(NamedTuple):
@@ -64,23 +64,22 @@ class _Choice(NamedTuple):
 
 
 class _Records(NamedTuple):
-    """The records of a queue after its first one, in descending order of length."""
+    """The queue's records after the first, in descending order of length."""
 
     lengths: list[int]
     sums: list[float]
-    """The summed costs of the first 0, 1, ... records."""
+    """Summed costs of the first 0, 1, ... records."""
     firsts: list[int]
-    """Index of the first record of each length."""
+    """Length -> index of the first record."""
 
 
 class BatchPlanner:
-    """Plans batches for the buckets and the times of an artifact."""
+    """Plans batches for an artifact's buckets and times."""
 
     def __init__(self, buckets: Buckets, times: BatchTimes, *, mixes_lengths: bool) -> None:
         """Take the buckets and times; with `mixes_lengths`, a record may be padded to any bucket.
 
-        Without it, the padding of a record depends on its own length alone, as batch invariance
-        requires.
+        Without it, padding depends on a record's own length alone, as batch invariance requires.
         """
         self._mixes_lengths = mixes_lengths
         self._needs_row_padding = buckets.needs_row_padding
@@ -94,30 +93,30 @@ class BatchPlanner:
         self.max_milliseconds = max(
             self.milliseconds(length, sizes[0]) for length, sizes in self._sizes.items()
         )
-        """The expected time of the largest batch."""
+        """Expected time of the largest batch."""
 
     def cost(self, length: int) -> float:
-        """Return the milliseconds of a record in a full batch of its bucket."""
+        """Return a record's milliseconds in a full batch."""
         return self._costs[length]
 
     def milliseconds(self, length: int, rows: int) -> float:
-        """Return the expected time of a batch, rows that are padding included."""
+        """Return a batch's expected time, including padding rows."""
         key = length, self._padded_rows(length, rows)
         if key not in self._cache:
             self._cache[key] = self._times.milliseconds(*key)
         return self._cache[key]
 
     def find_efficient_rows(self, length: int) -> int:
-        """Return the smallest batch size with at most 1.1 times the shortest time per row."""
+        """Return the smallest batch size within 1.1 times the shortest time per row."""
         times = {rows: self.milliseconds(length, rows) / rows for rows in self._sizes[length]}
         limit = MAX_INEFFICIENCY * min(times.values())
         return min(rows for rows, milliseconds in times.items() if milliseconds <= limit)
 
     def plan(self, queue: Sequence[Queueable], limit_ms: float) -> PlannedBatch:
-        """Return the next batch from a nonempty queue in order of service.
+        """Return the next batch from a nonempty queue in service order.
 
-        The batch takes at most `limit_ms` milliseconds, or `MIN_LIMITED_FACTOR` times the time of a
-        single record if that is longer.
+        The batch takes at most `limit_ms` milliseconds, or `MIN_LIMITED_FACTOR` times as long as a
+        single record, whichever is longer.
         """
         leader = queue[0].length
         if self._mixes_lengths:
@@ -136,7 +135,7 @@ class BatchPlanner:
         return PlannedBatch(best.length, sorted(indices), best.milliseconds)
 
     def _summarize(self, lengths: list[int]) -> _Records:
-        """Return records with these descending lengths."""
+        """Build records from descending lengths."""
         sums = list(accumulate((self._costs[length] for length in lengths), initial=0.0))
         firsts = [
             index
@@ -148,10 +147,10 @@ class BatchPlanner:
     def _choose_rows(
         self, leader: int, length: int, first: int, others: _Records, limit_ms: float
     ) -> _Choice:
-        """Return the most efficient batch of a length: the leader, and others from `first` on.
+        """Return the most efficient batch at one length: the leader, and others from `first` on.
 
-        Between two declared sizes time is linear in the rows. So the efficiency is highest at a
-        declared size, before a record of another length, or at the limit.
+        Between two declared sizes, time is linear in the rows. So efficiency peaks at a declared
+        size, before a record of another length, or at the limit.
         """
         available = len(others.sums) - first
         sizes = self._sizes[length]
@@ -177,7 +176,7 @@ class BatchPlanner:
         return max(choices)
 
     def _limit_rows(self, length: int, max_rows: int, limit_ms: float) -> int:
-        """Return the most rows of a length, at least 1, that take at most `limit_ms`."""
+        """Return the most rows, at least 1, that take at most `limit_ms` at one length."""
         if self.milliseconds(length, max_rows) <= limit_ms:
             return max_rows
         rows = range(1, max_rows + 1)

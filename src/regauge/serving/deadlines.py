@@ -1,6 +1,6 @@
-"""The work that must be done by each deadline: whether it fits, if the earliest comes first.
+"""Work due by each deadline: whether it fits, if the earliest deadline comes first.
 
-Deadlines are rounded down to slots, so that their number stays small.
+Deadlines are rounded down to slots, to keep their number small.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 SLOT_SECONDS = 0.1
-"""Distance of two slots of deadlines."""
+"""Deadline slot width."""
 MAX_SLOT = 1 << 53
-"""Slot of records without a deadline."""
+"""Slot for records without a deadline."""
 
 
 class DeadlineSlack(NamedTuple):
@@ -21,20 +21,19 @@ class DeadlineSlack(NamedTuple):
 
     seconds: float
     deadline: float
-    """The records with an earlier deadline than this must be computed first to keep it."""
+    """Records due before this must be computed first to be on time."""
 
 
 @dataclass
 class DeadlineDemand:
-    """The waiting milliseconds by deadline."""
+    """Deadline -> waiting milliseconds."""
 
     _slots: list[int] = field(default_factory=list)
-    """The slots with waiting records, in ascending order."""
+    """Slots with waiting records, in ascending order."""
     _milliseconds: dict[int, float] = field(default_factory=dict)
     _counts: dict[int, int] = field(default_factory=dict)
 
     def add(self, deadline: float, milliseconds: float) -> None:
-        """Add a record."""
         slot = _find_slot(deadline)
         if slot not in self._counts:
             insort(self._slots, slot)
@@ -42,7 +41,6 @@ class DeadlineDemand:
         self._milliseconds[slot] = self._milliseconds.get(slot, 0.0) + milliseconds
 
     def remove(self, deadline: float, milliseconds: float) -> None:
-        """Remove a record that was added."""
         slot = _find_slot(deadline)
         self._counts[slot] -= 1
         self._milliseconds[slot] -= milliseconds
@@ -53,11 +51,11 @@ class DeadlineDemand:
     def find_slack(
         self, now: float, busy_seconds: float, pace: float, since: float = 0.0
     ) -> DeadlineSlack:
-        """Return the seconds that all records may still wait, the earliest deadline first.
+        """Return the seconds all records may still wait, earliest deadline first.
 
-        They are negative if a record will be late, and infinite without records. `busy_seconds` is
-        the time until the workers are free, and `pace` the seconds of the workers per millisecond.
-        Records with a deadline before `since` take time, but may be late.
+        Negative if a record will be late, and infinite without records. `busy_seconds` is the time
+        until the workers are free, and `pace` the workers' seconds per millisecond. Records with a
+        deadline before `since` take time, but may be late.
         """
         first, total = _find_slot(since), busy_seconds
         slack, tightest = math.inf, MAX_SLOT

@@ -1,7 +1,7 @@
-"""Computes requests: their records become batches, and the outputs of batches their answers.
+"""Computes requests: records become batches, and batch outputs become answers.
 
-A record that fails, or whose batch ends a worker, is computed again as a batch of its own. So it
-harms no other record. If it fails alone, its request gets status 424.
+A record that fails, or whose batch crashes a worker, is recomputed in a separate batch, so it
+cannot harm other records. If it fails alone, the request gets status 424.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
     from regauge.serving.workers.worker_pool import WorkerPool
 
 QUEUED_BATCHES = 2
-"""Batches that a worker is sent before the first is answered, so that it never waits."""
+"""Batches sent to a worker before the first is answered, so that it never waits."""
 MAX_FAILURES = 2
-"""How many workers a record may end."""
+"""How many workers a record may crash."""
 NON_FINITE = "the model returned numbers that are not finite"
 
 
 @dataclass(eq=False)
 class ComputedRequest(QueuedRequest):
-    """A request that is being computed."""
+    """A request being computed."""
 
     records: Records = field(kw_only=True)
     outputs: np.ndarray = field(kw_only=True)
-    """The outputs of all records, [records, width] fp32."""
+    """Outputs of all records, [records, width] fp32."""
     answer: asyncio.Future[None] = field(kw_only=True)
     num_open: int = field(kw_only=True)
     """Number of records without outputs."""
     failures: dict[int, str] = field(default_factory=dict, kw_only=True)
-    """The failures of records by their index."""
+    """Record index -> failure."""
 
     def finish_record(self, index: int, failure: str | None) -> None:
-        """Record that the outputs of a record are complete, or that it has failed."""
+        """Mark a record as complete or failed."""
         if failure is not None:
             self.failures[index] = failure
         self.num_open -= 1
@@ -59,16 +59,16 @@ class ComputedRequest(QueuedRequest):
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """Who sends a request, and how it is served."""
+    """Who sends a request, and how to serve it."""
 
     client: Hashable
-    """The client that shares the processors with others."""
+    """Client for fair sharing of the processors."""
     priority: Priority
     timeout_seconds: float
 
 
 class Dispatcher:
-    """The scheduler of a model with its workers."""
+    """Connects a model's scheduler with the workers."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Dispatcher:
         output_size: int,
         on_batch: Callable[[ScheduledBatch, float], object],
     ) -> None:
-        """Take the parts; `on_batch` is called with each batch and its milliseconds."""
+        """Take the parts; `on_batch` is called with each batch and the milliseconds taken."""
         self._scheduler = scheduler
         self._pool = pool
         self._output_size = output_size
@@ -86,7 +86,7 @@ class Dispatcher:
         self._token_vectors = TokenVectorQueue(pool)
 
     def check_room(self, options: RequestOptions) -> None:
-        """Raise OverloadedError or UnavailableError if no further request would be accepted."""
+        """Raise OverloadedError or UnavailableError if new requests would be refused."""
         if not self._pool.ready:
             seconds = max(1, round(self._pool.start_seconds))
             raise UnavailableError("no worker is ready", retry_after=seconds)
@@ -100,7 +100,7 @@ class Dispatcher:
     ) -> ComputedRequest:
         """Return a request with the outputs or the failure of every record.
 
-        `lengths` are the bucket lengths of the records. Raises OverloadedError, UnavailableError or
+        `lengths` are the records' bucket lengths. Raises OverloadedError, UnavailableError or
         DeadlineError. The records leave the queue if the caller is cancelled.
         """
         self.check_room(options)
@@ -132,12 +132,12 @@ class Dispatcher:
     async def compute_token_vectors(
         self, texts: Sequence[np.ndarray], options: RequestOptions
     ) -> list[np.ndarray]:
-        """Return the vectors of the tokens of texts; see `TokenVectorQueue.compute`."""
+        """Return the token vectors of texts; see `TokenVectorQueue.compute`."""
         self.check_room(options)
         return await self._token_vectors.compute(texts, options)
 
     def fill_workers(self) -> None:
-        """Send waiting batches to the workers that have room."""
+        """Send waiting batches to workers with room."""
         self._scheduler.num_workers = len(self._pool.ready)
         # Without a second batch the worker idles shortly; with it, an interactive request waits.
         limit = 1 if self._scheduler.is_guarded else QUEUED_BATCHES
@@ -153,14 +153,14 @@ class Dispatcher:
                 task.add_done_callback(self._tasks.discard)
 
     def _send_batch(self, worker: BatchWorker, batch: ScheduledBatch) -> asyncio.Future[Message]:
-        """Send a batch to a worker; return its answer."""
+        """Send a batch to a worker; return the future answer."""
         first = _request_of(batch.records[0]).records
         num_texts = first.texts_per_record if isinstance(first, TextRecords) else 0
         header = {"length": batch.length, "texts": num_texts}
         return worker.compute(header, gather_arrays(batch.records))
 
     async def _finish_batch(self, batch: ScheduledBatch, answer: asyncio.Future[Message]) -> None:
-        """Await the answer of a batch and pass its outputs to the requests."""
+        """Await a batch's answer and pass the outputs to the requests."""
         milliseconds: float | None = None
         try:
             message = await answer
@@ -176,7 +176,7 @@ class Dispatcher:
         self.fill_workers()
 
     def _finish_records(self, records: Sequence[QueuedRecord], message: Message) -> None:
-        """Complete the records of a batch, or compute them one by one if it failed."""
+        """Complete a batch's records, or recompute them one by one if it failed."""
         if message.header["type"] == "failure":
             for record in records:
                 if len(records) == 1:
@@ -192,7 +192,7 @@ class Dispatcher:
             request.finish_record(record.index, None if is_finite[row] else NON_FINITE)
 
     def _retry(self, records: Sequence[QueuedRecord], error: WorkerLostError) -> None:
-        """Compute records again whose worker ended; one that ended several workers fails."""
+        """Recompute records after a worker ended; one that ended several workers fails."""
         for record in records:
             record.num_failures += error.is_running
             if record.num_failures >= MAX_FAILURES and len(records) == 1:
@@ -208,7 +208,7 @@ class Dispatcher:
 
 
 def gather_arrays(records: Sequence[QueuedRecord]) -> list[np.ndarray]:
-    """Return the arrays of a batch: ids and lengths of each text field, then the features.
+    """Return a batch's arrays: ids and lengths of each text field, then the features.
 
     The records may belong to several requests.
     """
@@ -230,6 +230,5 @@ def _finish(record: QueuedRecord, failure: str) -> None:
 
 
 def _end_late(request: ComputedRequest) -> None:
-    """End a request at its deadline."""
     if not request.answer.done():
         request.answer.set_exception(DeadlineError("the request was not answered in time"))

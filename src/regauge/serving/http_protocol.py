@@ -1,7 +1,7 @@
-"""From HTTP requests to calls of the routes, and from failures to answers.
+"""Turns HTTP requests into route calls, and failures into answers.
 
-Each protocol formats its errors in its own way. Everything else is the same for all routes: API
-keys, limits of bodies, JSON, deadlines, priorities, and the metrics of the answers.
+Each protocol formats errors in its own way. Everything else is the same for all routes: API keys,
+body limits, JSON, deadlines, priorities, and metrics.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 
 TIMEOUT_HEADER, PRIORITY_HEADER = "regauge-timeout-ms", "regauge-priority"
 TRUNCATED_HEADER = "regauge-truncated-records"
-"""Header of an answer with the number of records that were truncated."""
+"""Answer header with the number of truncated records."""
 PRIORITIES: tuple[Priority, ...] = ("interactive", "bulk")
 DISCONNECTED = 499
-"""Status in the metrics of a request whose client has left."""
+"""Status in the metrics after a client has left."""
 
 
 MAX_ERROR_TEXT = 300
-"""Characters of a message about a body."""
+"""Maximum characters in a message about a body."""
 
 
 class RequestBody(BaseModel):
-    """The JSON body of a request; unknown keys are ignored, as clients send more of them."""
+    """A request's JSON body; unknown keys are ignored, as clients send more of them."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -66,32 +66,29 @@ class EmptyBody(RequestBody):
 
 
 class SlowBodyError(RequestError):
-    """The body of a request did not arrive in time."""
+    """The body did not arrive in time."""
 
     status = 408
 
 
 @dataclass(frozen=True)
 class Call(Generic[B]):
-    """A request to a route, with its parsed body."""
+    """A request to a route, with the parsed body."""
 
     context: ServerContext
-    """The state of the server."""
     request: Request
     """The request, whose body is already read."""
     body: B
-    """The parsed body."""
     raw_body: bytes
-    """The bytes of the body."""
     client: Any
-    """The client that shares the processors with others."""
+    """Client for fair sharing of the processors."""
 
     def use_model(self, name: str | None = None) -> AbstractAsyncContextManager[ModelVersion]:
-        """Keep a model loaded for a block; by default the one that the body names, if it does."""
+        """Keep a model loaded within the block; by default the one named in the body, if any."""
         return self.context.models.use_for_records(name)
 
     def with_body(self, schema: type[C], raw_body: bytes) -> Call[C]:
-        """Return a call of another route; raises InvalidRequestError for an invalid body."""
+        """Return a call to another route; raises InvalidRequestError for an invalid body."""
         body = parse_body(raw_body, schema)
         return Call(self.context, self.request, body, raw_body, self.client)
 
@@ -102,10 +99,11 @@ class Call(Generic[B]):
         priority: Priority | None = None,
         timeout_seconds: float | None = None,
     ) -> RequestOptions:
-        """Return how a request of this many records is served.
+        """Return how to serve a request with this many records.
 
-        `priority` and `timeout_seconds` are those of the body, which precede the headers. Raises
-        InvalidRequestError for a wrong header or no record, and TooLargeError for too many.
+        `priority` and `timeout_seconds` come from the body and take precedence over the headers.
+        Raises InvalidRequestError for a wrong header or without records, and TooLargeError for too
+        many.
         """
         queue, headers = self.context.settings.queue, self.request.headers
         if not num_records:
@@ -125,24 +123,24 @@ class Call(Generic[B]):
 
 @dataclass(frozen=True)
 class RouteSpec(Generic[B]):
-    """A route: its method and path, and the function that answers its requests."""
+    """A route: method, path, and the function that answers requests."""
 
     method: str
     """GET or POST."""
     path: str
-    """Path, with parameters as starlette writes them."""
+    """Path, with parameters in starlette's notation."""
     handle: Callable[[Call[B]], Awaitable[Response]]
-    """The function that answers a request; raises RequestError."""
+    """Answers a request; raises RequestError."""
     body: type[B]
-    """The schema of the body; `EmptyBody` for a route that parses no JSON."""
+    """Body schema; `EmptyBody` for a route that does not parse JSON."""
     summary: str
     """What it does, for the OpenAPI page."""
     parse: Callable[[Request, bytes], B] | None = None
-    """Reads a body that is not only JSON; by default the body is parsed with its schema."""
+    """Reads a body that is not only JSON; by default the schema parses it."""
 
 
 def build_route(context: ServerContext, spec: RouteSpec[Any], format_error: FormatError) -> Route:
-    """Return a route that answers failed requests in the format of a protocol."""
+    """Build a route that answers failed requests in a protocol's format."""
 
     async def answer(request: Request, client: Any) -> Response:
         start = time.perf_counter()
@@ -161,9 +159,9 @@ def guard_endpoint(
     answer: Callable[[Request, Any], Awaitable[Response]],
     format_error: FormatError,
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that checks the API key, formats failures, and counts the answers.
+    """Build an endpoint that checks the API key, formats failures, and counts the answers.
 
-    `answer` gets the request and its client.
+    `answer` gets the request and the client.
     """
     is_open = path in OPEN_PATHS
 
@@ -181,7 +179,7 @@ def guard_endpoint(
             raise
         except Exception:  # noqa: BLE001 - one request fails, and the server continues
             logger.exception("%s %s failed", request.method, path)
-            failure = RequestError("an error of the server; see its log")
+            failure = RequestError("internal server error; see the server log")
             response, status = build_error_response(failure, format_error), failure.status
         finally:
             context.metrics.count_request(path, status, time.perf_counter() - start)
@@ -191,11 +189,10 @@ def guard_endpoint(
 
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/v2/health/live", "/v2/health/ready"})
-"""Paths that need no API key, for load balancers."""
+"""Paths without an API key, for load balancers."""
 
 
 def build_error_response(error: RequestError, format_error: FormatError) -> Response:
-    """Return the answer to a failed request."""
     headers = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
@@ -209,7 +206,7 @@ def build_error_response(error: RequestError, format_error: FormatError) -> Resp
 def build_json_response(
     document: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return an answer with a JSON document, which may contain numpy arrays."""
+    """Return a JSON answer; the document may contain numpy arrays."""
     body = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     return Response(body, status, headers, "application/json")
 
@@ -225,7 +222,7 @@ def build_output_response(context: ServerContext, document: Any, outputs: Output
 
 
 def _authenticate(context: ServerContext, request: Request, *, is_open: bool) -> Any:
-    """Return the client of a request; raises UnauthorizedError."""
+    """Return a request's client; raises UnauthorizedError."""
     address = request.client
     if not context.api_keys.is_required:
         return address
@@ -237,7 +234,7 @@ def _authenticate(context: ServerContext, request: Request, *, is_open: bool) ->
 
 @asynccontextmanager
 async def receive_body(context: ServerContext, request: Request) -> AsyncIterator[bytes]:
-    """Receive the body of a request, whose bytes are counted until the end of the block.
+    """Receive a request's body; the bytes are counted until the end of the block.
 
     Raises UnavailableError, OverloadedError, TooLargeError or SlowBodyError.
     """
@@ -273,7 +270,6 @@ async def receive_body(context: ServerContext, request: Request) -> AsyncIterato
 
 
 def _check_size(size: int, limit: int) -> None:
-    """Raise TooLargeError if a body is too large."""
     if size > limit:
         raise TooLargeError(f"the body is over the limit of {limit} bytes")
 
@@ -286,7 +282,7 @@ def _count_bytes(context: ServerContext, count: int) -> None:
 
 
 def parse_body(raw_body: bytes, schema: type[B]) -> B:
-    """Return the body of a request; raises InvalidRequestError."""
+    """Parse a request's body; raises InvalidRequestError."""
     if schema is EmptyBody:
         return schema()
     try:
@@ -296,7 +292,7 @@ def parse_body(raw_body: bytes, schema: type[B]) -> B:
 
 
 def _describe_validation_error(error: ValidationError) -> str:
-    """Return one line about the first error that is not of an alternative type."""
+    """Return one line about the last error; for a union, that of the last alternative."""
     details = error.errors(include_url=False, include_context=False, include_input=False)
     first = details[-1]
     names = [str(part) for part in first["loc"] if not str(part).startswith(("list[", "function"))]
@@ -306,7 +302,7 @@ def _describe_validation_error(error: ValidationError) -> str:
 
 
 def read_timeout(headers: Mapping[str, str], limit: float) -> float:
-    """Return the seconds in which a request must be answered."""
+    """Return the seconds within which to answer a request."""
     text = headers.get(TIMEOUT_HEADER)
     if text is None:
         return limit

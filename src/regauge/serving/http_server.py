@@ -1,4 +1,4 @@
-"""The HTTP server: limits of connections on uvicorn, cancellation, and the end without losses."""
+"""The HTTP server: connection limits on uvicorn, cancellation, and a lossless shutdown."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from regauge.serving.server_context import ServerContext
 
 MAX_HEADER_BYTES = 64 << 10
-"""Most bytes of the headers of a request, its path included."""
+"""Maximum header bytes per request, path included."""
 IDLE_SECONDS = 2.0
-"""How long an idle connection stays open after SIGTERM, for a request that is on its way."""
+"""How long an idle connection stays open after SIGTERM, for a request already under way."""
 ACCEPT_SECONDS = 0.2
-"""Time in which the connections are accepted that were complete at SIGTERM."""
+"""Time to accept connections that were complete at SIGTERM."""
 SO_ATTACH_FILTER, BPF_RETURN = 26, 0x06
-"""An option of Linux, and the instruction of a packet filter that ends it: socket(7)."""
+"""A Linux socket option, and the packet filter instruction that ends the filter: socket(7)."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """A connection that must send its headers in time, and whose end cancels its requests."""
+    """A connection whose headers must arrive in time, and whose end cancels its requests."""
 
     context: ServerContext
     """Set by `build_protocol`."""
@@ -76,8 +76,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Start to answer a request, and remember it.
 
-        uvicorn only knows the last one of pipelined requests, so it would write the answer of an
-        earlier one to a closed connection.
+        uvicorn only knows the last pipelined request, so it would write an earlier answer to a
+        closed connection.
         """
         self._running_cycle = cycle
         super()._start_asgi_task(cycle, app)
@@ -98,7 +98,6 @@ class LimitedProtocol(HttpToolsProtocol):
             self._header_timer = None
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer with an error and close the connection."""
         self._stop_header_timer()
         if self.transport.is_closing():
             return
@@ -112,10 +111,10 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def drop_new_connections(listener: socket.socket) -> None:
-    """Let the kernel drop the packets of new connections, as a full queue does.
+    """Make the kernel drop new connections' packets, as a full queue does.
 
-    Without this, a connection that is complete but not accepted is reset when the socket closes,
-    and its request is lost. A dropped client tries again, and is refused when the socket is closed.
+    Without this, a complete but unaccepted connection is reset when the socket closes, and the
+    request is lost. A dropped client tries again, and is refused once the socket is closed.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -125,12 +124,12 @@ def drop_new_connections(listener: socket.socket) -> None:
 
 
 def build_protocol(context: ServerContext) -> type[LimitedProtocol]:
-    """Return the class of the connections of a server."""
+    """Return the connection class of a server."""
     return type("ServerProtocol", (LimitedProtocol,), {"context": context})
 
 
 def track_tasks(context: ServerContext, app: ASGIApp) -> ASGIApp:
-    """Return an application whose tasks are cancelled when their connection ends."""
+    """Wrap an application so that tasks are cancelled when their connection ends."""
 
     async def run_tracked(scope: Scope, receive: Receive, send: Send) -> None:
         client, task = scope.get("client"), asyncio.current_task()
@@ -189,7 +188,7 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to the caller, which sets `should_exit`."""
+        """Leave signals to the caller, which sets `should_exit`."""
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A version of a model that answers requests: what batch and text generation have in common."""
+"""A model version that answers requests: what batches and text generation share."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ if TYPE_CHECKING:
 
 
 class LoadedVersion(ABC):
-    """A version of an artifact with its workers."""
+    """An artifact version with workers."""
 
     pool: WorkerPool[Any]
-    """The worker processes."""
+    """Worker processes."""
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
-        """The artifact or model."""
         self.program: ProgramEntry = artifact.program
-        """The `program` table of the manifest."""
+        """The manifest's `program` table."""
         self.loaded_at = time.time()
-        """When the version was loaded, in seconds since 1970."""
+        """Load time in seconds since 1970."""
         self.content_sha256 = ""
-        """Hash of the manifest; empty until the version has started."""
+        """Manifest hash; empty until the version has started."""
         self.num_failed_records = 0
-        """Number of records that the model failed to compute."""
+        """How many records the model failed to compute."""
         self._num_open = 0
         self._unused = asyncio.Event()
         self._unused.set()
@@ -51,13 +50,13 @@ class LoadedVersion(ABC):
 
     @property
     def worker_pids(self) -> list[int]:
-        """The ids of the processes that are ready."""
+        """Ids of the ready processes."""
         return [worker.pid for worker in self.pool.ready]
 
     @property
     @abstractmethod
     def num_waiting(self) -> int:
-        """Number of records or requests that wait for a worker."""
+        """How many records or requests wait for a worker."""
 
     @abstractmethod
     def estimate_wait(self) -> float:
@@ -65,11 +64,11 @@ class LoadedVersion(ABC):
 
     @abstractmethod
     def is_overloaded(self, max_wait_seconds: float) -> bool:
-        """Return whether a further request would be refused."""
+        """Return whether a new request would be refused."""
 
     @contextmanager
     def keep_open(self) -> Iterator[None]:
-        """Keep the workers for a block that answers a request."""
+        """Keep the workers while the block answers a request."""
         self._num_open += 1
         self._unused.clear()
         try:
@@ -80,13 +79,13 @@ class LoadedVersion(ABC):
                 self._unused.set()
 
     async def drain(self) -> None:
-        """Stop the workers after the last request, and remove the copy of the artifact."""
+        """Stop the workers after the last request, and remove the artifact copy."""
         await self._unused.wait()
         await self.stop()
         await asyncio.to_thread(remove_snapshot, self.artifact)
 
     def describe(self) -> dict[str, Any]:
-        """Return the model, its limits, and the evidence of its quality."""
+        """Return the model, its limits, and quality evidence."""
         artifact, manifest, program = self.artifact, self.artifact.manifest, self.program
         modes = program.pooling.modes if program.pooling else ()
         return {

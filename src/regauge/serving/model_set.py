@@ -1,4 +1,4 @@
-"""All models of a server, and the limits of the models in memory."""
+"""All models of a server, and their memory limits."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ if TYPE_CHECKING:
 
 
 class ModelSet:
-    """The models of a server by name."""
+    """A server's models."""
 
     def __init__(self, settings: Serve, metrics: ServerMetrics, executor: Executor) -> None:
         self._settings = settings
         self.slots = {
             name: ModelSlot(name, settings, metrics, executor) for name in settings.artifacts
         }
-        """The models; the first one is the default."""
+        """Models by name; the first is the default."""
         self._lock = asyncio.Lock()
 
     @property
     def is_lazy(self) -> bool:
-        """Whether models are loaded at their first request."""
+        """Whether models are loaded on first request."""
         limits = self._settings.models
         return limits.max_loaded is not None or limits.max_memory_gb is not None
 
     @property
     def loaded_slots(self) -> list[ModelSlot]:
-        """The models in memory, the one that was unused for the longest time first."""
+        """Loaded models, least recently used first."""
         slots = [slot for slot in self.slots.values() if slot.current is not None]
         return sorted(slots, key=lambda slot: slot.last_used)
 
     @property
     def loaded_versions(self) -> list[LoadedVersion]:
-        """The current versions of the models in memory."""
+        """Current versions of the loaded models."""
         return [slot.current for slot in self.slots.values() if slot.current is not None]
 
     async def start(self) -> None:
-        """Load the models that are needed at the start; raises their errors."""
+        """Load the models needed at the start; raises their errors."""
         names = list(self.slots)[:1] if self.is_lazy else list(self.slots)
         tasks = [asyncio.create_task(self.slots[name].load()) for name in names]
         try:
@@ -62,11 +62,10 @@ class ModelSet:
             raise
 
     async def stop(self) -> None:
-        """Stop all models."""
         await asyncio.gather(*(slot.stop() for slot in self.slots.values()))
 
     def find(self, name: str | None) -> ModelSlot:
-        """Return the model with a name, or the default one; raises UnknownModelError."""
+        """Return a model by name, or the default one; raises UnknownModelError."""
         if name is None:
             return next(iter(self.slots.values()))
         if name not in self.slots:
@@ -76,7 +75,7 @@ class ModelSet:
 
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[LoadedVersion]:
-        """Keep a version of a model loaded for a block; raises UnknownModelError."""
+        """Keep a model version loaded within the block; raises UnknownModelError."""
         slot = self.find(name)
         if slot.current is None and self.is_lazy:
             async with self._lock:  # models that load at the same time would exceed the limits
@@ -87,7 +86,7 @@ class ModelSet:
 
     @asynccontextmanager
     async def use_for_records(self, name: str | None) -> AsyncIterator[ModelVersion]:
-        """Keep a model that computes records loaded for a block.
+        """Keep a record-computing model loaded within the block.
 
         Raises UnknownModelError, and InvalidRequestError if the model generates text.
         """
@@ -98,9 +97,9 @@ class ModelSet:
 
     @asynccontextmanager
     async def use_for_text(self, name: str | None) -> AsyncIterator[TextVersion]:
-        """Keep a model that generates text loaded for a block.
+        """Keep a text-generating model loaded within the block.
 
-        Raises UnknownModelError, and InvalidRequestError if the model generates none.
+        Raises UnknownModelError, and InvalidRequestError if the model does not generate text.
         """
         async with self.use(name) as version:
             if isinstance(version, ModelVersion):
@@ -109,14 +108,14 @@ class ModelSet:
             yield cast("TextVersion", version)
 
     async def watch(self) -> None:
-        """Check for new versions of the loaded models until it is cancelled."""
+        """Check loaded models for new versions until cancelled."""
         while True:
             await asyncio.sleep(self._settings.models.poll_seconds)
             for slot in self.loaded_slots:
                 await slot.check_for_new_version()
 
     async def _make_room(self, slot: ModelSlot) -> None:
-        """Unload models until a further one fits the limits."""
+        """Unload models until another one fits the limits."""
         if slot.current is not None:
             return
         limits = self._settings.models

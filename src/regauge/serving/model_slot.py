@@ -1,4 +1,4 @@
-"""A named model of the server: its current version, and the replacement of that version.
+"""A named model: the current version, and how a new one replaces it.
 
 A new version is loaded beside the current one. It may first answer a share of the requests, as a
 canary. The old version is stopped after its last request.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from regauge.serving.settings import Serve
 
 Fingerprint = tuple[tuple[str, int, int, int], ...]
-"""Each file of a folder behind all links: path, inode, size and time in nanoseconds."""
+"""Path, inode, size and time in nanoseconds of each file, with links resolved."""
 
 
 class ModelSlot:
@@ -42,12 +42,12 @@ class ModelSlot:
         self, name: str, settings: Serve, metrics: ServerMetrics, executor: Executor
     ) -> None:
         self.name = name
-        """The name that clients use."""
+        """Name used by clients."""
         self._source = ModelSource(name, settings.artifacts[name])
         self.current: LoadedVersion | None = None
-        """The version that answers requests; None if the model is not loaded."""
+        """Version that answers requests; None if the model is not loaded."""
         self.canary: LoadedVersion | None = None
-        """The version that gets a share of the requests."""
+        """Version that gets a share of the requests."""
         self.last_used = 0.0
         """Time of the last request."""
         self._settings = settings
@@ -61,7 +61,7 @@ class ModelSlot:
         self._promoting: asyncio.Task[None] | None = None
 
     async def load(self) -> LoadedVersion:
-        """Load the model if it is not loaded; raises its error."""
+        """Load the model if necessary; raises errors from loading."""
         if self.current is not None:
             return self.current
         async with self._lock:
@@ -72,7 +72,7 @@ class ModelSlot:
             return self.current
 
     async def load_for_request(self) -> None:
-        """Load the model if it is not loaded; raises UnavailableError if it cannot be loaded."""
+        """Load the model if necessary; raises UnavailableError on failure."""
         try:
             await self.load()
         except RegaugeError as error:
@@ -95,7 +95,7 @@ class ModelSlot:
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[LoadedVersion]:
-        """Keep a version loaded for a block that answers a request.
+        """Keep a version loaded while the block answers a request.
 
         Raises UnavailableError if the model cannot be loaded.
         """
@@ -113,9 +113,9 @@ class ModelSlot:
             self._discard_canary("it could not compute a record")
 
     async def check_for_new_version(self) -> None:
-        """Replace the current version if the files of the folder, or its stage, have changed.
+        """Replace the current version if the folder's files, or the stage, have changed.
 
-        A version that does not load is tried again when a further file changes.
+        A version that fails to load is tried again when another file changes.
         """
         try:
             folder, fingerprint = await self._find_version()
@@ -155,7 +155,7 @@ class ModelSlot:
             self.canary = None
 
     async def _promote_later(self, version: LoadedVersion, seconds: float) -> None:
-        """Promote the canary after some seconds, if none of its requests has failed."""
+        """Promote the canary after some seconds, unless a request has failed."""
         await asyncio.sleep(seconds)
         if self.canary is version:
             await self._promote(version)
@@ -186,7 +186,7 @@ class ModelSlot:
         return self.canary if is_canary else self.current
 
     async def _start_version(self, folder: Path) -> LoadedVersion:
-        """Start a folder behind all links: the workers of this version never load another one."""
+        """Start a folder, with links resolved: this version's workers never load another one."""
         artifact = await self._source.run(partial(self._open_artifact, folder))
         version: LoadedVersion
         if artifact.program.output_kind == "text":
@@ -203,7 +203,7 @@ class ModelSlot:
         return version
 
     def _open_artifact(self, folder: Path) -> Artifact:
-        """Return the artifact of a folder, or of a copy of it; raises its errors."""
+        """Open an artifact or a copy of it."""
         artifact = open_served_artifact(folder)
         has_fixed_files = self._source.is_registered or not is_artifact(folder)
         if has_fixed_files or not self._settings.models.snapshot:
@@ -211,7 +211,7 @@ class ModelSlot:
         return create_snapshot(artifact)
 
     async def _find_version(self) -> tuple[Path, Fingerprint]:
-        """Return the folder of the newest version with its fingerprint."""
+        """Return the newest version's folder and fingerprint."""
 
         def find() -> tuple[Path, Fingerprint]:
             folder = self._source.find_folder()
@@ -220,14 +220,13 @@ class ModelSlot:
         return await self._source.run(find)
 
     def _stop_later(self, version: LoadedVersion) -> None:
-        """Stop a version after its last request."""
         task = asyncio.get_running_loop().create_task(version.drain())
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
 
 
 def _read_fingerprint(folder: Path) -> Fingerprint:
-    """Return what distinguishes the files of an artifact from others; empty without a manifest."""
+    """Return a fingerprint of an artifact's files; empty without a manifest."""
     try:
         folder = folder.resolve(strict=True)
         if not (folder / MANIFEST).is_file():

@@ -1,4 +1,4 @@
-"""Where a model of the server comes from: a folder, or a stage of a model registry.
+"""Where a served model comes from: a folder, or a model registry stage.
 
 The stage is read at every check. Its version is verified, and downloaded from an S3 store, before
 it is loaded.
@@ -29,7 +29,7 @@ RETRY_SECONDS = 60.0
 
 
 class ModelSource:
-    """The folder of a model, which may change while the server runs."""
+    """A model's folder, which may change while the server runs."""
 
     def __init__(self, name: str, text: str) -> None:
         self._name = name
@@ -43,15 +43,15 @@ class ModelSource:
 
     @property
     def is_registered(self) -> bool:
-        """Whether the versions are those of a registry, whose files never change."""
+        """Whether versions come from a registry, whose files never change."""
         return self._reference is not None
 
     def find_folder(self) -> Path:
-        """Return the folder of the current version, behind all links; this may take long.
+        """Return the current version's folder, with links resolved; this may take long.
 
-        A corrupted version of a stage is reported once a minute. Between the reports the folder of
-        the version before is returned. Raises the errors of `Registry.resolve`, and DataError for a
-        corrupted version.
+        A corrupted stage version is reported once a minute; in between, the previous version's
+        folder is returned. Raises the errors of `Registry.resolve`, and DataError for a corrupted
+        version.
         """
         if self._reference is None:
             return self._path.resolve() if self._path.exists() else self._path
@@ -72,7 +72,7 @@ class ModelSource:
     async def run(self, action: Callable[[], T]) -> T:
         """Return the result of an action that may wait for a store.
 
-        It runs in a thread that does not delay the end of the server.
+        It runs in a thread that does not delay server shutdown.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()

@@ -1,4 +1,4 @@
-"""A loaded version of an artifact: tokenizer, scheduler and workers.
+"""A loaded artifact version: tokenizer, scheduler and workers.
 
 The server process tokenizes and never imports torch for an artifact. The workers compute.
 """
@@ -42,31 +42,31 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 TYPICAL_TOKENS = 32
 INLINE_CHARACTERS = 4000
-"""Texts of at most this many characters are tokenized at once, and longer ones in a thread."""
+"""Shorter texts are tokenized at once, longer ones in a thread."""
 
 MAX_VECTOR_TOKENS = 1 << 14
-"""Most tokens of a request for the vectors of all tokens; their JSON is large."""
+"""Maximum tokens in a request for all token vectors; their JSON is large."""
 
 
 class Inputs(NamedTuple):
-    """The records of a request, before they are tokenized."""
+    """A request's records, before they are tokenized."""
 
     columns: Sequence[Sequence[str]] = ()
-    """One sequence for each text field."""
+    """One sequence per text field."""
     token_ids: Sequence[Sequence[int]] = ()
-    """Instead of texts: the token ids of each record."""
+    """Instead of texts: each record's token ids."""
     prompt: str | None = None
-    """Name of a prompt of the artifact."""
+    """Name of one of the artifact's prompts."""
     values: Mapping[str, Sequence[Value | None]] = NO_VALUES
-    """Features of ranking candidates by field."""
+    """Field -> features of ranking candidates."""
     truncate: bool = False
-    """Whether texts may be truncated, whatever the settings are."""
+    """Whether texts may be truncated, whatever the settings."""
 
     @classmethod
     def from_field(
         cls, name: str, value: Any, prompt: str | None, *, truncate: bool = False
     ) -> Inputs:
-        """Return records of one text each, given the field of a body with texts or tokens.
+        """Build single-text records from a body field with texts or tokens.
 
         `value` is a text, a list of texts, the ids of a text, or a list of these. Raises
         InvalidRequestError if it is empty.
@@ -83,22 +83,21 @@ class Inputs(NamedTuple):
 
     @property
     def num_records(self) -> int:
-        """Number of records."""
         return len(self.token_ids) or len(self.columns[0])
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs of a request."""
+    """A request's outputs."""
 
     values: np.ndarray
     """[records, width] fp32; zeros for a failed record."""
     num_tokens: np.ndarray
-    """Tokens of each record, special tokens included, [records] int64."""
+    """Tokens per record, special tokens included, [records] int64."""
     is_truncated: np.ndarray
-    """Whether a text of a record was truncated, [records] bool."""
+    """Whether some text of a record was truncated, [records] bool."""
     failures: Mapping[int, str]
-    """The failures of records by their index."""
+    """Record index -> failure."""
 
     def check_failures(self) -> None:
         """Raise InferenceError if a record has failed."""
@@ -108,7 +107,7 @@ class Outputs:
 
 
 class ModelVersion(LoadedVersion):
-    """A version of an artifact whose requests are computed in batches."""
+    """An artifact version whose requests are computed in batches."""
 
     pool: WorkerPool[BatchWorker]
 
@@ -119,14 +118,14 @@ class ModelVersion(LoadedVersion):
         metrics: ServerMetrics,
         executor: Executor,
     ) -> None:
-        """Take the artifact; `executor` has the threads that tokenize long texts."""
+        """Take the artifact; `executor` provides threads that tokenize long texts."""
         super().__init__(artifact)
         self._settings = settings
         self._metrics = metrics
         self._executor = executor
         self._preprocessor: Preprocessor | None = None
         self.is_batch_invariant = settings.batch_invariant
-        """Whether an output has the same bits in every batch."""
+        """Whether outputs have the same bits in every batch."""
         self.pool = WorkerPool(
             BatchWorker,
             artifact,
@@ -134,7 +133,6 @@ class ModelVersion(LoadedVersion):
             self._fill_workers,
             batch_invariant=self.is_batch_invariant,
         )
-        """The worker processes."""
         self.scheduler: Scheduler | None = None
         """The queue; None until the workers are ready."""
         self._planner: BatchPlanner | None = None
@@ -172,21 +170,21 @@ class ModelVersion(LoadedVersion):
         return self.scheduler.estimate_wait("interactive") if self.scheduler else 0.0
 
     def is_overloaded(self, max_wait_seconds: float) -> bool:
-        """Return whether the expected wait of an interactive request is over a limit."""
+        """Return whether an interactive request's expected wait exceeds a limit."""
         return self.estimate_wait() > max_wait_seconds
 
     @property
     def preprocessor(self) -> Preprocessor:
-        """The tokenizer with its limits; raises InvalidRequestError if the model reads no texts."""
+        """Tokenizer and limits; raises InvalidRequestError if the model does not read texts."""
         if self._preprocessor is None:
             raise InvalidRequestError("this model reads tensors, not texts")
         return self._preprocessor
 
     @property
     def recommended_records_in_flight(self) -> int:
-        """Number of records that clients should keep in flight, so that no worker waits.
+        """How many records clients should keep in flight to keep all workers busy.
 
-        These are two batches of texts of `TYPICAL_TOKENS` tokens for each worker.
+        Two batches per worker, for texts of `TYPICAL_TOKENS` tokens.
         """
         if self._planner is None:
             return 1
@@ -196,19 +194,19 @@ class ModelVersion(LoadedVersion):
 
     @property
     def is_normalized(self) -> bool:
-        """Whether the vectors of the model have length 1."""
+        """Whether vectors have length 1."""
         pooling = self.program.pooling
         return pooling is not None and pooling.normalize and pooling.truncate_dim is None
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """The dispatcher of a version that has started."""
+        """The dispatcher of a started version."""
         if self._dispatcher is None:
             raise RuntimeError("the version has not started")
         return self._dispatcher
 
     async def compute(self, inputs: Inputs, options: RequestOptions) -> Outputs:
-        """Return the outputs of texts; raises the errors of `request_errors`."""
+        """Compute texts; raises the errors in `request_errors`."""
         self.dispatcher.check_room(options)
         if not inputs.truncate and self._settings.overflow == "split":
             outputs = await self._compute_windows(inputs, options)
@@ -236,7 +234,7 @@ class ModelVersion(LoadedVersion):
     async def describe_tokens(
         self, texts: Sequence[str], prompt: str | None, *, add_special_tokens: bool
     ) -> list[list[dict[str, Any]]]:
-        """Return the tokens of texts: id, text, whether it is special, and its characters."""
+        """Return each text's tokens: id, text, whether it is special, and characters."""
         preprocessor = self.preprocessor
         return await self._run(
             sum(map(len, texts)),
@@ -246,7 +244,6 @@ class ModelVersion(LoadedVersion):
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return the model, its limits, and the evidence of its quality."""
         limits: dict[str, Any] = {}
         if self._preprocessor is not None:
             limits = {"max_input_length": self._preprocessor.max_length}
@@ -258,7 +255,7 @@ class ModelVersion(LoadedVersion):
         }
 
     async def compute_tensors(self, records: Records, options: RequestOptions) -> Outputs:
-        """Return the outputs of a custom module for rows of its input tensors."""
+        """Return a custom module's outputs for rows of input tensors."""
         request = await self._compute_records(records, options)
         count = len(records)
         no_flags = np.zeros(count, bool)
@@ -267,9 +264,9 @@ class ModelVersion(LoadedVersion):
     async def compute_token_vectors(
         self, inputs: Inputs, options: RequestOptions
     ) -> list[np.ndarray]:
-        """Return the vector of each token of each text, [tokens, width] fp32.
+        """Return each text's token vectors, [tokens, width] fp32.
 
-        Special tokens are included. Raises the errors of `request_errors`.
+        Special tokens are included. Raises the errors in `request_errors`.
         """
         encoded = await self._encode(inputs)
         if not inputs.truncate and self._settings.overflow != "truncate":
@@ -284,7 +281,7 @@ class ModelVersion(LoadedVersion):
         return await self.dispatcher.compute_token_vectors(texts, options)
 
     async def _compute_windows(self, inputs: Inputs, options: RequestOptions) -> Outputs | None:
-        """Return the mean vectors of the windows of texts; None if the model reads no windows."""
+        """Return the mean window vectors of texts, or None without windows."""
         if self.program.output_kind != "vectors" or len(inputs.columns) != 1:
             return None
         [texts] = inputs.columns
@@ -313,7 +310,7 @@ class ModelVersion(LoadedVersion):
         return request
 
     async def _encode(self, inputs: Inputs) -> EncodedRecords:
-        """Return the tokens of records; raises InvalidRequestError for a wrong one."""
+        """Tokenize records; raises InvalidRequestError for a wrong one."""
         if inputs.token_ids:
             lists = [np.array(ids, np.int32) for ids in inputs.token_ids]
             largest, limit = max(ids.max() for ids in lists), self.preprocessor.vocab_size
@@ -345,7 +342,7 @@ class ModelVersion(LoadedVersion):
             self._metrics.add_phase("tokenize", time.perf_counter() - start)
 
     def _find_long_records(self, encoded: EncodedRecords) -> dict[int, str]:
-        """Return the failures of records that are longer than the model reads."""
+        """Return the failures of records too long for the model."""
         limit = self.preprocessor.max_length
         problem = "record {} is longer than the {} tokens that the model reads; shorten it"
         return {
@@ -362,7 +359,7 @@ class ModelVersion(LoadedVersion):
 
 
 def open_served_artifact(folder: Path) -> Artifact:
-    """Return an artifact whose files its workers will verify, or a model that is not exported.
+    """Open an artifact whose files the workers will verify, or a model that is not exported.
 
     Raises the errors of `open_model`.
     """

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the server, and a page that shows it."""
+"""The server's OpenAPI document, and a page to show it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STATUSES = {
     503: "The server is starting, draining, or without a worker.",
     504: "The request was not answered in time.",
 }
-"""The statuses of answers, with their meaning."""
+"""Status -> meaning."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 STYLE = (
     "body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem}"
@@ -53,7 +53,7 @@ STYLE = (
 
 
 def build_document_routes(context: ServerContext) -> list[Route]:
-    """Return the routes of the document and of its page."""
+    """Return the routes for the document and the page."""
     return [build_route(context, spec, format_openai_error) for spec in _list_document_routes()]
 
 
@@ -77,7 +77,6 @@ def list_routes() -> list[RouteSpec[Any]]:
 
 
 def build_document() -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document."""
     paths: dict[str, Any] = {}
     schemas: dict[str, Any] = {}
     for spec in list_routes():
@@ -95,7 +94,7 @@ def build_document() -> dict[str, Any]:
 
 
 def _build_operation(spec: RouteSpec[Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return the operation of a route; the schema of its body is added to `schemas`."""
+    """Return a route's operation; the body schema is added to `schemas`."""
     operation: dict[str, Any] = {
         "summary": spec.summary,
         "operationId": spec.method.lower() + re.sub(r"\W+", "_", spec.path).rstrip("_"),

@@ -1,4 +1,4 @@
-"""Failures of a request, each with its HTTP status."""
+"""Request failures, each with an HTTP status."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class RequestError(Exception):
 
     status = 500
     code = "server_error"
-    """Name of the kind of failure, as the API of OpenAI uses it."""
+    """Kind of failure, as named in OpenAI's API."""
 
     def __init__(self, message: str, *, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -16,11 +16,11 @@ class RequestError(Exception):
         self.retry_after = retry_after
         """Seconds after which the client should try again, or None."""
         self.field: str | None = None
-        """The field of the body that is wrong, if it is one."""
+        """The wrong body field, if it is one."""
 
 
 class UnauthorizedError(RequestError):
-    """The request has no valid API key."""
+    """The request lacks a valid API key."""
 
     status = 401
     code = "invalid_api_key"
@@ -34,7 +34,7 @@ class NotFoundError(RequestError):
 
 
 class UnknownModelError(NotFoundError):
-    """The server has no model of this name."""
+    """The server does not have a model by this name."""
 
     code = "model_not_found"
 
@@ -53,7 +53,7 @@ class MediaTypeError(RequestError):
 
 
 class InvalidRequestError(RequestError):
-    """The request has a wrong form, or asks for something that the model cannot do."""
+    """The request has a wrong form, or asks for something the model cannot do."""
 
     status = 422
     code = "invalid_request"

@@ -1,4 +1,4 @@
-"""The models of a server and its application, from their start to their stop."""
+"""A server's models and application, from start to stop."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from regauge.serving.settings import Serve
 
 TOKENIZER_THREADS = 2
-"""Threads of the executor, which tokenize long texts."""
+"""Threads that tokenize long texts."""
 
 
 class ServingRuntime:
-    """Loads the models of an ASGI application, and stops them; the caller serves it over HTTP."""
+    """Loads and stops an ASGI application's models; the caller serves it over HTTP."""
 
     def __init__(self, settings: Serve, keys: ApiKeys, executor: Executor) -> None:
         metrics = ServerMetrics()
@@ -41,7 +41,7 @@ class ServingRuntime:
         self.context.state = "ready"
 
     async def watch(self) -> None:
-        """Check for new versions of the models until it is cancelled."""
+        """Check for new model versions until cancelled."""
         await self._models.watch()
 
     def drain(self) -> None:

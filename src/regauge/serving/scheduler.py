@@ -1,11 +1,11 @@
-"""The queue of a model: admission, priorities, fairness, deadlines and batches.
+"""A model's queue: admission, priorities, fairness, deadlines and batches.
 
 It does no I/O and reads no clock. A request is admitted if its expected wait fits its deadline.
-Clients share the processors equally, by start-time fair queueing: the records of a client are
-tagged with the milliseconds that it has used. Interactive requests come first, and bulk requests
-keep a small share. If a request would be late in this order, the earliest deadline comes first.
+Clients share the processors equally, by start-time fair queueing: a client's records are tagged
+with the milliseconds it has used. Interactive requests come first, and bulk requests keep a small
+share. If a request would be late in this order, the earliest deadline comes first.
 
-Source of the fair queueing: P. Goyal, H. M. Vin, H. Cheng, "Start-time Fair Queuing", SIGCOMM 1996.
+Fair queueing source: P. Goyal, H. M. Vin, H. Cheng, "Start-time Fair Queuing", SIGCOMM 1996.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 Priority = Literal["interactive", "bulk"]
 SHARES: dict[Priority, float] = {"interactive": 0.9, "bulk": 0.1}
-"""Share of the processors of each priority if both have waiting records."""
+"""Priority -> share of the processors when both have waiting records."""
 WINDOW = 192
-"""Records of the queue that a batch is selected from."""
+"""How many records at the head of the queue a batch is selected from."""
 GUARD_SECONDS = 2.0
-"""How long after an interactive request the batches of bulk requests are kept short."""
+"""How long after an interactive request bulk batches are kept short."""
 GUARD_MS = 4.0
 """Time of such a batch, in milliseconds."""
 SMOOTHING = 0.1
-"""Weight of a new measurement in the ratio of measured to expected times, after the first ones."""
+"""Weight of a new measured-to-expected time ratio, after the first ones."""
 MIN_RETRY_SECONDS = 1
 OVERHEAD_SECONDS = 0.002
-"""Time of a request outside of its batches: two messages, and the turns of the event loop."""
+"""Request time outside batches: two messages, and turns of the event loop."""
 MAX_CLIENTS = 4096
-"""Clients without waiting records are forgotten if there are more clients than this."""
+"""Above this number, clients without waiting records are forgotten."""
 MARGIN = 1.2
-"""Factor of the expected times when they are compared with deadlines."""
+"""Factor on expected times when compared with deadlines."""
 SLACK_BATCHES = 3
-"""The earliest deadline comes first if a record can wait less than the time of so many batches."""
+"""If a record can wait less than this many batches, the earliest deadline comes first."""
 
 
 class QueueFullError(Exception):
@@ -65,38 +65,38 @@ class QueuedRequest:
     """The records of one request."""
 
     client: Hashable
-    """The client that shares the processors with others."""
+    """Client for fair sharing of the processors."""
     priority: Priority
     deadline: float
-    """Time at which the answer is worthless, in seconds of the clock of the caller."""
+    """Time from which the answer is worthless, in seconds on the caller's clock."""
     num_waiting: int = 0
-    """Number of records in the queue."""
+    """Number of queued records."""
     is_cancelled: bool = False
     slice_tag: float = 0.0
-    """Tag of the last slice of its records."""
+    """Tag of the request's last slice."""
     slice_ms: float = 0.0
     """Cost of the records in that slice."""
 
 
 @dataclass(eq=False, slots=True)
 class QueuedRecord:
-    """A record that waits to be computed."""
+    """A record waiting to be computed."""
 
     request: QueuedRequest
     index: int
-    """Its index in the request."""
+    """Index in the request."""
     length: int
-    """The length of its bucket, in tokens."""
+    """Bucket length in tokens."""
     cost: float
     """Milliseconds in a full batch."""
     tag: float = 0.0
     number: int = 0
     num_failures: int = 0
-    """Number of its batches that ended a worker or failed."""
+    """How many batches with the record crashed a worker or failed."""
 
     @property
     def key(self) -> tuple[float, int]:
-        """The order of service."""
+        """Service order."""
         return self.tag, self.number
 
 
@@ -106,31 +106,31 @@ class ScheduledBatch(NamedTuple):
     length: int
     records: list[QueuedRecord]
     milliseconds: float
-    """The expected time."""
+    """Expected time."""
 
 
 @dataclass
 class _PriorityQueue:
-    """The records of one priority, in order of service."""
+    """Records of one priority, in service order."""
 
     slice_ms: float
-    """Records of a request up to this cost are served at once, and not record by record in turn
-    with those of other clients: then all requests would end late."""
+    """A request's records up to this cost are served at once, instead of taking turns with those of
+    other clients record by record: then all requests would end late."""
     records: list[QueuedRecord] = field(default_factory=list)
     waiting_ms: float = 0.0
     virtual_time: float = 0.0
-    """Tag of the last record that was taken."""
+    """Tag of the last record taken."""
     client_tags: dict[Hashable, float] = field(default_factory=dict)
-    """Tag of the next record of each client with waiting records."""
+    """Client with waiting records -> tag of the next record."""
     max_clients: int = MAX_CLIENTS
-    """Number of clients after which those without waiting records are forgotten."""
+    """Above this number, clients without waiting records are forgotten."""
     used: float = 0.0
-    """Milliseconds that it has used, divided by its share."""
+    """Milliseconds used, divided by the share."""
     packing: float = 1.0
-    """Time of recent batches divided by that of their records in full batches."""
+    """Time of recent batches divided by their records' time in full batches."""
 
     def add(self, record: QueuedRecord) -> None:
-        """Insert a record behind the records that its client has used the processors for."""
+        """Insert a record, tagged with the processor time its client has used."""
         request, client = record.request, record.request.client
         used = max(self.virtual_time, self.client_tags.get(client, 0.0))
         if not request.slice_ms or request.slice_ms + record.cost > self.slice_ms:
@@ -142,7 +142,7 @@ class _PriorityQueue:
         self.waiting_ms += record.cost
 
     def take(self, indices: Sequence[int]) -> list[QueuedRecord]:
-        """Remove the records with these ascending indices and return them."""
+        """Remove and return the records with these ascending indices."""
         taken = [self.records[index] for index in indices]
         for index in reversed(indices):
             del self.records[index]
@@ -156,7 +156,7 @@ class _PriorityQueue:
         return taken
 
     def remove(self, request: QueuedRequest) -> list[QueuedRecord]:
-        """Remove the records of a request and return them."""
+        """Remove and return a request's records."""
         removed = [record for record in self.records if record.request is request]
         self.records = [record for record in self.records if record.request is not request]
         self.waiting_ms = sum(record.cost for record in self.records)
@@ -169,20 +169,20 @@ class _PriorityQueue:
         self.packing += SMOOTHING * (planned_ms / cost - self.packing)
 
     def _forget_clients(self) -> None:
-        """Forget the clients without waiting records, as if they were new."""
+        """Forget clients without waiting records, as if they were new."""
         clients = {record.request.client for record in self.records}
         tags = self.client_tags.items()
         self.client_tags = {client: tag for client, tag in tags if client in clients}
         self.max_clients = max(MAX_CLIENTS, 2 * len(clients))
 
     def _reset(self) -> None:
-        """Forget the clients: an empty queue owes nothing to any of them."""
+        """Forget the clients: an empty queue owes them nothing."""
         self.client_tags.clear()
         self.virtual_time = self.waiting_ms = 0.0
 
 
 class Scheduler:
-    """The waiting records of a model, and the time that its workers need for them."""
+    """A model's waiting records, and the time the workers need for them."""
 
     def __init__(self, planner: BatchPlanner, max_wait_seconds: float) -> None:
         self._planner = planner
@@ -198,21 +198,20 @@ class Scheduler:
         self._num_measured = 1  # the expected time counts as a measurement
         self._isolated: deque[QueuedRecord] = deque()
         self.num_workers = 0
-        """Number of workers that compute batches."""
+        """Number of workers computing batches."""
         self.time_ratio = 1.0
-        """Measured time of recent batches divided by the expected time."""
+        """Measured over expected time of recent batches."""
         self.is_guarded = False
         """Whether bulk batches are kept short for interactive requests."""
 
     @property
     def num_waiting(self) -> int:
-        """Number of waiting records."""
         waiting = sum(len(queue.records) for queue in self._queues.values())
         return waiting + len(self._isolated)
 
     @property
     def num_clients(self) -> int:
-        """Number of clients whose use of the processors is known."""
+        """Number of clients whose processor use is known."""
         return sum(len(queue.client_tags) for queue in self._queues.values())
 
     def estimate_wait(self, priority: Priority, cost_ms: float = 0.0) -> float:
@@ -228,13 +227,13 @@ class Scheduler:
 
     @property
     def _seconds_per_ms(self) -> float:
-        """The expected seconds of all workers together for a millisecond of work."""
+        """Expected seconds per millisecond of work, with all workers together."""
         return self.time_ratio / max(1, self.num_workers) / 1e3
 
     def check_room(self, priority: Priority, seconds: float, cost_ms: float = 0.0) -> None:
         """Raise QueueFullError if a new request would wait too long.
 
-        `seconds` is the time until its deadline.
+        `seconds` is the time until the deadline.
         """
         wait = self.estimate_wait(priority, cost_ms) + OVERHEAD_SECONDS
         limit = min(seconds, self._max_wait_seconds)
@@ -243,7 +242,7 @@ class Scheduler:
             raise QueueFullError(wait, limit)
 
     def add(self, request: QueuedRequest, lengths: Sequence[int], now: float) -> None:
-        """Add the records of a request, given their bucket lengths; raises QueueFullError."""
+        """Add a request's records, given their bucket lengths; raises QueueFullError."""
         costs = [self._planner.cost(length) for length in lengths]
         self.check_room(request.priority, request.deadline - now, sum(costs))
         self._demand.add(request.deadline, sum(costs))
@@ -259,12 +258,12 @@ class Scheduler:
         self._enqueue(record)
 
     def isolate(self, record: QueuedRecord) -> None:
-        """Add a record again as a batch of its own, because its batch failed."""
+        """Add a record again as a separate batch, because its batch failed."""
         record.request.num_waiting += 1
         self._isolated.append(record)
 
     def cancel(self, request: QueuedRequest) -> None:
-        """Remove the waiting records of a request."""
+        """Remove a request's waiting records."""
         request.is_cancelled = True
         self._isolated = deque(item for item in self._isolated if item.request is not request)
         if request.num_waiting:
@@ -273,7 +272,7 @@ class Scheduler:
             request.num_waiting = 0
 
     def take_batch(self, now: float) -> ScheduledBatch | None:
-        """Remove the next batch from the queue and return it; None if no record waits."""
+        """Remove and return the next batch, or None if nothing waits."""
         if self._isolated:
             record = self._isolated.popleft()
             record.request.num_waiting -= 1
@@ -298,7 +297,7 @@ class Scheduler:
         return bool(self._queues["bulk"].records)
 
     def _take_urgent(self, deadline: float) -> ScheduledBatch:
-        """Return a batch of records with an earlier deadline than this, the earliest first."""
+        """Return a batch of records with an earlier deadline than this, earliest first."""
         earliest: dict[Priority, list[int]] = {}
         for priority, queue in self._queues.items():
             by_deadline = partial(_by_deadline, queue.records)
@@ -318,7 +317,7 @@ class Scheduler:
     def _take_from(
         self, priority: Priority, window: Sequence[int], limit_ms: float
     ) -> ScheduledBatch:
-        """Return a batch with the first of some records of a queue, given by their indices."""
+        """Return a batch with the first of some queue records, given by index."""
         queue = self._queues[priority]
         planned = self._planner.plan([queue.records[index] for index in window], limit_ms)
         records = queue.take(sorted(window[index] for index in planned.indices))
@@ -332,7 +331,7 @@ class Scheduler:
         return ScheduledBatch(planned.length, records, planned.milliseconds)
 
     def finish(self, batch: ScheduledBatch, milliseconds: float | None) -> None:
-        """Record that a batch has ended, with its measured time or None if it failed."""
+        """Record the end of a batch, with the measured time or None if it failed."""
         self._running_ms = max(0.0, self._running_ms - batch.milliseconds)
         if milliseconds is not None and batch.milliseconds > 0:
             ratio = milliseconds / batch.milliseconds
@@ -359,11 +358,11 @@ class Scheduler:
 
     @property
     def _batch_seconds(self) -> float:
-        """The expected time of the largest batch."""
+        """Expected time of the largest batch."""
         return self._planner.max_milliseconds * self.time_ratio / 1e3
 
     def _check_deadlines(self, request: QueuedRequest, now: float) -> None:
-        """Raise QueueFullError if a record would be late because of a new request."""
+        """Raise QueueFullError if a new request would make a record late."""
         if not self.num_waiting:
             return
         slack = self._demand.find_slack(now, *self._busy_and_pace(), request.deadline)
@@ -379,5 +378,5 @@ class Scheduler:
 
 
 def _by_deadline(records: Sequence[QueuedRecord], index: int) -> tuple[float, int]:
-    """Return the order of a record by deadline."""
+    """Sort key for records by deadline."""
     return records[index].request.deadline, index

@@ -30,7 +30,7 @@ BACKLOG = 1024
 def run_server(settings: Serve) -> dict[str, Any]:
     """Serve until a stop signal; return the number of answered requests.
 
-    Raises the errors of the models, and SettingsError if the address cannot be used.
+    Raises the models' errors, and SettingsError if the address cannot be used.
     """
     with (
         stop_signals.record_signals(),
@@ -64,7 +64,7 @@ async def _serve(
 
 
 async def _run_until_stopped(work: Coroutine[Any, Any, None]) -> bool:
-    """Run some work; return False if a stop signal ends it, and raise its error."""
+    """Run a coroutine and raise any error; return False if a stop signal ends it."""
     task = asyncio.create_task(work)
     while stop_signals.find_signal() is None:
         await asyncio.wait({task}, timeout=POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""What the routes of the server share: settings, models, metrics and the state of the server."""
+"""What the server's routes share: settings, models, metrics and state."""
 
 from __future__ import annotations
 
@@ -20,40 +20,39 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 State = Literal["starting", "ready", "draining"]
 OVERLOAD_SECONDS = 2.0
-"""How long after a refusal the server reports that it is overloaded."""
+"""How long after a refusal the server reports overload."""
 
 
 @dataclass
 class ServerContext:
-    """The state of a server."""
+    """A server's state."""
 
     settings: Serve
     models: ModelSet
     metrics: ServerMetrics
     api_keys: ApiKeys
     executor: Executor
-    """Threads for long work, such as the tokens of long texts."""
+    """Threads for long work, such as tokenizing long texts."""
     state: State = "starting"
     body_bytes: int = 0
-    """Bytes of the bodies that are being received or processed."""
+    """Total size of the bodies being received or processed."""
     refused_at: float = -math.inf
-    """Time of the last refusal because of overload."""
+    """Time of the last refusal due to overload."""
     tasks: dict[tuple[str, int], set[asyncio.Task[object]]] = field(default_factory=dict)
-    """The tasks that answer the requests of each connection, by its address."""
+    """Connection address -> tasks answering requests."""
 
     async def run_in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of a function that runs in a thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.executor, function, *arguments)
 
     @property
     def has_refused(self) -> bool:
-        """Whether a request was refused in the last seconds because of overload."""
+        """Whether a request was refused due to overload in the last seconds."""
         return time.monotonic() - self.refused_at < OVERLOAD_SECONDS
 
     @property
     def is_overloaded(self) -> bool:
-        """Whether every model would refuse a further request."""
+        """Whether every model would refuse a new request."""
         limit = self.settings.queue.max_wait_seconds
         versions = self.models.loaded_versions
         return bool(versions) and all(version.is_overloaded(limit) for version in versions)

@@ -1,4 +1,4 @@
-"""The metrics of the server, in the text format of Prometheus."""
+"""Server metrics in Prometheus text format."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 LATENCY_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 )  # fmt: skip
-"""Upper limits of the latency histogram, in seconds."""
+"""Upper bounds of the latency histogram, in seconds."""
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 UNKNOWN_ROUTE = "unknown"
-"""Label of all requests without a route: their paths would be labels without a limit."""
+"""Label for all requests without a route: their paths would be unlimited labels."""
 VERSION_CHARACTERS = 12
-"""Characters of a version's hash, as in the log of the server."""
+"""How many characters of a version's hash are shown, as in the server log."""
 
 
 class ServerMetrics:
-    """Counters and histograms of a server, in a registry of their own."""
+    """A server's counters and histograms, in their own registry."""
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
@@ -46,30 +46,27 @@ class ServerMetrics:
         self._batch_rows = _build_histogram(vocabulary.SERVE_BATCH_RECORDS, BATCH_BUCKETS, registry)
 
     def watch_models(self, slots: Mapping[str, ModelSlot]) -> None:
-        """Add the queues, workers and versions of models, which are read when they are shown."""
+        """Add the queues, workers and versions of models, read on each export."""
         self._registry.register(SampleCollector(lambda: _describe_models(slots)))
 
     def watch_drain(self, is_draining: Callable[[], bool]) -> None:
-        """Add whether the server refuses new requests, which is read when it is shown."""
+        """Add whether the server refuses new requests, read on each export."""
         self._registry.register(
             SampleCollector(lambda: [Sample(vocabulary.SERVE_DRAINING, is_draining())])
         )
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
-        """Count an answered request with its latency."""
         self._requests.labels(route, str(status)).inc()
         self._latency.labels(route).observe(seconds)
 
     def count_unknown_route(self, status: int) -> None:
-        """Count an answer to a path or method that no route has."""
+        """Count an answer to a path or method without a route."""
         self._requests.labels(UNKNOWN_ROUTE, str(status)).inc()
 
     def add_phase(self, phase: str, seconds: float) -> None:
-        """Add time to a phase."""
         self._phases.labels(phase).inc(seconds)
 
     def count_batch(self, batch: ScheduledBatch, milliseconds: float) -> None:
-        """Count a computed batch."""
         count = len(batch.records)
         self._phases.labels("compute").inc(milliseconds / 1e3)
         self._records.inc(count)
@@ -77,12 +74,11 @@ class ServerMetrics:
         self._batch_rows.observe(count)
 
     def count_truncated(self, count: int) -> None:
-        """Count truncated records."""
         if count:
             self._truncated.inc(count)
 
     def render(self) -> bytes:
-        """Return all metrics in the text format."""
+        """Return all metrics in text format."""
         return generate_latest(self._registry)
 
 
@@ -97,7 +93,7 @@ def _build_histogram(
 
 
 def _describe_models(slots: Mapping[str, ModelSlot]) -> Iterator[Sample]:
-    """Yield the samples of all models; a model that is not loaded has no worker."""
+    """Yield samples for all models; a model that is not loaded has zero workers."""
     for name, slot in slots.items():
         current, labels = slot.current, (name,)
         num_workers = len(current.worker_pids) if current else 0

@@ -1,4 +1,4 @@
-"""The table `serve` of a run file; this module imports no torch."""
+"""The table `serve` of a run file; this module does not import torch."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from regauge.serving.search.search_settings import SearchSettings
 from regauge.serving.text_generation.settings import TextServing
 
 MODEL_NAME = re.compile(r"[\w][\w.+-]*(/[\w][\w.+-]*)?")
-"""Pattern of a model's name: words, and at most one slash as on the hub."""
+"""Model name pattern: words, and at most one slash as on the hub."""
 Overflow = Literal["refuse", "truncate", "split"]
 
 
 class HttpSettings(Settings):
-    """Limits of connections and requests."""
+    """Connection and request limits."""
 
     api_keys_file: str | None = None
-    """File with one API key per line. A request must then have one of them as `Authorization:
-    Bearer KEY`. Without a file, the variable `REGAUGE_API_KEYS` may hold keys between commas."""
+    """File with one API key per line. Requests must then send `Authorization: Bearer KEY` with one
+    of them. Without a file, the variable `REGAUGE_API_KEYS` may hold keys between commas."""
     max_body_bytes: int = Field(default=16 << 20, ge=1)
     """Maximum request body in bytes."""
     max_total_body_bytes: int = Field(default=256 << 20, ge=1)
     """Maximum total of all request bodies in flight, in bytes."""
     max_connections: int = Field(default=4096, ge=1)
-    """Most open connections; a further one is answered with status 503."""
+    """Maximum open connections; another one is answered with status 503."""
     header_timeout_seconds: float = Field(default=10.0, gt=0)
-    """Time in which a connection must send the headers of a request."""
+    """Time limit for a connection to send request headers."""
     body_timeout_seconds: float = Field(default=60.0, gt=0)
-    """Time in which a connection must send the body of a request."""
+    """Time limit for a connection to send a request body."""
     keep_alive_seconds: int = Field(default=75, ge=1)
     """How long an idle connection stays open."""
     drain_seconds: float = Field(default=30.0, gt=0)
-    """Time in which accepted requests are completed after SIGTERM."""
+    """Time to complete accepted requests after SIGTERM."""
 
 
 class QueueSettings(Settings):
-    """Admission of requests."""
+    """Request admission."""
 
     timeout_seconds: float = Field(default=30.0, gt=0)
-    """Time in which an accepted request is answered; the header `Regauge-Timeout-Ms` lowers it."""
+    """Time limit for an accepted request; the header `Regauge-Timeout-Ms` lowers it."""
     max_wait_seconds: float = Field(default=2.0, gt=0)
-    """Longest expected wait; a request that would wait longer is answered with status 429."""
+    """Maximum expected wait; requests that would wait longer are answered with status 429."""
     interactive_records: int = Field(default=4, ge=0)
     """A request with at most this many records is interactive, a larger one is bulk. The header
     `Regauge-Priority` overrides this."""
@@ -54,7 +54,7 @@ class QueueSettings(Settings):
 
 
 class WorkerSettings(Settings):
-    """The processes that compute batches."""
+    """Processes that compute batches."""
 
     count: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto", union_mode="left_to_right"
@@ -65,65 +65,65 @@ class WorkerSettings(Settings):
     """CPU threads per worker; by default as measured for the artifact. Fewer threads raise CPU
     throughput, and single-record latency."""
     pin_cores: bool = True
-    """Whether several workers on a CPU are each bound to their own cores."""
+    """Whether to bind each of several workers on a CPU to separate cores."""
     start_timeout_seconds: float = Field(default=300.0, gt=0)
-    """Time in which a worker must load the artifact, warm up and verify its parity rows."""
+    """Time for a worker to load the artifact, warm up and verify the parity rows."""
     hang_timeout_seconds: float = Field(default=60.0, gt=0)
-    """Time in which a batch must be computed; a worker that takes longer is replaced."""
+    """Time limit for a batch; a worker that takes longer is replaced."""
     ray: RayServing | None = None
-    """Replicas of the server on a Ray cluster; each has these workers."""
+    """Server replicas on a Ray cluster; each has these workers."""
 
 
 class ModelSettings(Settings):
-    """Loading and replacing the artifacts of a server."""
+    """Loading and replacing a server's artifacts."""
 
     max_loaded: int | None = Field(default=None, ge=1)
-    """Most models in memory. Models are then loaded at their first request, and the model that was
-    unused for the longest time is unloaded. By default all models are loaded at the start."""
+    """Maximum models in memory. Models are then loaded on first request, and the least recently
+    used one is unloaded. By default all models are loaded at the start."""
     max_memory_gb: float | None = Field(default=None, gt=0)
-    """Most memory of all worker processes, in gigabytes; a further model replaces unused ones."""
+    """Maximum memory of all worker processes, in gigabytes; another model replaces unused ones."""
     snapshot: bool = True
     """Whether artifact files are copied to the temporary folder before loading, so that overwriting
     them does not change the version that answers. Registry versions are not copied."""
     poll_seconds: float = Field(default=2.0, gt=0)
     """How often an artifact folder or stage is checked for a new version."""
     canary_share: float = Field(default=0.0, ge=0, lt=1)
-    """Share of requests that go to a new version before it replaces the old one."""
+    """Share of requests sent to a new version before it replaces the old one."""
     canary_seconds: float = Field(default=60.0, gt=0)
-    """How long a new version must answer its share without an error."""
+    """How long a new version must answer requests without an error."""
     custom_modules: tuple[str, ...] = ()
     """Import paths of custom code that artifacts may load, such as `models.py:build`."""
 
 
 class Serve(Settings):
-    """A server of artifacts."""
+    """A server for artifacts."""
 
     artifacts: dict[str, str] = Field(min_length=1)
-    """Artifact folders by the name that clients use; the first is the default. A value such as
+    """Artifact folders by client-facing name; the first is the default. A value such as
     `registry/qa@production` follows a model registry stage."""
     host: str = "127.0.0.1"
-    """Address to listen on; the default accepts only clients of this machine."""
+    """Address to listen on; the default accepts only local clients."""
     port: int = Field(default=8080, ge=0, le=65535)
     """Port to listen on; 0 selects a free port."""
     overflow: Overflow = "refuse"
     """For a text longer than the model reads: answer with status 413, truncate it, or split it and
-    return the mean vector of its parts."""
+    return the mean vector of the parts."""
     item_errors: bool = False
-    """Whether a failed record is reported in its place, in an answer with status 200. Otherwise the
-    whole request fails."""
+    """Whether to report a failed record in place, in an answer with status 200. Otherwise the whole
+    request fails."""
     batch_invariant: bool = False
-    """Whether an output has the same bits in every batch, as `predict` computes it; needs an
-    artifact with a proof. Otherwise texts of several lengths share batches, which is faster."""
+    """Whether outputs have the same bits in every batch, as computed by `predict`; needs an
+    artifact with a proof. Otherwise texts of different lengths share batches, which is faster."""
     http: HttpSettings = HttpSettings()
-    """Limits of connections and requests."""
+    """Connection and request limits."""
     queue: QueueSettings = QueueSettings()
-    """Admission of requests."""
+    """Request admission."""
     workers: WorkerSettings = WorkerSettings()
-    """The processes that compute batches."""
+    """Processes that compute batches."""
     models: ModelSettings = ModelSettings()
-    """Loading and replacing the artifacts of a server."""
+    """Loading and replacing a server's artifacts."""
     search: SearchSettings | None = None
-    """The search page at `/`: the nearest of the vectors that `predict` wrote."""
+    """The search page at `/`: nearest neighbors among vectors written by `predict`."""
     generation: TextServing = TextServing()
     """How causal models generate text."""
 
@@ -137,7 +137,7 @@ class Serve(Settings):
 
 
 class ServeSettings(Settings):
-    """All settings of a server."""
+    """All server settings."""
 
     serve: Serve
-    """A server of artifacts."""
+    """A server for artifacts."""

@@ -1,7 +1,7 @@
-"""Messages between the server and its worker processes: a JSON header and arrays.
+"""Messages between the server and the worker processes: a JSON header and arrays.
 
-A message is two lengths (unsigned 32-bit integers, little-endian), the header, and the bytes of
-the arrays. The header describes the shape and dtype of each array. Nothing is unpickled.
+A message is two lengths (unsigned 32-bit integers, little-endian), the header, and the array bytes.
+The header describes each array's shape and dtype. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -19,22 +19,19 @@ if TYPE_CHECKING:
 
 SIZES = struct.Struct("<II")
 SOCKET_BYTES = 4 << 20
-"""Send buffer of a socket, so that a batch is sent before the last one is computed."""
+"""Socket send buffer, so that a batch is sent before the last one is computed."""
 ARRAYS = "arrays"
-"""Key of the header with the shape and dtype of each array."""
+"""Header key with each array's shape and dtype."""
 ARRAY_KINDS = frozenset("iufb")
-"""Kinds of dtypes that a message may hold: integers, floats and booleans."""
+"""Dtype kinds allowed in a message: integers, floats and booleans."""
 
 
 class Message(NamedTuple):
-    """A message of a process."""
-
     header: dict[str, Any]
     arrays: list[np.ndarray]
 
 
 def encode_message(header: dict[str, Any], arrays: Sequence[np.ndarray] = ()) -> bytes:
-    """Return the bytes of a message."""
     contiguous = [np.ascontiguousarray(array) for array in arrays]
     specs = [[array.dtype.str, *array.shape] for array in contiguous]
     head = orjson.dumps({**header, ARRAYS: specs})
@@ -50,7 +47,7 @@ async def read_message(reader: asyncio.StreamReader) -> Message:
 
 
 def receive_message(connection: socket.socket) -> Message | None:
-    """Receive the next message from a blocking socket; return None if the other end closed it."""
+    """Receive the next message from a blocking socket, or None if the other end closed it."""
     sizes = _receive_exactly(connection, SIZES.size)
     if sizes is None:
         return None

@@ -1,1 +1,1 @@
-"""The Python clients of a server: `regauge.Client` and `regauge.AsyncClient`."""
+"""Python clients for a server: `regauge.Client` and `regauge.AsyncClient`."""

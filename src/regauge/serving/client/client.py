@@ -1,6 +1,6 @@
-"""Clients of a server of models: many texts become requests, with the right number in flight.
+"""Clients for a model server: many texts become requests, with the right number in flight.
 
-`AsyncClient` has the requests. `Client` runs it in a thread, for programs without an event loop.
+`AsyncClient` sends the requests. `Client` runs it in a thread, for programs without an event loop.
 Both speak OpenAI's and text-embeddings-inference's protocols.
 """
 
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 RECORDS_HINT = "recommended_records_in_flight"
-"""Key of the answer of `/info`."""
+"""Key in the answer from `/info`."""
 T = TypeVar("T")
 Priority = Literal["interactive", "bulk"]
 PRIORITIES = ("interactive", "bulk")
 ClassScore = dict[str, Any]
-"""A class of a text: its `label` and its `score`."""
+"""A text's class: `label` and `score`."""
 
 
 class AsyncClient:
-    """Client of a server of models, for programs with an event loop.
+    """Client for a model server, for programs with an event loop.
 
-    `url` is the address of the server, without `/v1`. `model` is needed if the server has several.
+    `url` is the server's address, without `/v1`. `model` is needed if the server has several.
     `in_flight` is the number of requests in flight; by default it adapts to the server.
-    `timeout_seconds` limits one request, its repetitions included. `priority` is "interactive" or
-    "bulk", for servers of Regauge.
+    `timeout_seconds` limits one request, retries included. `priority` is "interactive" or "bulk",
+    for Regauge servers.
 
-    A request that is refused (429, 502, 503, 504) or loses its connection is repeated within the
-    timeout. The time of the header Retry-After is respected.
+    A request that is refused (429, 502, 503, 504) or loses its connection is retried within the
+    timeout, no sooner than its Retry-After header says.
 
-    Every method raises SettingsError for a wrong address, key or model, DataError for texts that
-    the server refuses, and TransientError if it has no answer within the timeout.
+    All methods raise SettingsError for a wrong address, key or model, DataError for texts refused
+    by the server, and TransientError without an answer within the timeout.
 
     For example:
 
@@ -91,11 +91,11 @@ class AsyncClient:
 
     @property
     def in_flight(self) -> int | None:
-        """The number of requests that may be in flight now; None before the first request."""
+        """Number of requests that may be in flight now; None before the first request."""
         return None if self._http.in_flight is None else self._http.in_flight.limit
 
     async def encode(self, texts: str | Sequence[str]) -> np.ndarray:
-        """Return the vectors of texts, [texts, width] fp32, or [width] for a single text."""
+        """Return text vectors, [texts, width] fp32, or [width] for a single text."""
         batch = _list_texts(texts)
         model = await self._find_model() if batch else ""
 
@@ -108,7 +108,7 @@ class AsyncClient:
         return result
 
     async def rerank(self, query: str, texts: Sequence[str]) -> np.ndarray:
-        """Return the relevance of texts for a query, [texts] fp32, in the order of the texts."""
+        """Return each text's relevance to a query, [texts] fp32, in text order."""
         batch = _list_texts(texts)
         _list_texts(query)
 
@@ -119,7 +119,7 @@ class AsyncClient:
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
     async def predict(self, texts: str | Sequence[str]) -> list[list[ClassScore]]:
-        """Return the classes of each text, the most probable first.
+        """Return each text's classes, most probable first.
 
         A class is a dictionary with `label` and `score`.
         """
@@ -141,7 +141,7 @@ class AsyncClient:
         build_body: Callable[[list[str]], dict[str, Any]],
         read_answer: Callable[[Any, int], T],
     ) -> list[T]:
-        """Send texts in requests of `texts_per_request`; return the answers in their order."""
+        """Send texts in requests of `texts_per_request`; return the answers in text order."""
         in_flight = await self._prepare()
         size = self._texts_per_request
         parts = [texts[start : start + size] for start in range(0, len(texts), size)]
@@ -151,13 +151,13 @@ class AsyncClient:
             try:
                 return read_answer(document, len(part))
             except (KeyError, TypeError, ValueError, IndexError) as error:
-                problem = f"{self.url}{path} has an unknown form of answer: {error!r}"
+                problem = f"{self.url}{path} answers in an unknown form: {error!r}"
                 raise DataError(problem, "correct the url, or name another model") from None
 
         return await send_all(send, parts, in_flight)
 
     async def _prepare(self) -> AnyInFlight:
-        """Return the number of requests in flight; read the server's hint before the first one."""
+        """Return the in-flight limit; read the server's hint before the first request."""
         async with self._start:
             if self._http.in_flight is None:
                 hint = await self._find_hint()
@@ -166,9 +166,9 @@ class AsyncClient:
             return self._http.in_flight
 
     async def _find_hint(self) -> int | None:
-        """Return the number of requests in flight that the server recommends, if it does.
+        """Return the number of requests in flight recommended by the server, if any.
 
-        A server of Regauge recommends a number of records.
+        A Regauge server recommends a number of records.
         """
         try:
             document = await self._http.request("GET", "/info")
@@ -180,7 +180,7 @@ class AsyncClient:
         return -(-records // self._texts_per_request)
 
     async def _find_model(self) -> str:
-        """Return the name of the model; raises SettingsError if the server has several."""
+        """Return the model name; raises SettingsError if the server has several."""
         if self._model is None:
             document = await self._http.request("GET", "/v1/models")
             rows = document.get("data") if isinstance(document, dict) else None
@@ -193,10 +193,10 @@ class AsyncClient:
 
 
 class Client:
-    """Client of a server of models, for programs without an event loop.
+    """Client for a model server, for programs without an event loop.
 
-    The arguments and the errors are those of `AsyncClient`. Requests run in a thread of the client.
-    `close` ends it, or a `with` statement.
+    Arguments and errors are those of `AsyncClient`. Requests run in a thread, until `close` or the
+    end of a `with` statement.
 
     For example:
 
@@ -244,19 +244,19 @@ class Client:
 
     @property
     def in_flight(self) -> int | None:
-        """The number of requests that may be in flight now; None before the first request."""
+        """Number of requests that may be in flight now; None before the first request."""
         return self._client.in_flight
 
     def encode(self, texts: str | Sequence[str]) -> np.ndarray:
-        """Return the vectors of texts, [texts, width] fp32, or [width] for a single text."""
+        """Return text vectors, [texts, width] fp32, or [width] for a single text."""
         return self._thread.run(self._client.encode(texts))
 
     def rerank(self, query: str, texts: Sequence[str]) -> np.ndarray:
-        """Return the relevance of texts for a query, [texts] fp32, in the order of the texts."""
+        """Return each text's relevance to a query, [texts] fp32, in text order."""
         return self._thread.run(self._client.rerank(query, texts))
 
     def predict(self, texts: str | Sequence[str]) -> list[list[ClassScore]]:
-        """Return the classes of each text, the most probable first.
+        """Return each text's classes, most probable first.
 
         A class is a dictionary with `label` and `score`.
         """
@@ -274,7 +274,7 @@ class _LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a coroutine; an interrupt cancels it."""
+        """Return a coroutine's result; an interrupt cancels it."""
         if self._loop.is_closed():
             work.close()
             raise SettingsError("the client is closed", "create another one")
@@ -286,7 +286,6 @@ class _LoopThread:
             raise
 
     def stop(self) -> None:
-        """End the thread and close the loop."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -304,7 +303,7 @@ def _check_options(
     timeout_seconds: float,
     priority: str | None,
 ) -> None:
-    """Raise SettingsError for an invalid argument of a client."""
+    """Raise SettingsError for an invalid client argument."""
     if not str(url).startswith(("http://", "https://")):
         raise SettingsError(f"invalid url '{url}'", "write it as http://host:port")
     for name, value in (("in_flight", in_flight), ("texts_per_request", texts_per_request)):
@@ -317,7 +316,7 @@ def _check_options(
 
 
 def _list_texts(texts: str | Sequence[str]) -> list[str]:
-    """Return texts as a list; raises DataError if an element is no text."""
+    """Return texts as a list; raises DataError if an element is not a text."""
     batch: list[Any] = [texts] if isinstance(texts, str) else list(texts)
     for index, text in enumerate(batch):
         if not isinstance(text, str):
@@ -332,21 +331,21 @@ def _list_texts(texts: str | Sequence[str]) -> list[str]:
 
 
 def _read_vectors(document: Any, count: int) -> np.ndarray:
-    """Return the vectors of an answer, [count, width] fp32; raises ValueError if some lack."""
+    """Return an answer's vectors, [count, width] fp32; raises ValueError if some are missing."""
     vectors = {row["index"]: _decode_vector(row["embedding"]) for row in document["data"]}
     _check_indices(vectors, count)
     return np.stack([vectors[index] for index in range(count)])
 
 
 def _decode_vector(embedding: str | list[float]) -> np.ndarray:
-    """Return a vector in base64 or as numbers; some servers ignore the requested encoding."""
+    """Decode a base64 or plain vector; some servers ignore the requested encoding."""
     if isinstance(embedding, str):
         return np.frombuffer(base64.b64decode(embedding, validate=True), dtype="<f4")
     return np.asarray(embedding, dtype=np.float32)
 
 
 def _read_scores(document: Any, count: int) -> np.ndarray:
-    """Return the scores of an answer, [count] fp32, which the server sorts by score."""
+    """Return an answer's scores, [count] fp32, which the server sorts by score."""
     rows = document["results"] if isinstance(document, dict) else document
     scores = {row["index"]: row.get("score", row.get("relevance_score")) for row in rows}
     _check_indices(scores, count)
@@ -359,7 +358,7 @@ def _check_indices(rows: dict[int, Any], count: int) -> None:
 
 
 def _read_classes(document: Any, count: int) -> list[list[ClassScore]]:
-    """Return the classes of each text, sorted by score."""
+    """Return each text's classes, sorted by score."""
     if len(document) != count:
         raise ValueError(f"{len(document)} rows for {count} texts")
     return [

@@ -1,4 +1,4 @@
-"""Errors of a client of the server: the message in an answer, and the exception of a status."""
+"""Client errors: the message in an answer, and the exception for a status."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from http import HTTPStatus
 from regauge.system.errors import DataError, RegaugeError, SettingsError, TransientError
 
 RETRIED = frozenset((429, 502, 503, 504))
-"""Statuses after which an equal request may succeed."""
+"""Statuses worth retrying."""
 MAX_MESSAGE = 300
-"""Characters of a server's message in an error."""
+"""Maximum characters of a server's message in an error."""
 
 
 def build_status_error(url: str, status: int, body: bytes) -> RegaugeError:
-    """Return the exception of an answer with an error status, with the server's message."""
+    """Return the exception for an error status, with the server's message."""
     message = f"{url} answers {status}: {read_message(status, body)}"
     if status in {401, 403}:
         return SettingsError(message, "set api_key to a key of this server")
@@ -32,7 +32,7 @@ def build_status_error(url: str, status: int, body: bytes) -> RegaugeError:
 
 
 def read_message(status: int, body: bytes) -> str:
-    """Return the message in an error answer: of OpenAI's form, of TEI's, or plain text."""
+    """Extract an error message in OpenAI's form, TEI's form, or plain text."""
     text = body.decode(errors="replace").strip()
     try:
         document = json.loads(text)
@@ -53,7 +53,7 @@ def _find_phrase(status: int) -> str:
 
 
 def parse_retry_after(header: str | None, now: dt.datetime) -> float | None:
-    """Return the seconds of a Retry-After header, a number or a date; None if it is unusable."""
+    """Return the seconds in a Retry-After header, a number or a date; None if unusable."""
     if header is None:
         return None
     try:

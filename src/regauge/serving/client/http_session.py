@@ -1,4 +1,4 @@
-"""Requests of a client: repetitions within a timeout, and a limited number in flight."""
+"""Client requests: retries within a timeout, and a limited number in flight."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ MIN_TIMEOUT_SECONDS = 0.001
 
 
 class _Answer(NamedTuple):
-    """An answer with the status 200, or the failure of one attempt."""
+    """An answer with status 200, or a failed attempt."""
 
     content: bytes = b""
     failure: RegaugeError | None = None
     retry_after: float | None = None
-    """Seconds of the header Retry-After."""
+    """Seconds from the Retry-After header."""
     seconds: float = 0.0
-    """Latency of the attempt."""
+    """Latency."""
 
 
 class HttpSession:
-    """Connections to one server, with headers for all requests and a timeout for each of them."""
+    """Connections to one server, with headers and a timeout for each request."""
 
     def __init__(self, url: str, headers: Mapping[str, str], timeout_seconds: float) -> None:
         self.in_flight: AnyInFlight | None = None
-        """The number in flight, which learns from each answer; None if it is not known yet."""
+        """In-flight limit, which learns from each answer; None until it is known."""
         self._url = url
         self._headers = headers
         self._timeout_seconds = timeout_seconds
@@ -52,7 +52,6 @@ class HttpSession:
         self._num_open = 0
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -60,10 +59,10 @@ class HttpSession:
     async def request(
         self, method: str, path: str, body: dict[str, Any] | None = None, num_texts: int = 0
     ) -> Any:
-        """Return the JSON of an answer; repeat the request within the timeout.
+        """Return an answer's JSON; retry within the timeout.
 
-        Raises the error of `build_status_error`, TransientError without an answer, and DataError if
-        the answer is no JSON.
+        Raises the error from `build_status_error`, TransientError without an answer, and DataError
+        if the answer is not JSON.
         """
         self._num_open += 1
         try:
@@ -75,7 +74,7 @@ class HttpSession:
         return self._parse(path, answer.content)
 
     async def _repeat(self, method: str, path: str, body: dict[str, Any] | None) -> _Answer:
-        """Return the answer; repeat the request within the timeout."""
+        """Return the answer; retry within the timeout."""
         deadline = time.monotonic() + self._timeout_seconds
         attempt = 0
         while True:
@@ -91,12 +90,12 @@ class HttpSession:
     async def _attempt(
         self, method: str, path: str, body: dict[str, Any] | None, deadline: float
     ) -> _Answer:
-        """Return the answer or a failure that may be repeated; raises any other failure."""
+        """Return the answer or a retryable failure; raises any other failure."""
         started_at = time.monotonic()
         try:
             status, content, retry_after = await self._send(method, path, body, deadline)
         except TimeoutError:
-            problem = f"{self._url}{path} has no answer within {self._timeout_seconds:g} s"
+            problem = f"{self._url}{path} did not answer within {self._timeout_seconds:g} s"
             raise TransientError(problem, "raise timeout_seconds, or see its log") from None
         except aiohttp.ClientError as error:
             failure = self._describe_connection(error)
@@ -117,7 +116,7 @@ class HttpSession:
     async def _send(
         self, method: str, path: str, body: dict[str, Any] | None, deadline: float
     ) -> tuple[int, bytes, float | None]:
-        """Return the status, the body and the Retry-After seconds of one answer."""
+        """Return an answer's status, body and Retry-After seconds."""
         session = self._open()
         seconds = max(deadline - time.monotonic(), MIN_TIMEOUT_SECONDS)
         headers = {"Regauge-Timeout-Ms": str(max(1, round(1e3 * seconds)))}
@@ -130,7 +129,7 @@ class HttpSession:
             return answer.status, content, parse_retry_after(header, dt.datetime.now(dt.UTC))
 
     def _open(self) -> aiohttp.ClientSession:
-        """Return the session; without a limit of connections, which the number in flight has."""
+        """Return the session; it does not limit connections, since `in_flight` limits requests."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 headers=self._headers, connector=aiohttp.TCPConnector(limit=0), trust_env=True
@@ -148,14 +147,14 @@ class HttpSession:
         try:
             return json.loads(content)
         except ValueError:
-            problem = f"{self._url}{path} answers no JSON: {content[:40]!r}"
+            problem = f"{self._url}{path} does not answer with JSON: {content[:40]!r}"
             raise DataError(problem, "correct the url") from None
 
 
 async def send_all(
     send: Callable[[Part], Awaitable[T]], parts: Sequence[Part], in_flight: AnyInFlight
 ) -> list[T]:
-    """Return the results of all parts in their order; after an error, cancel the others."""
+    """Return all results in the order of the parts; after an error, cancel the others."""
     results: dict[int, T] = {}
     running: dict[asyncio.Future[T], int] = {}
     try:
@@ -173,7 +172,7 @@ async def send_all(
 
 
 async def _collect(running: dict[asyncio.Future[T], int], results: dict[int, T]) -> None:
-    """Wait for requests and move their results; raises the error of a failed one."""
+    """Wait for requests and collect their results; raises the error of a failed one."""
     done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         results[running[task]] = task.result()

@@ -1,11 +1,11 @@
-"""The number of requests that a client keeps in flight: fixed, or adapted to the server.
+"""The number of requests a client keeps in flight: fixed, or adapted to the server.
 
-The adaptive number starts small. It doubles while the throughput grows, then it grows by one.
-It returns to the last number if more requests bring no throughput. A refusal lowers it. The module
-does no I/O, and its caller passes the times.
+The adaptive number starts small. It doubles while throughput grows, then grows by one. It falls
+back if more requests do not raise throughput, and a refusal lowers it. The module does no I/O, and
+the caller passes the times.
 
-The throughput follows from the latencies (Little's law): requests in flight / mean latency. A count
-of answers per second would depend on how the answers are bunched.
+Throughput follows from latency (Little's law): requests in flight / mean latency. Answers per
+second would depend on how the answers are bunched.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from collections.abc import Callable
 from typing import Protocol
 
 INITIAL_IN_FLIGHT = 4
-"""First number of requests in flight, without a hint of the server."""
+"""Initial number of requests in flight, without a hint from the server."""
 MAX_IN_FLIGHT = 512
 MIN_WINDOW_REQUESTS = 8
-"""Smallest number of answered requests between two decisions."""
+"""Minimum number of answers between two decisions."""
 MIN_GROWTH = 1.05
-"""Ratio of throughputs from which more requests in flight are worth it."""
+"""Throughput ratio from which more requests in flight are worth it."""
 REFUSAL_FACTOR = 0.7
-"""Factor of the number in flight after a refusal."""
+"""Factor applied to the limit after a refusal."""
 PROBE_INTERVAL = 8
 """Windows without growth after which one more request is tried."""
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
-"""Longest wait before the first repetition of a request, and before any repetition."""
+"""Maximum wait before the first retry, and before any retry."""
 
 
 class AnyInFlight(Protocol):
-    """A number of requests in flight that learns from answers and refusals."""
+    """An in-flight limit that learns from answers and refusals."""
 
     @property
     def limit(self) -> int:
-        """The number of requests that may be in flight now."""
+        """How many requests may be in flight now."""
 
     def record_answer(self, num_texts: int, seconds: float) -> None:
-        """Count an answer while `limit` requests are in flight, with its texts and its latency."""
+        """Count an answer while `limit` requests are in flight, with text count and latency."""
 
     def record_refusal(self, started_at: float, now: float) -> None:
-        """Count a refused request that was sent at `started_at` seconds."""
+        """Count a refused request, sent at `started_at` seconds."""
 
 
 class FixedInFlight:
-    """A constant number of requests in flight."""
+    """A constant in-flight limit."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -56,7 +56,7 @@ class FixedInFlight:
 
 
 class AdaptiveInFlight:
-    """A number of requests in flight that follows the throughput and the refusals."""
+    """An in-flight limit that follows throughput and refusals."""
 
     def __init__(self, initial: int = INITIAL_IN_FLIGHT, maximum: int = MAX_IN_FLIGHT) -> None:
         self.limit = min(max(1, initial), maximum)
@@ -96,13 +96,13 @@ class AdaptiveInFlight:
         self._best_limit, self._best_rate = self.limit, 0.0
 
     def _start_window(self, num_skipped: int) -> None:
-        """Count from zero, after some answers that do not count."""
+        """Restart the count, ignoring the next `num_skipped` answers."""
         self._num_skipped = num_skipped
         self._num_requests = self._num_texts = 0
         self._seconds = 0.0
 
     def _decide(self, rate: float) -> None:
-        """Raise the limit if the throughput grew; otherwise return to the best limit so far."""
+        """Raise the limit if throughput grew; otherwise return to the best limit so far."""
         if rate > self._best_rate * MIN_GROWTH:
             self._best_limit, self._best_rate = self.limit, rate
             self._num_idle_windows = 0
@@ -125,7 +125,7 @@ class AdaptiveInFlight:
 def compute_wait(attempt: int, retry_after: float | None, uniform: Callable[[], float]) -> float:
     """Return the seconds until a request is sent again: exponential, with full jitter.
 
-    `attempt` counts from 0. The server's `retry_after` is a minimum, to which the jitter is added.
+    `attempt` counts from 0. The server's `retry_after` is a minimum; jitter is added to it.
     """
     longest = min(BACKOFF_SECONDS * 2.0**attempt, MAX_BACKOFF_SECONDS)
     return (retry_after or 0.0) + uniform() * longest

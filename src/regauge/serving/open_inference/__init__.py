@@ -1,1 +1,1 @@
-"""Tensors of the Open Inference Protocol, and the models that they are the inputs of."""
+"""Open Inference Protocol tensors, and the models that read them."""

@@ -1,4 +1,4 @@
-"""The inputs and outputs of a model as named tensors."""
+"""Model inputs and outputs as named tensors."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
 
 DATA_TYPES = {"int32": "INT32", "int64": "INT64", "float32": "FP32"}
 DEFAULT_TEXT_INPUT = "text"
-"""Name of the text of a model that reads a single text of any field."""
+"""Text input name if the model reads a single text, whatever the field."""
 MAX_TEXT_DIMENSIONS = 2
 
 
 class TensorEntry(NamedTuple):
-    """An input or output of a model."""
+    """A model input or output."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    """Its dimensions; -1 is any size."""
+    """Dimensions; -1 is any size."""
     is_optional: bool = False
 
     def to_document(self) -> dict[str, Any]:
-        """Return the entry in the metadata of a model."""
+        """Return the entry in a model's metadata."""
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
 
     def to_config(self, data_type: str) -> dict[str, Any]:
-        """Return the entry in the configuration of a model, with its data type there."""
+        """Return the entry in a model's configuration, with the data type used there."""
         config = {"name": self.name, "data_type": data_type, "dims": list(self.shape)}
         return {**config, "optional": True} if self.is_optional else config
 
 
 def describe_inputs(program: ProgramEntry) -> list[TensorEntry]:
-    """Return the inputs of a model: its texts and features, or its tensors."""
+    """Return a model's inputs: texts and features, or tensors."""
     if program.tokenization is None:
         return [
             TensorEntry(spec.name, DATA_TYPES[spec.dtype], _fixed_shape(spec))
@@ -86,9 +86,9 @@ def build_inputs(
     prompt: str | None,
     truncate: bool,  # noqa: FBT001 - as in the body of a request
 ) -> Inputs:
-    """Return the texts and features of tensors; raises InvalidRequestError.
+    """Build texts and features from tensors; raises InvalidRequestError.
 
-    Missing features are missing values, and so is NaN.
+    Missing features and NaN are missing values.
     """
     _check_names(program, tensors)
     columns = {name: _read_texts(name, tensors[name]) for name in _text_names(program)}
@@ -106,7 +106,7 @@ def build_inputs(
 
 
 def build_records(program: ProgramEntry, tensors: Mapping[str, np.ndarray]) -> TensorRecords:
-    """Return the records of the input tensors of a custom module; raises InvalidRequestError."""
+    """Build records from a custom module's input tensors; raises InvalidRequestError."""
     _check_names(program, tensors)
     arrays = []
     for entry, spec in zip(describe_inputs(program), program.inputs, strict=True):
@@ -127,9 +127,9 @@ def build_records(program: ProgramEntry, tensors: Mapping[str, np.ndarray]) -> T
 def build_outputs(
     model: ModelVersion, values: np.ndarray, texts: Sequence[str]
 ) -> list[OutputTensor]:
-    """Return the named outputs of records; `texts` are those of the first field.
+    """Return the records' named outputs; `texts` are those of the first field.
 
-    Entities of a record are a list as JSON.
+    A record's entities are a list as JSON.
     """
     program = model.program
     if program.output_kind == "entities":
@@ -159,7 +159,7 @@ def _fixed_shape(spec: TensorSpec) -> tuple[int, ...]:
 
 
 def _check_names(program: ProgramEntry, tensors: Mapping[str, np.ndarray]) -> None:
-    """Raise InvalidRequestError for a missing or an unknown input."""
+    """Raise InvalidRequestError for a missing or unknown input."""
     entries = describe_inputs(program)
     names = ", ".join(entry.name for entry in entries)
     for entry in entries:
@@ -172,7 +172,7 @@ def _check_names(program: ProgramEntry, tensors: Mapping[str, np.ndarray]) -> No
 
 
 def _read_texts(name: str, array: np.ndarray) -> list[str]:
-    """Return the texts of an input of shape [records] or [records, 1]."""
+    """Return the texts in an input with shape [records] or [records, 1]."""
     if array.dtype != object:
         raise InvalidRequestError(f"input '{name}' is not of data type {TEXT}")
     texts: list[str] = _to_column(name, array).tolist()
@@ -180,7 +180,7 @@ def _read_texts(name: str, array: np.ndarray) -> list[str]:
 
 
 def _read_numbers(name: str, array: np.ndarray) -> list[float | None]:
-    """Return the numbers of an input of shape [records] or [records, 1]; None for NaN."""
+    """Return the numbers in an input with shape [records] or [records, 1]; None for NaN."""
     if array.dtype == object:
         raise InvalidRequestError(f"input '{name}' is not of data type FP32")
     with np.errstate(over="ignore"):

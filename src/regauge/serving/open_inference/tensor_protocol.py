@@ -1,7 +1,7 @@
-"""Tensors of the Open Inference Protocol: as JSON, and as bytes after the JSON.
+"""Open Inference Protocol tensors: as JSON, and as bytes after the JSON.
 
-The bytes are those of the extension for binary tensor data: numbers are little-endian, and each
-text is its length (unsigned 32-bit integer, little-endian) and its bytes in UTF-8.
+The bytes follow the binary tensor data extension: numbers are little-endian, and each text is a
+length (unsigned 32-bit integer, little-endian) and UTF-8 bytes.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ DTYPES = {
     "FP32": "<f4",
     "FP64": "<f8",
 }
-"""The dtype of numpy of each data type but texts."""
+"""Data type -> numpy dtype; without texts."""
 SIZE = struct.Struct("<I")
 NUMBER_KINDS = "biuf"
 MAX_DIMENSIONS = 8
 
 
 class TensorParameters(RequestBody):
-    """The parameters of an input."""
+    """Input parameters."""
 
     binary_data_size: int | None = Field(default=None, ge=0)
     """Bytes of the values after the JSON."""
     shared_memory_region: str | None = None
-    """A region of shared memory, which is refused."""
+    """Shared memory region, which is refused."""
 
 
 class InputTensor(RequestBody):
-    """An input of a request."""
+    """A request input."""
 
     name: str
-    """Name of the input, as the metadata of the model lists it."""
+    """Input name, as in the model's metadata."""
     shape: list[int] = Field(max_length=MAX_DIMENSIONS)
-    """Its dimensions; the first one is the number of records."""
+    """Dimensions; the first one is the number of records."""
     datatype: str
-    """Its data type: `BYTES` for texts, `FP32` and the like for numbers."""
+    """Data type: `BYTES` for texts, `FP32` and the like for numbers."""
     parameters: TensorParameters = TensorParameters()
     """How the values are sent."""
     data: list[Any] | None = None
@@ -66,18 +66,18 @@ class InputTensor(RequestBody):
 
 
 class OutputTensor(NamedTuple):
-    """An output of a model."""
+    """A model output."""
 
     name: str
     datatype: str
     values: np.ndarray
-    """[records, …]; texts are strings in an array of objects."""
+    """[records, …]; texts are strings in an object array."""
 
 
 def read_tensors(inputs: Sequence[InputTensor], binary: bytes) -> dict[str, np.ndarray]:
-    """Return inputs by name; `binary` are the bytes after the JSON.
+    """Return inputs by name; `binary` holds the bytes after the JSON.
 
-    Texts are strings in an array of objects. Raises InvalidRequestError for an invalid input.
+    Texts are strings in an object array. Raises InvalidRequestError for an invalid input.
     """
     tensors: dict[str, np.ndarray] = {}
     offset = 0
@@ -101,7 +101,7 @@ def read_tensors(inputs: Sequence[InputTensor], binary: bytes) -> dict[str, np.n
 def encode_outputs(
     document: dict[str, Any], outputs: Sequence[tuple[OutputTensor, bool]]
 ) -> tuple[bytes, int | None]:
-    """Return an answer with outputs, and the length of its JSON if bytes follow it.
+    """Return an answer with outputs, and the JSON length if bytes follow.
 
     An output with True is sent as bytes.
     """
@@ -128,7 +128,7 @@ def encode_outputs(
 
 
 def _read_json(item: InputTensor) -> np.ndarray:
-    """Return the values of an input; raises ValueError, TypeError or OverflowError."""
+    """Return an input's values; raises ValueError, TypeError or OverflowError."""
     if item.data is None:
         raise ValueError("it has no data")
     flat = list(_flatten(item.data))
@@ -151,13 +151,13 @@ def _read_json(item: InputTensor) -> np.ndarray:
 
 
 def _read_binary(item: InputTensor, data: bytes, size: int) -> np.ndarray:
-    """Return the values of an input that follow the JSON; raises ValueError."""
+    """Return an input's values after the JSON; raises ValueError."""
     if len(data) != size:
         raise ValueError(f"{len(data)} bytes follow the JSON, not {size}")
     if item.datatype != TEXT:
         dtype = _find_dtype(item.datatype)
         if size % dtype.itemsize:
-            raise ValueError(f"{size} bytes are no multiple of {dtype.itemsize}")
+            raise ValueError(f"{size} bytes are not a multiple of {dtype.itemsize}")
         values = np.frombuffer(data, dtype)
         _check_count(item.shape, len(values))
         return values.reshape(item.shape)
@@ -182,7 +182,7 @@ def _find_dtype(datatype: str) -> np.dtype[Any]:
 
 
 def _check_count(shape: Sequence[int], count: int) -> None:
-    """Raise ValueError if a shape has another number of values."""
+    """Raise ValueError if a shape does not have `count` values."""
     if any(size < 0 for size in shape) or math.prod(shape) != count:
         raise ValueError(f"shape {list(shape)} does not have {count} values")
 

@@ -1,4 +1,4 @@
-"""A replica of Ray Serve: the application of the server, with its own models and workers."""
+"""A Ray Serve replica: the server's application, with models and workers of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 REPLICA_HEADER = b"regauge-replica"
-"""Header of an answer with the identifier of the replica."""
+"""Answer header with the replica identifier."""
 
 
 class ModelReplica:
@@ -33,9 +33,9 @@ class ModelReplica:
     async def __init__(  # type: ignore[misc] # Ray awaits it
         self, tables: dict[str, Any], digests: Sequence[bytes]
     ) -> None:
-        """Load the models; raises their errors, of which the first one ends the deployment.
+        """Load the models; the first error ends the deployment.
 
-        `tables` is the table `serve`, and `digests` are the hashes of the API keys.
+        `tables` is the table `serve`, and `digests` holds the API key hashes.
         """
         log.configure()
         settings = build(Serve, tables)
@@ -49,14 +49,14 @@ class ModelReplica:
         self._watch = asyncio.create_task(self._runtime.watch())
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Return the application, whose answers name this replica."""
+        """Return the application; answers name this replica."""
         from ray.serve import get_replica_context
 
         name = get_replica_context().replica_id.unique_id
         return name_replica(self._runtime.app, name)
 
     async def check_health(self) -> None:
-        """Raise an error if no request can be answered; Ray then replaces this replica."""
+        """Raise an error if requests cannot be answered; Ray then replaces this replica."""
         if self._watch.done():
             self._watch.result()
         state, status = find_status(self._runtime.context)
@@ -74,7 +74,7 @@ class ModelReplica:
 
 
 def name_replica(app: ASGIApp, name: str) -> ASGIApp:
-    """Return an application whose answers have the header `Regauge-Replica`."""
+    """Wrap an application so that answers have the header `Regauge-Replica`."""
 
     async def run_named(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_message(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""How the proxies of Ray Serve select a replica; Ray imports this module in each proxy."""
+"""How Ray Serve's proxies select a replica; Ray imports this module in each proxy."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class BalancedRouter(FIFOMixin, RequestRouter):
-    """Sends a request to the one of two random replicas that has fewer requests.
+    """Sends a request to the less busy of two random replicas.
 
-    The router of Ray prefers replicas on the machine of the proxy as long as they accept requests.
-    Ours accept all of them, so the replicas on other machines would be idle.
+    Ray's router prefers replicas on the proxy's machine as long as they accept requests. Ours
+    accept all of them, so the replicas on other machines would be idle.
     """
 
     async def choose_replicas(

@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 
 INSTALL_COMMAND = "pip install 'regauge[serve,ray]'"
 START_ATTEMPTS = 2
-"""Replicas that may fail to start until the deployment fails."""
+"""Failed replica starts until the deployment fails."""
 STOP_SECONDS = 15.0
-"""Time in which a drained replica ends its worker processes; Ray then kills it."""
+"""Time for a drained replica to end the worker processes; Ray then kills it."""
 STORE_BYTES = 256 << 20
-"""Shared memory of a Ray that the command starts; it holds large bodies of requests."""
+"""Shared memory of a Ray started by the command; it holds large request bodies."""
 PROBE_SECONDS = 10.0
-"""Time in which the head node of a cluster must accept a connection."""
+"""Time limit for connecting to a cluster's head node."""
 WATCH_SECONDS = 2.0
-"""Interval at which the state of the application is read."""
+"""Polling interval for the application's state."""
 ROUTER = "regauge.serving.ray_cluster.ray_router.BalancedRouter"
-"""The class that selects a replica for a request."""
+"""Class that selects a replica for a request."""
 PROBLEM = re.compile(r"^regauge\.errors\.\w+: (.+)$", re.MULTILINE)
-"""Line of the error of a replica in the message of Ray Serve."""
+"""A replica's error in a Ray Serve message."""
 LAST_LINE = re.compile(r"^\w[\w.]*(?:Error|Exception): .+$", re.MULTILINE)
 
 
@@ -57,7 +57,7 @@ def run_on_ray(settings: Serve, options: RayServing) -> dict[str, Any]:
     """Deploy replicas, serve until a stop signal, and delete them; return the final state.
 
     Raises PreflightError if Ray Serve is not installed, TransientError if the cluster cannot be
-    reached, SettingsError if the name or the route is used, and DataError if a replica fails.
+    reached, SettingsError if the name or the route is taken, and DataError if a replica fails.
     """
     ray = _import_ray()
     serve = ray.serve
@@ -97,7 +97,7 @@ def _import_ray() -> Any:
 
 @contextmanager
 def _connect(ray: Any, options: RayServing) -> Iterator[None]:
-    """Connect with the cluster, or start a Ray on this machine, until the block ends.
+    """Connect to the cluster, or start a Ray on this machine, until the block ends.
 
     Raises TransientError if the cluster cannot be reached, and SettingsError if this machine has
     too few CPUs.
@@ -149,14 +149,14 @@ def _check_resources(resources: dict[str, float], options: RayServing) -> None:
 
 @contextmanager
 def _start_serve(serve: Any, settings: Serve, options: RayServing) -> Iterator[str]:
-    """Start Ray Serve until the block ends, unless it runs; return its address.
+    """Start Ray Serve until the block ends, unless it is running; return its address.
 
-    The address is empty if it runs already, because its host and port then stay the same.
+    The address is empty if it was running, because host and port then stay the same.
     """
     is_running = bool(serve.status().proxies)
     address = ""
     if is_running:
-        logger.info("Ray Serve runs already; serve.host and serve.port have no effect")
+        logger.info("Ray Serve is already running; serve.host and serve.port have no effect")
     else:
         port = settings.port or find_free_port()
         keep_alive = settings.http.keep_alive_seconds
@@ -183,17 +183,17 @@ def _stop_serve(serve: Any) -> None:
 
 
 def _check_names(status: Any, options: RayServing) -> None:
-    """Raise SettingsError if an application of this name exists, as Ray would replace it."""
+    """Raise SettingsError if the application exists, as Ray would replace it."""
     if options.name in status.applications:
-        problem = f"an application called '{options.name}' runs on the cluster"
+        problem = f"an application called '{options.name}' is already running on the cluster"
         remedy = f"set serve.workers.ray.name, or run: serve delete {options.name}"
         raise SettingsError(problem, remedy)
 
 
 def _deploy(serve: Any, settings: Serve, options: RayServing, digests: tuple[bytes, ...]) -> bool:
-    """Deploy and wait until all replicas run; return False if a stop signal arrives before.
+    """Deploy and wait until all replicas run; return False if a stop signal arrives first.
 
-    Raises SettingsError if the route is used, and DataError if a replica fails to start.
+    Raises SettingsError if the route is taken, and DataError if a replica fails to start.
     """
     application = build_application(serve, settings, options, digests)
     with ThreadPoolExecutor(1, "deploy") as executor:
@@ -211,7 +211,7 @@ def _deploy(serve: Any, settings: Serve, options: RayServing, digests: tuple[byt
 
 
 def _describe_failure(serve: Any, error: BaseException, options: RayServing) -> str:
-    """Return the message of a deployment that failed, and those of its replicas."""
+    """Return the messages of a failed deployment and the replicas."""
     application = serve.status().applications.get(options.name)
     replicas = application.deployments.values() if application else ()
     return "\n".join([str(error), *(replica.message for replica in replicas)])
@@ -220,9 +220,9 @@ def _describe_failure(serve: Any, error: BaseException, options: RayServing) -> 
 def build_application(
     serve: Any, settings: Serve, options: RayServing, digests: tuple[bytes, ...]
 ) -> Any:
-    """Return the application for `serve.run`, with a deployment of the replicas.
+    """Build the application for `serve.run`, with a deployment of the replicas.
 
-    The scheduler of a replica admits requests, so Ray limits only their number.
+    A replica's scheduler admits requests, so Ray limits only their number.
     """
     variables = choices.module_folders_environment()
     actor: dict[str, Any] = {"num_cpus": options.cpus, "num_gpus": options.gpus}
@@ -251,7 +251,7 @@ def build_application(
 
 
 def _resolve_paths(settings: Serve) -> Serve:
-    """Return settings for any working directory, without the file of the API keys."""
+    """Make the settings independent of the working folder, and drop the API key file."""
     artifacts = {name: _resolve(folder) for name, folder in settings.artifacts.items()}
     search = settings.search
     if search is not None:
@@ -263,12 +263,12 @@ def _resolve_paths(settings: Serve) -> Serve:
 
 
 def _resolve(folder: str) -> str:
-    """Return the address of a folder for processes with another working folder."""
+    """Return a folder's address for processes with another working folder."""
     return folder if "://" in folder else os.fspath(Path(folder).expanduser().resolve())
 
 
 def _convert_error(text: str, options: RayServing) -> Exception:
-    """Return the error of a deployment with the line of its messages that describes the cause."""
+    """Return a deployment error with the message line that describes the cause."""
     if "is being used by application" in text:
         problem = f"the route '{options.route_prefix}' is used by another application"
         return SettingsError(problem, "set serve.workers.ray.route_prefix")
@@ -287,7 +287,7 @@ def _log_ready(settings: Serve, options: RayServing, address: str, seconds: floa
 
 
 def _wait_until_stopped(serve: Any, options: RayServing) -> None:
-    """Log the changes of the state until a stop signal arrives.
+    """Log state changes until a stop signal arrives.
 
     Raises TransientError if the application was deleted or the cluster was lost.
     """
@@ -302,7 +302,7 @@ def _wait_until_stopped(serve: Any, options: RayServing) -> None:
 
 
 def _read_state(serve: Any, options: RayServing) -> str:
-    """Return the state of the application; raises TransientError if it does not exist."""
+    """Return the application's state; raises TransientError if it does not exist."""
     from ray.exceptions import RayError
 
     try:
@@ -317,7 +317,7 @@ def _read_state(serve: Any, options: RayServing) -> str:
 
 
 def _delete(serve: Any, name: str) -> None:
-    """Delete the application, and wait until its replicas have answered all requests."""
+    """Delete the application, and wait until the replicas have answered all requests."""
     from ray.exceptions import RayError
 
     try:

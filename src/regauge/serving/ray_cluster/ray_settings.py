@@ -1,4 +1,4 @@
-"""The table of replicas on a Ray cluster; this module imports no torch."""
+"""The settings of replicas on a Ray cluster; this module does not import torch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from regauge.config.validation import require_pattern
 
 
 class RayServing(Settings):
-    """Replicas of the server on a Ray cluster."""
+    """Server replicas on a Ray cluster."""
 
     address: str | None = None
-    """Address of the cluster, or `auto` for the running one. By default a Ray is started on this
-    machine and ends with the command."""
+    """Cluster address, or `auto` for the running one. By default a Ray is started on this machine
+    and ends with the command."""
     name: Annotated[
         str, require_pattern(r"[\w.-]+", "a name; use letters, digits and '.', '-' and '_'")
     ] = "regauge"
@@ -25,11 +25,11 @@ class RayServing(Settings):
     ] = "/"
     """Path in front of all routes, such as `/models`."""
     replicas: int = Field(default=1, ge=1)
-    """Number of replicas; with `max_replicas` the smallest number. Each loads all models."""
+    """Number of replicas; the minimum if `max_replicas` is set. Each loads all models."""
     max_replicas: int | None = Field(default=None, ge=1)
-    """Largest number of replicas. Ray then adds and removes replicas with the load."""
+    """Maximum number of replicas. Ray then adds and removes replicas with the load."""
     target_requests: float = Field(default=32.0, gt=0)
-    """Requests in progress per replica that autoscaling aims at."""
+    """Autoscaling target for requests in progress per replica."""
     replicas_per_machine: int | None = Field(default=None, ge=1)
     """Maximum replicas per machine; by default as many as its resources allow."""
     cpus: float = Field(default=1, ge=0)

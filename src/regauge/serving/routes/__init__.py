@@ -1,1 +1,1 @@
-"""The routes of the server, one module for each protocol."""
+"""Server routes, one module per protocol."""

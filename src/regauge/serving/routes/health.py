@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
 
 def build_health_routes(context: ServerContext) -> list[Route]:
-    """Return the routes."""
     return [build_route(context, spec, format_openai_error) for spec in list_health_routes()]
 
 
 def list_health_routes() -> list[RouteSpec[Any]]:
-    """Return the specifications of the routes."""
     return [
         RouteSpec("GET", "/health", show_health, EmptyBody, "Return the state of the server."),
         RouteSpec("GET", "/metrics", _show_metrics, EmptyBody, "Return the Prometheus metrics."),
@@ -36,7 +34,7 @@ def list_health_routes() -> list[RouteSpec[Any]]:
 
 
 def find_status(context: ServerContext) -> tuple[str, int]:
-    """Return the state of the server and its HTTP status: 200 if it accepts requests."""
+    """Return the server's state and HTTP status: 200 if it accepts requests."""
     if context.state != "ready":
         return context.state, 503
     if any(not version.worker_pids for version in context.models.loaded_versions):
@@ -45,7 +43,7 @@ def find_status(context: ServerContext) -> tuple[str, int]:
 
 
 async def show_health(call: Call[EmptyBody]) -> Response:
-    """Answer `/health`: the state of the server and of its models."""
+    """Answer `/health`: the state of the server and the models."""
     state, status = find_status(call.context)
     models = {}
     for name, slot in call.context.models.slots.items():

@@ -1,7 +1,7 @@
-"""The Open Inference Protocol, version 2, of KServe and Triton.
+"""The Open Inference Protocol, version 2, for KServe and Triton.
 
-Source of the protocol: https://github.com/kserve/open-inference-protocol. A text is an input of the
-data type `BYTES`. The version of a model is the start of the hash of its artifact.
+Protocol source: https://github.com/kserve/open-inference-protocol. A text is an input with data
+type `BYTES`. A model's version is the start of the artifact hash.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ HEADER_LENGTH = "inference-header-content-length"
 """Header with the length of the JSON, if bytes follow it."""
 BINARY_TYPE = "application/octet-stream"
 VERSION_CHARACTERS = 12
-"""Characters of the hash of an artifact that are its version."""
+"""How many characters of the artifact hash form the version."""
 HIGHEST_PRIORITY = 1
 MODEL_PATHS = ("/v2/models/{model:path}/versions/{version}", "/v2/models/{model:path}")
-"""Paths of a model; the more specific one is first."""
+"""Model paths; the more specific one is first."""
 CONFIG_TYPES = {"BYTES": "TYPE_STRING"}
-"""Data types with another name in the configuration of a model."""
+"""Data type -> other name in a model's configuration."""
 
 
 class InferParameters(RequestBody):
-    """The parameters of a request."""
+    """Request parameters."""
 
     timeout: int | None = Field(default=None, ge=0)
-    """Time in which the request is answered, in microseconds; 0 is no limit of its own."""
+    """Time limit for the request, in microseconds; 0 keeps the server's limit."""
     priority: int | Literal["interactive", "bulk"] | None = None
     """1 is interactive and a higher number is bulk; 0 leaves the choice to the server."""
     binary_data_output: bool = False
-    """Whether outputs are sent as bytes, unless an output has its own choice."""
+    """Whether outputs are sent as bytes, unless an output says otherwise."""
     truncate: bool = False
     """Whether texts may be truncated; by default the setting `serve.overflow` decides."""
     prompt_name: str | None = None
@@ -78,45 +78,43 @@ class InferParameters(RequestBody):
 
 
 class OutputParameters(RequestBody):
-    """The parameters of a requested output."""
+    """Parameters of a requested output."""
 
     binary_data: bool | None = None
     """Whether it is sent as bytes."""
     classification: int | None = None
-    """The number of best classes, which is refused."""
+    """Number of best classes, which is refused."""
     shared_memory_region: str | None = None
-    """A region of shared memory, which is refused."""
+    """Shared memory region, which is refused."""
 
 
 class RequestedOutput(RequestBody):
     """A requested output."""
 
     name: str
-    """Its name, as the metadata of the model lists it."""
+    """Output name, as in the model's metadata."""
     parameters: OutputParameters = OutputParameters()
     """How it is sent."""
 
 
 class InferBody(RequestBody):
-    """The body of a request for inference."""
+    """Body of an inference request."""
 
     id: str | None = None
-    """Identifier of the request, which the answer repeats."""
+    """Request identifier, repeated in the answer."""
     parameters: InferParameters = InferParameters()
-    """How the request is served."""
+    """How to serve the request."""
     inputs: list[InputTensor] = Field(min_length=1)
-    """The inputs of the model."""
+    """Model inputs."""
     outputs: list[RequestedOutput] | None = None
-    """The requested outputs; by default all."""
+    """Requested outputs; by default all."""
 
 
 def build_kserve_routes(context: ServerContext) -> list[Route]:
-    """Return the routes."""
     return [build_route(context, spec, format_kserve_error) for spec in list_kserve_routes()]
 
 
 def list_kserve_routes() -> list[RouteSpec[Any]]:
-    """Return the specifications of the routes."""
     specs: list[RouteSpec[Any]] = [
         RouteSpec("GET", "/v2", _show_server, EmptyBody, "Describe the server."),
         RouteSpec("GET", "/v2/health/live", _show_live, EmptyBody, "Return 200."),
@@ -141,7 +139,6 @@ def list_kserve_routes() -> list[RouteSpec[Any]]:
 
 
 def format_kserve_error(error: RequestError) -> dict[str, Any]:
-    """Return the document of an error."""
     return {"error": error.message}
 
 
@@ -172,7 +169,7 @@ async def _show_model_ready(call: Call[EmptyBody]) -> Response:
     if version is not None:
         _check_version(call, version)
         if not version.worker_pids:
-            raise UnavailableError(f"model '{name}' has no worker that is ready")
+            raise UnavailableError(f"model '{name}' does not have a ready worker")
     return build_json_response({"name": name, "ready": True})
 
 
@@ -191,7 +188,7 @@ async def _show_model(call: Call[EmptyBody]) -> Response:
 
 
 async def _show_config(call: Call[EmptyBody]) -> Response:
-    """Return the configuration of a model in the form of Triton."""
+    """Return a model's configuration in Triton's form."""
     name = call.request.path_params["model"]
     async with call.use_model(name) as model:
         _check_version(call, model)
@@ -235,7 +232,7 @@ async def _infer(call: Call[InferBody]) -> Response:
 async def _compute(
     call: Call[InferBody], model: ModelVersion, tensors: Mapping[str, np.ndarray]
 ) -> tuple[Outputs, Sequence[str]]:
-    """Return the outputs of the tensors of a request, and its texts of the first field."""
+    """Return the outputs for a request's tensors, and the texts in the first field."""
     parameters = call.body.parameters
     timeout = parameters.timeout / 1e6 if parameters.timeout else None
     priority = _read_priority(parameters.priority)
@@ -280,7 +277,7 @@ def _parse_infer_body(request: Request, raw_body: bytes) -> InferBody:
 
 
 def _json_length(request: Request, raw_body: bytes) -> int:
-    """Return the length of the JSON of a body; raises InvalidRequestError."""
+    """Return the length of a body's JSON; raises InvalidRequestError."""
     text = request.headers.get(HEADER_LENGTH)
     if text is None:
         return len(raw_body)
@@ -290,7 +287,7 @@ def _json_length(request: Request, raw_body: bytes) -> int:
 
 
 def _check_options(body: InferBody) -> None:
-    """Raise InvalidRequestError for options that are not supported."""
+    """Raise InvalidRequestError for unsupported options."""
     parameters = [item.parameters for item in body.outputs or ()]
     regions = [item.parameters.shared_memory_region for item in body.inputs]
     if any([*regions, *(item.shared_memory_region for item in parameters)]):
@@ -312,7 +309,7 @@ def _name_version(model: LoadedVersion) -> str:
 
 
 def _read_priority(priority: int | str | None) -> Priority | None:
-    """Return the priority of a request; None if the server decides."""
+    """Return a request's priority, or None if the server decides."""
     if not priority:
         return None
     return "interactive" if priority in {HIGHEST_PRIORITY, "interactive"} else "bulk"

@@ -1,6 +1,6 @@
-"""The embeddings API of OpenAI: `/v1/embeddings` and `/v1/models`.
+"""OpenAI's embeddings API: `/v1/embeddings` and `/v1/models`.
 
-Source of the schemas: https://platform.openai.com/docs/api-reference/embeddings.
+Schema source: https://platform.openai.com/docs/api-reference/embeddings.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ ERROR_TYPES = {
     424: "server_error",
     429: "rate_limit_error",
 }
-"""OpenAI's type of an error by status; others are `invalid_request_error` or `server_error`."""
+"""Status -> OpenAI's error type; others are `invalid_request_error` or `server_error`."""
 
 
 class EmbeddingsBody(RequestBody):
-    """The body of `/v1/embeddings`."""
+    """Body of `/v1/embeddings`."""
 
     input: (
         str
@@ -52,23 +52,21 @@ class EmbeddingsBody(RequestBody):
     ) = Field(union_mode="left_to_right")
     """A text, several texts, the tokens of a text, or the tokens of several texts."""
     model: str | None = None
-    """Name of a model of the server; by default its first model."""
+    """Model name; by default the server's first model."""
     encoding_format: Literal["float", "base64"] = "float"
     """Numbers, or the bytes of fp32 numbers in base64."""
     dimensions: int | None = Field(default=None, ge=1)
-    """Width of the vectors: the first numbers, normalized again."""
+    """Vector width: the first numbers, normalized again."""
     prompt_name: str | None = None
     """Name of a prompt of the model to prepend."""
 
 
 def build_openai_routes(context: ServerContext) -> list[Route]:
-    """Return the routes."""
     specs = list_openai_routes()
     return [build_route(context, spec, format_openai_error) for spec in specs]
 
 
 def list_openai_routes() -> list[RouteSpec[Any]]:
-    """Return the specifications of the routes."""
     return [
         RouteSpec(
             "POST", "/v1/embeddings", create_embeddings, EmbeddingsBody, "Return vectors of texts."
@@ -79,7 +77,6 @@ def list_openai_routes() -> list[RouteSpec[Any]]:
 
 
 def format_openai_error(error: RequestError) -> dict[str, Any]:
-    """Return the document of an error."""
     default = "server_error" if error.status >= 500 else "invalid_request_error"  # noqa: PLR2004
     kind = ERROR_TYPES.get(error.status, default)
     return {
@@ -93,7 +90,7 @@ def format_openai_error(error: RequestError) -> dict[str, Any]:
 
 
 async def create_embeddings(call: Call[EmbeddingsBody]) -> Response:
-    """Answer `/v1/embeddings`: an item with the vector of each text."""
+    """Answer `/v1/embeddings`: an item with a vector per text."""
     body = call.body
     inputs = Inputs.from_field("input", body.input, body.prompt_name)
     options = call.build_options(inputs.num_records)
@@ -116,7 +113,7 @@ async def create_embeddings(call: Call[EmbeddingsBody]) -> Response:
 def _format_items(
     vectors: np.ndarray, outputs: Outputs, encoding: Literal["float", "base64"]
 ) -> list[dict[str, Any]]:
-    """Return an item for each record: its vector, or its error."""
+    """Return an item per record: a vector, or an error."""
     if encoding == "base64":
         rows: Any = [base64.b64encode(row).decode() for row in vectors.astype("<f4", copy=False)]
     else:
@@ -131,7 +128,7 @@ def _format_items(
 
 
 def shorten_vectors(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
-    """Return the first numbers of vectors, [records, dimensions], normalized again.
+    """Return the first numbers of each vector, [records, dimensions], normalized again.
 
     Raises InvalidRequestError if the vectors have fewer numbers.
     """
@@ -147,7 +144,7 @@ def shorten_vectors(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
 
 
 def check_output_kind(model: ModelVersion, *kinds: str) -> None:
-    """Raise InvalidRequestError if a model returns outputs of another kind."""
+    """Raise InvalidRequestError if a model returns other kinds of output."""
     kind = model.program.output_kind
     if kind not in kinds:
         raise InvalidRequestError(f"the model returns {kind}, not {' or '.join(kinds)}")

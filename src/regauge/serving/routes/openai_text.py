@@ -1,7 +1,7 @@
 """OpenAI's routes for text: `/v1/completions` and `/v1/chat/completions`.
 
-An answer is one JSON document, or a stream of server-sent events. A client that disconnects ends
-the generation of its answers.
+An answer is one JSON document, or a stream of server-sent events. If a client disconnects,
+generation ends.
 """
 
 from __future__ import annotations
@@ -43,19 +43,17 @@ if TYPE_CHECKING:
     from regauge.serving.text_generation.text_version import TextVersion
 
 KEEP_ALIVE_SECONDS = 15.0
-"""Time without a token after which a comment keeps the connection of a stream open."""
+"""Time without a token after which a comment keeps a stream's connection open."""
 KEEP_ALIVE = b": keep-alive\n\n"
 LAST_EVENT = b"data: [DONE]\n\n"
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def build_text_routes(context: ServerContext) -> list[Route]:
-    """Return the routes of text generation."""
     return [build_route(context, spec, format_openai_error) for spec in list_text_routes()]
 
 
 def list_text_routes() -> list[RouteSpec[Any]]:
-    """Return the specifications of the routes."""
     return [
         RouteSpec(
             "POST",
@@ -77,12 +75,10 @@ def list_text_routes() -> list[RouteSpec[Any]]:
 
 
 async def create_completion(call: Call[CompletionRequest]) -> Response:
-    """Answer `/v1/completions`."""
     return await _generate(call, CompletionFormat)
 
 
 async def create_chat_completion(call: Call[ChatRequest]) -> Response:
-    """Answer `/v1/chat/completions`."""
     return await _generate(call, ChatFormat)
 
 
@@ -95,7 +91,7 @@ def _parse_chat(_: Request, raw_body: bytes) -> ChatRequest:
 
 
 class CompletionFormat:
-    """The documents of `/v1/completions`."""
+    """Documents for `/v1/completions`."""
 
     prefix = "cmpl"
     kind = "text_completion"
@@ -109,7 +105,7 @@ class CompletionFormat:
         }
 
     def format_answer(self, answers: Sequence[Answer], texts: list[str], usage: Any) -> Any:
-        """Return the document of complete answers."""
+        """Return the document for complete answers."""
         choices = [
             self._format_choice(answer, self._format_text(text))
             for answer, text in zip(answers, texts, strict=True)
@@ -117,17 +113,17 @@ class CompletionFormat:
         return {**self._head, "object": self.kind, "choices": choices, "usage": usage}
 
     def format_chunk(self, choices: list[Any], **usage: Any) -> bytes:
-        """Return an event of a stream."""
+        """Return a stream event."""
         chunk = {**self._head, "object": self.chunk_kind, "choices": choices, **usage}
         return format_event(chunk)
 
     def format_start(self, answer: Answer) -> list[Any]:
-        """Return the choices of the first chunk of an answer; empty if there is none."""
+        """Return the choices in an answer's first chunk, if any."""
         del answer
         return []
 
     def format_part(self, answer: Answer, part: str) -> Any:
-        """Return the choice of a part of an answer; an empty part is its end."""
+        """Return the choice for part of an answer; an empty part ends it."""
         content = self._format_delta(part)
         return self._format_choice(answer, content, is_last=not part)
 
@@ -143,14 +139,14 @@ class CompletionFormat:
 
 
 class ChatFormat(CompletionFormat):
-    """The documents of `/v1/chat/completions`."""
+    """Documents for `/v1/chat/completions`."""
 
     prefix = "chatcmpl"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
     def format_start(self, answer: Answer) -> list[Any]:
-        """Return the choice that names the role of the answer."""
+        """Return the choice that names the answer's role."""
         delta = {"delta": {"role": "assistant", "content": ""}}
         return [self._format_choice(answer, delta, is_last=False)]
 
@@ -162,20 +158,19 @@ class ChatFormat(CompletionFormat):
 
 
 class AnswerStreamResponse(StreamingResponse):
-    """A stream of events that ends the generation when it is over, read or not."""
+    """An event stream that ends the generation when it is over, read or not."""
 
     def __init__(self, events: AsyncIterator[bytes], stack: AsyncExitStack) -> None:
         super().__init__(events, headers=STREAM_HEADERS, media_type="text/event-stream")
         self._stack = stack
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream."""
         async with self._stack:
             await super().__call__(scope, receive, send)
 
 
 async def _generate(call: Call[Any], formatter: type[CompletionFormat]) -> Response:
-    """Generate the answers of a request; raises RequestError."""
+    """Generate a request's answers; raises RequestError."""
     options: CompletionRequest | ChatRequest = call.body
     timeout = read_timeout(call.request.headers, call.context.settings.queue.timeout_seconds)
     try:
@@ -206,7 +201,7 @@ def _start_answers(
     prompts: Sequence[np.ndarray],
     timeout_seconds: float,
 ) -> list[Answer]:
-    """Start the answers of all prompts; the stack ends them."""
+    """Start answering all prompts; the stack ends the answers."""
     answers: list[Answer] = []
     for prompt in prompts:
         generation = options.build_generation(model, prompt)
@@ -220,7 +215,7 @@ def _start_answers(
 async def _stream_events(
     answers: Sequence[Answer], output: CompletionFormat, num_prompt_tokens: int | None
 ) -> AsyncIterator[bytes]:
-    """Yield the events of answers; the number of prompt tokens asks for usage at the end."""
+    """Yield the answers' events; with `num_prompt_tokens`, usage follows at the end."""
     empty: dict[str, Any] = {} if num_prompt_tokens is None else {"usage": None}
     for answer in answers:
         if choices := output.format_start(answer):
@@ -240,12 +235,12 @@ async def _stream_events(
 
 
 async def _collect_texts(answers: Sequence[Answer]) -> list[str]:
-    """Return the texts of answers; the first failure is raised."""
+    """Return the answers' texts; raises the first failure."""
     return list(await asyncio.gather(*(answer.collect_text() for answer in answers)))
 
 
 def _count_usage(answers: Sequence[Answer], num_prompt_tokens: int) -> dict[str, int]:
-    """Return the numbers of tokens of a request."""
+    """Return a request's token counts."""
     num_new_tokens = sum(answer.num_tokens for answer in answers)
     return {
         "prompt_tokens": num_prompt_tokens,

@@ -1,6 +1,6 @@
-"""The contract of SageMaker's containers: `/ping` and `/invocations`.
+"""SageMaker's container contract: `/ping` and `/invocations`.
 
-The form of a body decides which API answers it. Source of the contract:
+The form of a body decides which API answers it. Contract source:
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html.
 """
 
@@ -36,23 +36,21 @@ JSON_TYPES = (
 
 
 class InvocationBody(AnyBody):
-    """The body of `/invocations`: that of another route."""
+    """Body of `/invocations`: that of another route."""
 
     input: Any = None
-    """The input of `/v1/embeddings`."""
+    """Input for `/v1/embeddings`."""
     prompt: Any = None
-    """The prompt of `/v1/completions`."""
+    """Prompt for `/v1/completions`."""
     messages: Any = None
-    """The messages of `/v1/chat/completions`."""
+    """Messages for `/v1/chat/completions`."""
 
 
 def build_sagemaker_routes(context: ServerContext) -> list[Route]:
-    """Return the routes."""
     return [build_route(context, spec, format_tei_error) for spec in list_sagemaker_routes()]
 
 
 def list_sagemaker_routes() -> list[RouteSpec[Any]]:
-    """Return the specifications of the routes."""
     return [
         RouteSpec("GET", "/ping", show_health, EmptyBody, "Return the state, for SageMaker."),
         RouteSpec(
@@ -67,13 +65,13 @@ def list_sagemaker_routes() -> list[RouteSpec[Any]]:
 
 
 def _parse_nothing(request: Request, raw_body: bytes) -> InvocationBody:
-    """Return an empty body, because the type of the content decides how it is parsed."""
+    """Return an empty body, because the content type decides how it is parsed."""
     del request, raw_body
     return InvocationBody()
 
 
 async def _invoke(call: Call[InvocationBody]) -> Response:
-    """Answer `/invocations`; each line of JSON lines is a body with an answer of its own."""
+    """Answer `/invocations`; each line of JSON lines is a body, answered separately."""
     kind = call.request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in JSON_TYPES:
         return await _answer_body(call, call.raw_body)
@@ -96,7 +94,7 @@ async def _invoke(call: Call[InvocationBody]) -> Response:
 
 
 async def _answer_body(call: Call[InvocationBody], raw_body: bytes) -> Response:
-    """Answer a body as the route whose form it has."""
+    """Answer a body through the route for its form."""
     parsed = call.with_body(InvocationBody, raw_body)
     if parsed.body.messages is not None:
         return await create_chat_completion(_with_options(call, ChatRequest.parse(raw_body)))
@@ -108,5 +106,5 @@ async def _answer_body(call: Call[InvocationBody], raw_body: bytes) -> Response:
 
 
 def _with_options(call: Call[InvocationBody], options: Options) -> Call[Options]:
-    """Return a call of a route that generates text."""
+    """Return a call to a route that generates text."""
     return Call(call.context, call.request, options, call.raw_body, call.client)

@@ -1,6 +1,6 @@
-"""The search page: `GET /` is the page, `GET /search?q=…&k=10` returns its results as JSON.
+"""The search page: `GET /` is the page, `GET /search?q=…&k=10` returns results as JSON.
 
-A result without an address of the web links to `GET /documents/{id}`, a page with its kept fields.
+A result without a web address links to `GET /documents/{id}`, a page with the kept fields.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 PAGE_FOLDER = Path(__file__).parent.parent / "search" / "search_page"
 DEFAULT_RESULTS = 10
 CACHED_QUERIES = 256
-"""Results of the last queries that are kept; a user who deletes letters repeats queries."""
+"""How many query results are cached; a user who deletes letters repeats queries."""
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'self'; "
@@ -46,13 +46,13 @@ PAGE_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-"""Headers of the page: it loads its own files only, and text of a document cannot run as code."""
+"""Page headers: the page loads its own files only, and document text cannot run as code."""
 MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 INVALID = 422
 
 
 class SearchContext(Protocol):
-    """What the search needs of the server."""
+    """What the search needs from the server."""
 
     @property
     def search_index(self) -> SearchIndex:
@@ -60,14 +60,14 @@ class SearchContext(Protocol):
 
     @property
     def search_settings(self) -> SearchSettings:
-        """The limits of a query."""
+        """Query limits."""
 
     async def embed_query(self, text: str) -> np.ndarray:
-        """Return the vector of a query, [width] fp32; raises the errors of an overloaded server."""
+        """Return a query's vector, [width] fp32; raises the errors of an overloaded server."""
 
 
 def build_search_routes(context: ServerContext, search: SearchContext) -> list[Route]:
-    """Return the routes of the search and of its page, behind the checks of the server."""
+    """Return the routes for search and page, behind the server's checks."""
     return [
         Route(path, guard_endpoint(context, path, _ignore_client(endpoint), format_tei_error))
         for path, endpoint in list_endpoints(search).items()
@@ -75,7 +75,7 @@ def build_search_routes(context: ServerContext, search: SearchContext) -> list[R
 
 
 def list_endpoints(context: SearchContext) -> dict[str, Endpoint]:
-    """Return the endpoints of the search and of its page by path."""
+    """Return path -> endpoint, for search and page."""
     searcher = _Searcher(context)
     return {
         "/": _serve_file("search.html"),
@@ -87,7 +87,7 @@ def list_endpoints(context: SearchContext) -> dict[str, Endpoint]:
 
 
 def _ignore_client(endpoint: Endpoint) -> Callable[[Request, Any], Awaitable[Response]]:
-    """Return an endpoint that takes the client of a request, too."""
+    """Adapt an endpoint to take the request's client, too."""
 
     async def answer(request: Request, _: Any) -> Response:
         return await endpoint(request)
@@ -96,15 +96,15 @@ def _ignore_client(endpoint: Endpoint) -> Callable[[Request, Any], Awaitable[Res
 
 
 class _Searcher:
-    """The endpoints of a context."""
+    """A context's endpoints."""
 
     def __init__(self, context: SearchContext) -> None:
         self._context = context
         self._results: OrderedDict[tuple[str, int], list[dict[str, Any]]] = OrderedDict()
-        """Results of the last queries, the most recent one at the end."""
+        """Results of the last queries, most recent last."""
 
     async def search(self, request: Request) -> Response:
-        """Return the results of a query as JSON, or the reason why the query is invalid."""
+        """Return a query's results as JSON, or why the query is invalid."""
         start = time.perf_counter()
         try:
             query, count = parse_query(request.query_params, self._context.search_settings)
@@ -145,7 +145,7 @@ class _Searcher:
 
 
 def parse_query(parameters: Mapping[str, str], settings: SearchSettings) -> tuple[str, int]:
-    """Return the query and the number of results; raises DataError."""
+    """Return query and number of results; raises DataError."""
     query = " ".join(parameters.get("q", "").split())
     if not query:
         raise DataError("q is missing or empty", "set it to the text to search for")
@@ -178,7 +178,7 @@ def _serve_file(name: str) -> Endpoint:
 
 @cache
 def _load_templates() -> Environment:
-    """Return the templates of the pages; every value is escaped."""
+    """Return the page templates; every value is escaped."""
     return Environment(
         loader=FileSystemLoader(PAGE_FOLDER),
         autoescape=True,

@@ -1,6 +1,6 @@
-"""The API of text-embeddings-inference: vectors, scores and classes of texts.
+"""The text-embeddings-inference API: vectors, scores and classes for texts.
 
-Source of the schemas: https://huggingface.github.io/text-embeddings-inference/.
+Schema source: https://huggingface.github.io/text-embeddings-inference/.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ ERROR_KINDS = {
     429: "Overloaded",
     503: "Unhealthy",
 }
-"""The type of an error by status; others are `Backend`."""
+"""Status -> error type; others are `Backend`."""
 PAIR_TEXTS = 2
 
 
 class TextsBody(RequestBody):
-    """Fields of every body."""
+    """Fields in every body."""
 
     model: str | None = None
-    """Name of a model of the server; by default its first model."""
+    """Model name; by default the server's first model."""
     truncate: bool = False
     """Whether texts may be truncated; by default the setting `serve.overflow` decides."""
     prompt_name: str | None = None
@@ -61,7 +61,7 @@ class TextsBody(RequestBody):
 
 
 class EmbedAllBody(TextsBody):
-    """The body of `/embed_all`."""
+    """Body of `/embed_all`."""
 
     inputs: str | Texts | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
         union_mode="left_to_right"
@@ -70,58 +70,58 @@ class EmbedAllBody(TextsBody):
 
 
 class EmbedBody(EmbedAllBody):
-    """The body of `/embed`."""
+    """Body of `/embed`."""
 
     normalize: bool | None = None
     """Whether vectors have length 1; by default as the model was evaluated."""
     dimensions: int | None = Field(default=None, ge=1)
-    """Width of the vectors: the first numbers, normalized again."""
+    """Vector width: the first numbers, normalized again."""
 
 
 class AnyBody(TextsBody):
-    """The body of `/`: that of `/embed`, `/predict`, `/similarity` or `/rerank`."""
+    """Body of `/`: that of `/embed`, `/predict`, `/similarity` or `/rerank`."""
 
     inputs: Any = None
-    """The inputs of the model."""
+    """Model inputs."""
     query: Any = None
-    """The text that the others are ranked for."""
+    """Text to rank the others for."""
     texts: Any = None
-    """The texts to rank."""
+    """Texts to rank."""
 
 
 class RerankBody(TextsBody):
-    """The body of `/rerank`."""
+    """Body of `/rerank`."""
 
     query: str
-    """The text that the others are ranked for."""
+    """Text to rank the others for."""
     texts: Texts
-    """The texts to rank."""
+    """Texts to rank."""
     raw_scores: bool = False
-    """Whether scores are the numbers of the model, without its activation."""
+    """Whether scores are the model's numbers, without activation."""
     return_text: bool = False
     """Whether the answer contains the texts."""
 
 
 class PredictBody(TextsBody):
-    """The body of `/predict`."""
+    """Body of `/predict`."""
 
     inputs: str | Texts | list[Pair] = Field(union_mode="left_to_right")
-    """A text, a pair of texts, or a list of texts and pairs, each in a list of its own."""
+    """A text, a pair of texts, or a list of texts and pairs, each in a separate list."""
     raw_scores: bool = False
-    """Whether scores are the numbers of the model, without softmax or sigmoid."""
+    """Whether scores are the model's numbers, without softmax or sigmoid."""
 
 
 class SimilarityInputs(RequestBody):
-    """The texts of `/similarity`."""
+    """Texts for `/similarity`."""
 
     source_sentence: str
-    """The text that the others are compared with."""
+    """Text to compare the others with."""
     sentences: Texts = Field(min_length=1)
-    """The texts to compare."""
+    """Texts to compare."""
 
 
 class SimilarityParameters(RequestBody):
-    """The options of `/similarity`."""
+    """Options for `/similarity`."""
 
     truncate: bool = False
     """Whether texts may be truncated."""
@@ -130,18 +130,18 @@ class SimilarityParameters(RequestBody):
 
 
 class SimilarityBody(RequestBody):
-    """The body of `/similarity`."""
+    """Body of `/similarity`."""
 
     inputs: SimilarityInputs
-    """The texts."""
+    """Texts."""
     parameters: SimilarityParameters | None = None
-    """The options."""
+    """Options."""
     model: str | None = None
-    """Name of a model of the server; by default its first model."""
+    """Model name; by default the server's first model."""
 
 
 class TokenizeBody(TextsBody):
-    """The body of `/tokenize`."""
+    """Body of `/tokenize`."""
 
     inputs: str | Texts = Field(union_mode="left_to_right")
     """A text, or several texts."""
@@ -150,25 +150,23 @@ class TokenizeBody(TextsBody):
 
 
 class DecodeBody(RequestBody):
-    """The body of `/decode`."""
+    """Body of `/decode`."""
 
     ids: TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
         union_mode="left_to_right"
     )
-    """The tokens of a text, or of several texts."""
+    """Tokens of one text, or of several texts."""
     skip_special_tokens: bool = True
-    """Whether the text has no special tokens."""
+    """Whether special tokens are left out."""
     model: str | None = None
-    """Name of a model of the server; by default its first model."""
+    """Model name; by default the server's first model."""
 
 
 def build_tei_routes(context: ServerContext) -> list[Route]:
-    """Return the routes."""
     return [build_route(context, spec, format_tei_error) for spec in list_tei_routes()]
 
 
 def list_tei_routes() -> list[RouteSpec[Any]]:
-    """Return the specifications of the routes."""
     return [
         RouteSpec("POST", "/", answer_by_model, AnyBody, "Return what the model computes."),
         RouteSpec("POST", "/embed", embed, EmbedBody, "Return vectors of texts."),
@@ -183,13 +181,12 @@ def list_tei_routes() -> list[RouteSpec[Any]]:
 
 
 def format_tei_error(error: RequestError) -> dict[str, Any]:
-    """Return the document of an error."""
     kind = ERROR_KINDS.get(error.status, "Backend")
     return {"error": error.message, "error_type": kind}
 
 
 async def answer_by_model(call: Call[AnyBody]) -> Response:
-    """Answer `/`: the vectors, scores or classes that the model returns for this body."""
+    """Answer `/`: the vectors, scores or classes the model returns for this body."""
     body = call.body
     if body.query is not None or body.texts is not None:
         return await rerank(call.with_body(RerankBody, call.raw_body))
@@ -203,7 +200,7 @@ async def answer_by_model(call: Call[AnyBody]) -> Response:
 
 
 async def embed(call: Call[EmbedBody]) -> Response:
-    """Answer `/embed`: a vector for each text, or null for a failed one."""
+    """Answer `/embed`: a vector per text, or null for a failed one."""
     body = call.body
     inputs = _read_embed_inputs(body)
     options = call.build_options(inputs.num_records)
@@ -216,7 +213,7 @@ async def embed(call: Call[EmbedBody]) -> Response:
 
 
 async def embed_all(call: Call[EmbedAllBody]) -> Response:
-    """Answer `/embed_all`: a vector for each token of each text, special tokens included."""
+    """Answer `/embed_all`: a vector per token of each text, special tokens included."""
     body = call.body
     inputs = _read_embed_inputs(body)
     options = call.build_options(inputs.num_records)
@@ -227,7 +224,7 @@ async def embed_all(call: Call[EmbedAllBody]) -> Response:
 
 
 async def rerank(call: Call[RerankBody]) -> Response:
-    """Answer `/rerank`: the index and score of each text, the best first."""
+    """Answer `/rerank`: index and score of each text, best first."""
     body = call.body
     options = call.build_options(len(body.texts))
     columns = [[body.query] * len(body.texts), body.texts]
@@ -247,7 +244,7 @@ async def rerank(call: Call[RerankBody]) -> Response:
 
 
 async def predict(call: Call[PredictBody]) -> Response:
-    """Answer `/predict`: the classes of each text with their scores, the best first."""
+    """Answer `/predict`: each text's classes with scores, best first."""
     body = call.body
     async with call.use_model(body.model) as model:
         columns, is_single = _read_predict_inputs(body, model)
@@ -261,7 +258,7 @@ async def predict(call: Call[PredictBody]) -> Response:
 
 
 async def compare(call: Call[SimilarityBody]) -> Response:
-    """Answer `/similarity`: the cosine of each text with the first one."""
+    """Answer `/similarity`: each text's cosine with the first one."""
     body = call.body
     parameters = body.parameters or SimilarityParameters()
     texts = [body.inputs.source_sentence, *body.inputs.sentences]
@@ -314,7 +311,7 @@ async def _show_info(call: Call[EmptyBody]) -> Response:
 
 
 def _read_embed_inputs(body: EmbedAllBody) -> Inputs:
-    """Return the records of a body: texts or tokens."""
+    """Return a body's records: texts or tokens."""
     return Inputs.from_field("inputs", body.inputs, body.prompt_name, truncate=body.truncate)
 
 
@@ -323,7 +320,7 @@ def _build_inputs(body: TextsBody, columns: Sequence[Sequence[str]]) -> Inputs:
 
 
 def _read_predict_inputs(body: PredictBody, model: ModelVersion) -> tuple[list[list[str]], bool]:
-    """Return a column for each text field, and whether the answer is for a single record.
+    """Return a column per text field, and whether the answer is for a single record.
 
     A flat list of two texts is a pair if the model reads pairs, and otherwise two records.
     """
@@ -343,7 +340,7 @@ def _read_predict_inputs(body: PredictBody, model: ModelVersion) -> tuple[list[l
 def _build_predictions(
     model: ModelVersion, values: np.ndarray, columns: list[list[str]], *, is_raw: bool
 ) -> list[Any]:
-    """Return the classes, the value or the entities of each record."""
+    """Return each record's classes, value or entities."""
     program = model.program
     if program.output_kind == "entities":
         words = model.preprocessor.find_words(columns[0])
@@ -365,7 +362,7 @@ def _build_predictions(
 
 
 def _read_scores(model: ModelVersion, values: np.ndarray, *, is_raw: bool) -> np.ndarray:
-    """Return the scores of records, [records] fp32."""
+    """Return record scores, [records] fp32."""
     if is_raw:
         return values[:, 0]
     [scores] = build_columns(model.program, "float32", values).values()

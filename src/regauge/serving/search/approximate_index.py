@@ -1,7 +1,7 @@
-"""Approximate nearest neighbors with faiss: vectors in clusters, of which a query reads some.
+"""Approximate nearest neighbors with faiss: clustered vectors, of which a query reads some.
 
-The index has a byte per number. It selects more rows than are needed; the search ranks them by
-their stored vectors, so the scores are exact.
+The index uses one byte per number. It selects more rows than needed; the search ranks them by their
+stored vectors, so the scores are exact.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ if TYPE_CHECKING:
     from regauge.serving.search.search_rows import SearchRows
 
 CLUSTERS_PER_ROOT = 2
-"""Clusters per square root of the number of rows. More of them take longer to compute."""
+"""Clusters per square root of the row count. More of them take longer to compute."""
 TRAINING_ROWS = 40
-"""Rows per cluster that the centers are computed from; faiss warns about less than 39."""
+"""Rows per cluster for computing the centers; faiss warns about less than 39."""
 TRAINING_ITERATIONS = 10
 
 
 def is_available() -> bool:
-    """Return whether faiss is installed."""
     return importlib.util.find_spec("faiss") is not None
 
 
@@ -37,7 +36,7 @@ class ApproximateIndex:
     """A faiss index in a memory-mapped file."""
 
     def __init__(self, path: Path, probes: int) -> None:
-        """Read an index that `write_index` wrote; a query is compared with `probes` clusters."""
+        """Read an index from `write_index`; a query is compared with `probes` clusters."""
         import faiss
 
         self._index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
@@ -52,7 +51,7 @@ class ApproximateIndex:
 
 
 def write_index(rows: SearchRows, width: int, path: Path) -> None:
-    """Build the index of all rows and write it, unless the file exists."""
+    """Build and write an index of all rows, unless the file exists."""
     import faiss
 
     if path.is_file():
@@ -76,7 +75,7 @@ def write_index(rows: SearchRows, width: int, path: Path) -> None:
 
 
 def _sample_rows(rows: SearchRows, count: int) -> np.ndarray:
-    """Return about `count` vectors at equal distances, [rows, width] fp32."""
+    """Return about `count` evenly spaced vectors, [rows, width] fp32."""
     step = max(1, len(rows) // count)
     samples = [block[-start % step :: step] for start, block in rows.iterate_blocks()]
     sample: np.ndarray = np.ascontiguousarray(np.concatenate(samples))

@@ -1,7 +1,7 @@
-"""Nearest-neighbor search over the vectors that `predict` wrote.
+"""Nearest-neighbor search over vectors written by `predict`.
 
-A score is the dot product of the vectors of the query and of a row. The exact search compares the
-query with every row. With many rows a faiss index selects the rows to compare.
+A score is the dot product of query vector and row vector. Exact search compares the query with
+every row. With many rows, a faiss index selects the rows to compare.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from regauge.serving.search.search_settings import SearchSettings
 
 TITLE_FIELDS, LINK_FIELDS = ("title", "name", "summary"), ("url", "link")
-"""Names of the fields of titles and links, the first one that was kept is used."""
+"""Field names for titles and links; the first one kept is used."""
 MAX_TITLE_CHARACTERS = 120
 CANDIDATES_PER_RESULT, MIN_CANDIDATES = 4, 100
-"""Rows that the approximate index selects for each result, and at least for a query."""
+"""Rows the approximate index selects per result, and the minimum per query."""
 DERIVED = "search"
-"""Subfolder of the vectors with the derived files."""
+"""Subfolder for derived files, in the vector folder."""
 
 
 class RankedRows(NamedTuple):
-    """The nearest rows of a query in descending order of their scores."""
+    """The rows nearest to a query, by descending score."""
 
     numbers: np.ndarray
-    """Numbers of the rows, [results] int64."""
+    """Row numbers, [results] int64."""
     scores: np.ndarray
     """Dot products, [results] fp32."""
 
 
 class ResultFields(NamedTuple):
-    """The kept fields that a result shows."""
+    """Kept fields shown in a result."""
 
     title: str | None
     link: str | None
@@ -50,7 +50,7 @@ class ResultFields(NamedTuple):
 
 
 class SearchIndex:
-    """The rows of a prediction job, searched by the vectors of queries."""
+    """The rows of a prediction job, searched by query vector."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class SearchIndex:
         settings: SearchSettings,
         approximate: ApproximateIndex | None = None,
     ) -> None:
-        """Search in these rows; `approximate` selects candidates if it is given."""
+        """Search in these rows; `approximate` selects candidates, if given."""
         self._rows = rows
         self._fields = fields
         self._max_characters = settings.max_text_characters
@@ -67,11 +67,11 @@ class SearchIndex:
 
     @classmethod
     def open(cls, settings: SearchSettings, artifact: Artifact) -> Self:
-        """Return the index of the vectors of the settings, for queries of an artifact.
+        """Open the index of the configured vectors, for an artifact's queries.
 
         The first call writes derived files, which later ones map. Raises SettingsError if the
-        artifact returns no vectors, if the vectors are those of another artifact, or if a field was
-        not kept. Raises DataError if files are damaged.
+        artifact does not return vectors, if the vectors belong to another artifact, or if a field
+        was not kept. Raises DataError if files are damaged.
         """
         vectors = open_vectors(Path(settings.vectors))
         _check_artifact(vectors, artifact, settings)
@@ -108,7 +108,7 @@ class SearchIndex:
         return self._approximate is None
 
     def search(self, query: np.ndarray, count: int) -> list[dict[str, Any]]:
-        """Return the nearest rows of a query as JSON-ready results, the best first.
+        """Return the rows nearest to a query as JSON-ready results, best first.
 
         `query` is [width] fp32. A result has `rank`, `score`, `id`, `title`, `link` and `texts`.
         """
@@ -120,7 +120,7 @@ class SearchIndex:
         ]
 
     def rank_rows(self, query: np.ndarray, count: int) -> RankedRows:
-        """Return the nearest rows of a query; equal scores are in the order of the rows."""
+        """Return the rows nearest to a query; equal scores are in row order."""
         if self._approximate is None:
             return _rank_all(self._rows, query, count)
         num_candidates = max(MIN_CANDIDATES, CANDIDATES_PER_RESULT * count)
@@ -128,7 +128,7 @@ class SearchIndex:
         return _select_best(numbers, self._rows.read_vectors(numbers) @ query, count)
 
     def read_row(self, number: int) -> dict[str, Any]:
-        """Return the title, the link and all kept fields of a row; raises IndexError."""
+        """Return title, link and all kept fields of a row; raises IndexError."""
         return {**self._describe_row(number), "fields": self._rows.read_fields(number)}
 
     def _describe_row(self, number: int) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class SearchIndex:
 
 
 def find_address(value: object) -> str | None:
-    """Return a value if it is an address of the web; a browser would run `javascript:` as code."""
+    """Return a value if it is a web address; a browser would run `javascript:` as code."""
     if not isinstance(value, str):
         return None
     try:
@@ -186,7 +186,7 @@ def _needs_approximation(settings: SearchSettings, num_rows: int) -> bool:
 
 
 def _remove_old_files(folder: Path, key: str) -> None:
-    """Remove the derived files of vectors that have been replaced."""
+    """Remove derived files of replaced vectors."""
     for path in folder.glob("*"):
         if path.stem != key and path.suffix in {".arrow", ".faiss"}:
             with suppress(OSError):
@@ -194,19 +194,19 @@ def _remove_old_files(folder: Path, key: str) -> None:
 
 
 def _check_artifact(vectors: VectorFolder, artifact: Artifact, settings: SearchSettings) -> None:
-    """Raise SettingsError if queries of an artifact cannot be compared with the vectors."""
+    """Raise SettingsError if an artifact's queries cannot be compared with the vectors."""
     if artifact.program.output_kind != "vectors":
         problem = f"{artifact.origin} returns {artifact.program.output_kind}, not vectors"
         raise SettingsError(problem, "search needs an artifact that embeds texts")
     if settings.allow_other_artifact or vectors.artifact_sha256 == artifact.content_sha256:
         return
-    problem = f"{vectors.folder} has the vectors of another artifact than {artifact.origin}"
+    problem = f"{vectors.folder} has vectors from another artifact than {artifact.origin}"
     remedy = "serve that artifact, or run 'regauge predict' with this one"
     raise SettingsError(problem, remedy)
 
 
 def _select_fields(settings: SearchSettings, vectors: VectorFolder) -> ResultFields:
-    """Return the fields of a result; raises SettingsError if one of the settings was not kept."""
+    """Return a result's fields; raises SettingsError if a configured one was not kept."""
     kinds = vectors.kept_fields
     named = (settings.title_field, settings.link_field, *settings.text_fields)
     for name in filter(None, named):
@@ -231,5 +231,5 @@ def _first_line(text: str) -> str:
 
 
 def _shorten(text: str, count: int) -> str:
-    """Return the start of a text that is longer than `count` characters, with an ellipsis."""
+    """Cut a text to `count` characters, with an ellipsis."""
     return text if len(text) <= count else text[:count].rstrip() + "…"

@@ -1,8 +1,8 @@
-"""The rows of a search: the vectors and the kept fields of `predict`, in one memory-mapped file.
+"""Search rows: vectors and kept fields from `predict`, in one memory-mapped file.
 
-The Parquet files of `predict` are compressed, so reading a single row is slow. They are converted
-once to an uncompressed Arrow file, a block at a time. The operating system loads and evicts its
-pages, so the vectors may be larger than the memory.
+The Parquet files from `predict` are compressed, so reading a single row is slow. They are converted
+once, block by block, to an uncompressed Arrow file. The operating system loads and evicts pages, so
+the vectors may be larger than the memory.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT = 1
-"""Version of the derived files; another version writes files of another name."""
+"""Version of the derived files; it is part of their names."""
 BLOCK_ROWS = 1024
-"""Rows of a block, the unit that is read and compared at once. In fp32 it fits into a CPU's cache,
-and its product is too small for BLAS to start threads."""
+"""Rows per block, the unit read and compared at once. In fp32 it fits into a CPU's cache, and the
+product is too small for BLAS to start threads."""
 VECTORS, SCALE = "embedding", "scale"
-"""Columns that `predict` writes next to the kept fields."""
+"""Columns written by `predict` next to the kept fields."""
 REMEDY = "name the output folder of 'regauge predict'"
 
 
 class StoredOutput(DocumentShape):
-    """The format of the output and the type of its vectors."""
+    """Output format and vector type."""
 
     format: str
     dtype: Dtype
 
 
 class StoredJob(DocumentShape):
-    """The facts of a prediction job that its readers need."""
+    """What readers need to know about a prediction job."""
 
     artifact_sha256: str
     output: StoredOutput
@@ -61,19 +61,19 @@ class VectorFolder(NamedTuple):
     artifact_sha256: str
     dtype: Dtype
     kept_fields: dict[str, str]
-    """Kinds of the kept fields by name."""
+    """Kept field -> kind."""
     files: tuple[Path, ...]
-    """The Parquet files in the order of the records."""
+    """Parquet files in record order."""
     num_rows: int
     key: str
-    """Hash of the content, which names the derived files."""
+    """Content hash, which names the derived files."""
 
 
 def open_vectors(folder: Path) -> VectorFolder:
-    """Return the output folder of a prediction job.
+    """Open a prediction job's output folder.
 
-    Raises SettingsError if there is none or if it has another format than Parquet, and DataError if
-    the job has written no vectors or is damaged. Logs a warning if shards are missing.
+    Raises SettingsError if it is missing or the format is not Parquet, and DataError if vectors are
+    missing or the job is damaged. Logs a warning if shards are missing.
     """
     document = config.find_document(folder / JOB, REMEDY, StoredJob)
     if document is None:
@@ -99,10 +99,10 @@ def open_vectors(folder: Path) -> VectorFolder:
 
 
 class SearchRows:
-    """The vectors and the kept fields of all rows, read from a memory-mapped Arrow file."""
+    """Vectors and kept fields of all rows, read from a memory-mapped Arrow file."""
 
     def __init__(self, path: Path, dtype: Dtype, width: int) -> None:
-        """Map a file of `write_rows`; vectors have `width` numbers. Raises DataError."""
+        """Map a file from `write_rows`; vectors have `width` numbers. Raises DataError."""
         self._dtype, self._width = dtype, width
         self._file = pa.memory_map(str(path))
         try:
@@ -129,32 +129,32 @@ class SearchRows:
         self._file.close()
 
     def _check_width(self, schema: pa.Schema) -> None:
-        """Raise DataError if vectors have another number of numbers than the model's outputs."""
+        """Raise DataError unless vectors have the same width as the model's outputs."""
         column: Any = schema.field(VECTORS).type if VECTORS in schema.names else pa.null()
         size = column.list_size if pa.types.is_fixed_size_list(column) else "no"
         expected = -(-self._width // 8) if self._dtype == "binary" else self._width
         if size != expected:
             self.close()
-            problem = f"the vectors have {size} elements, those of the model {expected}"
+            problem = f"the vectors have {size} elements, but the model's have {expected}"
             raise DataError(problem, "predict the vectors with the artifact that is served")
 
     def iterate_blocks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the number of the first row of a block with its vectors, [rows, width] fp32."""
+        """Yield each block's first row number and vectors, [rows, width] fp32."""
         for start, block in zip(self._starts.tolist(), self._blocks, strict=False):
             yield start, self._restore(block)
 
     def read_vectors(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the vectors of rows by number, [rows, width] fp32."""
+        """Return vectors by row number, [rows, width] fp32."""
         slices = [self._slice(int(number)) for number in numbers]
         return np.concatenate([np.empty((0, self._width), np.float32), *map(self._restore, slices)])
 
     def read_fields(self, number: int) -> dict[str, Any]:
-        """Return the kept fields of a row; raises IndexError for a number without a row."""
+        """Return a row's kept fields; raises IndexError for a number without a row."""
         columns = self._slice(number).to_pydict()
         return {name: column[0] for name, column in columns.items() if name not in {VECTORS, SCALE}}
 
     def _slice(self, number: int) -> pa.RecordBatch:
-        """Return a row as a batch of one row."""
+        """Return one row as a batch."""
         if not 0 <= number < len(self):
             raise IndexError(number)
         index = int(np.searchsorted(self._starts, number, side="right")) - 1
@@ -169,7 +169,7 @@ class SearchRows:
 
 
 def write_rows(vectors: VectorFolder, path: Path) -> None:
-    """Convert the Parquet files of a job to one Arrow file, unless it exists; use little memory.
+    """Convert a job's Parquet files to one Arrow file, unless it exists; uses little memory.
 
     Raises DataError if a Parquet file is damaged.
     """
@@ -190,7 +190,7 @@ def write_rows(vectors: VectorFolder, path: Path) -> None:
 
 
 def _read_blocks(source: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a Parquet file, a block at a time; raises DataError if it is damaged."""
+    """Yield the rows of a Parquet file in blocks; raises DataError if it is damaged."""
     import pyarrow.parquet as pq
 
     try:

@@ -1,4 +1,4 @@
-"""Connects the search page with the default model of the server."""
+"""Connects the search page with the server's default model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from regauge.serving.server_context import ServerContext
 
 QUERY_PROMPT = "query"
-"""The prompt of queries, if the model has one of this name."""
+"""Prompt for queries, if the model has one by this name."""
 CLIENT = "search"
 """All visitors of the page share the processors as one client."""
 
@@ -25,7 +25,7 @@ class SearchService:
 
     def __init__(self, context: ServerContext, settings: SearchSettings) -> None:
         self.search_settings = settings
-        """The limits of a query."""
+        """Query limits."""
         self._context = context
         self._index: SearchIndex | None = None
 
@@ -38,21 +38,19 @@ class SearchService:
         )
 
     def close(self) -> None:
-        """Close the index."""
         if self._index is not None:
             self._index.close()
 
     @property
     def search_index(self) -> SearchIndex:
-        """The rows to search in."""
         if self._index is None:
             raise RuntimeError("the index is not open")
         return self._index
 
     async def embed_query(self, text: str) -> np.ndarray:
-        """Return the vector of a query, [width] fp32; raises the errors of an overloaded server.
+        """Return a query's vector, [width] fp32; raises the errors of an overloaded server.
 
-        A query that is longer than the model reads is truncated.
+        Queries too long for the model are truncated.
         """
         timeout = self._context.settings.queue.timeout_seconds
         options = RequestOptions(CLIENT, "interactive", timeout)

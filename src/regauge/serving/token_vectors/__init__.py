@@ -1,1 +1,1 @@
-"""The vectors of all tokens of a text, for late interaction and for other poolings."""
+"""Vectors of all tokens in a text, for late interaction and other poolings."""

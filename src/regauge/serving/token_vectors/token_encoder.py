@@ -1,7 +1,7 @@
-"""The vectors of the tokens of a text: the outputs of an encoder before its pooling.
+"""Token vectors of a text: an encoder's outputs before pooling.
 
-A compiled program returns only pooled vectors. So the program of the artifact is built again, and
-runs in fp32 without compilation.
+A compiled program returns only pooled vectors. So the artifact's program is rebuilt, and runs in
+fp32 without compilation.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class TokenEncoder:
 
     @classmethod
     def load(cls, artifact: Artifact) -> TokenEncoder:
-        """Return the encoder of an artifact, on the CPU.
+        """Build an artifact's encoder on the CPU.
 
-        Raises SettingsError if the model has no encoder of single texts.
+        Raises SettingsError if the model does not encode single texts.
         """
         program = artifact.restore_program()
         if not isinstance(program, TextProgram) or not isinstance(program.module, Encoder):
-            problem = f"{artifact.origin} has no encoder with vectors of tokens"
+            problem = f"{artifact.origin} does not have an encoder for token vectors"
             raise SettingsError(problem, "use the model of an encoder")
         cast_program(program, torch.float32)
         return cls(program)
 
     def compute(self, ids: np.ndarray) -> np.ndarray:
-        """Return the vector of each token of a text, [tokens, width] fp32; `ids` is [tokens]."""
+        """Return a text's token vectors, [tokens, width] fp32; `ids` is [tokens]."""
         tokens = torch.tensor(ids, dtype=torch.int32)[None]
         lengths = torch.tensor([len(ids)], dtype=torch.int32)
         with torch.inference_mode():

@@ -1,7 +1,7 @@
-"""The queue of texts whose token vectors are computed.
+"""The queue for texts whose token vectors are computed.
 
-Workers compute them one text at a time, without the batches of the scheduler. At most one text of a
-model is computed at once, so other requests wait for no more than one of them per batch.
+Workers compute them one text at a time, outside the scheduler's batches. At most one text per model
+is computed at once, so other requests wait for no more than one of them per batch.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from regauge.serving.workers.worker_pool import WorkerPool
 
 MAX_ATTEMPTS = 2
-"""How many workers a text may end."""
+"""How many workers a text may crash."""
 SMOOTHING = 0.2
-"""Weight of a new measurement in the mean time of a text."""
+"""Weight of a new measurement in the mean time per text."""
 
 
 class TokenVectorQueue:
-    """Computes the token vectors of the texts of a model."""
+    """Computes the token vectors of texts for one model."""
 
     def __init__(self, pool: WorkerPool[BatchWorker]) -> None:
         self._pool = pool
         self._turn = asyncio.Lock()
         self._seconds = 0.0
         self.num_waiting = 0
-        """Number of texts that are not computed yet."""
+        """Number of texts not computed yet."""
 
     async def compute(
         self, texts: Sequence[np.ndarray], options: RequestOptions
     ) -> list[np.ndarray]:
-        """Return the vectors of the tokens of each text, [tokens, width] fp32.
+        """Return each text's token vectors, [tokens, width] fp32.
 
         A text is its ids, [tokens] int32. Raises OverloadedError, UnavailableError, DeadlineError,
         or InferenceError if a text fails.
@@ -66,7 +66,7 @@ class TokenVectorQueue:
         return computed
 
     def _check_room(self, count: int, options: RequestOptions) -> None:
-        """Raise OverloadedError if a request of this many texts would be late."""
+        """Raise OverloadedError if a request with `count` texts would be late."""
         seconds = (self.num_waiting + count) * self._seconds
         limit = options.timeout_seconds
         if seconds > limit:
@@ -74,7 +74,7 @@ class TokenVectorQueue:
             raise OverloadedError(problem, retry_after=max(1, round(seconds - limit)))
 
     async def _compute_text(self, index: int, ids: np.ndarray) -> np.ndarray:
-        """Return the vectors of one text; it is computed again if the worker ends."""
+        """Compute one text; again if the worker ends."""
         for _ in range(MAX_ATTEMPTS):
             if not self._pool.ready:
                 seconds = max(1, round(self._pool.start_seconds))

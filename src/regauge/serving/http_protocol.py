@@ -76,10 +76,13 @@ class Call(Generic[B]):
     """A request to a route, with the parsed body."""
 
     context: ServerContext
+    """Server state."""
     request: Request
     """The request, whose body is already read."""
     body: B
+    """Parsed body."""
     raw_body: bytes
+    """Body bytes."""
     client: Any
     """Client for fair sharing of the processors."""
 

@@ -1,8 +1,8 @@
-"""Child processes of this machine: how they start, answer, end, and die with this process.
+"""Child processes on this machine: how they start, answer, end, and die with this process.
 
 `spawn` starts a command. `connect` also gives it a socket to this process, and `start_function`
 runs a Python function in a new process, which exchanges messages with this one through a pipe.
-`run_tool` waits for a command and returns its output. `start_processes` starts the ranks of a run.
+`run_tool` waits for a command and returns its output. `start_processes` starts a run's ranks.
 Workers that write lines of JSON are in `worker`.
 
 No torch here: a parent process only starts its children, waits for them, and stops them.
@@ -40,10 +40,10 @@ from regauge.system.timing import POLL_SECONDS
 
 PR_SET_PDEATHSIG = 1
 PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
-"""Loaded at import, because nothing may be loaded between fork and exec."""
+"""Loaded at import, because libraries cannot be loaded between fork and exec."""
 GRACE_SECONDS = 10.0
 KILL_SECONDS = 2.0
-"""Maximum wait for the end of a killed process, which the kernel may be unable to end."""
+"""Maximum wait for a killed process to end, which the kernel may be unable to achieve."""
 FUNCTION_CODE = (
     "import sys; sys.path[:] = sys.argv[2:-1]\n"
     "from regauge.system import children\n"
@@ -53,7 +53,7 @@ FUNCTION_CODE = (
 
 
 class Child(Protocol):
-    """A child process, with the methods of subprocess.Popen."""
+    """A child process with the methods of subprocess.Popen."""
 
     pid: int
 
@@ -77,8 +77,8 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start a command, with a log file (None: this terminal) and additional variables.
 
-    With `new_session`, signals of the terminal do not reach the command, and it leads the process
-    group of its children. `options` replace those of subprocess.Popen.
+    With `new_session`, terminal signals do not reach the command, and it leads a process group with
+    its children. `options` replace those of subprocess.Popen.
     """
     with open(log, "ab", opener=open_in_place) if log else nullcontext() as file:
         return subprocess.Popen(
@@ -100,8 +100,7 @@ def connect(
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a command; return its process and a socket to it.
 
-    The last argument of the command is the file descriptor of its end. `options` are those of
-    `spawn`.
+    The command's last argument is the file descriptor of its end. `options` are those of `spawn`.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     with theirs:
@@ -113,7 +112,7 @@ def connect(
 
 @dataclass(frozen=True)
 class FunctionProcess:
-    """The process of a function, and the pipe to it."""
+    """A function's process, and the pipe to it."""
 
     process: subprocess.Popen[bytes]
     pipe: Connection
@@ -124,7 +123,7 @@ class FunctionProcess:
         return self.process.poll()
 
     def receive(self, seconds: float) -> Any:
-        """Return the next message of the process.
+        """Return the process's next message.
 
         Raises TimeoutError after some seconds, EOFError if the process has ended or closed its
         pipe, and StopSignalError after a stop signal.
@@ -140,13 +139,12 @@ class FunctionProcess:
             raise EOFError from None
 
     def wait(self, seconds: float) -> int | None:
-        """Wait for the end of the process; return its exit code, or None if it still runs."""
+        """Wait for the exit code, or return None if the process is still running."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.0, seconds))
         return self.exit_code
 
     def kill(self) -> None:
-        """Close the pipe and kill the process."""
         self.pipe.close()
         self.process.kill()
         self.wait(KILL_SECONDS)
@@ -169,7 +167,7 @@ def start_function(
 
 
 def run_function(path: str, descriptor: int) -> None:
-    """Call a function in the process that `start_function` started."""
+    """Call a function in the process started by `start_function`."""
     module, _, name = path.partition(":")
     getattr(import_module(module), name)(Connection(descriptor))
 
@@ -177,7 +175,7 @@ def run_function(path: str, descriptor: int) -> None:
 def run_tool(
     command: Sequence[str], seconds: float | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command and return its exit code and its output.
+    """Run a command and return exit code and output.
 
     Raises subprocess.TimeoutExpired after some seconds, and OSError if the command cannot start.
     """
@@ -218,9 +216,9 @@ def start_processes(
 ) -> Iterator[list[Child]]:
     """Start a command as `size` local processes; they are killed at the end of the block.
 
-    They also die with this process. Without a layout they are all processes of the run. Rank 0
-    prints to this terminal unless `quiet`; the other ranks write `<logs>/<rank>.log`. If the
-    variables name a supervisor, signals of the terminal do not reach the processes.
+    They also die with this process. Without a layout they form the whole run. Rank 0 prints to this
+    terminal unless `quiet`; the other ranks write `<logs>/<rank>.log`. If the variables name a
+    supervisor, terminal signals do not reach the processes.
     """
     layout = layout or RankLayout(size, find_free_port())
     if layout.world_size > 1 or quiet:
@@ -243,7 +241,7 @@ def start_processes(
 def run_commands(commands: list[list[str]], logs: Path, variables: Mapping[str, str]) -> int:
     """Run independent commands at the same time, with additional environment variables.
 
-    The output of command n, counted from 1, is in `<logs>/<n>.log`. Returns as `run_processes`.
+    Command n, counted from 1, writes to `<logs>/<n>.log`. Returns as `run_processes`.
     """
     logs.mkdir(parents=True, exist_ok=True)
     with stop_signals.record_signals():
@@ -283,7 +281,7 @@ def die_with_parent() -> None:
 
 
 def convert_return_code(code: int) -> int:
-    """Return the exit code as in shells: 128 plus the number of the signal for a negative code."""
+    """Return a shell exit code: 128 plus the signal number for a negative code."""
     return code if code >= 0 else FIRST_SIGNAL_CODE - code
 
 

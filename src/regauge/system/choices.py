@@ -1,12 +1,12 @@
-"""Finds choices by file name: a folder is the registry of its choices.
+"""Finds choices by file name: a folder is a registry of choices.
 
-`tasks/mlm.py` is the choice `mlm` of the folder `tasks`. A new file adds a choice. Another package
-adds one with an entry point of the group `regauge.<choices>`. A file or folder whose name starts
-with an underscore is shared by the choices.
+`tasks/mlm.py` is the choice `mlm` in the folder `tasks`. A new file adds a choice; another package
+adds one with an entry point in the group `regauge.<choices>`. Files and folders whose names start
+with an underscore are shared by the choices.
 
-A name with a colon, `module:Class` or `file.py:Class`, is custom code. It is imported only if the
-run file or the command line of this command names it. Other files, such as the `run.json` of an
-earlier run, cannot cause an import.
+A name with a colon, `module:Class` or `file.py:Class`, is custom code. It is imported only if this
+command's run file or command line names it. Other files, such as an earlier run's `run.json`,
+cannot cause an import.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ LOCATIONS = {
     "trackers": "monitoring/trackers",
     "verbs": "commands",
 }
-"""Folders of the choices that are not in the folder of their name."""
+"""Folders of choices that do not live in the folder of their name."""
 MODULE_FOLDERS_VARIABLE = "REGAUGE_MODULE_FOLDERS"
-"""Environment variable for child processes: the folders that are searched for custom modules."""
+"""Environment variable that tells child processes where to search for custom modules."""
 
 MAX_SUGGESTIONS = 3
-"""Known words that a remedy lists, if they begin with a misspelled word."""
+"""How many known words a remedy lists, if they begin with a misspelled word."""
 
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _allowed_paths: set[str] = set()
@@ -76,19 +76,18 @@ def names(folder: str) -> tuple[str, ...]:
 
 
 def _list_entry_points(folder: str) -> importlib.metadata.EntryPoints:
-    """Return the entry points of other packages for the choices of a folder."""
+    """Return other packages' entry points for a folder's choices."""
     return _read_entry_points().select(group=f"regauge.{folder.replace('/', '.')}")
 
 
 @cache
 def _read_entry_points() -> importlib.metadata.EntryPoints:
-    """Return the entry points of all packages; reading them takes some milliseconds."""
+    """Return the entry points of all packages; takes some milliseconds."""
     points: importlib.metadata.EntryPoints = importlib.metadata.entry_points()  # type: ignore[assignment]
     return points
 
 
 def module_name(folder: str, name: str) -> str:
-    """Return the dotted module name of a choice."""
     location, stem = _locate(folder), name.replace("-", "_")
     if (PACKAGE / location / f"{stem}_.py").exists():
         stem += "_"
@@ -113,9 +112,9 @@ def check_name(folder: str, name: str) -> None:
 
 @cache
 def load(folder: str, name: str) -> type[Any]:
-    """Import a choice and return its class, the only class in its file that defines `kind`.
+    """Import a choice and return its class, the only class in the file that defines `kind`.
 
-    Raises SettingsError if no file and no entry point has this name.
+    Raises SettingsError if neither a file nor an entry point has this name.
     """
     check_name(folder, name)
     if is_import_path(name):
@@ -140,7 +139,7 @@ def name_category(folder: str) -> str:
 
 
 def _suggest_choice(folder: str, name: str) -> str:
-    """Return the remedy for an unknown choice; the classes of choices know names of peers."""
+    """Return the remedy for an unknown choice; classes of choices know their peers' names."""
     word = normalize_key(name)
     matches = [
         choice
@@ -151,12 +150,12 @@ def _suggest_choice(folder: str, name: str) -> str:
 
 
 def summary(folder: str, name: str) -> str:
-    """Return the first docstring line of a choice without importing its file."""
+    """Return a choice's first docstring line without importing the file."""
     return docstring(folder, name).partition("\n")[0]
 
 
 def docstring(folder: str, name: str) -> str:
-    """Return the docstring of a choice without importing its file."""
+    """Return a choice's docstring without importing the file."""
     if is_import_path(name):
         return inspect.cleandoc(load(folder, name).__doc__ or "")
     path = PACKAGE.parent / (module_name(folder, name).replace(".", "/") + ".py")
@@ -181,18 +180,18 @@ def allow_imports(value: Any, folder: Path | None = None) -> None:
 
 
 def list_allowed_paths() -> tuple[str, ...]:
-    """Return the import paths that the user's settings allow, sorted."""
+    """Return the import paths allowed by the user's settings, sorted."""
     return tuple(sorted(_allowed_paths))
 
 
 def module_folders_environment() -> dict[str, str]:
-    """Return the environment variable that makes child processes find the same custom modules."""
+    """Return the environment variable with which child processes find the same custom modules."""
     folders = _list_module_folders()
     return {MODULE_FOLDERS_VARIABLE: os.pathsep.join(folders)} if folders else {}
 
 
 def _list_module_folders() -> list[str]:
-    """Return the module folders of the parent process, then the folders of this process.
+    """Return the module folders of the parent process, then those of this process.
 
     The variable is read at each call: a forked process receives it after this import.
     """
@@ -229,7 +228,7 @@ def _load_module(path: str, remedy: str) -> ModuleType:
 
 
 def find_custom_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """Return the innermost frame of custom code in the traceback of an error; None without one."""
+    """Return the innermost custom code frame in an error's traceback, or None."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -244,7 +243,7 @@ def has_custom_code() -> bool:
 
 
 def _load_class(folder: str, path: str) -> type[Any]:
-    """Import a custom class; its import path becomes its `kind`."""
+    """Import a custom class; the import path becomes its `kind`."""
     remedy = f"set it there as the kind of a {name_category(folder)} if you trust it"
     module = _load_module(path, remedy)
     module_path, _, name = path.partition(":")
@@ -268,7 +267,7 @@ def _load_class(folder: str, path: str) -> type[Any]:
 def _import_module(module: str, path: str) -> ModuleType:
     """Import a custom module.
 
-    Raises SettingsError if it is missing, and DataError if its import fails.
+    Raises SettingsError if it is missing, and DataError if the import fails.
     """
     folders = _list_module_folders()
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
@@ -288,7 +287,7 @@ def _import_module(module: str, path: str) -> ModuleType:
 
 
 def _build_import_error(module: str, error: Exception) -> DataError:
-    """Return the error of a module whose import failed, with the innermost line of user code."""
+    """Return the error for a failed module import, with the innermost line of user code."""
     outside = [
         frame for frame in traceback.extract_tb(error.__traceback__) if _is_outside_package(frame)
     ]
@@ -311,7 +310,7 @@ def _is_user_code(frame: traceback.FrameSummary) -> bool:
 
 @cache
 def _find_interface(folder: str) -> type[Any]:
-    """Return the base class of a folder's choices, which the folder's package defines."""
+    """Return the base class of a folder's choices, defined in the folder's package."""
     package = f"regauge.{_locate(folder).replace('/', '.')}"
     base_classes = load(folder, names(folder)[0]).__mro__
     return next(base for base in base_classes if base.__module__ == package)

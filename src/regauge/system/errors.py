@@ -1,4 +1,4 @@
-"""Exceptions that end a verb, each with its exit code.
+"""Exceptions that end a verb, each with an exit code.
 
 A message is one line: the problem, a semicolon, the remedy. `cli` prints it.
 """
@@ -14,19 +14,19 @@ from typing import Any, NamedTuple, Self
 
 SHOW_TRACEBACK = "--traceback"
 ERROR_PREFIX = "regauge: "
-"""Start of the line that a command prints for an error."""
+"""Start of the line a command prints for an error."""
 
 PACKAGE = Path(__file__).parents[1]
 FIRST_SIGNAL_CODE = 128
-"""The exit code after a signal is this number plus that of the signal, as in shells."""
+"""After a signal, the exit code is this plus the signal number, as in shells."""
 INTERRUPTED = FIRST_SIGNAL_CODE + signal.SIGINT
 """Exit code after Ctrl-C."""
 UNUSABLE_PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
-"""Errors of the operating system for a path that the user cannot use."""
+"""System errors for a path the user cannot use."""
 LINK_LOOP = "Symlink loop from "
-"""Message of the RuntimeError that `Path.resolve` raises before Python 3.13."""
+"""Message of the RuntimeError raised by `Path.resolve` before Python 3.13."""
 WRONG_KIND_ERRNOS = (errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENXIO)
-"""Errors of the operating system for a path of another kind, such as a folder for a file."""
+"""System errors for the wrong kind of path, such as a folder for a file."""
 
 
 class RegaugeError(Exception):
@@ -63,7 +63,7 @@ class DataError(RegaugeError):
 
 
 class NoCheckpointError(RegaugeError):
-    """Checkpoints exist, but none of them can be loaded."""
+    """Checkpoints exist, but none can be loaded."""
 
     exit_code = 65
 
@@ -75,7 +75,7 @@ class NoProgressError(RegaugeError):
 
 
 class RollbackError(NoProgressError):
-    """Steps must be discarded: the run returns to its last checkpoint, once."""
+    """Steps must be discarded: the run returns to the last checkpoint, once."""
 
 
 class LimitReachedError(RegaugeError):
@@ -125,7 +125,7 @@ class PreemptedError(RegaugeError):
 class StopSignalError(KeyboardInterrupt):
     """A signal stopped the command; the same command resumes.
 
-    It is no `RegaugeError`, so that code which handles failures does not continue after it.
+    It is not a `RegaugeError`, so code that handles failures does not continue after it.
     """
 
     def __init__(self, number: int) -> None:
@@ -135,7 +135,7 @@ class StopSignalError(KeyboardInterrupt):
 
 
 class ChildError(RegaugeError):
-    """A child process failed; this error passes on its exit code and its message."""
+    """A child process failed; this error passes on the exit code and message."""
 
     def __init__(self, exit_code: int, line: str) -> None:
         line = line.removeprefix(ERROR_PREFIX)
@@ -153,20 +153,20 @@ RESTART_CODES = (TransientError.exit_code, PreflightError.exit_code, PreemptedEr
 
 
 class ErrorReport(NamedTuple):
-    """The message and the exit code of an exception that ended a verb."""
+    """Message and exit code of an exception that ended a verb."""
 
     line: str
     """One line: the problem, a semicolon, the remedy."""
     code: int
 
     def to_document(self) -> dict[str, str | int]:
-        """Return the JSON document of the error."""
+        """Return JSON."""
         problem, _, remedy = self.line.rpartition("; ")
         return {"error": problem or remedy, "remedy": remedy if problem else "", "code": self.code}
 
 
 def describe_error(error: BaseException) -> ErrorReport:
-    """Return the one-line message and the exit code of an exception that ended a verb."""
+    """Return the one-line message and exit code for an exception that ended a verb."""
     if isinstance(error, StopSignalError):
         return ErrorReport(str(error), error.exit_code)
     if isinstance(error, KeyboardInterrupt):

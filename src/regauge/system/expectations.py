@@ -38,10 +38,10 @@ EXPECTATIONS = {
     "string_unicode": "valid Unicode text",
     "tuple_type": "a list",
 }
-"""What a value must be, by pydantic's type of the error."""
+"""pydantic error type -> what the value must be."""
 _SIZES = {"too_short": ("at least", "min_length"), "too_long": ("at most", "max_length")}
 MAX_VALUE_LENGTH = 80
-"""Characters of a wrong value that a message shows."""
+"""How many characters of a wrong value a message shows."""
 
 
 def describe_expectation(problem: ErrorDetails) -> str:

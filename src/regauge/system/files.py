@@ -1,11 +1,11 @@
 """Atomic replacement, hashing and locking of files.
 
-    .<name>.<8 hex digits>.tmp    a file that is being written, next to the file that it replaces
+    .<name>.<8 hex digits>.tmp    a file being written, next to the file it replaces
 
-A killed process may leave such a file behind; no reader uses it. Unless `durable` is False, the
-content is on the disk before the rename. So the file survives a crash of the machine, too.
+A killed process may leave such a file behind; readers ignore it. Unless `durable` is False, the
+content is on the disk before the rename, so the file survives even a machine crash.
 
-A file that is written in place is opened by `open_in_place`, which follows no link.
+A file written in place is opened by `open_in_place`, which does not follow links.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 TEMPORARY = ".tmp"
-"""Suffix of a file that is being written; its name begins with a dot."""
+"""Suffix of a file being written; the name begins with a dot."""
 LOCK = ".lock"
 """Lock file of a folder in which only one process at a time may write."""
 STAGING = ".part"
-"""Suffix of a folder that is being filled; its name begins with a dot."""
+"""Suffix of a folder being filled; the name begins with a dot."""
 MIN_FREE_BYTES = 2**20
 """A disk with less free space is full."""
 FILE_KINDS = {
@@ -46,7 +46,7 @@ FILE_KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-"""Names of the kinds of paths that are no regular files."""
+"""Path type -> name, for anything but regular files."""
 
 
 def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
@@ -70,7 +70,7 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def read_content(path: Path, remedy: str, last_bytes: int | None = None) -> bytes | None:
-    """Return the content of a file, or only its last bytes; None if there is no such file.
+    """Return a file's content, or only its last bytes; None if the file does not exist.
 
     Raises DataError, with the remedy, if it cannot be read, and PermissionError.
     """
@@ -94,7 +94,7 @@ def read_content(path: Path, remedy: str, last_bytes: int | None = None) -> byte
 
 
 def check_file(path: Path, remedy: str) -> None:
-    """Raise DataError if a path is missing or is no regular file; reading a pipe would block."""
+    """Raise DataError if a path is missing or not a regular file; reading a pipe would block."""
     if not path.exists():
         raise DataError(f"{path} is missing", remedy)
     if not path.is_file():
@@ -120,9 +120,9 @@ def check_own_folder(folder: Path) -> None:
 
 
 def open_in_place(path: str | Path, flags: int) -> int:
-    """Open a file that Regauge appends to or truncates; an `opener` of the function `open`.
+    """Open a file that Regauge appends to or truncates; an `opener` for the function `open`.
 
-    A link is not followed, because it may lead to a file of another user. Raises SettingsError for
+    Links are not followed, because they may lead to another user's file. Raises SettingsError for
     anything but a regular file.
     """
     try:
@@ -141,14 +141,14 @@ def open_in_place(path: str | Path, flags: int) -> int:
 
 
 def _check_regular(path: str | Path, mode: int) -> None:
-    """Raise SettingsError if a path is no regular file."""
+    """Raise SettingsError if a path is not a regular file."""
     if kind := _describe_kind(mode):
         remedy = "remove it, or choose another output folder"
         raise SettingsError(f"{path} is {kind}, not a file", remedy)
 
 
 def _describe_kind(mode: int) -> str | None:
-    """Return the kind of a path by its mode; None for a regular file."""
+    """Return a path's kind by its mode; None for a regular file."""
     return FILE_KINDS.get(stat.S_IFMT(mode))
 
 
@@ -156,7 +156,7 @@ def _describe_kind(mode: int) -> str | None:
 def replace_atomically(
     path: Path, folder: Path | None = None, *, durable: bool = True
 ) -> Iterator[Path]:
-    """Yield the path of a temporary file, which replaces `path` if the block succeeds.
+    """Yield a temporary path, which replaces `path` if the block succeeds.
 
     The temporary file is in the folder of `path`, or in `folder`, which must be on the same file
     system.
@@ -180,7 +180,7 @@ def is_temporary(path: Path) -> bool:
 
 
 def fsync_paths(paths: Iterable[Path]) -> None:
-    """Flush files to the disk: the content of a file, the entries of a folder."""
+    """Flush files to the disk: a file's content, a folder's entries."""
     for path in paths:
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -196,7 +196,7 @@ def read_csv_rows(path: Path) -> list[dict[str, str]]:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal digits; raises DataError if it is no file."""
+    """Return a file's SHA-256 as hexadecimal digits; raises DataError if it is not a file."""
     if path.exists():
         check_file(path, "replace it")
     with path.open("rb") as file:
@@ -204,7 +204,7 @@ def sha256(path: Path) -> str:
 
 
 def check_folder(path: Path, key: str) -> None:
-    """Raise SettingsError if a folder of the settings, or one of its parents, is a file."""
+    """Raise SettingsError if a configured folder, or one of its parents, is a file."""
     for folder in (path, *path.parents):
         if folder.exists() and not folder.is_dir():
             raise SettingsError(f"{folder} is a file", f"set {key} to a folder")
@@ -219,7 +219,7 @@ def check_free(target: Path) -> None:
 
 
 def check_absent(paths: Iterable[Path], *, overwrite: bool) -> None:
-    """Raise SettingsError if one of some paths exists, unless it may be overwritten."""
+    """Raise SettingsError if any path exists, unless it may be overwritten."""
     existing = next((path for path in paths if path.exists()), None)
     if existing is not None and not overwrite:
         raise SettingsError(f"{existing} exists", "name another folder, or add --overwrite")
@@ -297,11 +297,11 @@ def _empty_folder(folder: Path) -> None:
 
 @contextmanager
 def hold_lock(path: Path, wait_seconds: float | None = 0.0) -> Iterator[int]:
-    """Hold the exclusive lock of a folder, or of a file, which is created if it is missing.
+    """Lock a folder, or a file, which is created if missing, exclusively.
 
     The lock ends with the block or with this process. Yields the handle. Raises BlockingIOError if
     another process holds it for longer than `wait_seconds`; None waits without a limit. Raises
-    SettingsError if LOCK is no regular file.
+    SettingsError if LOCK is not a regular file.
     """
     is_folder = path.name != LOCK and path.is_dir()
     flags = os.O_RDWR | os.O_CREAT

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def pause_collection() -> Iterator[None]:
-    """Collect no garbage in the block.
+    """Turn off garbage collection within the block.
 
     Imports of torch and transformers create millions of objects that are never freed. The collector
-    would traverse them again and again, for a fifth of the time. Syntax trees have no cycles, and
-    the collector adds a third to the time of a parser.
+    would traverse them again and again, for a fifth of the time. Syntax trees are free of cycles,
+    and the collector adds a third to a parser's time.
     """
     was_enabled = gc.isenabled()
     gc.disable()

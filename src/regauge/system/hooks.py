@@ -1,7 +1,7 @@
-"""Hooks of a training run, such as the ledger, profiler, straggler detector and fault injector.
+"""Training hooks, such as the ledger, profiler, straggler detector and fault injector.
 
-The training loop calls events and does not know the hooks. A hook overrides the events that it
-needs. An event that no hook overrides costs nothing.
+The training loop calls events and does not know the hooks. A hook overrides the events it needs. An
+event without an override costs nothing.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Inject = Callable[[str], Sequence[str]]
-"""Called at a named point of a health check; returns the faults that the check must simulate."""
+"""Called at a named point in a health check; returns the faults the check must simulate."""
 
 
 def inject_nothing(_point: str) -> Sequence[str]:
-    """Return no faults; the `Inject` function of a check without a fault plan."""
+    """Return no faults; the `Inject` function for a check without a fault plan."""
     return ()
 
 
 class Hook:
-    """Events of a training run; a subclass overrides the events that it needs.
+    """Training events; a subclass overrides those it needs.
 
     `step` is the number of finished optimizer updates. Events without an override are never called.
     """
@@ -38,18 +38,18 @@ class Hook:
         raise NotImplementedError
 
     def before_batches(self, step: int) -> None:
-        """Run before the batches of a step are requested."""
+        """Run before a step's batches are requested."""
 
     def row_offset(self, step: int) -> int:
         """Return the number of rows by which a step's global batch is shifted in the row order."""
         raise NotImplementedError
 
     def around_step(self, step: int, batches: list[dict[str, Any]]) -> AbstractContextManager[None]:
-        """Return a context around a step; `batches` are the tensors of this process."""
+        """Return a context around a step; `batches` are this process's tensors."""
         raise NotImplementedError
 
     def gradient_factor(self, step: int) -> float:
-        """Return a factor for the gradients of this rank."""
+        """Return a factor for this rank's gradients."""
         raise NotImplementedError
 
     def before_collective(self) -> None:
@@ -65,13 +65,13 @@ class Hook:
         """Run after the held-out rows are evaluated, with the metrics by name."""
 
     def during_save(self, point: str, step: int) -> None:
-        """Run at a point of the checkpoint commit, such as `staged` or `rename`."""
+        """Run at a point in the checkpoint commit, such as `staged` or `rename`."""
 
     def after_save(self, step: int, checkpoint: Path) -> None:
-        """Run in the training thread after the checkpoint of a step is committed."""
+        """Run in the training thread after a step's checkpoint is committed."""
 
     def ledger_fields(self) -> dict[str, Any]:
-        """Return fields for the next line of the ledger; every rank calls this."""
+        """Return fields for the next ledger line; every rank calls this."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class Hooks:
             self.add(hook)
 
     def add(self, hook: Hook) -> None:
-        """Register the events that a hook overrides."""
+        """Register the events overridden by a hook."""
         for name in EVENTS:
             if getattr(type(hook), name) is not getattr(Hook, name):
                 self._callbacks[name].append(getattr(hook, name))
@@ -100,7 +100,6 @@ class Hooks:
         return self._around("phase", name)
 
     def compilation(self) -> AbstractContextManager[None]:
-        """Return a context around device work that may compile graphs."""
         return self._around("compilation")
 
     def around_step(self, step: int, batches: list[dict[str, Any]]) -> AbstractContextManager[None]:
@@ -108,7 +107,6 @@ class Hooks:
         return self._around("around_step", step, batches)
 
     def before_batches(self, step: int) -> None:
-        """Call the hooks before the batches of a step are requested."""
         self._call("before_batches", step)
 
     def before_collective(self) -> None:
@@ -132,7 +130,6 @@ class Hooks:
         self._call("after_save", step, checkpoint)
 
     def during_save(self, point: str, step: int) -> None:
-        """Call the hooks at a point of the checkpoint commit."""
         self._call("during_save", point, step)
 
     def close(self) -> None:
@@ -140,18 +137,18 @@ class Hooks:
         self._call("close")
 
     def row_offset(self, step: int) -> int:
-        """Return the sum of the row offsets."""
+        """Return the sum of all row offsets."""
         return sum(callback(step) for callback in self._callbacks["row_offset"])
 
     def gradient_factor(self, step: int) -> float:
-        """Return the product of the gradient factors."""
+        """Return the product of all gradient factors."""
         factor = 1.0
         for callback in self._callbacks["gradient_factor"]:
             factor *= callback(step)
         return factor
 
     def ledger_fields(self) -> dict[str, Any]:
-        """Return the ledger fields of all hooks."""
+        """Return all hooks' ledger fields."""
         fields: dict[str, Any] = {}
         for callback in self._callbacks["ledger_fields"]:
             fields |= callback()

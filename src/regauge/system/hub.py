@@ -17,26 +17,26 @@ from regauge.system.json_files import read_json
 
 CONFIG = "config.json"
 STEP_KEY = "training_step"
-"""Key of the step of the weights, in the configuration of a trained model."""
+"""Configuration key for a trained model's step."""
 GENERATION_CONFIG = "generation_config.json"
-"""End tokens and decoding options of a model that generates text."""
+"""End tokens and decoding options for a model that generates text."""
 MODEL_FILE_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
-"""Files of a model that are downloaded from the hub."""
+"""Model files downloaded from the hub."""
 TOKENIZER_FILE_PATTERNS = (
     CONFIG,
     *(f"{name}*" for name in ("tokenizer", "special", "added", "vocab", "merges", "chat")),
     "additional_chat_templates/*",
 )
-"""Files of a tokenizer that are downloaded; some tokenizers are converted by `config.json`."""
+"""Tokenizer files to download; `config.json` is needed to convert some tokenizers."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "tokenizer.model")
-"""A folder with one of these files has a tokenizer."""
+"""A folder with any of these files contains a tokenizer."""
 LOGIN_REMEDY = "run: hf auth login (or set HF_TOKEN), or name a local folder"
 _LOCAL_ONLY = ContextVar("local_only", default=False)
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def final_model_dir(path: str) -> Path:
-    """Return the final model of a run folder, or the path itself if it is no run folder."""
+    """Return a run folder's final model, or the path itself if it is not a run folder."""
     model = Path(path) / "model"
     return model if (model / CONFIG).is_file() else Path(path)
 
@@ -48,18 +48,18 @@ def loadable_name(path: str) -> str:
 
 
 def is_custom_module(folder: Path) -> bool:
-    """Return whether a model folder has the weights of a custom module, which its task builds."""
+    """Return whether a model folder holds a custom module's weights; its task builds the module."""
     return not read_json(folder / CONFIG, "copy the folder again").get("model_type")
 
 
 def record_step(folder: Path, step: int) -> None:
-    """Record the step of the weights of a model folder in its configuration."""
+    """Record the step of a model folder's weights in the configuration."""
     document = read_json(folder / CONFIG, "copy the folder again")
     write_json(folder / CONFIG, {**document, STEP_KEY: step})
 
 
 def read_step(folder: Path) -> int | None:
-    """Return the recorded step of the weights of a model folder; None if there is none."""
+    """Return the recorded step of a model folder's weights, or None."""
     step = read_json(folder / CONFIG, "copy the folder again").get(STEP_KEY)
     return step if isinstance(step, int) else None
 
@@ -75,10 +75,10 @@ def local_only() -> Iterator[None]:
 
 
 def resolve_model(path: str, *, fetch: bool = True) -> Path:
-    """Return the model folder of a path: a run's final model, the folder, or a hub download.
+    """Return a path's model folder: a run's final model, the folder, or a hub download.
 
     A hub model is downloaded once per process, but not if `fetch` is false or in `local_only`.
-    Raises SettingsError if there is no model, or if access to it is denied.
+    Raises SettingsError if the model is missing, or if access to it is denied.
     """
     folder = final_model_dir(path)
     if not folder.exists() and _HUB_NAME.fullmatch(path):
@@ -92,25 +92,25 @@ def resolve_model(path: str, *, fetch: bool = True) -> Path:
 
 
 def list_model_files(folder: Path) -> list[Path]:
-    """Return the files that a model is loaded from, sorted."""
+    """Return the files a model is loaded from, sorted."""
     return sorted({path for pattern in MODEL_FILE_PATTERNS for path in folder.rglob(pattern)})
 
 
 def hash_model(folder: Path) -> str:
-    """Return the hash of the names and hashes of the files that a model is loaded from."""
+    """Return a hash over names and hashes of the files a model is loaded from."""
     return combine_hashes(
         {str(path.relative_to(folder)): sha256(path) for path in list_model_files(folder)}
     )
 
 
 def combine_hashes(hashes: Mapping[str, str]) -> str:
-    """Return the hash of a model, given the SHA-256 of its files by their path in the folder."""
+    """Return a model's hash, given path in the folder -> file SHA-256."""
     lines = (f"{name} {hashes[name]}\n" for name in sorted(hashes, key=Path))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def resolve_tokenizer(path: str, *, fetch: bool = True) -> Path:
-    """Return the folder of a tokenizer: of a model, a run, a dataset, or a hub download.
+    """Return a tokenizer folder: of a model, a run, a dataset, or a hub download.
 
     Raises SettingsError if a hub name cannot be resolved. A folder may lack a tokenizer.
     """
@@ -134,9 +134,9 @@ def _download(
     *,
     fetch: bool,
 ) -> Path:
-    """Return the local copy of a hub model; cached, so that a process uses one revision.
+    """Return a hub model's local copy; cached, so that a process uses one revision.
 
-    `content` is what the files with these patterns have, for messages.
+    `content` describes the files with these patterns, for messages.
     """
     from huggingface_hub import errors, snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars

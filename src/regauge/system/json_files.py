@@ -1,7 +1,7 @@
-"""The reader of JSON documents, which checks encoding, depth and shape.
+"""Reads JSON documents, checking encoding, depth and shape.
 
-A disk, another program or another user may damage a file. Each damage is one line that names the
-file and the correction.
+A disk, another program or another user may damage a file. Each damage is reported in one line with
+the file and the correction.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_DEPTH = 100
-"""Maximum nesting of a JSON document; the documents of Regauge have less than 20 levels."""
+"""Maximum nesting of a JSON document; Regauge's own have less than 20 levels."""
 CHECKSUM = "document_sha256"
-"""Key of the SHA-256 of the other keys and values of a document."""
+"""Key for the SHA-256 of a document's other keys and values."""
 _NUMBER_LIST = re.compile(r"\[\s+((?:[-+.\deE]+,\s+)*[-+.\deE]+)\s+\]")
-"""A list of numbers in indented JSON; a text in JSON has no line break."""
+"""A list of numbers in indented JSON; JSON texts cannot contain line breaks."""
 TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
 
 class DocumentShape(BaseModel):
-    """The keys and types that the readers of a JSON document need; other keys are permitted."""
+    """Keys and types required by readers of a JSON document; other keys are allowed."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
@@ -41,8 +41,8 @@ def read_json(
 ) -> dict[str, Any]:
     """Return the JSON object in a file.
 
-    Raises DataError, with the remedy, if the file is missing, is no regular file, is not JSON in
-    UTF-8, is nested too deeply, or has another shape.
+    Raises DataError, with the remedy, if the file is missing, not a regular file, not JSON in
+    UTF-8, nested too deeply, or of another shape.
     """
     document = find_json(path, remedy)
     if document is None:
@@ -52,7 +52,7 @@ def read_json(
 
 
 def find_json(path: Path, remedy: str) -> dict[str, Any] | None:
-    """Return the JSON object in a file as `read_json` does; None if there is no such file."""
+    """Return the JSON object in a file as `read_json` does, or None without the file."""
     content = read_content(path, remedy)
     try:
         return None if content is None else parse_object(content)
@@ -63,9 +63,9 @@ def find_json(path: Path, remedy: str) -> dict[str, Any] | None:
 def find_valid_json(
     path: Path, shape: type[DocumentShape] = DocumentShape
 ) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if it is missing, damaged or of another shape.
+    """Return a file's JSON object; None if it is missing, damaged or of another shape.
 
-    It is for records that a command can write again, such as caches.
+    For records that a command can write again, such as caches.
     """
     try:
         document = find_json(path, "remove it")
@@ -82,7 +82,7 @@ def read_json_list(path: Path, remedy: str) -> list[Any]:
     except ValueError as error:
         raise DataError(f"{path} cannot be read: {error}", remedy) from None
     if not isinstance(document, list):
-        raise DataError(f"{path} cannot be read: it contains no list", remedy)
+        raise DataError(f"{path} cannot be read: it does not contain a list", remedy)
     return document
 
 
@@ -95,7 +95,7 @@ def check_shape(
 
 
 def find_mismatch(document: object, shape: type[BaseModel]) -> str | None:
-    """Return the first key of a document that does not fit a shape, with the reason, or None."""
+    """Return the first key that does not fit a shape, with the reason, or None."""
     try:
         shape.model_validate(document)
     except ValidationError as error:
@@ -113,9 +113,9 @@ def describe_mismatch(error: ValidationError) -> str:
 
 
 def parse_object(content: str | bytes) -> dict[str, Any]:
-    """Return the JSON object in a text; raises ValueError with the damage of any other text.
+    """Return the JSON object in a text; raises ValueError that names the damage.
 
-    The checksum of a sealed document is compared and removed.
+    A sealed document's checksum is compared and removed.
     """
     document = _parse(content)
     if not isinstance(document, dict):
@@ -126,7 +126,7 @@ def parse_object(content: str | bytes) -> dict[str, Any]:
 
 
 def seal(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document with its checksum, which readers compare."""
+    """Return a document with a checksum for readers to compare."""
     stored: dict[str, Any] = json.loads(json.dumps(document))  # as it will be read
     return {**stored, CHECKSUM: hash_document(stored)}
 
@@ -138,12 +138,12 @@ def format_compact(document: Mapping[str, Any]) -> str:
 
 
 def write_sealed(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a document with its checksum, with sorted keys, atomically."""
+    """Write a document with checksum and sorted keys, atomically."""
     write_json(path, seal(document))
 
 
 def hash_document(document: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a document, whatever the order of its keys."""
+    """Return a document's SHA-256, whatever the key order."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 

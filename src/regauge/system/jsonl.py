@@ -1,7 +1,7 @@
 """Append-only JSON Lines files, such as `metrics.jsonl` and `ledger.jsonl`.
 
-A killed process may leave an incomplete last line. The next writer ends that line first, so that
-only one line is unreadable. Readers skip damaged lines, and log their number.
+A killed process may leave an incomplete last line. The next writer ends it first, so that only one
+line is unreadable. Readers skip damaged lines, and log their number.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 REMEDY = "move it away"
 RECENT_BYTES = 1 << 16
-"""Bytes at the end of a file that `read_recent_lines` reads: about a hundred lines."""
+"""Bytes that `read_recent_lines` reads at the end of a file: about a hundred lines."""
 NON_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
-"""Texts of the numbers that JSON does not have."""
+"""Numbers that JSON lacks, as text."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
-"""A number of things, such as steps, that a double represents exactly."""
+"""A count, such as steps, that fits a double exactly."""
 
 
 class StepLine(DocumentShape):
-    """A line about a step of an attempt."""
+    """A line about a step in an attempt."""
 
     attempt: Count
     step: Count
@@ -80,10 +80,10 @@ def read_lines(
     shape: type[DocumentShape] = DocumentShape,
     warnings: list[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the documents of a file with a shape; none if the file is missing.
+    """Return a file's documents with a shape; empty if the file is missing.
 
     Damaged lines are skipped. Their number is logged, and appended to `warnings`. Raises DataError
-    if the path is no regular file.
+    if the path is not a regular file.
     """
     documents = [_parse_line(line, shape) for line in _split_lines(path)]
     _report_damage(path, documents.count(None), warnings)
@@ -106,10 +106,10 @@ def read_last_line(path: Path, shape: type[DocumentShape] = DocumentShape) -> di
 def read_recent_lines(
     path: Path, shape: type[DocumentShape] = DocumentShape, max_bytes: int = RECENT_BYTES
 ) -> list[dict[str, Any]]:
-    """Return the documents at the end of a file that another process may write at this moment.
+    """Return the documents at the end of a file that may be written meanwhile.
 
     Only the last `max_bytes` are read. Lines that are incomplete, damaged or of another shape are
-    skipped without a message. A file that is missing or cannot be read has no lines.
+    skipped silently. A missing or unreadable file counts as empty.
     """
     try:
         content = read_content(path, REMEDY, max_bytes) or b""
@@ -128,13 +128,13 @@ class Tail:
         self._tail = LineTail(path)
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the documents that were appended since the last call."""
+        """Return the documents appended since the last call."""
         documents = (_parse_line(line, self._shape) for line in self._tail.read_bytes())
         return [document for document in documents if document is not None]
 
 
 def _split_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file that are not blank."""
+    """Return a file's non-blank lines."""
     lines = (read_content(path, REMEDY) or b"").splitlines()
     return [line for line in lines if line.strip()]
 
@@ -148,7 +148,7 @@ def _parse_line(line: bytes, shape: type[DocumentShape]) -> dict[str, Any] | Non
 
 
 def _report_damage(path: Path, num_damaged: int, warnings: list[str] | None = None) -> None:
-    """Log the number of damaged lines, if there are any."""
+    """Log the number of damaged lines, if any."""
     if not num_damaged:
         return
     plural = "s" * (num_damaged > 1)

@@ -1,4 +1,4 @@
-"""The last lines of a file that another process writes."""
+"""The last lines of a file written by another process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class LineTail:
     """Reads each line of a growing file once; the file may not exist yet."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
-        """Start at the beginning of a file, or at its present end."""
+        """Start at the beginning of a file, or at its current end."""
         self._path = path
         self._offset = path.stat().st_size if from_end and path.exists() else 0
 
     def read_bytes(self, *, is_last: bool = False) -> list[bytes]:
-        """Return the lines that were completed since the last call.
+        """Return the lines completed since the last call.
 
         The last call also returns an incomplete line.
         """
@@ -37,7 +37,7 @@ class LineTail:
 
 
 def read_last_lines(path: Path, count: int) -> list[str]:
-    """Return the last lines of a log; empty if it cannot be read."""
+    """Return a log's last lines; empty if it is unreadable."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:

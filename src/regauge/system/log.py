@@ -1,4 +1,4 @@
-"""Terminal output of verbs: log lines for people, one JSON document for machines.
+"""Verbs' terminal output: log lines for people, one JSON document for machines.
 
 Log lines go to standard error, so that standard output contains only the answer.
 """
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class Terminal(Console):
-    """A console that prints texts as they are, and discards output after its terminal closed.
+    """A console that prints texts as they are, and discards output once its terminal is closed.
 
-    The command then stops at SIGHUP as at any other signal, and does not fail at its next line.
+    The command then stops at SIGHUP like at any other signal, instead of failing at the next line.
     """
 
     has_document = False
@@ -84,7 +84,7 @@ def print_line(line: str) -> None:
 
 
 def is_embedded() -> bool:
-    """Return whether a Python program called the verb, so that its output goes to the logger."""
+    """Return whether a Python program called the verb, so that output goes to the logger."""
     return _embedding.is_active
 
 
@@ -110,7 +110,7 @@ def embed(*, verbose: bool) -> Iterator[None]:
 
 
 class _Embedding:
-    """Whether a Python program called the verb that runs in this process."""
+    """Whether a Python program called the verb running in this process."""
 
     is_active = False
 

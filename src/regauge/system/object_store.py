@@ -27,7 +27,7 @@ PERMANENT_ERRORS = (
     NotImplementedError,
     RegaugeError,
 )
-"""Errors that no retry can fix."""
+"""Errors a retry cannot fix."""
 FILESYSTEM_OPTIONS: dict[str, dict[str, Any]] = {
     "file": {"auto_mkdir": True},
     "s3": {
@@ -38,7 +38,7 @@ FILESYSTEM_OPTIONS: dict[str, dict[str, Any]] = {
         }
     },
 }
-"""Options of each file system. s3fs retries by itself, so the retries of botocore are off."""
+"""File system -> options. s3fs retries by itself, so botocore's retries are off."""
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 
 
@@ -85,7 +85,7 @@ def retry(action: Callable[[], T], on_try: Callable[[], None] = lambda: None) ->
 
 
 def _build_http_options() -> dict[str, Any]:
-    """Return the options of HTTP requests: time limits, and the proxy of the environment."""
+    """Return options for HTTP requests: time limits, and the environment's proxy."""
     import aiohttp
 
     limit = aiohttp.ClientTimeout(

@@ -1,4 +1,4 @@
-"""The rank of this process, its share of the machine, and what the kernel knows of others."""
+"""This process's rank, its share of the machine, and what the kernel knows about others."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from regauge.system.host.slurm import build_torchrun_variables
 from regauge.system.log import logger
 
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""Environment variables that a launcher sets for each process, with torchrun's names."""
+"""Environment variables a launcher sets for each process, with torchrun's names."""
 
 SUPERVISED_VARIABLE = "REGAUGE_SUPERVISED"
 """Set by the supervisor: the scratch folder with the attempt's specification and heartbeats."""
 DEVICE_VARIABLE = "REGAUGE_DEVICE"
-"""Set by the supervisor if it excludes devices: the index of the device of a process."""
+"""Set by the supervisor if it excludes devices: the process's device index."""
 FLIGHT_RECORDER_VARIABLES: Mapping[str, str] = MappingProxyType({"TORCH_FR_BUFFER_SIZE": "256"})
-"""Number of collectives that torch's flight recorder keeps, if the backend has a recorder."""
+"""How many collectives torch's flight recorder keeps, if the backend has one."""
 SPIN_VARIABLES: Mapping[str, str] = MappingProxyType({"GOMP_SPINCOUNT": "3000"})
-"""Rounds that an idle OpenMP thread spins before it sleeps: about the time of a wake-up."""
+"""How many rounds an idle OpenMP thread spins before it sleeps: about as long as a wake-up."""
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 INHERITED_ENVIRONMENT: Mapping[str, str] = MappingProxyType(dict(os.environ))
 """The environment at the start of this process; imported libraries may change it later."""
 
 STATE_FIELD, RESIDENT_FIELD = 0, 21
-"""Fields of `/proc/<pid>/stat` after the name: proc(5) numbers them from 3."""
+"""Fields in `/proc/<pid>/stat` after the name: proc(5) numbers them from 3."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
 class World:
-    """The rank of this process and the number of processes of the run."""
+    """This process's rank, and the run's process count."""
 
     rank: int = 0
     size: int = 1
@@ -47,34 +47,34 @@ class World:
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this process has rank 0, which writes the output of the run."""
+        """Whether this process has rank 0, which writes the run's output."""
         return self.rank == 0
 
     @property
     def device_index(self) -> int:
-        """Index of this process's device; its local rank unless devices are excluded."""
+        """This process's device index: its local rank unless devices are excluded."""
         return int(os.environ.get(DEVICE_VARIABLE, self.local_rank))
 
 
 @dataclass(frozen=True)
 class RankLayout:
-    """The ranks of this machine's processes, and the address of the rendezvous."""
+    """Ranks of this machine's processes, and the rendezvous address."""
 
     world_size: int
     """Number of processes on all machines."""
     port: int
     first_rank: int = 0
-    """Rank of the first process of this machine."""
+    """Rank of this machine's first process."""
     address: str = "127.0.0.1"
     devices: tuple[int, ...] = ()
-    """Device index of each process of this machine; empty if no device is excluded."""
+    """Local process -> device index; empty unless devices are excluded."""
 
 
 def is_launched() -> bool:
-    """Return whether a launcher (torchrun, srun or the supervisor) started the ranks of the run.
+    """Return whether a launcher (torchrun, srun or the supervisor) started the run's ranks.
 
     The Kubeflow training operator starts one process per node, which then starts the ranks: returns
-    False for that process. `srun` is a launcher only if its step has several tasks.
+    False for that process. `srun` is a launcher only in a step with several tasks.
     """
     if "PET_NNODES" in os.environ and "LOCAL_RANK" not in os.environ:
         return False
@@ -88,9 +88,9 @@ def is_supervised() -> bool:
 
 
 def detect_world(requested: int | Literal["auto"] = "auto") -> World:
-    """Return the rank of this process from its launcher's variables; rank 0 of 1 without them.
+    """Return this process's rank from launcher variables; rank 0 of 1 without them.
 
-    Logs a warning if `requested`, the number of processes per node, is not that of the launcher.
+    Logs a warning if `requested`, the number of processes per node, differs from the launcher's.
     Raises SettingsError if the launcher set only some of the variables.
     """
     if not is_launched():
@@ -120,9 +120,9 @@ def detect_world(requested: int | Literal["auto"] = "auto") -> World:
 
 
 def available_cores() -> int:
-    """Return the number of CPU cores that this process may use, at least 1.
+    """Return how many CPU cores this process may use, at least 1.
 
-    The limits are the affinity of the process and the CPU quota of its control group.
+    Limited by the process's affinity and the CPU quota of its control group.
     """
     has_affinity = hasattr(os, "sched_getaffinity")
     count = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
@@ -131,9 +131,9 @@ def available_cores() -> int:
 
 
 def available_threads() -> int:
-    """Return the CPU threads of a single process: its cores, or fewer by OMP_NUM_THREADS.
+    """Return a single process's CPU threads: its cores, or fewer by OMP_NUM_THREADS.
 
-    Ranks of a run do not read this variable, because torchrun sets it to 1.
+    Ranks ignore this variable, because torchrun sets it to 1.
     """
     text = INHERITED_ENVIRONMENT.get("OMP_NUM_THREADS", "")
     limit = int(text) if text.isascii() and text.isdigit() else 0
@@ -141,12 +141,12 @@ def available_threads() -> int:
 
 
 def cores_per_process(world: World) -> int:
-    """Return the number of CPU cores for each process of this machine, at least 1."""
+    """Return the CPU cores per local process, at least 1."""
     return max(1, available_cores() // world.local_size)
 
 
 def find_free_port() -> int:
-    """Return a TCP port that is currently free on the loopback interface."""
+    """Return a TCP port currently free on the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -154,7 +154,7 @@ def find_free_port() -> int:
 
 @contextmanager
 def restore_environment() -> Iterator[None]:
-    """Restore the environment variables of this process at the end of the block."""
+    """Restore this process's environment variables at the end of the block."""
     before = dict(os.environ)
     try:
         yield
@@ -165,32 +165,32 @@ def restore_environment() -> Iterator[None]:
 
 
 def limit_spinning() -> None:
-    """Let idle OpenMP threads of this process and its children sleep soon, unless the user decides.
+    """Make idle OpenMP threads of this process and its children sleep soon.
 
-    By default they spin for milliseconds. If another program needs the core, the thread that they
-    wait for is not scheduled until they sleep, and each small operation takes that long. Spinning
-    as long as a wake-up takes costs at most twice the best time (Karlin et al., 1991, "Empirical
-    studies of competitive spinning for a shared-memory multiprocessor"). Call it before torch is
-    imported.
+    Variables set by the user take precedence. By default, threads spin for milliseconds. If another
+    program needs the core, the thread they wait for is not scheduled until they sleep, and each
+    small operation takes that long. Spinning as long as a wake-up takes costs at most twice the
+    best time (Karlin et al., 1991, "Empirical studies of competitive spinning for a shared-memory
+    multiprocessor"). Call it before torch is imported.
     """
     if os.environ.keys().isdisjoint({"OMP_WAIT_POLICY", *SPIN_VARIABLES}):
         os.environ.update(SPIN_VARIABLES)
 
 
 class ProcessFacts(NamedTuple):
-    """A process as the kernel of this machine lists it."""
+    """A process as listed by the kernel."""
 
     state: str
-    """Letter of its state, such as `R` or `T` (proc(5)); empty if there is no such process."""
+    """State letter, such as `R` or `T` (proc(5)); empty if the process does not exist."""
     resident_bytes: int
-    """Resident memory; 0 if there is no such process."""
+    """Resident memory; 0 if the process does not exist."""
 
 
 NO_PROCESS = ProcessFacts("", 0)
 
 
 def inspect_process(pid: int) -> ProcessFacts:
-    """Return the state and the memory of a process of this machine."""
+    """Return the state and memory of a local process."""
     fields = read_process_fields(pid)
     if not fields:
         return NO_PROCESS
@@ -198,7 +198,7 @@ def inspect_process(pid: int) -> ProcessFacts:
 
 
 def read_process_fields(pid: int) -> list[str]:
-    """Return the fields of `/proc/<pid>/stat` after the name; empty if there is no such process."""
+    """Return the fields in `/proc/<pid>/stat` after the name; empty without the process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

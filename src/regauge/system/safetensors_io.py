@@ -1,4 +1,4 @@
-"""Writes safetensors files with the permissions of any other new file."""
+"""Writes safetensors files with the same permissions as any other new file."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PYTORCH_METADATA = {"format": "pt"}
-"""Metadata that transformers requires in the header."""
+"""Header metadata required by transformers."""
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] = PYTORCH_METADATA
 ) -> None:
-    """Write tensors to a safetensors file; contiguous tensors on the host are not copied.
+    """Write tensors to a safetensors file; contiguous host tensors are not copied.
 
-    `save_file` renames a temporary file that only its owner may read. The mode is corrected here.
+    `save_file` renames a temporary file readable only by its owner. The mode is corrected here.
     """
     os.close(open_in_place(path, os.O_WRONLY | os.O_CREAT))
     mode = stat.S_IMODE(path.stat().st_mode)

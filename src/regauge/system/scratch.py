@@ -1,12 +1,12 @@
-"""Temporary folders of commands.
+"""Temporary folders for commands.
 
     <temporary folder>/regauge-tmp-*    temporary files of a command, its processes and libraries
     <shared memory>/regauge-run-*       attempt specs, heartbeats and exit statuses of a run
-    <shared memory>/regauge-tmp-*       empty; owns the semaphores that are named after it
+    <shared memory>/regauge-tmp-*       empty; owns the semaphores named after it
     <shared memory>/sem.regauge-tmp-*   semaphores of multiprocessing
 
-A command removes its folders at its end, also after a stop signal. It holds their locks until then.
-A folder without a lock has no living owner: the next command of the same user removes it.
+A command removes its folders at the end, even after a stop signal. It holds their locks until then.
+A folder without a lock does not have a living owner: the same user's next command removes it.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def create_scratch_folder() -> Iterator[Path]:
 
 @contextmanager
 def use_command_folder() -> Iterator[None]:
-    """Write the temporary files of this process and its children to one new folder.
+    """Write this process's and its children's temporary files to one new folder.
 
-    The folders of ended commands are removed first. A process of a supervised run uses the folder
-    of its supervisor. If no folder can be created, the block runs without one.
+    Folders of ended commands are removed first. A process in a supervised run uses the supervisor's
+    folder. If the folder cannot be created, the block runs without one.
     """
     with ExitStack() as stack:
         if not processes.is_supervised():
@@ -68,12 +68,12 @@ def use_command_folder() -> Iterator[None]:
 
 
 def is_default_cache(name: str, value: str) -> bool:
-    """Return whether a variable only keeps Inductor's cache out of the folder of a command."""
+    """Return whether a variable only keeps Inductor's cache out of a command's folder."""
     return name == INDUCTOR_CACHE and Path(value).name == _name_inductor_cache()
 
 
 def _remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove the folders of this user that no process has locked."""
+    """Remove this user's unlocked folders."""
     for folder in parent.glob(f"{prefix}*"):
         with suppress(OSError):
             if folder.lstat().st_uid == os.getuid() and not folder.is_symlink():
@@ -98,14 +98,14 @@ def _create_folder(parent: Path, prefix: str, stack: ExitStack) -> Path:
 
 
 def _remove_folder(folder: Path) -> None:
-    """Remove a folder, and the semaphores that are named after it."""
+    """Remove a folder, and the semaphores named after it."""
     for semaphore in folder.parent.glob(f"sem.{folder.name}-*"):
         semaphore.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _name_semaphores(folder: Path) -> None:
-    """Name semaphores after a folder; multiprocessing has no public interface for it."""
+    """Name semaphores after a folder; multiprocessing lacks a public interface for it."""
     vars(multiprocessing.current_process())["_config"]["semprefix"] = f"/{folder.name}"
 
 

@@ -1,13 +1,13 @@
 """Stop signals: SIGINT, SIGTERM, SIGHUP and SIGQUIT.
 
-A handler only records the signal, because an exception in a handler may be raised inside of a
-destructor or an exit hook, where it is lost. The main thread raises it at points of its own:
-`check_stop`, which the waits of the package call. In a command, a thread ends the process if that
-takes longer than `LIMIT_SECONDS`.
+A handler only records the signal, because an exception in a handler may be raised inside a
+destructor or an exit hook, where it is lost. The main thread raises it at chosen points:
+`check_stop`, called by the package's waits. In a command, a thread ends the process if that takes
+longer than `LIMIT_SECONDS`.
 
-Signals that arrive within `REPEAT_SECONDS` after the first one are one request, because a terminal,
-a scheduler and a supervisor may each send it. A later signal also limits work that has no limit
-otherwise, such as a save.
+Signals within `REPEAT_SECONDS` of the first one are one request, because a terminal, a scheduler
+and a supervisor may each send it. A later signal also limits otherwise unlimited work, such as a
+save.
 
 A helper process passes a stop signal on to its parent, which decides for all of its processes.
 """
@@ -38,24 +38,24 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 EXIT_CODES = frozenset(StopSignalError(number).exit_code for number in STOP_SIGNALS)
 """Exit codes after a stop signal, as in shells."""
 LIMIT_SECONDS = 3.0
-"""Time from a signal to the error of `check_stop`, and from there to the end of a command."""
+"""Time from a signal to the error in `check_stop`, and from there to the end of a command."""
 REPEAT_SECONDS = 2.0
 IDLE_SECONDS = 1.0
-"""Longest wait of the thread of a command for a signal, before it checks the limit again."""
+"""Maximum wait for a signal before a command's thread checks the limit again."""
 
 
 class StopRecorder:
-    """Records the stop signals of this process."""
+    """Records this process's stop signals."""
 
     def __init__(self) -> None:
         self.is_active = self.is_command = False
-        """Whether signals are recorded, and whether that lasts until this process ends."""
+        """Whether signals are recorded, and whether until this process ends."""
         self.num_deferrals = self.num_unlimited = 0
-        """Number of `defer_stop` blocks that have begun, and of those without a limit."""
+        """Number of open `defer_stop` blocks, and of those without a limit."""
         self.raises_interrupts = False
-        """Whether SIGINT raises KeyboardInterrupt, and is no stop signal."""
+        """Whether SIGINT raises KeyboardInterrupt instead of being a stop signal."""
         self.wakeup_fd = -1
-        """Where the thread of a command reads signals."""
+        """Where a command's thread reads signals."""
         self.callbacks: list[Callable[[], object]] = []
         """What the end of the process at the limit calls, the last one first."""
         self.reset()
@@ -111,7 +111,7 @@ def start_command() -> None:
 
 
 def watch_signals() -> None:
-    """Let the thread of a command read signals again, after an event loop took that over."""
+    """Let a command's thread read signals again, after an event loop took over."""
     if _recorder.is_command:
         signal.set_wakeup_fd(_recorder.wakeup_fd, warn_on_full_buffer=False)
 
@@ -120,8 +120,8 @@ def watch_signals() -> None:
 def record_signals() -> Iterator[None]:
     """Record stop signals in a block, instead of their usual effect; nested blocks do nothing.
 
-    A signal that was not raised in the block is raised at its end. Only the main thread can record
-    signals; in another thread the block does nothing.
+    A signal not raised in the block is raised at the end. Only the main thread can record signals;
+    in another thread the block does nothing.
     """
     if _recorder.is_active or threading.current_thread() is not threading.main_thread():
         yield
@@ -139,7 +139,7 @@ def record_signals() -> Iterator[None]:
 
 
 def find_signal() -> int | None:
-    """Return the first stop signal that this process received, or None."""
+    """Return the first stop signal received by this process, or None."""
     return _recorder.number
 
 
@@ -180,7 +180,7 @@ def defer_stop(*, has_limit: bool = True) -> Iterator[None]:
 
 @contextmanager
 def raise_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt at SIGINT in a block, for a command that talks with its user."""
+    """Raise KeyboardInterrupt at SIGINT in a block, for commands that talk with the user."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     _recorder.raises_interrupts = True
     try:
@@ -214,7 +214,7 @@ def block_signals() -> Iterator[None]:
 
 
 def pass_to_parent() -> None:
-    """Pass stop signals on to the parent of this process from now on."""
+    """Pass stop signals on to this process's parent from now on."""
     parent = os.getppid()
 
     def pass_on(number: int, _frame: object) -> None:
@@ -232,9 +232,9 @@ def restore_defaults() -> None:
 
 
 def is_stop_exit(code: int | None) -> bool:
-    """Return whether an exit code is that of a process that a stop signal ended.
+    """Return whether an exit code means that a stop signal ended the process.
 
-    The code is negative if the process had no handler.
+    The code is negative if the process did not handle the signal.
     """
     return code is not None and (code in EXIT_CODES or -code in STOP_SIGNALS)
 
@@ -252,7 +252,7 @@ def _set_handlers(handler: Handler) -> dict[signal.Signals, Handler]:
 
 
 def _reset_child() -> None:
-    """Give a forked process the default handlers, and no part in the pipe of its parent."""
+    """Give a forked process the default handlers, and disconnect it from the parent's pipe."""
     if _recorder.is_active:
         signal.set_wakeup_fd(-1)
         _set_handlers(signal.SIG_DFL)

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 POLL_SECONDS = 0.05
-"""Interval at which a wait looks for the end of a process, a file or a lock of this machine."""
+"""Polling interval for the end of a local process, a file or a lock."""
 REMOTE_POLL_SECONDS = 0.5
-"""Interval of requests to a scheduler or another machine."""
+"""Polling interval for a scheduler or another machine."""
 MIN_TRIES = 3
 """Default minimum number of measurements."""
 MAX_REPEATS, REPEAT_PAUSE_SECONDS, REPEAT_SECONDS = 4, 0.2, 2.0
-"""Limits of the repetitions of an implausible measurement: their number, the pause before each of
-them, and the time after which no repetition begins."""
+"""Limits on repeating an implausible measurement: count, pause before each repeat, and the time
+after which repeats stop."""
 
 
 def wait_for(
@@ -32,7 +32,7 @@ def wait_for(
     poll_seconds: float = POLL_SECONDS,
     on_poll: Callable[[], object] | None = None,
 ) -> T:
-    """Call `find` until its result is true or the timeout is over; return the last result.
+    """Call `find` until its result is true or time is up; return the last result.
 
     `on_poll` is called before each pause. `find` is called at least once, and again at the end of
     the timeout. Raises StopSignalError after a stop signal.
@@ -87,7 +87,7 @@ def repeat_below(
 def find_timed_size(
     build_work: Callable[[int], TimedWork], min_size: int, max_size: int, min_seconds: float
 ) -> tuple[int, TimedWork]:
-    """Double a size until its work takes `min_seconds`; return the size and the work.
+    """Double a size until the work takes `min_seconds`; return the size and the work.
 
     A shorter run would mostly measure launch overhead. Each work runs once before it is timed.
     """

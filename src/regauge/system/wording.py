@@ -1,4 +1,4 @@
-"""Counts and lists in the sentences of messages."""
+"""Counts and lists in message sentences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def format_count(number: int, noun: str) -> str:
 
 
 def format_clause(number: int, noun: str, verb: str) -> str:
-    """Return a number with its noun and verb: `1 record has`, `2 records have`.
+    """Return a number with noun and verb: `1 record has`, `2 records have`.
 
     `verb` is the plural `are`, `have`, or any other verb in its base form.
     """
@@ -46,7 +46,7 @@ def format_clause(number: int, noun: str, verb: str) -> str:
 
 
 def pluralize(noun: str) -> str:
-    """Return the regular plural of an English noun; of several words, the last one changes."""
+    """Return the regular plural of an English noun; in a phrase, the last word changes."""
     if noun.endswith(_SIBILANTS):
         return f"{noun}es"
     if noun.endswith("y") and noun[-2:-1] not in "aeiou":
@@ -55,7 +55,7 @@ def pluralize(noun: str) -> str:
 
 
 def singularize(noun: str) -> str:
-    """Return the singular of a plural that `pluralize` builds."""
+    """Reverse `pluralize`."""
     if noun.endswith("ies"):
         return f"{noun[:-3]}y"
     stem = noun.removesuffix("es")

@@ -1,10 +1,10 @@
 """Runs work in child processes that may hang, run out of memory or be killed.
 
     <folder>/request.json    the request to the workers
-    <folder>/lines.jsonl     their results so far, each line with the rank that wrote it
-    <folder>/<rank>.log      their printed output, unless they share this terminal
+    <folder>/lines.jsonl     results so far, each line with the rank that wrote it
+    <folder>/<rank>.log      printed output, unless workers share this terminal
 
-`run_worker` starts `python -m <module> <folder>/request.json` for each rank. The lines of a worker
+`run_worker` starts `python -m <module> <folder>/request.json` for each rank. A worker's lines
 survive its death. At the end, workers and their child processes are killed.
 """
 
@@ -41,13 +41,13 @@ VARIABLES = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """Time limits of workers, in seconds."""
+    """Worker time limits, in seconds."""
 
     total: float = math.inf
     silence: float = math.inf
-    """Between two lines of any worker."""
+    """Between two lines from any worker."""
     start: float | None = None
-    """Until each worker has written its first line; `silence` if it is None."""
+    """Until each worker has written the first line; by default `silence`."""
     after_failure: float = 0.0
     """For the remaining workers after a failure."""
 
@@ -130,7 +130,7 @@ def run_worker(
 
 
 class _WorkerMonitor:
-    """Reads the lines of workers and decides when the wait for them ends."""
+    """Reads workers' lines and decides when to stop waiting."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class _WorkerMonitor:
         self._is_failed = self._is_silent = False
 
     def is_over(self) -> bool:
-        """Return whether all workers have ended, or a limit of silence was exceeded."""
+        """Return whether all workers have ended, or exceeded a silence limit."""
         codes = [child.poll() for child in self._children]
         if None not in codes:
             return True

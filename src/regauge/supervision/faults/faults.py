@@ -122,7 +122,10 @@ class FaultLine(DocumentShape):
 
 
 class Plan(Settings):
+    """A run's faults."""
+
     fault: tuple[Fault, ...]
+    """All faults, in any order."""
 
 
 def read_plan(path: Path) -> Plan:

@@ -1,1 +1,1 @@
-"""What the machine of a process offers: CPU limits, Slurm's variables, the state of its devices."""
+"""What this machine offers a process: CPU limits, Slurm's variables, device state."""

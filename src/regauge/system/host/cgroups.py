@@ -15,9 +15,9 @@ UNLIMITED = "max"
 
 
 def read_cpu_quota(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
-    """Return the number of cores whose time this process may use; None without a limit.
+    """Return how many cores' time this process may use, or None without a limit.
 
-    The limit is the smallest quota / period of its control group and the groups above it, for
+    The limit is the smallest quota / period in its control group and the groups above it, for
     versions 1 and 2 (kernel documentation, "Control Group v2" and "CFS Bandwidth Control").
     """
     try:
@@ -44,9 +44,9 @@ def _read_hierarchy(root: Path, line: str) -> Iterator[float]:
 
 
 def _list_groups(mounts: tuple[Path, ...], path: str) -> Iterator[Path]:
-    """Yield the folders of a control group and of the groups above it.
+    """Yield the folders of a control group and the groups above it.
 
-    In a container the path may be one of the host. The root of the mount is then its group.
+    In a container the path may belong to the host. The group is then the root of the mount.
     """
     relative = Path(path.lstrip("/"))
     for mount in mounts:
@@ -61,6 +61,6 @@ def _read_words(file: Path) -> list[str]:
 
 
 def _parse_quota(quota: str = UNLIMITED, period: str = "") -> Iterator[float]:
-    """Yield the quotient of a quota and its period, unless there is no limit."""
+    """Yield quota / period, unless unlimited."""
     if quota != UNLIMITED and period and int(quota) > 0:
         yield int(quota) / int(period)

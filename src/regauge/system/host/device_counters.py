@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DeviceCounters:
-    """The vendor's counters of one device; None for a counter that the device does not have."""
+    """The vendor's counters for one device; None for a counter the device does not have."""
 
     device: str
-    """Index of the device on its machine, in the order of the vendor's tools."""
+    """Device index on this machine, in the order of the vendor's tools."""
     utilization: float | None = None
-    """Share of time in which it computes, from 0 to 1."""
+    """Share of time spent computing, from 0 to 1."""
     memory_used_bytes: float | None = None
     memory_total_bytes: float | None = None
     power_watts: float | None = None
@@ -21,11 +21,11 @@ class DeviceCounters:
 
 
 DeviceReader = Callable[[], tuple[DeviceCounters, ...]]
-"""Reads the counters of all devices of this machine."""
+"""Reads the counters of all devices on this machine."""
 
 
 def read_or_none(read: Callable[[], float], error: type[Exception]) -> float | None:
-    """Return a counter, or None if the vendor's library raises its error."""
+    """Return a counter, or None if the vendor's library raises `error`."""
     try:
         return float(read())
     except error:
@@ -34,14 +34,14 @@ def read_or_none(read: Callable[[], float], error: type[Exception]) -> float | N
 
 @dataclass(frozen=True)
 class DeviceErrors:
-    """The errors of one device: those that its driver has logged, or of its memory."""
+    """One device's errors: logged by the driver, or in device memory."""
 
     device: str
-    """Index of the device, as in `DeviceCounters`."""
+    """Device index, as in `DeviceCounters`."""
     count: int = 0
     last_code: int = 0
-    """The vendor's code of the last error, such as an XID of NVIDIA; 0 without one."""
+    """The vendor's code for the last error, such as an NVIDIA XID; 0 without one."""
 
 
 ErrorReader = Callable[[], tuple[DeviceErrors, ...]]
-"""Reads the errors of all devices of this machine since the reader was opened."""
+"""Reads the errors of all devices on this machine since the reader was opened."""

@@ -1,6 +1,6 @@
-"""Text generation of the server: engines, the loop of a worker process, and its asyncio client.
+"""The server's text generation: engines, the worker process loop, and the asyncio client.
 
-A worker process runs `text_worker` with the engine that `engine_choice` selects. The main process
+A worker process runs `text_worker` with the engine selected by `engine_choice`. The main process
 talks to it through `text_client`. `text_version` turns texts and conversations into tokens, and
 tokens into texts.
 """

@@ -1,4 +1,4 @@
-"""Answers that are being generated: their text parts, alone or merged from several."""
+"""Answers being generated: their text parts, alone or merged from several."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Answer:
     ) -> None:
         """Send the request to a worker; raises the errors of `TextWorker.start_answer`."""
         self.index = index
-        """Number of the answer in its request."""
+        """Index in the request."""
         self.num_tokens = 0
-        """Number of tokens of the answer so far."""
+        """How many tokens the answer has so far."""
         self.finish_reason: str | None = None
         """`stop` or `length` after the end."""
         self._text = model.build_answer(generation)
         self._stream = model.start_answer(prompt, generation, index, timeout_seconds)
 
     async def read_parts(self) -> AsyncIterator[str]:
-        """Yield the parts of the text; raises RequestError if the answer fails."""
+        """Yield the text's parts; raises RequestError if the answer fails."""
         while events := await self._stream.read():
             part = self._add(events)
             if self.finish_reason is not None:
@@ -50,7 +50,6 @@ class Answer:
                 return
 
     async def collect_text(self) -> str:
-        """Return the whole text."""
         return "".join([part async for part in self.read_parts()])
 
     def close(self) -> None:
@@ -58,7 +57,7 @@ class Answer:
         self._stream.close()
 
     def _add(self, events: Sequence[TokenEvent]) -> str:
-        """Return the new part of the text after events."""
+        """Return the text added by events."""
         part = ""
         for event in events:
             if event.token is not None:
@@ -80,7 +79,7 @@ class Answer:
 async def merge_parts(
     answers: Sequence[Answer], idle_seconds: float
 ) -> AsyncIterator[tuple[Answer, str] | None]:
-    """Yield the parts of several answers as they arrive; an empty part is the end of an answer.
+    """Yield parts of several answers as they arrive; an empty part ends an answer.
 
     Yields None if nothing arrived for some seconds. Raises RequestError if an answer fails.
     """

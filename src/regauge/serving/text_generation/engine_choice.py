@@ -1,4 +1,4 @@
-"""Selects the text engine of an artifact, loads it, and compares its answers."""
+"""Selects an artifact's text engine, loads it, and compares its answers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from regauge.serving.text_generation.text_requests import TextEngine
 
 PROBE_LENGTHS = (7, 3)
-"""Tokens of the prompts that are computed to compare logits."""
+"""Token counts of the prompts whose logits are compared."""
 PROBE_TOKENS = 3
-"""New tokens of these prompts."""
+"""New tokens per prompt."""
 MIN_TOLERANCE = 1e-3
-"""Largest difference of logits, relative to the largest logit, in fp32."""
+"""Maximum difference of logits, relative to the largest logit, in fp32."""
 ROUNDING_STEPS = 8
-"""The same for other dtypes, in units of their rounding step."""
+"""The same for other dtypes, in rounding steps."""
 START_ERRORS = (
     ImportError,
     RuntimeError,
@@ -43,7 +43,7 @@ START_ERRORS = (
     KeyError,
     MemoryError,
 )
-"""Errors of transformers if it, or the architecture, has no continuous batching."""
+"""Raised by transformers if it, or the architecture, does not support continuous batching."""
 
 
 class UnsupportedModelError(RegaugeError):
@@ -53,11 +53,11 @@ class UnsupportedModelError(RegaugeError):
 def load_text_engine(
     artifact: Artifact, settings: TextServing, *, threads: int | None = None, device: int = 0
 ) -> TextEngine:
-    """Load the artifact of a causal model and return its text engine.
+    """Load a causal model's artifact and return its text engine.
 
     If transformers' continuous batching does not support the model, answers are generated in static
-    batches, and a warning says so. Raises SettingsError if the artifact generates no text, or if
-    the engine that is set cannot run.
+    batches, with a warning. Raises SettingsError if the artifact does not generate text, or if the
+    configured engine cannot run.
     """
     kind = artifact.manifest.program.output_kind
     if kind != "text":
@@ -91,12 +91,12 @@ def _load_vllm(program: GenerationProgram, settings: TextServing) -> TextEngine:
 
 
 def _load_paged(program: GenerationProgram, settings: TextServing) -> PagedTextEngine:
-    """Return an engine with continuous batching, after its logits were compared.
+    """Return an engine with continuous batching, after comparing logits.
 
-    Raises UnsupportedModelError, or an error of transformers.
+    Raises UnsupportedModelError, or an error from transformers.
     """
     if obstacle := program.batching_obstacle:
-        raise UnsupportedModelError(obstacle, "nothing is to be done")
+        raise UnsupportedModelError(obstacle, "no action is needed")
     from regauge.serving.text_generation.paged_engine import PagedTextEngine
 
     attention = program.model.config._attn_implementation  # noqa: SLF001 - no public name
@@ -126,11 +126,11 @@ def _compare_logits(engine: PagedTextEngine, program: GenerationProgram) -> None
             expected = engine.compute_logits(prompts[state.request_id])[-1]
             difference = float((logits - expected).abs().max() / expected.abs().max())
             if not difference <= tolerance:
-                problem = f"the logits differ by {difference:.2g} from those of the model"
-                raise UnsupportedModelError(problem, "nothing is to be done")
+                problem = f"the logits differ by {difference:.2g} from the model's"
+                raise UnsupportedModelError(problem, "no action is needed")
         for event in events:
             if event.finish_reason == "error":
-                raise UnsupportedModelError(event.message, "nothing is to be done")
+                raise UnsupportedModelError(event.message, "no action is needed")
             if event.token is not None:
                 prompts[event.request_id].append(event.token)
     engine.sampler.records = False
@@ -138,14 +138,14 @@ def _compare_logits(engine: PagedTextEngine, program: GenerationProgram) -> None
 
 
 def _get_logits(engine: PagedTextEngine) -> torch.Tensor:
-    """Return the logits of the last step, [rows, vocabulary]."""
+    """Return the last step's logits, [rows, vocabulary]."""
     if engine.sampler.recorded is None:
         raise TypeError("no step was computed")
     return engine.sampler.recorded
 
 
 def generate_tokens(engine: TextEngine, generation: Generation, records: Records) -> np.ndarray:
-    """Return the answers to prompts, [records, max_new_tokens] fp32, NO_TOKEN after their ends.
+    """Return the answers to prompts, [records, max_new_tokens] fp32, NO_TOKEN after the end.
 
     Raises DataError if the engine fails to answer a prompt.
     """

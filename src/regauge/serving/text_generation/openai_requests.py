@@ -1,7 +1,7 @@
-"""The requests of OpenAI's API for text: their schema, and the options that they stand for.
+"""OpenAI's API requests for text: schemas, and the options they stand for.
 
-A field that would change the answer and is not supported is refused, so that no option is ignored
-in silence. Fields without an effect on the answer are accepted.
+An unsupported field that would change the answer is refused, so that no option is silently ignored.
+Fields without an effect on the answer are accepted.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 MAX_STOP_TEXTS = 4
 MAX_ANSWERS = 128
-"""Most answers of a request: prompts times `n`."""
+"""Maximum answers per request: prompts times `n`."""
 SEED_BITS = 32
-"""Bits of a seed that is drawn for a request without one."""
+"""Bits in the seed drawn for a request without one."""
 MAX_TOKEN_ID = 2**31
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -40,7 +40,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "function_call": ("auto", "none"),
     "modalities": (["text"],),
 }
-"""Fields that are not supported, and their values without an effect; null is one as well."""
+"""Unsupported field -> values without an effect; null is one as well."""
 IGNORED_FIELDS = frozenset(
     {
         "metadata",
@@ -61,18 +61,18 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     include_usage: bool = False
-    """Whether the last chunk has the numbers of tokens."""
+    """Whether the last chunk has the token counts."""
 
 
 class AnswerOptions(RequestBody):
-    """Fields that both routes have."""
+    """Fields of both routes."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
     model: str | None = None
-    """Name of the model; by default the first one."""
+    """Model name; by default the first one."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of an answer."""
+    """Maximum tokens per answer."""
     temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
     """0 generates the most likely tokens."""
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -88,7 +88,7 @@ class AnswerOptions(RequestBody):
     ) = None
     """Texts that end an answer."""
     n: int | None = Field(default=None, ge=1, le=MAX_ANSWERS)
-    """Answers of each prompt."""
+    """Answers per prompt."""
     stream: bool | None = None
     """Whether the answer is sent as it is generated."""
     stream_options: StreamOptions | None = None
@@ -96,7 +96,7 @@ class AnswerOptions(RequestBody):
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Return the request of a JSON body; raises InvalidRequestError."""
+        """Parse a JSON body; raises InvalidRequestError."""
         try:
             document = orjson.loads(body)
         except orjson.JSONDecodeError as error:
@@ -117,23 +117,23 @@ class AnswerOptions(RequestBody):
 
     @property
     def num_answers(self) -> int:
-        """Answers of each prompt."""
+        """Answers per prompt."""
         return self.n or 1
 
     @property
     def includes_usage(self) -> bool:
-        """Whether the last chunk of a stream has the numbers of tokens."""
+        """Whether a stream's last chunk has the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def max_new_tokens(self) -> int | None:
-        """Most tokens of an answer, if the request limits them."""
+        """Maximum tokens per answer, if the request limits them."""
         return self.max_tokens
 
     def build_generation(self, model: TextVersion, prompt: np.ndarray) -> Generation:
-        """Return the options for a prompt; without a limit the answer fills the room that is left.
+        """Return the options for a prompt; without a limit the answer fills the remaining room.
 
-        Options that the request leaves out are those of the model.
+        Options not set by the request come from the model.
         """
         defaults = model.generation
         temperature = defaults.temperature if self.temperature is None else self.temperature
@@ -149,7 +149,7 @@ class AnswerOptions(RequestBody):
 
 
 class FieldError(InvalidRequestError):
-    """A field of a request is invalid."""
+    """A request field is invalid."""
 
     def __init__(self, message: str, field: str | None) -> None:
         super().__init__(message)
@@ -157,7 +157,7 @@ class FieldError(InvalidRequestError):
 
 
 class CompletionRequest(AnswerOptions):
-    """The body of `/v1/completions`."""
+    """Body of `/v1/completions`."""
 
     prompt: str | list[Any]
     """A text, a list of texts, a list of token ids, or a list of these."""
@@ -176,28 +176,28 @@ class CompletionRequest(AnswerOptions):
 
 
 class ChatRequest(AnswerOptions):
-    """The body of `/v1/chat/completions`."""
+    """Body of `/v1/chat/completions`."""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
-    """The messages of the conversation."""
+    """Messages in the conversation."""
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of an answer; it takes precedence over `max_tokens`."""
+    """Maximum tokens per answer; it takes precedence over `max_tokens`."""
     tools: list[dict[str, Any]] | None = None
-    """Tools that the template of the model describes."""
+    """Tools described by the model's template."""
     functions: list[dict[str, Any]] | None = None
     """The older form of `tools`."""
     documents: list[dict[str, Any]] | None = None
-    """Documents that the template of the model reads."""
+    """Documents read by the model's template."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Further variables of the template."""
+    """Additional template variables."""
 
     @property
     def max_new_tokens(self) -> int | None:
-        """Most tokens of an answer, if the request limits them."""
+        """Maximum tokens per answer, if the request limits them."""
         return self.max_completion_tokens or self.max_tokens
 
     def encode_prompts(self, model: TextVersion) -> list[np.ndarray]:
-        """Return the tokens of the conversation, [tokens] int32; raises DataError."""
+        """Return the conversation's tokens, [tokens] int32; raises DataError."""
         record: dict[str, Any] = {"messages": self.messages}
         for name in ("tools", "functions", "documents", "chat_template_kwargs"):
             if (value := getattr(self, name)) is not None:
@@ -211,13 +211,13 @@ def _is_single(prompt: str | list[Any]) -> bool:
 
 
 def _encode_item(item: Any, model: TextVersion) -> np.ndarray:
-    """Return the tokens of a prompt, [tokens] int32."""
+    """Return a prompt's tokens, [tokens] int32."""
     if isinstance(item, str):
         return model.encode_prompt(item)
     if not isinstance(item, list):
-        raise FieldError("prompt is no text and no list of token ids", "prompt")
+        raise FieldError("prompt is not a text or a list of token ids", "prompt")
     for token in item:
         is_id = isinstance(token, int) and not isinstance(token, bool)
         if not is_id or not 0 <= token < MAX_TOKEN_ID:
-            raise FieldError("prompt has a token id that is no valid integer", "prompt")
+            raise FieldError("prompt has a token id that is not a valid integer", "prompt")
     return np.array(item, np.int32)

@@ -1,8 +1,8 @@
-"""Attention over the paged key-value cache of transformers, separately for each request.
+"""Attention over transformers' paged key-value cache, separately for each request.
 
-The `sdpa` attention of transformers computes one masked attention over the keys of all requests of
-a batch. Its work grows with the square of the number of requests, and one NaN reaches all rows.
-Here each request attends to its own keys. Requests with one new token are padded to one batch.
+transformers' `sdpa` attention computes one masked attention over the keys of all requests in a
+batch. The work grows with the square of the number of requests, and one NaN reaches all rows. Here
+each request attends to its own keys. Requests with one new token are padded to one batch.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 NAME = "regauge_paged"
-"""Name of the attention in transformers' `attn_implementation`."""
+"""Name in transformers' `attn_implementation`."""
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""Arguments of attention layers that change its formula."""
+"""Attention layer arguments that change the formula."""
 
 
 class BatchLayout:
-    """The numbers of new and of earlier tokens of the requests of one step."""
+    """Numbers of new and earlier tokens of each request in one step."""
 
     def __init__(self, counts: Sequence[tuple[int, int]], device: torch.device) -> None:
-        """Take the number of new tokens and of earlier tokens of each request."""
+        """Take (new tokens, earlier tokens) for each request."""
         self._counts = list(counts)
         self._device = device
         self._plans: dict[int | None, AttentionPlan] = {}
 
     def plan(self, window: int | None) -> AttentionPlan:
-        """Return the plan of layers with a sliding window, or of those without one."""
+        """Return the plan for layers with this sliding window, or without one."""
         if window not in self._plans:
             self._plans[window] = AttentionPlan(self._counts, window, self._device)
         return self._plans[window]
 
 
 class AttentionPlan:
-    """Which keys the queries of a step read; equal for all layers with the same window."""
+    """Which keys a step's queries read; equal for all layers with the same window."""
 
     def __init__(
         self, counts: Sequence[tuple[int, int]], window: int | None, device: torch.device
     ) -> None:
         self.prompts: list[tuple[slice, slice, Tensor | None]] = []
-        """The queries, the keys and the mask of each request with several new tokens."""
+        """Queries, keys and mask of each request with several new tokens."""
         singles: list[tuple[int, int, int]] = []
         query = key = 0
         for new, earlier in counts:
@@ -65,20 +65,20 @@ class AttentionPlan:
         offsets = torch.arange(max((keys for _, _, keys in singles), default=0), device=device)
         last = rows[:, 2:] - 1
         self.keys = rows[:, 1:2] + torch.minimum(offsets, last)
-        """Keys of these requests, [requests, keys]; shorter ones repeat their last key."""
+        """Keys of these requests, [requests, keys]; shorter ones repeat the last key."""
         is_equal = len({keys for _, _, keys in singles}) <= 1
         self.mask = None if is_equal else (offsets <= last)[:, None, None]
-        """True for the keys of the request itself, [requests, 1, 1, keys]; None if all are."""
+        """True for the request's own keys, [requests, 1, 1, keys]; None if all are."""
 
 
 def _build_mask(new: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    """Return the mask of a request, [new, keys] bool: a token reads itself and earlier ones."""
+    """Return a request's mask, [new, keys] bool: a token reads itself and earlier ones."""
     mask = torch.ones(new, keys, dtype=torch.bool, device=device).tril(keys - new)
     return mask if window is None else mask.triu(keys - new - window + 1)
 
 
 class LayoutOfThread(threading.local):
-    """The layout of the batch that the current thread computes."""
+    """Layout of the batch computed by the current thread."""
 
     layout: BatchLayout | None = None
 
@@ -97,9 +97,9 @@ def attend_paged(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Return the attention of the requests of a step, [1, queries, heads, width], and None.
+    """Return the attention for a step's requests, [1, queries, heads, width], and None.
 
-    The layout of the step is `CURRENT.layout`. Raises NotImplementedError for a layer with another
+    The step's layout is `CURRENT.layout`. Raises NotImplementedError for a layer with another
     formula.
     """
     del module, attention_mask

@@ -1,7 +1,7 @@
 """Continuous batching with transformers: requests join and leave a batch at every step.
 
-transformers schedules the requests, manages the pages of the key-value cache and runs the model.
-It is driven step by step here, without its thread. Attention and sampling are those of
+transformers schedules the requests, manages the key-value cache pages and runs the model. It is
+driven step by step here, without the thread it would start. Attention and sampling come from
 `paged_attention` and `request_sampler`.
 """
 
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
     from regauge.serving.text_generation.text_requests import FinishReason, TextRequest
 
 PAGE_TOKENS = 32
-"""Tokens of a page of the key-value cache."""
+"""Tokens per key-value cache page."""
 UNLIMITED_TOKENS = 4096
-"""Tokens of a request that the cache is sized for if the model has no limit."""
+"""Tokens per request that the cache is sized for if the model does not set a limit."""
 MEMORY_SHARE = 0.5
-"""The most of the free memory that a cache of the default size takes."""
+"""Maximum share of the free memory for a cache of default size."""
 MAX_FAILURES = 3
-"""Requests that fail one after the other before the engine itself counts as broken."""
+"""How many requests may fail in a row before the engine itself counts as broken."""
 STEP_ERRORS = (RuntimeError, MemoryError, ValueError, IndexError)
-"""Errors of a step for which a single request may be the cause."""
+"""Step errors that a single request may have caused."""
 PLAIN_ATTENTION = "eager"
-"""Attention for which transformers captures no graphs, as the sampler runs Python at each step."""
+"""Attention without graph capture in transformers, as the sampler runs Python at each step."""
 LIBRARY_LOGGER = "ContinuousBatchingLogger"
-"""Name of a logger of transformers with its own handler, which reports each start."""
+"""A transformers logger with a separate handler, which reports each start."""
 NAN_MESSAGE = "the model computed a value that is not a number"
 
 
 class NoOutputs:
-    """Takes the results that transformers reports; tokens are read from the batch instead."""
+    """Takes the results reported by transformers; tokens are read from the batch instead."""
 
     def deliver_batch(self, outputs: list[Any]) -> None:
         """Do nothing."""
@@ -62,7 +62,7 @@ class PagedTextEngine(TextEngine):
     """A text engine on transformers' continuous batching."""
 
     def __init__(self, program: GenerationProgram, settings: TextServing) -> None:
-        """Take the program of an artifact on its device, and build the cache.
+        """Take an artifact's program on the device, and build the cache.
 
         Raises ValueError or RuntimeError if transformers does not support the architecture.
         """
@@ -84,7 +84,7 @@ class PagedTextEngine(TextEngine):
         )
 
     def _build_processor(self, settings: TextServing, limit: int | None) -> Any:
-        """Return the batch processor of transformers with Regauge's attention and sampler."""
+        """Return transformers' batch processor with Regauge's attention and sampler."""
         logging.getLogger(LIBRARY_LOGGER).setLevel(logging.WARNING)
         config = ContinuousBatchingConfig(
             page_size=PAGE_TOKENS,
@@ -105,7 +105,7 @@ class PagedTextEngine(TextEngine):
         return manager._create_batch_processor()  # noqa: SLF001 - the loop without its thread
 
     def _count_cache_tokens(self, settings: TextServing, limit: int | None) -> int:
-        """Return the tokens of the cache: as set, or for all requests within half of the memory."""
+        """Return the cache size in tokens: as set, or for all requests within half the memory."""
         if settings.kv_cache_tokens is not None:
             return settings.kv_cache_tokens
         config = self._model.config.get_text_config()
@@ -118,7 +118,6 @@ class PagedTextEngine(TextEngine):
 
     @property
     def num_running(self) -> int:
-        """Number of requests that are computed."""
         return len(self.sampler.requests)
 
     def _cancel_running(self, request_id: str) -> None:
@@ -126,10 +125,10 @@ class PagedTextEngine(TextEngine):
             self._end_running(request_id, "cancelled")
 
     def _compute(self) -> None:
-        """Compute the next token of the running requests.
+        """Compute the running requests' next token.
 
-        If the computation of a request fails, the others are computed again. Raises the error if
-        several requests in a row fail.
+        If a request's computation fails, the others are recomputed. Raises the error if several
+        requests in a row fail.
         """
         self._admit()
         if self._processor.scheduler.has_pending_requests():
@@ -139,7 +138,7 @@ class PagedTextEngine(TextEngine):
                 self._isolate(error)
 
     def close(self) -> None:
-        """Release the cache and restore the attention of the model."""
+        """Release the cache and restore the model's attention."""
         super().close()
         self.sampler.requests.clear()
         self._processor = None
@@ -147,7 +146,7 @@ class PagedTextEngine(TextEngine):
 
     @torch.no_grad()
     def compute_logits(self, tokens: list[int]) -> torch.Tensor:
-        """Return the logits of a text without a cache, [tokens, vocabulary] fp32."""
+        """Return a text's logits, computed without a cache, [tokens, vocabulary] fp32."""
         self._model.set_attn_implementation(self._attention)
         try:
             ids = torch.tensor([tokens], device=self._model.device)
@@ -157,7 +156,7 @@ class PagedTextEngine(TextEngine):
         return logits
 
     def _admit(self) -> None:
-        """Start waiting requests while there is room; suspects are computed again one by one."""
+        """Start waiting requests while there is room; suspects are recomputed one by one."""
         scheduler = self._processor.scheduler
         if self._trial is None and self._suspects:
             state = self._suspects.popleft()
@@ -180,7 +179,7 @@ class PagedTextEngine(TextEngine):
         return SampledRequest(request, draws, self._program.build_processors(prompt))
 
     def _compute_batch(self) -> None:
-        """Compute a step and record its tokens."""
+        """Compute a step and record the new tokens."""
         if not self._processor.prepare_next_batch():
             return
         self._processor._generation_step(self._model)  # noqa: SLF001 - the loop without its thread
@@ -190,7 +189,7 @@ class PagedTextEngine(TextEngine):
             self._record(state, is_failed=state.request_id in failed)
 
     def _record(self, state: Any, *, is_failed: bool) -> None:
-        """Record the new token of a request."""
+        """Record a request's new token."""
         request_id, token = state.request_id, state.generated_tokens[-1]
         if request_id == self._trial:
             self._trial = None
@@ -214,7 +213,7 @@ class PagedTextEngine(TextEngine):
         self._end(request_id, reason, message)
 
     def _remove(self, request_ids: list[str]) -> list[Any]:
-        """Remove requests from the scheduler; return the states of those that it had."""
+        """Remove requests from the scheduler; return the states of those it had."""
         scheduler = self._processor.scheduler
         for request_id in request_ids:
             scheduler.set_request_cancellation(request_id)
@@ -223,9 +222,9 @@ class PagedTextEngine(TextEngine):
         return states
 
     def _isolate(self, error: Exception) -> None:
-        """Find the request that made a step fail, by computing the requests again one by one.
+        """Find the request that made a step fail, by recomputing the requests one by one.
 
-        The answers so far become parts of the prompts. A request that fails alone, or when it joins
+        The answers so far become parts of the prompts. A request that fails alone, or on joining
         others that did not fail before, ends with an error.
         """
         states = self._remove(list(self.sampler.requests))

@@ -1,7 +1,7 @@
-"""Selects the next token of each request with the options of the request.
+"""Selects each request's next token with the request's own options.
 
 transformers applies one set of sampling options and one random generator to a batch. This sampler
-takes the place of its logits processors and leaves a greedy choice: all other tokens get -inf.
+replaces the logits processors and leaves a greedy choice: all other tokens get -inf.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ if TYPE_CHECKING:
 
 @dataclass
 class SampledRequest:
-    """A running request with what its tokens are selected by."""
+    """A running request, and how to select tokens for it."""
 
     request: TextRequest
     draws: np.ndarray | None
-    """The numbers that select tokens, [max_new_tokens] fp32; None for the most likely token."""
+    """Numbers that select tokens, [max_new_tokens] fp32; None for the most likely token."""
     processors: Any | None
-    """Logits processors of the generation configuration of the model, or None."""
+    """Logits processors from the model's generation configuration, or None."""
 
 
 class RequestSampler:
-    """The logits processors of a batch of transformers' continuous batching."""
+    """The logits processors for a batch in transformers' continuous batching."""
 
     tensors_required = 0
-    """Rows of a tensor of arguments, of which the interface reserves as many."""
+    """How many rows of an argument tensor the interface reserves."""
     do_processing = True
 
     def __init__(self, device: torch.device) -> None:
         self.requests: dict[str, SampledRequest] = {}
-        """The running requests by their ids."""
+        """Request id -> running request."""
         self.states: list[Any] = []
-        """The requests of the current batch with a new token, in the order of their rows."""
+        """Requests in the current batch with a new token, in row order."""
         self.batch: list[Any] = []
-        """All requests of the current batch."""
+        """All requests in the current batch."""
         self.failed_rows: list[int] = []
-        """Rows of the current batch with a logit that is not a number."""
+        """Rows in the current batch with a NaN logit."""
         self.recorded: Tensor | None = None
-        """The logits of the last batch, [rows, vocabulary], if `records` is true."""
+        """The last batch's logits, [rows, vocabulary], if `records` is true."""
         self.records = False
         self._device = device
 
     def fill_defaults(self, arguments: Tensor) -> None:
-        """Do nothing: there are no arguments."""
+        """Do nothing: requests do not use arguments."""
 
     def check_kwargs(self, kwargs: dict[str, Any]) -> None:
-        """Do nothing: requests have no arguments."""
+        """Do nothing: requests do not use arguments."""
 
     def prepare_tensor_args(self, requests_in_batch: Sequence[Any], arg_storage: Tensor) -> Tensor:
-        """Store the requests of the next batch, and the layout of its attention."""
+        """Store the next batch's requests and attention layout."""
         self.batch = [future.state for future in requests_in_batch]
         self.states = [future.state for future in requests_in_batch if future.has_new_token]
         lengths = [
@@ -74,7 +74,7 @@ class RequestSampler:
         return arg_storage
 
     def __call__(self, input_ids: Tensor, scores: Tensor, logits_processor_args: Tensor) -> Tensor:
-        """Return scores, [rows, vocabulary] fp32, whose largest one is the selected token."""
+        """Return scores, [rows, vocabulary] fp32; the largest one is the selected token."""
         del input_ids, logits_processor_args
         count = len(self.states)
         if self.records:
@@ -94,7 +94,7 @@ class RequestSampler:
         return scores
 
     def _select(self, scores: Tensor, rows: list[int]) -> None:
-        """Draw the tokens of rows with the same options."""
+        """Draw tokens for rows with the same options."""
         requests = [self.requests[self.states[row].request_id] for row in rows]
         numbers = [
             float(request.draws[_count_answer(self.states[row], request)])
@@ -110,14 +110,14 @@ class RequestSampler:
 
 
 def _list_tokens(state: Any) -> list[int]:
-    """Return the prompt and the answer of a request so far."""
+    """Return a request's prompt and answer so far."""
     tokens: list[int] = state.initial_tokens + state.generated_tokens
     return tokens
 
 
 def _count_answer(state: Any, request: SampledRequest) -> int:
-    """Return the number of tokens that a request has generated.
+    """Return how many tokens a request has generated.
 
-    A request whose memory was taken away computes its answer again as a part of its prompt.
+    A request whose memory was taken away recomputes the answer as part of the prompt.
     """
     return len(state.initial_tokens) + len(state.generated_tokens) - len(request.request.prompt)

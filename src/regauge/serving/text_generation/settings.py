@@ -1,4 +1,4 @@
-"""Settings of the text generation of the server: the table `serve.generation`."""
+"""Settings for the server's text generation: the table `serve.generation`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class TextServing(Settings):
     """How the server generates text."""
 
     engine: Literal["auto", "transformers", "vllm"] = "auto"
-    """The library that generates. `auto` is vllm if it is installed and supports the device, else
+    """Library that generates. `auto` is vllm if it is installed and supports the device, else
     transformers."""
     max_running_requests: int = Field(default=32, ge=1)
     """Maximum answers generated together."""
     max_queued_requests: int = Field(default=256, ge=0)
-    """Most requests that wait for a place; more are refused with status 429."""
+    """Maximum waiting requests; more are refused with status 429."""
     kv_cache_tokens: int | None = Field(default=None, ge=16)
     """Key-value cache capacity in tokens. By default enough for all running requests, but at most
     half of the free memory."""
     max_batch_tokens: int = Field(default=512, ge=16)
-    """Most tokens of a step; a longer prompt is computed in several steps."""
+    """Maximum tokens per step; a longer prompt is computed in several steps."""
     share_prefixes: bool = True
     """Compute equal prompt prefixes once."""

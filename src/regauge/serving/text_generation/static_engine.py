@@ -1,4 +1,4 @@
-"""Static batches: the fallback for models that continuous batching does not support.
+"""Static batches: the fallback for models without support for continuous batching.
 
 Requests with the same sampling options are generated together, by the program that `regauge
 generate` runs. New requests wait for the end of the batch, and an answer is reported as a whole.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from regauge.serving.text_generation.text_requests import TextRequest
 
 BATCH_ERRORS = (RuntimeError, MemoryError, ValueError, IndexError, RegaugeError)
-"""Errors of a batch for which a single request may be the cause."""
+"""Batch errors that a single request may have caused."""
 
 
 class StaticTextEngine(TextEngine):
@@ -40,7 +40,7 @@ class StaticTextEngine(TextEngine):
         program: GenerationProgram,
         settings: TextServing,
     ) -> None:
-        """Take an artifact of a causal model, its runner, and the program in it."""
+        """Take a causal model's artifact, its runner and program."""
         limits = EngineLimits(
             find_generation_limit(program.model),
             program.vocabulary,
@@ -53,15 +53,15 @@ class StaticTextEngine(TextEngine):
         self._program = program
 
     def _compute(self) -> None:
-        """Compute the next batch; its answers are whole."""
+        """Compute the next batch as whole answers."""
         if batch := self._take_batch():
             self._answer(batch)
 
     def _cancel_running(self, request_id: str) -> None:
-        """Do nothing: between two steps no request is computed."""
+        """Do nothing: nothing is computed between two steps."""
 
     def _take_batch(self) -> list[TextRequest]:
-        """Remove and return the oldest requests with the sampling options of the first one."""
+        """Remove and return the oldest requests with the first one's sampling options."""
         batch: list[TextRequest] = []
         for request in list(self._waiting.values()):
             is_equal = not batch or _options(request) == _options(batch[0])
@@ -70,7 +70,7 @@ class StaticTextEngine(TextEngine):
         return batch
 
     def _answer(self, batch: list[TextRequest]) -> None:
-        """Append the events of a batch; after a failure each request is computed alone."""
+        """Append a batch's events; after a failure each request is computed alone."""
         try:
             rows = self._generate(batch)
         except BATCH_ERRORS as error:
@@ -84,14 +84,14 @@ class StaticTextEngine(TextEngine):
                 self._append_answer(request, row)
 
     def _append_answer(self, request: TextRequest, row: np.ndarray) -> None:
-        """Append the events of an answer, [tokens]."""
+        """Append the events for an answer, [tokens]."""
         tokens = row[: request.max_new_tokens].astype(int)
         tokens = tokens[: int((tokens >= 0).sum())]
         self._events += [TokenEvent(request.request_id, int(token)) for token in tokens]
         self._end(request.request_id, "length" if len(tokens) == request.max_new_tokens else "stop")
 
     def _generate(self, batch: list[TextRequest]) -> np.ndarray:
-        """Return the tokens of a batch, [requests, tokens], -1 after the end of an answer."""
+        """Return a batch's tokens, [requests, tokens], -1 after the end of an answer."""
         count = max(request.max_new_tokens for request in batch)
         temperature, top_p, top_k = _options(batch[0])
         generation = Generation(
@@ -110,6 +110,6 @@ class StaticTextEngine(TextEngine):
 
 
 def _options(request: TextRequest) -> tuple[float, float, int]:
-    """Return the options that all requests of a batch share."""
+    """Return the options shared by all requests in a batch."""
     generation = request.generation
     return generation.temperature, generation.top_p, generation.top_k

@@ -1,4 +1,4 @@
-"""The server's side of text generation: admission, deadlines and cancellation of requests."""
+"""The server's side of text generation: admission, deadlines and cancellation."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from regauge.serving.wire import Message
 
 RECENT_SECONDS = 30.0
-"""The time over which ended requests are counted, to estimate the wait of a new one."""
+"""Period over which ended requests are counted, to estimate a new one's wait."""
 MAX_RETRY_SECONDS = 60
-"""Longest wait that a refused client is advised."""
+"""Maximum wait advised to a refused client."""
 
 
 class TokenStream:
-    """The events of one request."""
+    """One request's events."""
 
     def __init__(self, worker: TextWorker, request_id: str, deadline: float | None) -> None:
         self._worker = worker
@@ -43,7 +43,7 @@ class TokenStream:
         self._has_ended = False
 
     def put(self, event: TokenEvent) -> None:
-        """Store an event for the reader; the reader is never waited for."""
+        """Store an event without waiting for the reader."""
         self._events.append(event)
         self._has_news.set()
 
@@ -76,7 +76,7 @@ class TokenStream:
             raise InferenceError(message)
 
     def end(self) -> None:
-        """Let the reader fail, because the worker ended."""
+        """Make the reader fail, because the worker ended."""
         self._has_news.set()
 
     def close(self) -> None:
@@ -86,20 +86,20 @@ class TokenStream:
 
 
 class TextWorker(WorkerProcess):
-    """A worker process that generates text, and the requests that it was sent."""
+    """A worker process that generates text, and the requests sent to it."""
 
     exit_seconds = 5.0
-    silence_problem = "gave no token"
+    silence_problem = "did not produce a token"
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.limits = EngineLimits(**self.ready_header["limits"])
-        """The limits of the engine."""
+        """Engine limits."""
         self.heartbeat: dict[str, Any] = {"step_seconds": 0.0, "running": 0, "waiting": 0}
-        """The last heartbeat: how long the current step takes, and the numbers of requests that are
-        computed and that wait."""
+        """The last heartbeat: how long the current step takes, and how many requests are running
+        and waiting."""
         self.num_tokens = 0
-        """Number of tokens that the worker has generated."""
+        """How many tokens the worker has generated."""
         self._last_message = time.monotonic()
         self._streams: dict[str, TokenStream] = {}
         self._numbers = itertools.count()
@@ -108,12 +108,12 @@ class TextWorker(WorkerProcess):
 
     @property
     def silent_seconds(self) -> float:
-        """How long the current step takes, or how long no message came, if that is longer."""
+        """How long the current step takes, or the last message is ago, whichever is longer."""
         return max(time.monotonic() - self._last_message, float(self.heartbeat["step_seconds"]))
 
     @property
     def num_requests(self) -> int:
-        """Number of requests that have not ended."""
+        """Number of unfinished requests."""
         return len(self._streams)
 
     def start_answer(
@@ -145,7 +145,7 @@ class TextWorker(WorkerProcess):
         return stream
 
     def forget(self, request_id: str) -> None:
-        """Cancel a request that has not ended."""
+        """Cancel an unfinished request."""
         if self._streams.pop(request_id, None) is not None and not self.has_ended:
             self._writer.write(encode_message({"type": "cancel", "id": request_id}))
 
@@ -164,7 +164,7 @@ class TextWorker(WorkerProcess):
             raise OverloadedError(message, retry_after=self._estimate_wait())
 
     def _estimate_wait(self) -> int:
-        """Return the seconds until the queue is a half shorter, at the rate of the last time."""
+        """Return the seconds until the queue is halved, at the recent rate."""
         start = time.monotonic() - RECENT_SECONDS
         while self._ends and self._ends[0] < start:
             self._ends.popleft()

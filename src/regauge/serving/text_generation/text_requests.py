@@ -1,4 +1,4 @@
-"""The interface of text engines: requests in, one event for each generated token out."""
+"""The text engine interface: requests in, one event per generated token out."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 class TokenEvent(NamedTuple):
-    """A token of a request, or the end of the request."""
+    """A request's token, or the end of the request."""
 
     request_id: str
     token: int | None
-    """The new token; None if the event only ends the request. End tokens are left out."""
+    """New token; None if the event only ends the request. End tokens are left out."""
     finish_reason: FinishReason | None = None
     message: str = ""
-    """The problem of a request that ends with `error`."""
+    """Why a request ends with `error`."""
 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Limits of the requests of an engine."""
+    """Limits on an engine's requests."""
 
     max_tokens: int | None
-    """Most tokens of a prompt with its answer; None if there is no limit."""
+    """Maximum tokens of prompt plus answer; None without a limit."""
     vocabulary: int
     """Number of token ids."""
     max_running: int
-    """Most requests that are computed together."""
+    """Maximum requests computed together."""
     max_prompt_tokens: int | None = None
-    """Most tokens of a prompt; None if only `max_tokens` limits it."""
+    """Maximum prompt tokens; None if only `max_tokens` limits them."""
 
     def check(self, prompt: Sequence[int], max_new_tokens: int) -> None:
         """Raise DataError if a request does not fit the limits."""
@@ -63,40 +63,40 @@ class EngineLimits:
 
 
 class RequestTooLongError(DataError):
-    """A prompt with its answer is longer than the model reads, or than the memory holds."""
+    """Prompt and answer are too long for the model or the memory."""
 
 
 @dataclass(frozen=True)
 class TextRequest:
-    """A prompt and how its answer is generated."""
+    """A prompt and how to answer it."""
 
     request_id: str
     prompt: np.ndarray
-    """Tokens of the prompt, [tokens] int32."""
+    """Prompt tokens, [tokens] int32."""
     generation: Generation
-    """The options; stop texts are left to the reader of the tokens."""
+    """Options; stop texts are left to the reader of the tokens."""
     number: int = 0
-    """Number of the prompt in its list, which the draws of its tokens depend on."""
+    """Index of the prompt in a list, which the token draws depend on."""
 
     @property
     def max_new_tokens(self) -> int:
-        """Most tokens of the answer."""
+        """Maximum answer tokens."""
         return self.generation.max_new_tokens or 1
 
     def draw(self) -> np.ndarray:
-        """Return the numbers that select the tokens of the answer, [max_new_tokens] fp32.
+        """Return the numbers that select the answer's tokens, [max_new_tokens] fp32.
 
-        They equal those of `LoadedModel.generate` for the same seed and number.
+        They equal those in `LoadedModel.generate` for the same seed and number.
         """
         return draw_uniform(self.generation.seed, 0, self.number, np.arange(self.max_new_tokens))
 
 
 class TextEngine(ABC):
-    """Generates the answers of several requests together: an adapter of a library."""
+    """Generates the answers to several requests together: a library adapter."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
-        """The limits of a request."""
+        """Request limits."""
         self._waiting: dict[str, TextRequest] = {}
         self._events: list[TokenEvent] = []
         """What `step` returns next."""
@@ -108,12 +108,12 @@ class TextEngine(ABC):
 
     @property
     def num_running(self) -> int:
-        """Number of requests that are computed."""
+        """Number of running requests."""
         return 0
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests that wait to be computed."""
+        """Number of waiting requests."""
         return len(self._waiting)
 
     def add(self, request: TextRequest) -> None:
@@ -129,7 +129,7 @@ class TextEngine(ABC):
             self._cancel_running(request_id)
 
     def step(self) -> list[TokenEvent]:
-        """Compute the next token of the running requests and return what is new.
+        """Compute the running requests' next token and return what is new.
 
         A request whose computation fails ends with an error.
         """
@@ -139,16 +139,16 @@ class TextEngine(ABC):
 
     @abstractmethod
     def _compute(self) -> None:
-        """Begin waiting requests, compute the next tokens, and append their events."""
+        """Begin waiting requests, compute the next tokens, and append events."""
 
     @abstractmethod
     def _cancel_running(self, request_id: str) -> None:
-        """End a request that is computed; an unknown one is ignored."""
+        """End a running request; an unknown one is ignored."""
 
     def _end(self, request_id: str, reason: FinishReason, message: str = "") -> None:
         """Append the end of a request to the events."""
         self._events.append(TokenEvent(request_id, None, reason, message))
 
     def close(self) -> None:
-        """Release the memory of the engine."""
+        """Release the engine's memory."""
         self._waiting.clear()

@@ -1,4 +1,4 @@
-"""A loaded version of a causal model: texts to tokens, tokens to texts, and the workers between."""
+"""A loaded causal model version: texts to tokens, tokens to texts, and the workers between."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ if TYPE_CHECKING:
 
 
 class TextVersion(LoadedVersion):
-    """A version of a causal model that answers requests."""
+    """A causal model version that answers requests."""
 
     pool: WorkerPool[TextWorker]
 
     def __init__(self, name: str, artifact: Artifact, settings: Serve) -> None:
-        """Take the name of the model in requests, and its artifact with the default options."""
+        """Take the model name used in requests, and the artifact with the default options."""
         super().__init__(artifact)
         self.name = name
-        """The name of the model in requests."""
+        """Model name used in requests."""
         self.generation = artifact.generation_options
-        """The options of a request that names none."""
+        """Options for requests that set none."""
         table = settings.generation.model_dump()
         self.pool = WorkerPool(TextWorker, artifact, settings, generation=table)
-        """The worker processes."""
 
     async def start(self) -> None:
         tokenization, fields = self.program.tokenization, self.program.fields
         if tokenization is None:
-            raise SettingsError(f"the model '{self.name}' reads no texts", "serve a causal model")
+            raise SettingsError(
+                f"the model '{self.name}' does not read texts", "serve a causal model"
+            )
         await self.pool.start()
         worker = self.pool.ready[0]
         self.content_sha256 = worker.ready_header["content_sha256"]
@@ -65,11 +66,11 @@ class TextVersion(LoadedVersion):
         return sum(worker.heartbeat["waiting"] for worker in self.pool.ready)
 
     def estimate_wait(self) -> float:
-        """Return 0: the time of a generated text is unknown before its end."""
+        """Return 0: how long a text takes to generate is unknown."""
         return 0.0
 
     def is_overloaded(self, max_wait_seconds: float) -> bool:
-        """Return False: a full queue of a text model refuses each request by itself."""
+        """Return False: a full text queue refuses each request by itself."""
         del max_wait_seconds
         return False
 
@@ -93,16 +94,16 @@ class TextVersion(LoadedVersion):
         return self._chat.is_chat
 
     def limit_answer(self, num_prompt_tokens: int) -> int:
-        """Return the most tokens of an answer without a limit of its own, at least 1."""
+        """Return the maximum tokens for an answer without a limit of its own, at least 1."""
         count = self.generation.max_new_tokens or 1
         if self._max_tokens is not None:
             count = min(count, self._max_tokens - num_prompt_tokens)
         return max(1, count)
 
     def encode_prompt(self, text: str) -> np.ndarray:
-        """Return the tokens of a text to continue, [tokens] int32; no chat template is applied.
+        """Return the tokens of a text to continue, [tokens] int32; without a chat template.
 
-        Raises DataError if the text is longer than the model reads, or is not valid Unicode.
+        Raises DataError if the text is too long for the model, or is not valid Unicode.
         """
         if not is_unicode(text):
             raise DataError("the prompt is not valid Unicode", "send text in UTF-8")
@@ -111,7 +112,7 @@ class TextVersion(LoadedVersion):
         return encoded.records.texts[0].ids
 
     def encode_chat(self, record: Mapping[str, Any]) -> np.ndarray:
-        """Return the tokens of a conversation up to its answer, [tokens] int32.
+        """Return a conversation's tokens up to the answer, [tokens] int32.
 
         `record` has `messages` and perhaps `tools`. Raises DataError if it is invalid.
         """

@@ -1,12 +1,12 @@
-"""The model of a worker process that generates text: an engine, and the messages to it.
+"""A worker process's model for generating text: an engine, and the messages to it.
 
 It reads the socket in a thread, so that requests and cancellations arrive while the engine
 computes. Another thread sends a heartbeat every second. It says how long the current step takes, so
 that the server can tell a hang from a long step.
 
-Messages to the worker have the `type` "add" (with `id`, `options`, `number` and the array of the
-prompt) or "cancel" (with `id`). Messages from it are "ready" (with `limits`), "events" (token
-events), "heartbeat" and "failed" (with `message`).
+Messages to the worker have the `type` "add" (with `id`, `options`, `number` and the prompt array)
+or "cancel" (with `id`). Messages from it are "ready" (with `limits`), "events" (token events),
+"heartbeat" and "failed" (with `message`).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 HEARTBEAT_SECONDS = 1.0
 """Time between two heartbeats."""
 JOIN_SECONDS = 5.0
-"""Longest wait for a thread at the end of the loop."""
+"""Maximum wait for a thread at the end of the loop."""
 
 
 class TextEngineWorker:
-    """A loaded engine, the socket to the server, and the threads of the socket."""
+    """A loaded engine, the socket to the server, and the socket's threads."""
 
     def __init__(self, engine: TextEngine, content_sha256: str) -> None:
-        """Take an engine, and the hash of the artifact that it has loaded."""
+        """Take an engine, and the hash of the loaded artifact."""
         self.engine = engine
         """Generates the answers."""
         self._content_sha256 = content_sha256
@@ -58,7 +58,7 @@ class TextEngineWorker:
 
     @classmethod
     def load(cls, request: LoadRequest) -> Self:
-        """Load an engine, and compute the parity rows of its artifact again.
+        """Load an engine, and recompute the artifact's parity rows.
 
         Raises the errors of `open_model` and of the engine, and DataError if a row differs.
         """
@@ -79,13 +79,12 @@ class TextEngineWorker:
         return cls(engine, artifact.content_sha256)
 
     def close(self) -> None:
-        """Release the engine."""
         self.engine.close()
 
     def serve(self, connection: socket.socket) -> None:
         """Answer requests until the server closes the socket.
 
-        Raises the error of the engine after it was sent.
+        Raises the engine's error after sending it.
         """
         self._connection = connection
         threads = [
@@ -108,7 +107,7 @@ class TextEngineWorker:
                 thread.join(JOIN_SECONDS)
 
     def _generate(self) -> None:
-        """Handle messages and compute steps; waits for a message while there is no work."""
+        """Handle messages and compute steps; without work, wait for a message."""
         while True:
             for message in self._take_messages():
                 if message is None:
@@ -165,7 +164,6 @@ class TextEngineWorker:
                 return
 
     def _beat(self) -> None:
-        """Send heartbeats until the loop ends."""
         while not self._has_ended.wait(HEARTBEAT_SECONDS):
             start = self._step_start
             self._send(
@@ -178,7 +176,7 @@ class TextEngineWorker:
             )
 
     def _send(self, header: dict[str, Any]) -> None:
-        """Send a message; without a reader the loop ends by the inbox."""
+        """Send a message; without a reader the loop ends through the inbox."""
         try:
             with self._send_lock:
                 self._connection.sendall(encode_message(header))
@@ -188,13 +186,12 @@ class TextEngineWorker:
 
 
 def _parse_request(header: dict[str, Any], arrays: list[np.ndarray]) -> TextRequest:
-    """Return the request of a message."""
     options = {**header["options"], "stop": tuple(header["options"].get("stop", ()))}
     return TextRequest(header["id"], arrays[0], Generation(**options), header["number"])
 
 
 def _shut_down(connection: socket.socket) -> None:
-    """End the reading of a socket by other threads; it may be closed already."""
+    """Make other threads stop reading a socket, which may already be closed."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Text generation by vLLM, for devices that it supports.
+"""Text generation by vLLM, for the devices it supports.
 
-It is written from vLLM's documentation. Draws come from vLLM's own generators, so answers that are
-sampled with a seed differ from those of `regauge generate`.
+Written from vLLM's documentation. Draws come from vLLM's own generators, so answers sampled with a
+seed differ from those of `regauge generate`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PACKAGE = "vllm"
 
 
 def find_obstacle(accelerator: Accelerator) -> str | None:
-    """Return the reason why vLLM cannot generate on an accelerator, or None."""
+    """Return why vLLM cannot generate on an accelerator, or None."""
     if PACKAGE not in accelerator.generation_engines:
         return f"it does not run on the accelerator '{accelerator.kind}'"
     if importlib.util.find_spec(PACKAGE) is None:
@@ -44,7 +44,7 @@ class VllmTextEngine(TextEngine):
     """A text engine on vLLM's `LLMEngine`, which schedules and samples by itself."""
 
     def __init__(self, program: GenerationProgram, folder: Path, settings: TextServing) -> None:
-        """Load a model that was saved in a folder in the format of transformers."""
+        """Load a model saved in transformers format."""
         vllm: Any = importlib.import_module(PACKAGE)
         options = vllm.EngineArgs(
             model=str(folder),
@@ -66,11 +66,11 @@ class VllmTextEngine(TextEngine):
 
     @property
     def num_running(self) -> int:
-        """Number of requests that vLLM has."""
+        """Number of requests in vLLM."""
         return len(self._running)
 
     def _start(self, request: TextRequest) -> None:
-        """Give a request to the queue of vLLM."""
+        """Pass a request to vLLM's queue."""
         generation = request.generation
         parameters = self._vllm.SamplingParams(
             temperature=generation.temperature,
@@ -107,6 +107,6 @@ class VllmTextEngine(TextEngine):
                 self._end(output.request_id, "length" if is_length else "stop")
 
     def close(self) -> None:
-        """Release the engine of vLLM."""
+        """Release vLLM's engine."""
         super().close()
         self._engine = None

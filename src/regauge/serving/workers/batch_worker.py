@@ -1,4 +1,4 @@
-"""A worker process that computes batches, in the order in which it receives them."""
+"""A worker process that computes batches, in the order received."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class WorkerLostError(Exception):
 
 
 class BatchWorker(WorkerProcess):
-    """A worker process and the batches that it was sent.
+    """A worker process and the batches sent to it.
 
-    If it ends, the batch that it was computing is reported as lost while running, and the batches
-    that waited in its socket as not started.
+    If it ends, the batch it was computing is reported as lost while running, and the batches
+    waiting in the socket as not started.
     """
 
     exit_seconds = 2.0
@@ -46,7 +46,7 @@ class BatchWorker(WorkerProcess):
 
     @property
     def num_batches(self) -> int:
-        """Number of batches that it has not answered."""
+        """Number of unanswered batches."""
         return len(self._answers)
 
     @property
@@ -56,7 +56,7 @@ class BatchWorker(WorkerProcess):
     def compute(
         self, header: dict[str, Any], arrays: Sequence[np.ndarray]
     ) -> asyncio.Future[Message]:
-        """Send a batch; the future is its answer, or raises WorkerLostError."""
+        """Send a batch; the future is the answer, or raises WorkerLostError."""
         self._numbers += 1
         batch = {"type": "batch", **header, "id": self._numbers}
         self._writer.write(encode_message(batch, arrays))

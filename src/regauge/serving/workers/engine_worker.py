@@ -1,4 +1,4 @@
-"""The model of a worker process that computes batches."""
+"""A worker process's model for computing batches."""
 
 from __future__ import annotations
 
@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from regauge.serving.workers.worker_requests import LoadRequest
 
 MEASUREMENT_SECONDS = 0.5
-"""Time to measure the batch shapes of a model that has no measured times."""
+"""Time for measuring batch shapes if the model comes without measured times."""
 
 
 class EngineWorker:
-    """A loaded artifact."""
-
     def __init__(self, artifact: Artifact, engine: Engine, times: BucketTimes) -> None:
         self._artifact = artifact
         self._engine = engine
@@ -40,7 +38,7 @@ class EngineWorker:
         """Load, warm up and verify an artifact.
 
         Raises the errors of `open_model` and `load_engine`, and DataError if the stored parity rows
-        do not come out again.
+        are not reproduced.
         """
         from regauge.inference.export.batch_timing import measure_bucket_times
         from regauge.inference.export.bucket_times import read_bucket_times
@@ -78,17 +76,16 @@ class EngineWorker:
             connection.sendall(self._answer(message.header, message.arrays))
 
     def close(self) -> None:
-        """Do nothing: the model ends with its process."""
+        """Do nothing: the model ends with the process."""
 
     @cached_property
     def _token_encoder(self) -> TokenEncoder:
-        """The uncompiled encoder, which is loaded at its first use."""
+        """The uncompiled encoder, loaded on first use."""
         from regauge.serving.token_vectors.token_encoder import TokenEncoder
 
         return TokenEncoder.load(self._artifact)
 
     def _ready_header(self) -> dict[str, Any]:
-        """Return the message that the worker is ready."""
         from regauge.inference.export.bucket_times import build_document
 
         return {
@@ -99,9 +96,9 @@ class EngineWorker:
         }
 
     def _answer(self, header: dict[str, Any], arrays: Sequence[np.ndarray]) -> bytes:
-        """Compute a batch; return the message with its outputs, or with its error.
+        """Compute a batch; return the message with outputs or error.
 
-        A batch of the type `token_vectors` has the ids of one text.
+        A batch of type `token_vectors` has the ids of one text.
         """
         try:
             if header["type"] == "token_vectors":
@@ -121,7 +118,7 @@ class EngineWorker:
 
 
 def _build_records(num_texts: int, arrays: Sequence[np.ndarray]) -> Records:
-    """Return the records of a batch: ids and lengths of each text field, then the features."""
+    """Return a batch's records: ids and lengths of each text field, then the features."""
     from regauge.inference.export.records import TensorRecords, TextRecords, TokenizedTexts
 
     if not num_texts:

@@ -1,10 +1,10 @@
-"""The main module of a worker process: its socket, its model, and its errors.
+"""The main module of a worker process: socket, model, and errors.
 
     python -m regauge.serving.workers.worker_main FD
 
 FD is a socket to the server. The first message is a `LoadRequest`. The worker answers with `ready`,
-or with `error` and ends. Then it answers requests until the server closes the socket. The messages
-are those of `wire`.
+or with `error` and ends. Then it answers requests until the server closes the socket. `wire`
+defines the messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from regauge.system.stop_signals import STOP_SIGNALS
 
 
 class LoadedWorker(Protocol):
-    """A loaded model that answers the requests of a socket."""
+    """A loaded model that answers a socket's requests."""
 
     def serve(self, connection: socket.socket) -> None:
         """Send `ready`, and answer requests until the server closes the socket."""
@@ -56,7 +56,7 @@ def main(descriptor: int) -> int:
 
 
 def _load(request: LoadRequest) -> LoadedWorker:
-    """Load, warm up and verify a model; raises its errors."""
+    """Load, warm up and verify a model; raises loading errors."""
     request.prepare_process()
     if request.generation is not None:
         from regauge.serving.text_generation.text_worker import TextEngineWorker

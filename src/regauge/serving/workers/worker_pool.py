@@ -1,4 +1,4 @@
-"""The worker processes of a model: started together, watched, and replaced when they end."""
+"""A model's worker processes: started together, watched, and replaced when they end."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from regauge.serving.workers.worker_requests import LoadRequest
 
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 30.0
-"""Pause before a worker is replaced, which doubles while replacements fail to start."""
+"""Pause before a worker is replaced; doubled while replacements fail to start."""
 HEALTHY_SECONDS = 60.0
-"""A worker that ran this long is replaced after the shortest pause."""
+"""After running this long, a worker is replaced after the shortest pause."""
 
 W = TypeVar("W", bound=WorkerProcess)
 
 
 class WorkerPool(Generic[W]):
-    """The workers of a model; a lost one is replaced until the pool is stopped."""
+    """A model's workers; a lost one is replaced until the pool is stopped."""
 
     def __init__(
         self,
@@ -37,9 +37,9 @@ class WorkerPool(Generic[W]):
         on_change: Callable[[], object] = lambda: None,
         **options: Any,
     ) -> None:
-        """Take the model, and options of its `LoadRequest`.
+        """Take the model, and options for its `LoadRequest`.
 
-        `on_change` is called if `ready` has changed.
+        `on_change` is called when `ready` has changed.
         """
         self._worker_class = worker_class
         self._requests = build_load_requests(artifact, settings.workers, **options)
@@ -48,14 +48,14 @@ class WorkerPool(Generic[W]):
         self._tasks: list[asyncio.Task[None]] = []
         self._content_sha256: str | None = None
         self.ready: list[W] = []
-        """The workers that compute."""
+        """Workers that compute."""
         self.num_replaced = 0
-        """Number of workers that were lost."""
+        """How many workers were lost."""
         self.start_seconds = 0.0
-        """Time from the start of the workers until all were ready."""
+        """Time from the first start until all workers were ready."""
 
     async def start(self) -> None:
-        """Start all workers; raises the error of one that does not start, after all have ended."""
+        """Start all workers; if one fails to start, raises the error after all have ended."""
         start = time.monotonic()
         tasks = [asyncio.create_task(self._start_worker(request)) for request in self._requests]
         try:
@@ -75,7 +75,6 @@ class WorkerPool(Generic[W]):
         self._on_change()
 
     async def stop(self) -> None:
-        """End all workers."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -119,7 +118,7 @@ class WorkerPool(Generic[W]):
             self._on_change()
 
     async def _start_replacement(self, request: LoadRequest) -> W | None:
-        """Return a new worker; None if it did not start."""
+        """Return a new worker, or None if it did not start."""
         try:
             return await self._start_worker(request)
         except (ChildError, PreflightError) as error:

@@ -1,4 +1,4 @@
-"""A worker process as the server sees it: its start, the messages on its socket, and its end."""
+"""A worker process as the server sees it: its start, the messages on the socket, and its end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WorkerProcess(ABC):
     """A worker process that has loaded its model."""
 
     exit_seconds: ClassVar[float]
-    """Time in which a worker ends after the end of its requests; then it is killed."""
+    """Time for a worker to end after its last request; then it is killed."""
     silence_problem: ClassVar[str]
     """What a worker did for too long before it is replaced."""
 
@@ -42,22 +42,22 @@ class WorkerProcess(ABC):
         ready_header: dict[str, Any],
         settings: Serve,
     ) -> None:
-        """Take a process that is ready, and the streams of its socket."""
+        """Take a ready process, and the socket's streams."""
         self.ready_header = ready_header
         """The message that it is ready."""
         self.started_at = time.monotonic()
-        """When it was ready, by `time.monotonic`."""
+        """When it was ready, on time.monotonic()."""
         self._process = process
         self._reader, self._writer = streams
         self._settings = settings
         self.reading = asyncio.create_task(self._read())
-        """Handles the messages of the process; it is done when the process has ended."""
+        """Handles the process's messages; done when the process has ended."""
 
     @classmethod
     async def start(cls, request: LoadRequest, settings: Serve) -> Self:
-        """Start a process and wait until its model is loaded.
+        """Start a process and wait until the model is loaded.
 
-        Raises ChildError with the error of the worker, and PreflightError if it ends without one or
+        Raises ChildError with the worker's error, and PreflightError if it ends without one or
         takes too long.
         """
         process, connection = children.connect(COMMAND)
@@ -77,7 +77,6 @@ class WorkerProcess(ABC):
 
     @property
     def pid(self) -> int:
-        """The id of the process."""
         return self._process.pid
 
     @property
@@ -88,18 +87,18 @@ class WorkerProcess(ABC):
     @property
     @abstractmethod
     def silent_seconds(self) -> float:
-        """How long an answer of the process is due; 0 if it has nothing to compute."""
+        """How long an answer has been due; 0 if the process has nothing to compute."""
 
     @abstractmethod
     def _handle(self, message: Message) -> None:
-        """Handle a message of the process."""
+        """Handle a message from the process."""
 
     @abstractmethod
     def fail_requests(self) -> None:
-        """Fail the requests that have no answer, because the process has ended."""
+        """Fail the unanswered requests, because the process has ended."""
 
     async def wait_until_lost(self) -> None:
-        """Return when the process has ended; it is killed if it is silent for too long."""
+        """Return when the process has ended; it is killed if silent for too long."""
         limit = self._settings.workers.hang_timeout_seconds
         while not self.has_ended and self.silent_seconds < limit:
             seconds = max(POLL_SECONDS, limit - self.silent_seconds)
@@ -111,7 +110,7 @@ class WorkerProcess(ABC):
             await asyncio.wait([self.reading])
 
     async def stop(self) -> None:
-        """End the process; requests without an answer fail."""
+        """End the process; unanswered requests fail."""
         if not self._writer.is_closing():
             self._writer.write_eof()
         deadline = time.monotonic() + self.exit_seconds
@@ -136,7 +135,7 @@ class WorkerProcess(ABC):
 async def _read_ready_header(
     path: str, reader: asyncio.StreamReader, seconds: float
 ) -> dict[str, Any]:
-    """Return the first message of a worker; raises ChildError or PreflightError."""
+    """Return a worker's first message; raises ChildError or PreflightError."""
     try:
         message = await asyncio.wait_for(read_message(reader), seconds)
     except TimeoutError:

@@ -1,6 +1,6 @@
-"""The workers of a model: one for each device, or for each group of cores.
+"""A model's workers: one per device, or per group of cores.
 
-Workers with few cores compute more together than one worker with all cores, because their threads
+Several workers with few cores compute more than one worker with all cores, because their threads
 wait less for each other. A single record takes longer.
 """
 
@@ -25,31 +25,31 @@ class LoadRequest:
     """What a worker loads, and where it runs."""
 
     path: str
-    """Folder of an artifact, a run or a model."""
+    """Artifact, run or model folder."""
     source: str = ""
-    """The folder that `path` is a copy of; messages name it."""
+    """Folder that `path` is a copy of; messages name it."""
     batch_invariant: bool = False
-    """Whether an output has the same bits in every batch."""
+    """Whether outputs have the same bits in every batch."""
     generation: dict[str, Any] | None = None
     """The table of `TextServing` if the worker generates text."""
     threads: int | None = None
     device: int = 0
     cores: list[int] = field(default_factory=list)
-    """The cores that the worker is bound to; empty if it may use all of them."""
+    """Cores to which the worker is bound; empty for all of them."""
     custom_paths: list[str] = field(default_factory=list)
-    """Import paths of custom code that the command allows."""
+    """Import paths of custom code allowed by the command."""
 
     @property
     def origin(self) -> str:
-        """The path that messages name."""
+        """The path named in messages."""
         return self.source or self.path
 
     def to_header(self) -> dict[str, Any]:
-        """Return the request as the header of a message."""
+        """Return the request as a message header."""
         return asdict(self)
 
     def name_origin(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Replace the path of a copy in the texts of an error by the path of its source."""
+        """Replace the path of a copy in an error's texts with the source path."""
         return {
             key: value.replace(self.path, self.origin) if isinstance(value, str) else value
             for key, value in document.items()
@@ -65,9 +65,9 @@ class LoadRequest:
 def build_load_requests(
     artifact: Artifact, settings: WorkerSettings, **options: Any
 ) -> list[LoadRequest]:
-    """Return a request for each worker of a model: one per device, or per group of cores.
+    """Return a request per worker of a model: one per device, or per group of cores.
 
-    `options` are the fields of the requests that do not depend on the worker.
+    `options` are the request fields that do not depend on the worker.
     """
     accelerator = artifact.accelerator
     num_groups = _count_groups(artifact, settings)
@@ -90,9 +90,9 @@ def build_load_requests(
 
 
 def _count_groups(artifact: Artifact, settings: WorkerSettings) -> int:
-    """Return the number of groups of devices, or of cores, that compute a model.
+    """Return how many groups of devices, or of cores, compute a model.
 
-    A CPU that generates text has one group, whose batches and memory all requests share.
+    A CPU that generates text has one group; all requests share batches and memory.
     """
     accelerator, manifest = artifact.accelerator, artifact.manifest
     if accelerator.on_host and manifest.program.output_kind == "text":
@@ -103,7 +103,7 @@ def _count_groups(artifact: Artifact, settings: WorkerSettings) -> int:
 
 
 def split_cores(count: int) -> list[list[int]]:
-    """Return the cores of this process in `count` groups; a core is shared if there are fewer."""
+    """Split this process's cores into `count` groups; cores are shared if there are fewer."""
     cores = sorted(os.sched_getaffinity(0))
     if count >= len(cores):
         return [[cores[index % len(cores)]] for index in range(count)]

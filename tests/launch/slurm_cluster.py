@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from regauge.system.processes import die_with_parent, find_free_port
+from regauge.system.children import die_with_parent
+from regauge.system.processes import find_free_port
 from regauge.system.timing import wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel")

@@ -171,7 +171,7 @@ model = {{ architecture = "bert", config = {{ hidden_size = 8, num_attention_hea
         (lambda run: regauge.export(run, to=3), "to is of type int; pass a path"),
         (lambda _: regauge.load(3), "path is of type int; pass the path of a model"),
         (lambda run: regauge.train(run, callbacks=["recording"]), "callbacks"),
-        (lambda run: regauge.train(run, callbacks=[3]), "callbacks: int is no callback"),
+        (lambda run: regauge.train(run, callbacks=[3]), "callbacks: int is not a callback"),
         (lambda run: regauge.train(run, callbacks=[Recorder]), r"create it: Recorder\(\)"),
         (lambda run: regauge.train(run, callbacks=["a:B", Recorder()]), "the same form"),
         (
@@ -251,7 +251,7 @@ def test_an_import_path_of_something_else_is_refused(
 ) -> None:
     (tmp_path / "recording.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
-    message = "callbacks: NoneType is no callback; inherit from regauge.Callback"
+    message = "callbacks: NoneType is not a callback; inherit from regauge.Callback"
     with pytest.raises(ChildError, match=message) as caught:
         regauge.train(settings, callbacks=["recording:build_nothing"])
     assert caught.value.exit_code == 2

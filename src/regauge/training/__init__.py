@@ -1,6 +1,6 @@
-"""Training: from the settings of a run to its final models.
+"""Training: from run settings to the final models.
 
-Entry point: `run.attempt`, which starts or resumes a run on this process. In the order of a run:
+Entry point: `run.attempt`, which starts or resumes a run on this process. In execution order:
 
 - `settings`, `dry_run`, `resolve` (`defaults`, `warm_start`, `run_record`): what is computed.
 - `run_setup` builds a `RunContext` (`context`) and a `TrainState` (`state`); `task_runtime` builds

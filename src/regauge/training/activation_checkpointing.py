@@ -36,13 +36,13 @@ SAVED_OPERATIONS = frozenset(
         _ATEN._scaled_dot_product_attention_math.default,  # noqa: SLF001
     }
 )
-"""Operations whose results `selective` saves: matrix products, the costliest to recompute."""
+"""Operations saved by `selective`: matrix products, the costliest to recompute."""
 
 
 def apply_checkpointing(blocks: Iterable[nn.Module], mode: Mode, keys: DropoutKeys) -> None:
     """Make each block recompute its activations in the backward pass, with the same dropout masks.
 
-    The state of torch's generator is restored only for blocks with native dropout.
+    Torch's generator state is restored only for blocks with native dropout.
     """
     if mode == "none":
         return
@@ -62,7 +62,6 @@ def apply_checkpointing(blocks: Iterable[nn.Module], mode: Mode, keys: DropoutKe
 def _build_contexts(
     mode: Mode, keys: DropoutKeys
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Return the contexts of the forward pass and of its recomputation."""
     forward: AbstractContextManager[Any] = nullcontext()
     recompute: AbstractContextManager[Any] = nullcontext()
     if mode == "selective":
@@ -74,7 +73,7 @@ def _build_contexts(
 def _restore_dropout_keys(
     inner: AbstractContextManager[Any], keys: DropoutKeys, first: RowKeys | None
 ) -> Iterator[None]:
-    """Set the keys of the first forward pass while a block is recomputed."""
+    """Reuse the first forward pass's dropout keys while recomputing a block."""
     current, keys.current = keys.current, first
     try:
         with inner:

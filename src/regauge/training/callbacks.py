@@ -1,7 +1,7 @@
-"""Callbacks: custom code that a training run calls after steps, evaluations and saves.
+"""Callbacks: custom code called after steps, evaluations and saves.
 
-A callback is an object of the program that calls `regauge.train`, or the import path of a class or
-function in the setting `callbacks`. The training loop sees callbacks as one hook.
+A callback is an object passed to `regauge.train`, or the import path of a class or function in the
+setting `callbacks`. The training loop sees callbacks as one hook.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REMEDY = "inherit from regauge.Callback"
 
 @dataclass(frozen=True)
 class TrainingEvent:
-    """The state of a run when a callback is called.
+    """Run state passed to a callback.
 
     For example:
 
@@ -33,25 +33,25 @@ class TrainingEvent:
     """
 
     step: int
-    """Number of finished optimizer updates."""
+    """Finished optimizer updates."""
     total_steps: int
-    """Length of the run in steps."""
+    """Run length in steps."""
     folder: Path
-    """Output folder of the run."""
+    """Run folder."""
     rank: int
-    """Rank of this process; 0 is the main process."""
+    """This process's rank; 0 is the main process."""
     model: nn.Module
-    """The module in training. With a sharded strategy it has the weights of this process only."""
+    """The module being trained. With a sharded strategy it holds only this process's weights."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """In `on_evaluate`: the held-out metrics by name, such as `heldout/loss`."""
+    """In `on_evaluate`: held-out metrics by name, such as `heldout/loss`."""
     checkpoint: Path | None = None
-    """In `on_save`: the folder of the checkpoint."""
+    """In `on_save`: the checkpoint folder."""
 
 
 class Callback:
-    """Custom code that a training run calls; override the methods that you need.
+    """Custom code called during training; override the methods you need.
 
-    Every process of the run calls them, in the training thread. An exception ends the run.
+    Every process calls them, in the training thread. An exception ends the run.
 
     For example:
 
@@ -71,7 +71,7 @@ class Callback:
 
 
 class CallbackHook(Hook):
-    """Calls the callbacks of a run."""
+    """Calls callbacks as a hook of the training loop."""
 
     def __init__(
         self,
@@ -91,28 +91,25 @@ class CallbackHook(Hook):
         }
 
     def after_step(self, step: int) -> None:
-        """Call `on_step`."""
         event = TrainingEvent(step, **self._facts)
         for callback in self._callbacks:
             callback.on_step(event)
 
     def after_evaluation(self, step: int, metrics: dict[str, float]) -> None:
-        """Call `on_evaluate`."""
         event = TrainingEvent(step, metrics=dict(metrics), **self._facts)
         for callback in self._callbacks:
             callback.on_evaluate(event)
 
     def after_save(self, step: int, checkpoint: Path) -> None:
-        """Call `on_save`."""
         event = TrainingEvent(step, checkpoint=checkpoint, **self._facts)
         for callback in self._callbacks:
             callback.on_save(event)
 
 
 def load_callbacks(paths: Sequence[str]) -> list[Callback]:
-    """Return the callbacks of import paths `module:Class`.
+    """Import callbacks from paths such as `module:Class`.
 
-    Raises SettingsError if a path names no callback.
+    Raises SettingsError if a path does not name a callback.
     """
     callbacks = [choices.load_function(path)() for path in paths]
     check_callbacks(callbacks)
@@ -120,10 +117,10 @@ def load_callbacks(paths: Sequence[str]) -> list[Callback]:
 
 
 def check_callbacks(callbacks: Sequence[object]) -> None:
-    """Raise SettingsError for an object that is no callback."""
+    """Raise SettingsError for an object that is not a callback."""
     for callback in callbacks:
         if not isinstance(callback, Callback):
             name = callback.__name__ if isinstance(callback, type) else type(callback).__name__
             is_class = isinstance(callback, type) and issubclass(callback, Callback)
             remedy = f"create it: {name}()" if is_class else REMEDY
-            raise SettingsError(f"callbacks: {name} is no callback", remedy)
+            raise SettingsError(f"callbacks: {name} is not a callback", remedy)

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: save the state, resume from the newest one, take over an earlier run."""
+"""Run checkpoints: save the state, resume from the newest one, take over an earlier run."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ VALUES_PER_WEIGHT = 3
 
 
 def check_disk(context: RunContext, state: TrainState) -> None:
-    """Raise PreflightError if no checkpoint fits on the disk; warn if not all that are kept fit.
+    """Raise PreflightError if no checkpoint fits on the disk; warn if not all kept ones fit.
 
-    A checkpoint is assumed to hold every trained weight and two moments of it, in fp32.
+    Assumes that a checkpoint holds every trained weight and two moments per weight, in fp32.
     """
     options = context.settings.output.checkpoint
     weights = state.model.module.parameters()
@@ -60,7 +60,7 @@ def check_disk(context: RunContext, state: TrainState) -> None:
 def save_checkpoint(context: RunContext, state: TrainState, metrics: dict[str, float]) -> None:
     """Save the state once all replicas agree; the files are written during the next steps.
 
-    `metrics` is the evaluation of this step, or empty.
+    `metrics` is this step's evaluation, or empty.
     """
     best = None
     if is_best(context, state, metrics):
@@ -79,9 +79,9 @@ def save_checkpoint(context: RunContext, state: TrainState, metrics: dict[str, f
 
 
 def best_metric(context: RunContext) -> str:
-    """Return the metric that selects the best checkpoint; empty if no checkpoint is the best.
+    """Return the metric that selects the best checkpoint; empty if none does.
 
-    Raises SettingsError for a metric that has no best value.
+    Raises SettingsError for a metric without a best value.
     """
     metric = context.settings.output.checkpoint.best_metric
     if metric.rpartition("/")[2] in UNORDERED:
@@ -95,8 +95,8 @@ def best_metric(context: RunContext) -> str:
 def is_best(context: RunContext, state: TrainState, metrics: dict[str, float]) -> bool:
     """Return whether this evaluation is the best one so far.
 
-    Equal on all processes, because the best value is part of the state. A value that is not finite
-    is never the best.
+    Equal on all processes, because the best value is part of the state. Non-finite values are never
+    the best.
     """
     if not metrics:  # most steps have no evaluation
         return False
@@ -109,14 +109,14 @@ def is_best(context: RunContext, state: TrainState, metrics: dict[str, float]) -
 
 
 def metric_sign(context: RunContext) -> int:
-    """Return 1 if a higher value of the metric of the best checkpoint is better, else -1."""
+    """Return 1 if higher values of the best checkpoint's metric are better, else -1."""
     mode = context.settings.output.checkpoint.best_mode
     is_minimum = lower_is_better(best_metric(context)) if mode == "auto" else mode == "min"
     return -1 if is_minimum else 1
 
 
 def build_document(context: RunContext, state: TrainState) -> dict[str, Any]:
-    """Return the JSON state of a checkpoint; it is equal for equal runs."""
+    """Return the checkpoint's JSON state; equal for equal runs."""
     return {
         "step": state.step,
         "seed": context.settings.seed,
@@ -139,7 +139,7 @@ def build_document(context: RunContext, state: TrainState) -> dict[str, Any]:
 def resume_latest(context: RunContext, state: TrainState) -> bool:
     """Load the newest whole checkpoint; return whether there is one.
 
-    Before that, rows get the reference values of the weights of step 0.
+    Before that, rows get the reference values computed with the weights of step 0.
     """
     add_references(context, state)
     path = context.saver.find_newest()
@@ -156,10 +156,10 @@ def resume_latest(context: RunContext, state: TrainState) -> bool:
 
 
 def restore(context: RunContext, state: TrainState, path: Path) -> dict[str, Any]:
-    """Load a whole checkpoint into the state, and return its document.
+    """Load a whole checkpoint into the state; return the document.
 
-    Checkpoints contain no frozen weights. Raises DataError if the frozen weights have changed since
-    the checkpoint was saved.
+    Checkpoints do not contain frozen weights. Raises DataError if the frozen weights have changed
+    since the checkpoint was saved.
     """
     context.saver.wait_for_copies()
     if not state.optimizer.state:
@@ -185,9 +185,9 @@ def restore(context: RunContext, state: TrainState, path: Path) -> dict[str, Any
 
 
 def take_over(state: TrainState, origin: InitFrom) -> None:
-    """Load the state of an earlier run that a warm start takes in addition to the weights.
+    """Load the state that a warm start takes from an earlier run, besides the weights.
 
-    It is the position in the learning rate schedule and, unless reset, the optimizer moments.
+    It is the learning rate schedule position and, unless reset, the optimizer moments.
     """
     state.lr_schedule.offset = count_earlier_steps(origin)
     if origin.optimizer == "reset":

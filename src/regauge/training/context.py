@@ -1,4 +1,4 @@
-"""What stays the same during an attempt of a run, on this process.
+"""What stays the same during an attempt, on this process.
 
 `RunContext` holds how and on what a run is computed. `state.TrainState` holds what training
 changes.
@@ -31,24 +31,23 @@ if TYPE_CHECKING:
 
 
 class BatchShape(NamedTuple):
-    """The batches of one length of one task."""
+    """Batch shape of one task and one length."""
 
     task: TaskRuntime
     length: int
-    """Tokens of a row, padding included."""
+    """Tokens per row, padding included."""
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """The settings, the process and the parts of a run that its steps use."""
+    """Settings, process and parts used by the steps of a run."""
 
     settings: TrainSettings
-    """Every choice is resolved."""
+    """With every choice resolved."""
     world: World
     accelerator: Accelerator
     device: torch.device
     tasks: tuple[TaskRuntime, ...]
-    """The tasks, in the order of the settings."""
     task_schedule: TaskSchedule
     hooks: Hooks
     ledger: Ledger
@@ -56,38 +55,34 @@ class RunContext:
     mfu: MfuMeter
     saver: Saver
     cache: CacheEntry | None
-    """The cache entry of the compiled graphs, if the run has a cache."""
     reporter: WorkerReporter
     end_microbatch: Callable[[], None]
     """Called after each microbatch."""
 
     @property
     def folder(self) -> Path:
-        """The output folder."""
         return Path(self.settings.output.folder)
 
     @property
     def steps_per_epoch(self) -> int:
-        """The steps of one pass over the rows of the first task."""
+        """Steps per pass over the first task's rows."""
         return self.task_schedule.steps_per_epoch(self.tasks[0].order.steps_per_epoch)
 
     @property
     def total_steps(self) -> int:
-        """The length of the run in steps."""
         return self.settings.stop.total_steps(self.steps_per_epoch)
 
     @property
     def shapes(self) -> tuple[BatchShape, ...]:
-        """Every shape that training batches have."""
         return tuple(
             BatchShape(task, length) for task in self.tasks for length in task.bucket_lengths
         )
 
     def pack_batches(self) -> None:
-        """Pack the texts of training batches if no graph is compiled for their shapes.
+        """Pack the texts in training batches if no graph is compiled for their shapes.
 
-        Evaluations keep the declared lengths, so that the last bits of an output do not depend on
-        the other texts of its batch.
+        Evaluations keep the declared lengths, so the last bits of an output do not depend on
+        other texts in the batch.
         """
         if self.accelerator.has_dynamic_shapes and self.settings.execution.compile == "off":
             for task in self.tasks:
@@ -96,20 +91,19 @@ class RunContext:
 
     @property
     def heldout(self) -> dict[str, HeldoutSet]:
-        """The held-out sets by the prefix of their metrics, such as `heldout`; may be empty."""
+        """Metric prefix, such as `heldout` -> held-out set; may be empty."""
         return {prefix: rows for task in self.tasks for prefix, rows in task.heldout.items()}
 
     def task_at(self, step: int) -> TaskRuntime:
-        """Return the task that a step trains."""
         return self.tasks[self.task_schedule.task_at(step).task]
 
     def read_batches(self, step: int) -> list[Arrays]:
-        """Return the batches of a step for this process, as arrays."""
+        """Return this process's batches for a step, as arrays."""
         number, task_step = self.task_schedule.task_at(step)
         task = self.tasks[number]
         rows = task.order.batch(task_step, self.hooks.row_offset(step))
         return task.loader.load_batches(rows, epoch=task.order.epoch(task_step), step=step)
 
     def seal_cache(self, seconds: float = 0.0) -> float:
-        """List the compiled graphs in their cache entry; return the seconds that they once took."""
+        """List the compiled graphs in their cache entry; return the seconds they once took."""
         return self.cache.seal(seconds) if self.cache else 0.0

@@ -1,7 +1,7 @@
-"""Resolves settings that a run file leaves open, once, and logs the reason of each choice.
+"""Resolves settings that a run file leaves open, once, and logs why.
 
-The choices are: accelerator, strategy, precision, threads and, if it is certain, compilation.
-They become part of the settings in `run.json`, so that a resumed run keeps them.
+The choices are accelerator, strategy, precision, threads and, if it is certain, compilation. They
+become part of the settings in `run.json`, so a resumed run keeps them.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from regauge.training.strategies import Strategy
 
 CAPTURABLE_OPTIMIZERS = ("adamw", "lamb")
-"""Optimizers whose learning rate and step count can be tensors on the device."""
+"""Optimizers that accept learning rate and step count as device tensors."""
 DECISION_FILE, PRECISION = "precision.json", "precision"
 
 
 def default_strategy(num_processes: int) -> Strategy:
-    """Return the default strategy of a number of processes: `single` or `ddp`."""
+    """Return the default strategy: `single` or `ddp`."""
     strategy: Strategy = choices.load("strategies", "single" if num_processes == 1 else "ddp")()
     return strategy
 
 
 def count_local_processes(requested: int | Literal["auto"], accelerator: Accelerator | None) -> int:
-    """Return the number of processes that this machine starts; `auto` is one per device."""
+    """Return how many processes this machine starts; `auto` is one per device."""
     if requested != "auto":
         return requested
     return (accelerator or accelerators.choose()[0]).num_devices()
@@ -57,8 +57,8 @@ def resolve_defaults(
 ) -> TrainSettings:
     """Resolve the optimizer, accelerator, strategy, precision and number of threads.
 
-    With a `reporter`, all processes of a run call this together, and process 0 chooses an open
-    precision. Raises SettingsError for a combination that cannot run, before anything is allocated.
+    With a `reporter`, all processes call this together, and process 0 chooses an open precision.
+    Raises SettingsError for a combination that cannot run, before anything is allocated.
     """
     settings, _ = resolve_optimizer(settings)
     accelerator, execution = _resolve_accelerator(settings.accelerator, world), settings.execution
@@ -77,7 +77,6 @@ def resolve_defaults(
 
 
 def find_accelerator(settings: TrainSettings) -> Accelerator:
-    """Return the accelerator of a run: the requested one, or else the fittest one."""
     return settings.accelerator or accelerators.choose()[0]
 
 
@@ -96,7 +95,7 @@ def check_device(settings: TrainSettings) -> None:
 
 
 def _check_lazy(settings: TrainSettings, accelerator: Accelerator) -> None:
-    """Raise SettingsError for settings that a lazy device does not support."""
+    """Raise SettingsError for settings unsupported on a lazy device."""
     optimizer = settings.optimizer.kind
     if optimizer not in CAPTURABLE_OPTIMIZERS:
         raise SettingsError(
@@ -112,7 +111,6 @@ def _check_lazy(settings: TrainSettings, accelerator: Accelerator) -> None:
 
 
 def _check_strategy(strategy: Strategy, world: World, optimizer: str, *, lazy: bool) -> None:
-    """Raise SettingsError if the strategy does not suit the world, the optimizer or the device."""
     obstacle = strategy.obstacle(world, optimizer, lazy=lazy)
     if obstacle:
         usable = [
@@ -165,9 +163,9 @@ def _check_batch(batch: Batch, world: World) -> None:
 def resolve_execution(
     requested: Accelerator | None, execution: Execution, world: World
 ) -> tuple[Accelerator, Execution]:
-    """Resolve the accelerator and the execution settings of an evaluation or a prediction.
+    """Resolve accelerator and execution settings for an evaluation or a prediction.
 
-    Raises SettingsError for fp8, which only training computes in.
+    Raises SettingsError for fp8, which only training supports.
     """
     if execution.precision == "fp8":
         problem = "execution.precision = 'fp8' is only for training"
@@ -206,7 +204,7 @@ def _resolve_execution(
 
 
 def check_precision(accelerator: Accelerator, requested: str) -> Precision:
-    """Return the requested precision, or for "auto" the one that the device prefers.
+    """Return the requested precision, or the device's preference for "auto".
 
     Raises SettingsError if the device does not support it.
     """
@@ -240,7 +238,7 @@ def resolve_precision(
     world: World,
     reporter: WorkerReporter | None,
 ) -> Precision:
-    """Resolve the precision of a run; with a reporter, all processes get that of process 0.
+    """Resolve the precision; with a reporter, all processes get process 0's choice.
 
     Raises SettingsError for a precision that the device does not support.
     """
@@ -269,7 +267,6 @@ def _log_precision(accelerator: Accelerator, precision: Precision, *, is_chosen:
 
 
 def describe_precision(accelerator: Accelerator, precision: Precision) -> str:
-    """Return the reason why an accelerator computes in a precision by default."""
     speeds = accelerator.precision_speeds()
     others = {name: speed for name, speed in speeds.items() if name != "fp32"}
     if not others:
@@ -282,11 +279,11 @@ def describe_precision(accelerator: Accelerator, precision: Precision) -> str:
 
 @dataclass(frozen=True)
 class Rank0Decision:
-    """A decision that process 0 makes for all processes of a run, and shares by a file."""
+    """A decision made by process 0 for all processes, and shared through a file."""
 
     file: Path
     key: str
-    """Hash of the inputs of the decision, equal on all processes."""
+    """Hash of the decision's inputs, equal on all processes."""
 
     def broadcast(
         self,
@@ -309,12 +306,10 @@ class Rank0Decision:
         return decision
 
     def write(self, decision: dict[str, Any]) -> None:
-        """Write the decision for all processes."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.file, {"format": FORMAT, "key": self.key, **decision})
 
     def read(self) -> dict[str, Any] | None:
-        """Return the decision of exactly these inputs; None if there is none."""
         try:
             document = find_json(self.file, "remove it")
         except DataError:
@@ -323,5 +318,4 @@ class Rank0Decision:
 
 
 def digest(*facts: object) -> str:
-    """Return a hash of JSON-serializable values."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def plan_run(settings: TrainSettings) -> dict[str, Any]:
-    """Return the steps, rows, batch shapes, processes and price of a run, for `--dry-run`."""
+    """Return steps, rows, batch shapes, processes and price, for `--dry-run`."""
     configs = settings.task_configs
     plan: dict[str, Any] = {
         "output": settings.output.folder,
@@ -79,14 +79,13 @@ def plan_run(settings: TrainSettings) -> dict[str, Any]:
 def find_finished(
     settings: TrainSettings, manifests: list[DatasetManifest]
 ) -> dict[str, Any] | None:
-    """Return the result of the run in the output folder if it is finished, otherwise None."""
+    """Return the result in the output folder if its run is finished, otherwise None."""
     steps_per_epoch = task_schedule.count_steps_per_epoch(settings, manifests[0])
     total_steps = settings.stop.total_steps(steps_per_epoch)
     return run_record.find_result(Path(settings.output.folder), settings, total_steps)
 
 
 def describe_finished(settings: TrainSettings, result: dict[str, Any]) -> str:
-    """Return the message about a finished run that is started again."""
     steps, requested = result["steps"], settings.stop.steps
     text = f"{settings.output.folder} is finished at step {steps}"
     if requested is not None and requested < steps:
@@ -96,11 +95,10 @@ def describe_finished(settings: TrainSettings, result: dict[str, Any]) -> str:
 
 @local_only()
 def check_run_offline(settings: TrainSettings) -> tuple[list[DatasetManifest], dict[str, Any]]:
-    """Check a run without network access; return the manifests of its datasets.
+    """Check a run without network access; return the dataset manifests.
 
-    Also returns `error` with the reason if the output folder cannot be used for the run. Raises
-    the errors of `check_run` for all other problems. Weights that are not on this machine are not
-    checked.
+    Also returns `error` with the reason if the run cannot use the output folder. Raises the errors
+    of `check_run` for all other problems. Weights missing on this machine are not checked.
     """
     settings, manifests = _check_data(settings)
     output = Path(settings.output.folder)
@@ -115,7 +113,7 @@ def check_run_offline(settings: TrainSettings) -> tuple[list[DatasetManifest], d
 def _merge_by_task(
     configs: tuple[TaskConfig, ...], descriptions: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Merge the descriptions of tasks; with several tasks, keys get the prefix `<name>_`."""
+    """Merge task descriptions; with several tasks, keys get the prefix `<name>_`."""
     if len(configs) == 1:
         return descriptions[0]
     return {
@@ -177,7 +175,7 @@ def _describe_padding(
 
 
 def count_graphs(settings: TrainSettings, manifest: DatasetManifest) -> int:
-    """Return the number of graphs that a lazy device compiles for a new run of one task.
+    """Return the number of graphs that a lazy device compiles for a new run with one task.
 
     - Optimizer state: one graph creates it, one finalizes it.
     - Microbatches: one graph per shape, and one more per shape if gradients accumulate.
@@ -200,10 +198,9 @@ def count_graphs(settings: TrainSettings, manifest: DatasetManifest) -> int:
 
 
 def find_count_obstacle(settings: TrainSettings, described: RowsByFolder = NO_ROWS) -> str | None:
-    """Return why the parameters of the model cannot be counted yet, or None.
+    """Return why the model's parameters cannot be counted yet, or None.
 
-    `described` has the `[rows]` tables of datasets that are not prepared yet. Nothing is
-    downloaded.
+    `described` holds `[rows]` tables for datasets that are not prepared yet. Nothing is downloaded.
     """
     for config in settings.task_configs:
         has_fields = is_prepared(Path(config.data.path)) or has_rows_table(described, config)
@@ -223,13 +220,13 @@ def find_count_obstacle(settings: TrainSettings, described: RowsByFolder = NO_RO
 
 
 def has_rows_table(described: RowsByFolder, config: TaskConfig) -> bool:
-    """Return whether there is a `[rows]` table with the row layout of a task for its dataset."""
+    """Return whether the task's dataset has a `[rows]` table with the task's row layout."""
     rows = find_rows(described, config.data.path)
     return rows is not None and rows.layout == config.task.row_layout()
 
 
 def check_run(settings: TrainSettings) -> list[DatasetManifest]:
-    """Check that a run can start; return the manifests of its datasets.
+    """Check whether a run can start; return the dataset manifests.
 
     Raises DataError or SettingsError for a problem with the data, the task, the weights, the output
     folder or the number of processes.
@@ -243,7 +240,7 @@ def check_run(settings: TrainSettings) -> list[DatasetManifest]:
 
 
 def _check_data(settings: TrainSettings) -> tuple[TrainSettings, list[DatasetManifest]]:
-    """Return settings with copied weights and a resolved optimizer, and the datasets' manifests."""
+    """Return settings with copied weights and a resolved optimizer, and the dataset manifests."""
     resolved = warm_start.use_copied_weights(settings)
     if resolved is settings and settings.model.init_from is not None:
         warm_start.check_source(settings.model.init_from)
@@ -257,7 +254,7 @@ def _check_data(settings: TrainSettings) -> tuple[TrainSettings, list[DatasetMan
 
 
 def _check_heldout(settings: TrainSettings, manifests: list[DatasetManifest]) -> None:
-    """Raise SettingsError if the best model is needed and no rows are held out to find it."""
+    """Raise SettingsError if the best model is needed but no rows are held out to find it."""
     needs_best = settings.has_best_final_model or settings.stop.patience is not None
     if needs_best and not any(manifest.splits["heldout"].rows for manifest in manifests):
         key = "output.final_model" if settings.stop.patience is None else "stop.patience"
@@ -266,7 +263,6 @@ def _check_heldout(settings: TrainSettings, manifests: list[DatasetManifest]) ->
 
 
 def _check_weights(settings: TrainSettings) -> None:
-    """Raise SettingsError if a new run cannot start from its pretrained weights."""
     output, path = Path(settings.output.folder), settings.model.path
     if path and settings.model.weights == "pretrained" and run_record.read_run(output) is None:
         dataset = Path(settings.task_configs[0].data.path)
@@ -276,9 +272,9 @@ def _check_weights(settings: TrainSettings) -> None:
 
 
 def warn_about_length(settings: TrainSettings, manifest: DatasetManifest) -> None:
-    """Log a warning for a batch of more rows than the dataset has, and for a warm-up without end.
+    """Warn about a batch larger than the first task's dataset, and a warm-up without end.
 
-    The dataset is that of the first task.
+    `manifest` belongs to that dataset.
     """
     num_rows, batch_rows = manifest.splits["train"].rows, settings.task_configs[0].batch.rows
     if batch_rows > num_rows:
@@ -293,7 +289,6 @@ def warn_about_length(settings: TrainSettings, manifest: DatasetManifest) -> Non
 
 
 def _check_size(settings: TrainSettings) -> None:
-    """Raise SettingsError if there are more processes than microbatches."""
     if not processes.is_launched() and isinstance(settings.execution.processes, int):
         local_size = settings.execution.processes
         topology = resolve_topology(settings.execution.nodes, Path(settings.output.folder))

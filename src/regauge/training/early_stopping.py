@@ -1,6 +1,6 @@
-"""Held-out metrics that end a run early, and that select its final model.
+"""Held-out metrics that end a run early and select its final model.
 
-The count is part of every checkpoint and depends only on metrics that all processes share. So a
+The count is part of every checkpoint and depends only on metrics shared by all processes. So a
 resumed run stops at the same step, and all processes stop together.
 """
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 class FinalModel(NamedTuple):
-    """The step whose weights are the final model."""
+    """The step that provides the final weights."""
 
     step: int
     metrics: dict[str, float]
-    """The held-out metrics of these weights; empty if no rows are held out."""
+    """Held-out metrics of these weights; empty if no rows are held out."""
 
 
 def check_metrics(settings: TrainSettings, known: tuple[str, ...]) -> None:
-    """Raise SettingsError for a metric that the run needs and no evaluation measures.
+    """Raise SettingsError if the run needs a metric that no evaluation measures.
 
-    `known` are the metrics of the evaluation before the first step.
+    `known` are the metrics evaluated before the first step.
     """
     target, best = settings.stop.target, settings.output.checkpoint.best_metric
     is_named = best not in {"auto", "off"}
@@ -49,10 +49,10 @@ def check_metrics(settings: TrainSettings, known: tuple[str, ...]) -> None:
 
 
 def count_evaluation(context: RunContext, state: TrainState, metrics: dict[str, float]) -> None:
-    """Count an evaluation that is due by `evaluation.every_steps`.
+    """Count an evaluation scheduled by `evaluation.every_steps`.
 
-    It is an improvement if its metric is better than at the last improvement by more than
-    `stop.min_delta`. A value that is not finite is no improvement.
+    It is an improvement if its metric beats the last improvement by more than `stop.min_delta`. A
+    non-finite value is not an improvement.
     """
     if not metrics or not (metric := best_metric(context)):
         return
@@ -65,7 +65,6 @@ def count_evaluation(context: RunContext, state: TrainState, metrics: dict[str, 
 
 
 def find_stop_reason(context: RunContext, state: TrainState) -> str:
-    """Return why the run stops early; empty if it continues."""
     patience, count = context.settings.stop.patience, state.improvement.num_evaluations
     if patience is None or count < patience:
         return ""
@@ -76,10 +75,10 @@ def find_stop_reason(context: RunContext, state: TrainState) -> str:
 def load_final_weights(
     context: RunContext, state: TrainState, metrics: dict[str, float]
 ) -> FinalModel:
-    """Load the weights of the final model into the state; every process calls this.
+    """Load the final model's weights into the state; every process calls this.
 
-    `metrics` is the evaluation of the last step. The state cannot be trained further, because the
-    optimizer keeps the moments of the last step.
+    `metrics` is the last step's evaluation. The state cannot be trained further, because the
+    optimizer keeps the last step's moments.
     """
     last, best_step = FinalModel(state.step, metrics), state.best_step
     is_main = context.world.is_main_process

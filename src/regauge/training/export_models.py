@@ -1,7 +1,7 @@
-"""Writes the final models of a run as folders that transformers loads.
+"""Writes the final models as folders that transformers loads.
 
-model/                  the model of the only task, or of the first one
-tasks/<name>/model/     the models of the other tasks
+model/                  the model of the only task, or the first one
+tasks/<name>/model/     the other tasks' models
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from regauge.training.task_runtime import TaskRuntime
 
 INNER_PREFIX = "model."
-"""Prefix of the names of the transformers model in the module of a task."""
+"""Name prefix of the transformers model in a task's module."""
 
 
 def write_models(context: RunContext, state: TrainState, step: int) -> None:
-    """Write the model of each task; every process calls this.
+    """Write each task's model; every process calls this.
 
-    `step` is the step of the weights, which the configuration of each model records.
+    Each model's configuration records `step`, the step of the weights.
     """
     main_task, *other_tasks = context.tasks
     write_model(context, state, main_task, context.folder / "model", step)
@@ -58,10 +58,10 @@ def write_models(context: RunContext, state: TrainState, step: int) -> None:
 def write_model(
     context: RunContext, state: TrainState, task: TaskRuntime, folder: Path, step: int
 ) -> None:
-    """Write the model of one task, and the step of its weights; every process calls this.
+    """Write one task's model, and the step of its weights; every process calls this.
 
-    A text encoder is also described for sentence-transformers. The first process holds at most the
-    weights of one file at a time. LoRA adapters are merged, and saved in a separate folder, too.
+    A text encoder is also described for sentence-transformers. The first process holds at most one
+    file's weights at a time. LoRA adapters are merged, and also saved in a separate folder.
     """
     module = modules_by_task(state.model.module)[task.name]
     run_names = {id(value): name for name, value in state.model.module.named_parameters()}
@@ -102,7 +102,6 @@ def write_model(
 def _save_adapters(
     settings: Model, module: TextModule, trained: dict[str, Tensor], merged: Path
 ) -> None:
-    """Write the LoRA adapters of each encoder of a module next to the merged model."""
     root = merged.with_name(lora.ADAPTER_FOLDER)
     for folder, prefix, model in dual_encoder.iterate_encoders(module, root):
         adapters = {
@@ -129,7 +128,6 @@ def _write_folder(
     all_weights: Iterator[tuple[str, Tensor]],
     folder: Path,
 ) -> None:
-    """Write the weights, the head, the configuration and the tokenizer of a model."""
     inner: Any = module.model
     document_encoder = dual_encoder.DualEncoderWriter(folder)
     buffers = module.named_buffers()
@@ -155,7 +153,6 @@ def _write_folder(
 
 
 def _describe_use(task: TaskRuntime, module: TextModule, tokenizer: Path) -> TextUse:
-    """Return how a task uses texts."""
     return TextUse(
         tokenizer,
         task.manifest.tokenizer,
@@ -174,13 +171,12 @@ def _find_start(context: RunContext) -> Path | None:
 
 
 def _find_tokenizer(context: RunContext, task: TaskRuntime) -> Path:
-    """Return the tokenizer of the dataset of a task."""
     paths = {config.name: config.data.path for config in context.settings.task_configs}
     return Path(paths[task.name]) / "tokenizer"
 
 
 def _find_max_length(task: TaskRuntime, module: TextModule) -> int | None:
-    """Return the maximum number of tokens of a text; None if there is no limit."""
+    """Return the maximum tokens per text; None if unlimited."""
     return task.task.input_spec(task.manifest).max_row_tokens(module.max_tokens)
 
 
@@ -191,7 +187,7 @@ def _add_frozen(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the trained weights, then the initial values of the frozen ones.
 
-    `frozen` maps the names in the module of the run to the names in the module of the task.
+    `frozen` maps names in the run's module to names in the task's module.
     """
     yield from trained
     if frozen:

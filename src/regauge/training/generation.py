@@ -1,8 +1,8 @@
 """Generation from held-out prompts.
 
-The module that trains computes the completions, in batches of the shape of an evaluation. So
-nothing new is compiled, and weights stay sharded. Every token needs a forward pass over whole
-rows, without a cache: one microbatch per token.
+The module in training computes the completions, in batches of the evaluation shape. So nothing new
+is compiled, and weights stay sharded. Every token needs a forward pass over whole rows, without a
+cache: one microbatch per token.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class GeneratedSample:
-    """A prompt of a held-out row, the reference and the completion by the model, as token ids."""
+    """Token ids: a held-out row's prompt, its reference, and the model's completion."""
 
     prompt: np.ndarray
     reference: np.ndarray
-    """The tokens that follow the prompt in its row."""
+    """The tokens after the prompt in its row."""
     completion: list[int] = field(default_factory=list)
     is_complete: bool = False
     """Whether an end token or a stop text ended the completion."""
@@ -78,7 +78,7 @@ def generate_samples(
 def _read_prompts(
     heldout: HeldoutSet, options: Samples, tokenizer: LoadedTokenizer
 ) -> Iterator[GeneratedSample]:
-    """Yield the first held-out rows that have a prompt, as samples without a completion."""
+    """Yield the first held-out rows with a prompt, as samples without a completion."""
     count = 0
     for row_number in heldout.row_numbers.tolist():
         if count == options.prompts:
@@ -94,8 +94,6 @@ def _read_prompts(
 
 
 class _SampleGenerator:
-    """Generates the completions of samples, one microbatch at a time."""
-
     def __init__(
         self,
         heldout: HeldoutSet,
@@ -111,12 +109,12 @@ class _SampleGenerator:
         self._end_ids = end_ids
         part: Any = modules_by_task(module).get(heldout.task_name, module)
         if options.is_sampled and not isinstance(part, CausalLanguageModel):
-            problem = f"a module {type(part).__name__} draws no tokens"
+            problem = f"module {type(part).__name__} cannot draw tokens"
             raise SettingsError(problem, "remove evaluation.samples.temperature")
         part.generation = options
 
     def generate(self, samples: list[GeneratedSample], first: int) -> None:
-        """Generate the completions of samples in place; `first` is the number of the first one."""
+        """Complete samples in place; `first` is the number of the first one."""
         size, length = self._heldout.loader.largest_shape
         arrays = self._heldout.loader.build_empty_batch(size, length)
         for row, sample in enumerate(samples):
@@ -149,7 +147,7 @@ class _SampleGenerator:
         return sample.is_complete
 
     def _draw(self, rows: int, first: int, step: int) -> np.ndarray | None:
-        """Return the numbers that select the next token of each row; None if it is greedy."""
+        """Return the random numbers that select each row's next token; None if greedy."""
         if not self._options.is_sampled:
             return None
         return draw_uniform(self._options.seed, 0, first + np.arange(rows), step)
@@ -157,10 +155,10 @@ class _SampleGenerator:
     def _predict_tokens(
         self, arrays: dict[str, np.ndarray], last: np.ndarray, draws: np.ndarray | None
     ) -> np.ndarray:
-        """Return the next token of each row, [rows]; `last` are the positions of its last tokens.
+        """Predict each row's next token, [rows]; `last` are the positions of the last tokens.
 
-        Every process gets the tokens of process 0. Devices of different kinds might predict
-        different tokens, but all processes must finish together.
+        Every process gets process 0's tokens. Devices of different kinds might predict different
+        tokens, but all processes must finish together.
         """
         if draws is not None:
             arrays = {**arrays, "draws": draws, "last": last[:, None]}

@@ -1,7 +1,7 @@
-"""Computes the gradients of one step: from the batches of a process to sums over the global batch.
+"""Computes one step's gradients: from a process's batches to sums over the global batch.
 
 A loss is a weighted sum and its weight. Gradients are sums as well; `optimizer_step` divides them
-once, by the weight of the global batch.
+once, by the global batch's weight.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 INITIAL_SCALE = 2.0**16
 MIN_SCALE = 2.0**-16
-"""Below this loss scale the run fails."""
+"""The run fails below this loss scale."""
 GROWTH_INTERVAL_STEPS = 2000
-"""Steps with finite gradients after which the loss scale doubles."""
+"""Finite steps after which the loss scale doubles."""
 
 
 @dataclass(frozen=True)
 class DropoutSeed:
-    """The key of torch's random generators, so that a run with native dropout can be resumed."""
+    """Key for torch's random generators, so a run with native dropout can be resumed."""
 
     accelerator: Accelerator
     seed: int
@@ -43,17 +43,16 @@ class DropoutSeed:
     rank: int
 
     def seed_microbatch(self, microbatch: int) -> None:
-        """Seed the generators of this process for a microbatch of the step."""
         key = int(hash_keys(self.seed, self.step, self.rank, microbatch))
         self.accelerator.seed(key >> 1)
 
 
 class GradientComputer:
-    """Computes the gradients of a task on a model that is placed on the processes of a run.
+    """Computes a task's gradients on a model placed on the run's processes.
 
-    `end_microbatch` is called after each microbatch. `before_collective` is called before this
-    process may wait for other processes. `num_slots` is the number of sequences of the global
-    batch, padding included. `task_name` selects the task of a multi-task model.
+    `end_microbatch` is called after each microbatch, `before_collective` before this process may
+    wait for others. `num_slots` is the number of sequences in the global batch, padding included.
+    `task_name` selects the task in a multi-task model.
     """
 
     def __init__(
@@ -76,10 +75,10 @@ class GradientComputer:
     def accumulate_gradients(
         self, batches: list[Batch], loss_scale: Tensor, dropout_seed: DropoutSeed | None = None
     ) -> Tensor:
-        """Accumulate the gradients of a global batch; return [loss sum, weight] of that batch.
+        """Accumulate gradients over a global batch; return its [loss sum, weight].
 
         `loss_scale` multiplies the loss sum, and with it the gradients. `dropout_seed` is None if
-        nothing draws from the generators of torch.
+        nothing draws from torch's generators.
         """
         set_active_task(self._model.module, self._task_name)
         self._model.module.train()
@@ -131,7 +130,6 @@ class GradientComputer:
         return totals
 
     def _compute_outputs(self, batch: Batch, index: int, dropout_seed: DropoutSeed | None) -> Batch:
-        """Return the outputs of microbatch `index`, counted from 1."""
         if dropout_seed is not None:
             dropout_seed.seed_microbatch(index)
         if self._model.has_forward_collectives:
@@ -142,11 +140,11 @@ class GradientComputer:
 
 
 def gather_by_slot(vectors: list[Tensor], batches: list[Batch], num_slots: int) -> Batch:
-    """Gather the vectors of all processes in the order of their slots.
+    """Gather the vectors of all processes in slot order.
 
     Every process gets `vectors` [num_slots, width], `real` [num_slots], which is 0 for slots
-    without a row, and the GATHERED_COLUMNS of the batches, [num_slots, width]. One process fills a
-    slot and the others add zeros, so that the sum over processes is exact.
+    without a row, and the batches' GATHERED_COLUMNS, [num_slots, width]. One process fills a slot
+    and the others add zeros, so the sum over processes is exact.
     """
     parts = [
         {"vectors": rows, **{name: batch[name] for name in GATHERED_COLUMNS if name in batch}}
@@ -172,9 +170,9 @@ def all_reduce_sum(value: Tensor) -> Tensor:
 
 
 class LossScale:
-    """Dynamic loss scaling: the factor of the loss in fp16, and the steps since its last change.
+    """Dynamic loss scaling: the fp16 loss factor, and the steps since its last change.
 
-    The rule is that of `torch.amp.GradScaler`: halve at a non-finite gradient norm, double after
+    Same rule as `torch.amp.GradScaler`: halve at a non-finite gradient norm, double after
     `GROWTH_INTERVAL_STEPS` finite ones.
     """
 
@@ -194,8 +192,8 @@ class LossScale:
         """Return whether to update with gradients of this norm, and adapt the scale.
 
         The norm is read from the device only if loss scaling is enabled. It is the norm over all
-        processes, so that all processes decide equally. Raises NoProgressError if the scale
-        falls below `MIN_SCALE`.
+        processes, so all decide equally. Raises NoProgressError if the scale falls below
+        `MIN_SCALE`.
         """
         if not self._enabled:
             return True
@@ -213,10 +211,9 @@ class LossScale:
         return is_finite
 
     def state(self) -> dict[str, float]:
-        """Return the state that a checkpoint holds."""
         return {"value": self.value, "steps": self._steps}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Resume from a checkpoint; a run that had no loss scaling before starts anew."""
+        """Resume from a checkpoint; a run without loss scaling before starts anew."""
         if self._enabled and state["value"] != 1.0:
             self.value, self._steps = state["value"], int(state["steps"])

@@ -1,6 +1,6 @@
 """Guards against bad updates: non-finite gradients, loss spikes, and replicas that differ.
 
-Every process has the loss of the global batch and the norm of all gradients, so that all processes
+Every process has the global batch's loss and the norm of all gradients, so all processes
 decide equally about a step.
 """
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 MIN_STATS_STEPS = 16
 """Steps in the running statistics before a step can be a spike."""
 MIN_STEP_WEIGHT = 0.02
-"""Weight of the newest step in the running statistics, once there are 1 / 0.02 steps."""
+"""The newest step's weight in the running statistics, after 1 / 0.02 steps."""
 SLACK_LOSS, SLACK_LOG_NORM = 0.1, 0.7
 """Excess over the running mean that is never a spike: 10 % of the loss, twice the norm."""
 NUM_RUNNING_STATS = 5
-"""Values of the running statistics of a task; see `detect_spike`."""
+"""Running statistics per task; see `detect_spike`."""
 REMEDY = "lower optimizer.learning_rate, or resume from an earlier checkpoint"
 
 
 class Guard:
-    """Decides before each update whether to skip it, and counts the bad steps.
+    """Decides before each update whether to skip it, and counts bad steps.
 
     torch's fused AdamW skips an update on the device (`found_inf`): values are read only at a log
     line. Other optimizers wait for the decision. On a lazy device nothing is read within a step. A
@@ -69,19 +69,18 @@ class Guard:
         self._running_stats = [stats.cpu().to(self._device) for stats in self._running_stats]
 
     def state(self) -> list[float]:
-        """Return the running statistics of all tasks, concatenated; a checkpoint holds them."""
+        """Return the running statistics of all tasks, concatenated, for checkpoints."""
         return [value for stats in self._running_stats for value in stats.tolist()]
 
     def restore(self, state: list[float]) -> None:
-        """Resume from a checkpoint."""
         by_task = torch.tensor(state).split(NUM_RUNNING_STATS)
         self._running_stats = [stats.to(self._device) for stats in by_task]
 
     def should_update(self, norm: Tensor, totals: Tensor, task: int = 0) -> bool:
-        """Return whether to do the update of a step.
+        """Return whether to do the update.
 
-        `norm` is the gradient norm and `totals` the [loss sum, weight] of the global batch. True if
-        the update is skipped on the device.
+        `norm` is the gradient norm and `totals` the global batch's [loss sum, weight]. True if the
+        update is skipped on the device.
         """
         is_finite = norm.isfinite() & totals.isfinite().all()
         values = torch.stack([totals[0] / totals[1], norm.log()])
@@ -96,7 +95,7 @@ class Guard:
         return self._lazy or self._skips_on_device or not bool(is_bad)
 
     def masked_lr(self, learning_rate: float | Tensor) -> float | Tensor:
-        """Return the learning rate of the update.
+        """Return the learning rate for the update.
 
         On a lazy device a bad step gets a vanishing learning rate and zero gradients.
         """
@@ -111,7 +110,7 @@ class Guard:
     def raise_if_needed(self, step: int) -> bool:
         """Log the bad steps since the last call; return whether the last step was good.
 
-        The caller skips a due checkpoint after a bad step, so that no run rolls back into a series
+        The caller skips a due checkpoint after a bad step, so no run rolls back into a series
         of bad steps. Raises RollbackError if the run must return to its last checkpoint, and
         NoProgressError if it must stop.
         """
@@ -141,8 +140,8 @@ class Guard:
 def detect_spike(running_stats: Tensor, values: Tensor, sigmas: float) -> tuple[Tensor, Tensor]:
     """Return whether a step is a spike, and the updated running statistics.
 
-    `values` is [loss, log of the gradient norm]. The statistics are [steps, 2 means, 2 variances],
-    exponentially weighted (West, 1979). A spike enters them clipped to the threshold, so that the
+    `values` is [loss, log gradient norm]. The statistics are [steps, 2 means, 2 variances],
+    exponentially weighted (West, 1979). A spike enters them clipped to the threshold, so the
     mean follows a lasting new level.
     """
     steps, mean, variance = running_stats[0], running_stats[1:3], running_stats[3:5]
@@ -167,9 +166,9 @@ def detect_spike(running_stats: Tensor, values: Tensor, sigmas: float) -> tuple[
 def _update_counts(
     counts: Tensor, is_not_finite: Tensor, is_spike: Tensor, is_bad: Tensor
 ) -> Tensor:
-    """Return the counts after one more step.
+    """Count one more step.
 
-    They are [steps, non-finite steps, spikes, consecutive bad steps, index of the first bad step].
+    Counts: [steps, non-finite steps, spikes, consecutive bad steps, index of the first bad step].
     """
     steps = counts[0] + 1
     first = torch.where((is_not_finite | is_spike) & (counts[4] == 0), steps, counts[4])
@@ -204,6 +203,6 @@ def check_replicas(values: Iterable[Tensor], world: World, step: int) -> None:
 
 
 def replica_bit_sum(values: Iterable[Tensor]) -> Tensor | None:
-    """Return the sum of the bits of tensors, read as integers; None if there is no tensor."""
+    """Sum the tensors' bits, read as integers; None without tensors."""
     sums = [bit_sum(value) for value in values]
     return torch.stack(sums).sum() if sums else None

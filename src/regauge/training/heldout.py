@@ -1,4 +1,4 @@
-"""Evaluates a module on held-out rows: one path for the training loop and for `evaluate`."""
+"""Evaluates a module on held-out rows, in the training loop and for `evaluate`."""
 
 from __future__ import annotations
 
@@ -29,44 +29,43 @@ if TYPE_CHECKING:
 
 
 GATHERED = ("slots", "real", *GATHERED_COLUMNS)
-"""The arrays of a batch that metrics over all rows need."""
+"""Batch arrays needed by metrics over all rows."""
 
 
 class CustomMetric(NamedTuple):
     """A function that maps the arrays of all held-out rows to a number, or to numbers by name."""
 
     path: str
-    """The function as the run file names it, `file.py:function`."""
+    """As in the run file, `file.py:function`."""
     compute: Callable[[dict[str, np.ndarray]], Any]
 
 
 @dataclass(frozen=True)
 class HeldoutSet:
-    """The held-out rows of a dataset, and the parts that evaluate a module on them."""
+    """A dataset's held-out rows, and everything needed to evaluate a module on them."""
 
     task: Task
     accelerator: Accelerator
     end_microbatch: Callable[[], None]
-    """Called after each microbatch."""
     device: torch.device
     loader: BatchLoader
     row_numbers: np.ndarray
-    """The sampled rows of the split, in the order of the outputs."""
+    """Sampled rows of the split, in output order."""
     task_name: str = ""
-    """The name of the task; empty if the run has one task."""
+    """Empty if the run has one task."""
     dataset_name: str = ""
-    """The name of a dataset that is mixed in; empty for the main dataset of the task."""
+    """Name of a dataset that is mixed in; empty for the task's main dataset."""
     custom_metrics: tuple[CustomMetric, ...] = ()
 
     def compute_metrics(self, module: nn.Module) -> dict[str, float]:
-        """Return the metrics of a module; every process gets the same values."""
+        """Return a module's metrics; every process gets the same values."""
         return self.evaluate(module)[0]
 
     def evaluate(self, module: nn.Module) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-        """Return the metrics and the outputs of a module.
+        """Return a module's metrics and outputs.
 
-        Only tasks with `metrics_need_all_rows` return outputs, in the order of the rows, and tasks
-        with custom metrics. Raises DataError if a custom metric fails.
+        Outputs, in row order, are returned only for tasks with `metrics_need_all_rows` or custom
+        metrics. Raises DataError if a custom metric fails.
         """
         set_active_task(module, self.task_name)
         batches, rows = self.read_batches()
@@ -84,7 +83,7 @@ class HeldoutSet:
         return metrics, outputs
 
     def read_batches(self) -> tuple[Iterator[Batch], int]:
-        """Return the batches of this process on the device, and the row count with padding."""
+        """Return this process's batches on the device, and the row count with padding."""
         arrays, rows = self.loader.load_evaluation_batches(self.row_numbers)
         host = (
             [{name: torch.from_numpy(value) for name, value in batch.items()}] for batch in arrays
@@ -92,14 +91,13 @@ class HeldoutSet:
         return (batch for (batch,) in self.accelerator.wrap_loader(host, self.device)), rows
 
     def class_report(self, outputs: dict[str, torch.Tensor]) -> ClassReport | None:
-        """Return the metrics of each class from the outputs of `evaluate`, if the task has any."""
         if not outputs or not self.task.has_classes:
             return None
         return self.task.class_report(select_real(outputs))
 
 
 def select_real(outputs: Batch) -> Batch:
-    """Return the outputs of an evaluation on the CPU, without those of padding rows."""
+    """Return an evaluation's outputs on the CPU, without padding rows."""
     is_real = outputs["real"].cpu() > 0
     return {"vectors": outputs["vectors"].cpu()[is_real]}
 
@@ -119,7 +117,7 @@ def evaluate_batches(
     values. Outputs are in slot order if they are needed or if the task has `metrics_need_all_rows`,
     else empty.
 
-    `num_slots` is the number of sequences in the batches of all processes, padding included.
+    `num_slots` is the number of sequences in all processes' batches, padding included.
     `end_microbatch` is called after each batch.
     """
     module.eval()
@@ -153,22 +151,22 @@ def evaluate_batches(
 
 
 def compute_means(sums: MetricSums) -> dict[str, float]:
-    """Return the mean of each metric, and the number of items; the device is read once."""
+    """Return each metric's mean, and the number of items; the device is read once."""
     names, table = _build_table(sums)
     return _divide(names, table.cpu())
 
 
 def _build_table(sums: MetricSums) -> tuple[list[str], Tensor]:
-    """Return the names of metrics, and a table [metrics, 2] of their sums and weights.
+    """Return metric names, and a table [metrics, 2] of their sums and weights.
 
-    Some metrics are computed on the CPU; the table is on the device of the first one.
+    Some metrics are computed on the CPU; the table is on the first one's device.
     """
     rows = [torch.stack([total.float(), weight.float()]) for total, weight in sums.values()]
     return list(sums), torch.stack([row.to(rows[0].device) for row in rows])
 
 
 def _divide(names: list[str], table: Tensor) -> dict[str, float]:
-    """Return each sum divided by its weight, and `items`: by default the weight of the first."""
+    """Divide each sum by its weight; `items` defaults to the first weight."""
     rows = table.tolist()
     pairs = zip(names, rows, strict=True)
     means = {name: total / max(weight, 1e-9) for name, (total, weight) in pairs}
@@ -176,10 +174,9 @@ def _divide(names: list[str], table: Tensor) -> dict[str, float]:
 
 
 def load_custom_metrics(paths: tuple[str, ...]) -> tuple[CustomMetric, ...]:
-    """Import the functions of `evaluation.metrics`.
+    """Import the functions in `evaluation.metrics`.
 
-    Raises SettingsError if a function is missing, or if the run file of this command does not name
-    it.
+    Raises SettingsError if a function is missing, or if this command's run file does not name it.
     """
     return tuple(CustomMetric(path, choices.load_function(path)) for path in paths)
 
@@ -189,10 +186,10 @@ def compute_custom_metrics(
     arrays: Mapping[str, Tensor],
     metrics: Mapping[str, float],
 ) -> dict[str, float]:
-    """Return the metrics with the custom ones added.
+    """Add custom metrics to the metrics.
 
-    Each function gets a dictionary with `arrays` as NumPy arrays of its own. Raises DataError if a
-    function fails, or if it returns anything but numbers under new names.
+    Each function gets a dictionary with its own copy of `arrays` as NumPy arrays. Raises DataError
+    if a function fails, or if it returns anything but numbers under new names.
     """
     merged = dict(metrics)
     for metric in custom_metrics:
@@ -208,7 +205,6 @@ def compute_custom_metrics(
 
 
 def _compute(metric: CustomMetric, arrays: dict[str, np.ndarray]) -> dict[str, float]:
-    """Return the values of one custom metric by name."""
     try:
         result = metric.compute(arrays)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The ledger: the time and the cost of a run by account, over all of its attempts."""
+"""The ledger: time and cost by account, over all attempts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ACCOUNTS = ("init", "compile", "data_wait", "step", "evaluate", "checkpoint", "l
 class Ledger(Hook):
     """Seconds by account, real and computed tokens; a resumed run continues all of them.
 
-    As a hook it books the time of every phase to the account of that name. The compile time of the
-    device within a phase is booked to `compile`. `meter` counts the cost. `on_phase` is called with
-    the name of each phase that begins. `compile_seconds` returns the device's compile time so far.
+    As a hook it books each phase's time to the account with the phase's name, except the device's
+    compile time, which goes to `compile`. `meter` counts the cost. `on_phase` is called with the
+    name of each new phase. `compile_seconds` returns the device's compile time so far.
     """
 
     def __init__(
@@ -41,12 +41,11 @@ class Ledger(Hook):
         self._since = time.perf_counter()
 
     def add(self, account: str, seconds: float) -> None:
-        """Add time that was measured elsewhere to an account."""
         self._booked[account] += seconds
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Book the time within the block to an account, instead of the account around it."""
+        """Book the time within the block to an account, instead of the enclosing account."""
         outer = self._switch(name)
         try:
             yield
@@ -55,7 +54,7 @@ class Ledger(Hook):
 
     @contextmanager
     def compilation(self) -> Iterator[None]:
-        """Book the compile time of the device within the block to `compile`."""
+        """Book the device's compile time within the block to `compile`."""
         before = self._compile_seconds()
         yield
         spent = self._compile_seconds() - before
@@ -65,7 +64,6 @@ class Ledger(Hook):
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds by account, up to now."""
         seconds = dict(self._booked)
         if self._account is not None:
             seconds[self._account] += time.perf_counter() - self._since
@@ -73,7 +71,6 @@ class Ledger(Hook):
 
     @property
     def training_seconds(self) -> float:
-        """Seconds of steps, and of waiting for their data."""
         seconds = self.seconds
         return seconds["step"] + seconds["data_wait"]
 
@@ -84,16 +81,14 @@ class Ledger(Hook):
 
     @property
     def cost(self) -> Cost:
-        """The cost so far; dollars are None if no price is known."""
+        """Cost so far; dollars are None if no price is known."""
         return self._meter.read()
 
     @property
     def padding_fraction(self) -> float:
-        """The fraction of the computed tokens that are padding."""
         return 1 - self.tokens / self.computed_tokens if self.computed_tokens else 0.0
 
     def state(self) -> dict[str, Any]:
-        """Return the state that a checkpoint holds."""
         return {
             "seconds": self.seconds,
             "tokens": self.tokens,

@@ -1,4 +1,4 @@
-"""The metrics of training between two log lines, and the lines of the ledger."""
+"""Training metrics between two log lines, and the ledger lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from regauge.training.state import TrainState
 
 IMPLAUSIBLE_MFU = 0.75
-"""MFU above which a measured peak is too low; it is then measured again."""
+"""A measured peak is too low if the MFU exceeds this; it is then measured again."""
 RUN_MFU_FORMULA = "real tokens/s x (6 N + 12 L h S) / (peak FLOP/s x processes)"
 
 
@@ -53,21 +53,19 @@ class MetricsWindow:
         self._began = self._ledger.training_seconds
 
     def add(self, totals: Tensor, norm: Tensor, task: int = 0) -> None:
-        """Add the [loss sum, weight] and the gradient norm of a step to those of its task."""
         self._losses[task] += totals
         self._norm = norm
         self._num_steps += 1
 
     def count(self, batches: list[dict[str, Any]]) -> None:
-        """Count the real and the computed tokens of a step's arrays."""
         for batch in batches:
             self._local_counts += count_tokens(batch)
 
     def flush(self, context: RunContext, state: TrainState) -> dict[str, float]:
-        """Return the metrics of the window, and begin the next one.
+        """Return the window's metrics, and begin the next one.
 
-        Throughput is measured over training time, without evaluations and saves.
-        Raises NoProgressError if the loss is not finite.
+        Throughput is measured over training time, without evaluations and saves. Raises
+        NoProgressError if the loss is not finite.
         """
         seconds = self._ledger.training_seconds - self._began
         self.all_reduce_counts()
@@ -94,7 +92,7 @@ class MetricsWindow:
         return {name: value for name, value in metrics.items() if value is not None}
 
     def all_reduce_counts(self) -> None:
-        """Add the token counts of all processes since the last call to the ledger."""
+        """Add all processes' token counts since the last call to the ledger."""
         tokens, computed_tokens = self._local_counts.tolist()
         if self._world.size > 1:
             counts = torch.tensor([tokens, computed_tokens], device=self._device)
@@ -105,16 +103,16 @@ class MetricsWindow:
         self._ledger.computed_tokens += computed_tokens
 
     def _mean_losses(self) -> dict[str, float]:
-        """Return the mean loss of each task that had a step, by its name."""
+        """Task name -> mean loss, for tasks that had a step."""
         pairs = zip(self._tasks, (sums.tolist() for sums in self._losses), strict=True)
         return {name: loss / weight for name, (loss, weight) in pairs if weight}
 
 
 class MfuMeter:
-    """Model FLOPs utilization (`RUN_MFU_FORMULA`) against the peak of the chip.
+    """Model FLOPs utilization (`RUN_MFU_FORMULA`) against the chip's peak.
 
-    The peak of an unknown chip is measured when the run begins, perhaps while other programs use
-    the chip. If the utilization is implausible, the peak is measured again.
+    An unknown chip's peak is measured when the run begins, perhaps while other programs use the
+    chip. If the utilization is implausible, the peak is measured again.
     """
 
     def __init__(
@@ -124,16 +122,16 @@ class MfuMeter:
         self._accelerator = accelerator
         self._precision = precision
         self.flops_per_token = flops_per_token
-        """FLOPs of training on one token; for several tasks the mean over their steps."""
+        """Training FLOPs per token; for several tasks the mean over their steps."""
         self._processes = processes
 
     @property
     def peak(self) -> float | None:
-        """The peak FLOP/s of one chip in the precision of the run; None if unknown."""
+        """Peak FLOP/s per chip in the run's precision; None if unknown."""
         return self.chip.flops_per_second.get(self._precision)
 
     def measure(self, tokens_per_second: float) -> float | None:
-        """Return the MFU at a throughput of real tokens; None if the peak is unknown."""
+        """Return the MFU at a throughput in real tokens; None if the peak is unknown."""
         peak = self.peak
         if peak is None:
             return None
@@ -147,13 +145,13 @@ class MfuMeter:
 
 
 def count_tokens(batch: dict[str, Any]) -> tuple[int, int]:
-    """Return the numbers of real tokens and of computed tokens, padding included, in a batch."""
+    """Count a batch's real tokens, and its computed tokens, padding included."""
     segments = batch["segments"]
     return int(np.count_nonzero(segments)), int(batch.get("packed", segments).size)
 
 
 def memory_by_content(context: RunContext, state: TrainState) -> dict[str, int]:
-    """Return the memory of this process by content in bytes, and the peak if it is known.
+    """Content -> bytes of this process, and the peak if it is known.
 
     The rest of `peak` is activations, buffers and libraries.
     """

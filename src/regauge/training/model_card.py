@@ -1,7 +1,7 @@
-"""Model cards: the README.md of a model folder, built from the documents of its run.
+"""Model cards: a model folder's README.md, built from the run's documents.
 
 The metadata at the top follows https://huggingface.co/docs/hub/model-cards. The same run gives the
-same bytes. A card ends with its hash, so that a README that somebody wrote or edited is not lost.
+same bytes. A card ends with its hash, so a README written or edited by somebody is not lost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PIPELINES = {
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
 }
-"""Pipelines of the Hub by the ends of class names of transformers."""
+"""transformers class name suffix -> Hub pipeline."""
 USAGES = {
     "fill-mask": """from transformers import pipeline
 
@@ -63,7 +63,7 @@ print(tag("Open a file."))""",
 model = SentenceTransformer(".")
 print(model.encode(["Open a file.", "Delete a folder."]).shape)""",
 }
-"""Code that runs a model, by pipeline."""
+"""Pipeline -> code that runs a model."""
 REGAUGE_USAGE = """import regauge
 
 model = regauge.load(".")
@@ -72,13 +72,11 @@ PEFT_CLASSES = {
     "CAUSAL_LM": "AutoPeftModelForCausalLM",
     "SEQ_CLS": "AutoPeftModelForSequenceClassification",
 }
-"""Classes of peft by the task type of an adapter."""
+"""Adapter task type -> peft class."""
 
 
 @dataclass(frozen=True)
 class _Model:
-    """The kind of a model folder."""
-
     library: str
     usage: str = ""
     pipeline: str | None = None
@@ -87,8 +85,6 @@ class _Model:
 
 @dataclass(frozen=True)
 class _Run:
-    """The documents of a run that a card shows."""
-
     name: str
     settings: dict[str, Any]
     packages: dict[str, str]
@@ -100,7 +96,7 @@ class _Run:
 def write_card(
     run: Path, folder: Path, result: dict[str, Any] | None = None, step: int | None = None
 ) -> None:
-    """Write the card of a model folder of a run; a README that is no card is kept and logged.
+    """Write a model folder's card; a README that is not a card is kept and logged.
 
     `result` is the result of a run that ends now; by default it is read. `step` is the step of the
     weights, by default the last one.
@@ -113,7 +109,6 @@ def write_card(
 
 
 def is_card(text: str) -> bool:
-    """Return whether a text is a model card that nobody has edited."""
     match = _MARK.search(text)
     return match is not None and match[1] == _hash(text[: match.start()])
 
@@ -121,7 +116,6 @@ def is_card(text: str) -> bool:
 def render_card(
     run: Path, folder: Path, result: dict[str, Any] | None = None, step: int | None = None
 ) -> str:
-    """Return the card of a model folder of a run."""
     facts = _read_run(run, result, step)
     task = _select_task(facts.settings, folder)
     model = _describe_model(folder)
@@ -157,7 +151,7 @@ def _template() -> Any:
 
 
 def _read_run(run: Path, result: dict[str, Any] | None, step: int | None) -> _Run:
-    """Read the documents of a run; metrics of another step than the last are in its log."""
+    """Read a run's documents; metrics from other steps than the last are in its log."""
     result = result or find_json(run / RESULT, REMEDY) or {}
     metrics = result.get("metrics", {})
     if step is not None and step != result.get("steps"):
@@ -177,7 +171,7 @@ def _read_run(run: Path, result: dict[str, Any] | None, step: int | None) -> _Ru
 
 
 def _select_task(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the table of the task that trained a folder: `tasks/<name>/model`, or the first."""
+    """Return the table of the task trained in a folder: `tasks/<name>/model`, or the first."""
     tasks = settings.get("task", {})
     if isinstance(tasks, dict):
         return tasks
@@ -186,7 +180,7 @@ def _select_task(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _select_metrics(metrics: dict[str, float], task: str | None) -> dict[str, float]:
-    """Return the held-out metrics of a task, sorted by name, without the counts."""
+    """Return a task's held-out metrics, sorted by name, without the counts."""
     prefixes = ("heldout/",) if task is None else (f"heldout.{task}/", f"heldout.{task}.")
     return {
         name: value
@@ -227,7 +221,7 @@ def _render_metadata(
     metrics: dict[str, float],
     datasets: list[Path],
 ) -> str:
-    """Return the YAML front matter; unknown values have no key."""
+    """Return the YAML front matter; unknown values are left out."""
     sources = [source for path in datasets for source in _list_sources(_read_manifest(path))]
     hub_datasets = sorted({str(s["name"]) for s in sources if _is_hub_dataset(s)})
     start = str(facts.settings.get("model", {}).get("path") or "")
@@ -268,7 +262,6 @@ def _describe_purpose(model: _Model, task: dict[str, Any]) -> str:
 
 
 def _list_datasets(settings: dict[str, Any], task: dict[str, Any]) -> list[Path]:
-    """Return the datasets of a task, with those that are mixed in."""
     data = {**settings.get("data", {}), **(task.get("data") or {})}
     mixed = [entry["path"] for entry in data.get("mix") or () if entry.get("path")]
     paths = [path for path in (data.get("path"), *mixed) if path]
@@ -285,7 +278,6 @@ def _list_sources(manifest: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _describe_dataset(path: Path) -> str:
-    """Return the table of a dataset: its rows, its tokens and its sources."""
     manifest = _read_manifest(path)
     rows = {f"`{path}`": "dataset"}
     for name, split in manifest.get("splits", {}).items():
@@ -362,7 +354,7 @@ def _format_value(value: object) -> str:
 
 
 def _tabulate(title: str, rows: dict[str, str]) -> str:
-    """Return a Markdown table of two columns; empty without rows."""
+    """Return a two-column Markdown table; empty without rows."""
     cells = {name: value.replace("|", "\\|") for name, value in rows.items()}
     lines = [f"| {name} | {value} |" for name, value in cells.items()]
     return "\n".join([f"| {title} | |", "| --- | --- |", *lines]) + "\n" if rows else ""

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from regauge.training.settings import Optimizer, Schedule
 
 MIN_MATRIX_DIMS = 2
-"""Parameters with fewer dimensions (biases, norms) have no weight decay."""
+"""Parameters with fewer dimensions (biases, norms) are not decayed."""
 PRIMING_LR = 1e-3
 TABLE_STEPS = 1024
-"""Learning rates that a lazy device gets at a time."""
+"""Learning rates sent to a lazy device at a time."""
 REHEARSAL_LR = 1e-30
 """A vanishing learning rate: 1 minus its product with the decay is 1. Division by 0 is avoided."""
 
@@ -29,10 +29,10 @@ REHEARSAL_LR = 1e-30
 def build_optimizer(
     settings: Optimizer, parameters: Iterable[tuple[str, nn.Parameter]], *, lazy: bool = False
 ) -> torch.optim.Optimizer:
-    """Return an optimizer over named master weights.
+    """Build an optimizer over named master weights.
 
-    Vectors (biases, norms) have no weight decay and no LAMB trust ratio. On a lazy device the step
-    count and the learning rate are tensors on the device (`capturable`).
+    Vectors (biases, norms) get neither weight decay nor a LAMB trust ratio. On a lazy device the
+    step count and the learning rate are tensors on the device (`capturable`).
     """
     members: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, value in parameters:
@@ -68,10 +68,10 @@ def build_optimizer(
 
 
 class LRSchedule:
-    """The learning rate of each step: a number, or on a lazy device an element of a table.
+    """Per-step learning rate: a number, or on a lazy device a table element.
 
-    The table is copied to the device every `TABLE_STEPS` steps. Its size does not depend on the
-    length of the run, so that graphs do not depend on it either.
+    The table is copied to the device every `TABLE_STEPS` steps. Its size does not depend on the run
+    length, so graphs do not depend on it either.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class LRSchedule:
         self._device = device
         self._lazy = lazy
         self.offset = 0
-        """Steps of the schedule that an earlier run has already done."""
+        """Schedule steps already done by an earlier run."""
         self.seek(0)
 
     def seek(self, step: int) -> None:
-        """Set the position to a step, counted from 0; -1 is a rehearsal step."""
+        """Move to a step, counted from 0; -1 is a rehearsal step."""
         self._step = step
         if self._lazy:
             steps = range(step, step + TABLE_STEPS)
@@ -95,7 +95,7 @@ class LRSchedule:
             self._table_end = steps.stop
 
     def next(self) -> float | Tensor:
-        """Return the learning rate at the position, and advance the position by one step."""
+        """Return the current learning rate, and advance by one step."""
         if not self._lazy:
             self._step += 1
             return self.rate_at(self._step - 1)
@@ -107,7 +107,6 @@ class LRSchedule:
         return rate
 
     def rate_at(self, step: int) -> float:
-        """Return the learning rate of a step as a number."""
         if step < 0:
             return REHEARSAL_LR
         return learning_rate(
@@ -119,7 +118,7 @@ class LRSchedule:
 
 
 def learning_rate(peak: float, schedule: Schedule, step: int, total_steps: int) -> float:
-    """Return the learning rate of a step, counted from 0, in a run of `total_steps`.
+    """Return the learning rate at a step, counted from 0, in a run of `total_steps`.
 
     "wsd" is warm-up, stable, decay (Hu et al., 2024, "MiniCPM", section 4). Its decay is at most as
     long as the steps after the warm-up.
@@ -142,14 +141,14 @@ def learning_rate(peak: float, schedule: Schedule, step: int, total_steps: int) 
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float | Tensor) -> None:
-    """Set the learning rate of each parameter group: `rate` times the multiplier of the group."""
+    """Set each parameter group's learning rate to `rate` times the group's multiplier."""
     for group in optimizer.param_groups:
         multiplier = group.get("lr_multiplier", 1.0)
         group["lr"] = rate if multiplier == 1 else rate * multiplier
 
 
 def lr_multiplier(settings: Optimizer, name: str) -> float:
-    """Return the learning rate multiplier of a weight; the longest matching prefix decides."""
+    """Return a weight's learning rate multiplier; the longest matching prefix decides."""
     prefixes = [prefix for prefix in settings.lr_multipliers if name.startswith(prefix)]
     return settings.lr_multipliers[max(prefixes, key=len)] if prefixes else 1.0
 
@@ -167,7 +166,7 @@ def check_lr_multipliers(settings: Optimizer, names: Iterable[str]) -> None:
 
 
 def prime_state(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate the state of an optimizer, so that a checkpoint can be loaded into it.
+    """Allocate the optimizer state, so a checkpoint can be loaded into it.
 
     It does one update with zero gradients and no decay, which changes no weight. The learning rate
     is not 0, because some optimizers divide by it.
@@ -188,7 +187,7 @@ def prime_state(optimizer: torch.optim.Optimizer) -> None:
 def state_tensors(
     optimizer: torch.optim.Optimizer, masters: dict[str, nn.Parameter]
 ) -> dict[str, Any]:
-    """Return the tensors of an optimizer by name, `<state>.<parameter>`; scalars are left out."""
+    """`<state>.<parameter>` -> optimizer tensor; scalars are left out."""
     return {
         f"{key}.{name}": value
         for name, state in _parameter_states(optimizer, masters)
@@ -198,7 +197,7 @@ def state_tensors(
 
 
 def step_count(optimizer: torch.optim.Optimizer, masters: dict[str, nn.Parameter]) -> float:
-    """Return the update count that an optimizer keeps; 0 if it keeps none.
+    """Return the optimizer's update count; 0 if it keeps none.
 
     It is equal for all parameters. Only one is read, because each read waits for the device.
     """
@@ -209,7 +208,6 @@ def step_count(optimizer: torch.optim.Optimizer, masters: dict[str, nn.Parameter
 def set_step_count(
     optimizer: torch.optim.Optimizer, masters: dict[str, nn.Parameter], count: float
 ) -> None:
-    """Set the update count of an optimizer; see `step_count`."""
     for _, state in _parameter_states(optimizer, masters):
         if "step" in state:
             state["step"].copy_(torch.tensor(count))

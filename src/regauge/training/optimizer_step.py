@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 def optimizer_step(
     context: RunContext, state: TrainState, batches: list[Batch], task: TaskRuntime | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Do one step; return [loss sum, weight] of the global batch and the gradient norm.
+    """Do one step; return the global batch's [loss sum, weight] and the gradient norm.
 
-    The task is the one of this step unless another is given. Nothing is read from the device unless
-    the loss is scaled.
+    `task` defaults to this step's task. Nothing is read from the device unless the loss is scaled.
     """
     task = task or context.task_at(state.step)
     task_index = context.tasks.index(task)
@@ -56,7 +55,7 @@ def optimizer_step(
 
 
 def _dropout_seed(context: RunContext, state: TrainState) -> DropoutSeed | None:
-    """Return the seed of the framework's generator; None if dropout masks are counter-based."""
+    """Return the framework generator's seed; None if dropout masks are counter-based."""
     if context.settings.model.dropout_kind == "counter":
         return None
     return DropoutSeed(context.accelerator, context.settings.seed, state.step, context.world.rank)

@@ -1,6 +1,6 @@
 """Resolves what a run file leaves open, once, before anything is allocated.
 
-One choice needs the model and follows when the run is set up: whether blocks are compiled
+One choice needs the model and follows during setup: whether blocks are compiled
 (`compile/decision.py`).
 """
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """The settings of a run with every choice resolved, and which run it is."""
+    """Settings with every choice resolved, and which run it is."""
 
     settings: TrainSettings
     data_fingerprint: str
-    """Hash of all rows and their order."""
+    """Hash over all rows and their order."""
     run_id: str
     decisions: Tables
-    """What was decided for open settings, with the figures behind it, for `run.json`."""
+    """Decisions for open settings, with the figures behind them, for `run.json`."""
 
 
 def resolve_run(settings: TrainSettings, world: World, reporter: WorkerReporter) -> ResolvedRun:
-    """Resolve the settings of a run; every process calls this.
+    """Resolve a run's settings; every process calls this.
 
-    A choice is taken from the command or the run file, else from the first attempt of the run, else
-    by affinity or measurement. Raises SettingsError if the output folder belongs to another run.
+    A choice is taken from the command or the run file, else from the first attempt, else by
+    affinity or measurement. Raises SettingsError if the output folder belongs to another run.
     """
     folder = Path(settings.output.folder)
     settings = resolve_warm_start(settings, world, reporter)
@@ -62,7 +62,6 @@ def resolve_run(settings: TrainSettings, world: World, reporter: WorkerReporter)
 
 
 def _describe_precision(settings: TrainSettings) -> Tables:
-    """Return the chosen precision, the reason and the measured speeds of this machine."""
     accelerator, precision = settings.accelerator, settings.execution.precision
     if accelerator is None or precision == "auto":  # `resolve_defaults` has resolved both
         return {}

@@ -1,4 +1,4 @@
-"""One attempt of a run, from its settings to its final model."""
+"""One attempt, from run settings to the final models."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 def attempt(
     settings: TrainSettings, world: World, callbacks: Sequence[Callback] = ()
 ) -> dict[str, Any]:
-    """Start or resume a run and return its result; every process calls this.
+    """Start or resume a run; return the result. Every process calls this.
 
     If a supervisor started the process, it receives heartbeats and how the attempt ends.
-    `callbacks` are called in addition to those of the settings.
+    `callbacks` are called in addition to those in the settings.
     """
     reporter = WorkerReporter(channel.read_spec(), world.rank)
     exporting = (
@@ -98,7 +98,7 @@ def _fault_injector(
 def _record(
     resolved: ResolvedRun, context: RunContext, state: TrainState, *, is_requested: bool
 ) -> None:
-    """Write run.json and environment.json, and the start of the attempt.
+    """Write run.json and environment.json, and the attempt's start.
 
     `is_requested` states whether the settings name the accelerator.
     """
@@ -162,7 +162,6 @@ def _facts(context: RunContext, state: TrainState, run_id: str) -> RunInfo:
 
 
 def _finish(context: RunContext, state: TrainState, outcome: Outcome) -> dict[str, Any]:
-    """Write the final models and the result; return the result."""
     context.seal_cache()
     final_model = load_final_weights(context, state, outcome.metrics)
     write_models(context, state, final_model.step)
@@ -186,7 +185,6 @@ def _finish(context: RunContext, state: TrainState, outcome: Outcome) -> dict[st
 
 
 def _warn_about_metrics(metrics: dict[str, float]) -> None:
-    """Log a warning if a held-out loss of the final model is not finite."""
     losses = {name: value for name, value in metrics.items() if name.endswith("loss")}
     if names := [name for name, value in losses.items() if not math.isfinite(value)]:
         message = "%s of the final model is not finite; lower optimizer.learning_rate"

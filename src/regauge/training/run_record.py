@@ -1,7 +1,7 @@
-"""Writes and compares the records of a run in its output folder: `run.json`, `environment.json`.
+"""Writes and compares the records in a run folder: `run.json`, `environment.json`.
 
-An output folder belongs to one run. When the run is started again, settings of the execution and of
-the end of the run may differ. Settings that identify the run (`IDENTITY_KEYS`) may not.
+A folder belongs to one run. When the run is started again, execution and stop settings may differ.
+Settings that identify the run (`IDENTITY_KEYS`) may not.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ if TYPE_CHECKING:
     from regauge.training.settings import Stop, TrainSettings
 
 DEFAULTS = "defaults"
-"""The entry of the table `run` with the optimizer settings that the run file leaves open."""
+"""Key in the `run` table: optimizer settings left open in the run file."""
 PRECISION = "precision"
-"""The entry of the table `run` with the reason for a precision that the run file leaves open."""
+"""Key in the `run` table: the reason for a precision left open in the run file."""
 PROBE = "probe"
-"""The folder, in the output folder, with measured decisions and the trials behind them."""
+"""Folder in the run folder: measured decisions and the trials behind them."""
 ADAPTER = "adapter"
-"""The folder with the LoRA adapters of a model, next to it."""
+"""Folder next to a model with its LoRA adapters."""
 TARGET_REACHED = "reached "
-"""Beginning of the reason for the end of a run that reached its target."""
+"""Start of the stop reason when a run reaches its target."""
 NO_IMPROVEMENT = "no better "
-"""Beginning of the reason for the end of a run whose patience ended."""
+"""Start of the stop reason when a run's patience ends."""
 TASKS = "tasks"
-"""The folder with the models of all tasks but the first."""
+"""Folder for the models of all tasks but the first."""
 IDENTITY_KEYS = (
     "seed",
     "task",
@@ -76,16 +76,16 @@ IDENTITY_KEYS = (
 )
 """Settings that identify a run; all others may change between attempts."""
 VARIABLE_PREFIXES = ("TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "OMP_", "KMP_", "GOMP_", "MKL_")
-"""Prefixes of environment variables that torch and its thread libraries read."""
+"""Prefixes of environment variables read by torch and its thread libraries."""
 PACKAGES = ("regauge", "torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy")
 
 
 def build_document(
     settings: TrainSettings, fingerprint: str, run_id: str, weights_checksum: str = ""
 ) -> Tables:
-    """Return the content of run.json: settings, and what identifies the run.
+    """Return the content for run.json: settings, and what identifies the run.
 
-    `fingerprint` is the hash of the data, `weights_checksum` that of the initial weights.
+    `fingerprint` is the data hash, `weights_checksum` that of the initial weights.
     """
     facts = {
         "format": FORMAT,
@@ -98,7 +98,7 @@ def build_document(
 
 
 def read_run(folder: Path) -> Tables | None:
-    """Return the content of run.json of an output folder; None if there is no such file.
+    """Read a folder's run.json; None if there is no such file.
 
     Raises DataError if it is damaged.
     """
@@ -133,7 +133,7 @@ def check_same_run(folder: Path, settings: TrainSettings, fingerprint: str) -> s
 
 
 def find_result(folder: Path, settings: TrainSettings, total_steps: int) -> Tables | None:
-    """Return the result of a run that has all of its steps and its models; None if work remains.
+    """Return the result if all steps and models are done; None if work remains.
 
     A run that ended before its last step is finished as long as the same settings would end it.
     """
@@ -150,7 +150,6 @@ def find_result(folder: Path, settings: TrainSettings, total_steps: int) -> Tabl
 
 
 def _is_ended_early(result: Tables, saved: Tables, stop: Stop) -> bool:
-    """Return whether a run reached the target of these settings, or has no patience left."""
     reason, saved_stop = str(result.get("stop_reason")), saved.get("stop", {})
     if reason.startswith(TARGET_REACHED):
         return bool(saved_stop.get("target") == (dump(stop.target) if stop.target else None))
@@ -160,7 +159,6 @@ def _is_ended_early(result: Tables, saved: Tables, stop: Stop) -> bool:
 
 
 def _list_models(folder: Path, saved: Tables) -> list[Path]:
-    """Return the folders of the models of all tasks of a run."""
     tasks = saved["task"] if isinstance(saved["task"], list) else [{}]
     other_tasks = [folder / TASKS / str(task["name"]) / "model" for task in tasks[1:]]
     return [folder / "model", *other_tasks]
@@ -171,7 +169,6 @@ def _has_weights(model: Path) -> bool:
 
 
 def inherit_decisions(settings: TrainSettings, folder: Path) -> TrainSettings:
-    """Return settings whose open choices are taken from the first attempt of the run."""
     saved = (read_run(folder) or {}).get("execution", {})
     execution = settings.execution
     update: dict[str, Any] = {}
@@ -196,8 +193,8 @@ def write_records(
 ) -> None:
     """Write run.json and environment.json, before the first step.
 
-    `device` describes the accelerator of this attempt. The `decisions` of the first attempt remain
-    those of the run.
+    `device` describes this attempt's accelerator. The first attempt's `decisions` remain those of
+    the run.
     """
     folder.mkdir(parents=True, exist_ok=True)
     check_own_folder(folder / "model")
@@ -223,7 +220,6 @@ def write_records(
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:
-    """Write the model cards of a run, then its result."""
     for model in ("model", ADAPTER):
         for path in sorted([folder / model, *folder.glob(f"{TASKS}/*/{model}")]):
             if path.is_dir():
@@ -234,7 +230,7 @@ def write_result(folder: Path, result: dict[str, Any]) -> None:
 def describe_device(
     accelerator: Accelerator, device: torch.device, *, is_requested: bool
 ) -> dict[str, Any]:
-    """Return the accelerator of a run, its device, why it was chosen, and which were refused."""
+    """Describe the accelerator, its device, why it was chosen, and which were refused."""
     choice = accelerators.describe_choice(accelerator, is_requested=is_requested)
     return {
         "kind": choice.kind,
@@ -247,9 +243,9 @@ def describe_device(
 
 
 def describe_environment(prefixes: tuple[str, ...]) -> dict[str, Any]:
-    """Return the package versions, the machine and the environment variables of a run.
+    """Describe package versions, machine and environment variables.
 
-    `prefixes` are prefixes of further variables, which the device reads.
+    `prefixes` select further variables, which the device reads.
     """
     prefixes = (*VARIABLE_PREFIXES, *prefixes)
     return {
@@ -291,7 +287,7 @@ def _check_empty(folder: Path) -> None:
 
 
 def _read_previous_environment(folder: Path) -> Tables:
-    """Return the environment of the previous attempt; empty if it is unknown."""
+    """Return the previous attempt's environment; empty if it is unknown."""
     try:
         return find_json(folder / ENVIRONMENT, "remove it") or {}
     except DataError:
@@ -308,7 +304,7 @@ def _warn_changed_device(current: Tables, previous: Any) -> None:
 
 
 def _warn_changed_length(current: Tables, previous: Tables) -> None:
-    """Warn if a changed length of the run changes the learning rate of the remaining steps."""
+    """Warn if a changed run length changes the remaining steps' learning rate."""
     schedule = current["optimizer"]["schedule"]["kind"]
     for key in ("stop.steps", "stop.epochs"):
         ours, theirs = _get_value(current, key), _get_value(previous, key)
@@ -318,9 +314,9 @@ def _warn_changed_length(current: Tables, previous: Tables) -> None:
 
 
 def _index_tasks(tasks: Any) -> Any:
-    """Return the table of a single task, or the tables of several tasks by name.
+    """Return a single task's table, or task name -> table.
 
-    Of the tables `data` and `batch` of a task only the keys remain that identify a run.
+    In a task's `data` and `batch` tables, only keys that identify a run remain.
     """
     if isinstance(tasks, dict):
         return tasks

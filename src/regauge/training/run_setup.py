@@ -1,6 +1,6 @@
-"""Sets up a run on this process: the device, the model, the tasks, the optimizer.
+"""Sets up a run on this process: device, model, tasks and optimizer.
 
-Nothing is allocated before the settings, the dataset and the output folder have been checked.
+Nothing is allocated before settings, dataset and output folder have been checked.
 """
 
 from __future__ import annotations
@@ -59,11 +59,10 @@ if TYPE_CHECKING:
     from regauge.training.settings import Execution, TrainSettings
 
 NO_SUPERVISOR = WorkerReporter(None, 0)
-"""The reporter of a process without a supervisor."""
 
 
 class Run(NamedTuple):
-    """A run that is set up on this process."""
+    """A run set up on this process."""
 
     context: RunContext
     state: TrainState
@@ -79,8 +78,8 @@ def set_up(
 ) -> Run:
     """Set up a run with resolved settings; every process calls this.
 
-    `dtype` replaces the type in which the settings compute. `injector` triggers the faults of a
-    plan. Raises SettingsError if accelerator or strategy are not resolved.
+    `dtype` replaces the settings' compute dtype. `injector` triggers the faults in a plan. Raises
+    SettingsError if accelerator or strategy are not resolved.
     """
     accelerator, strategy, execution = settings.accelerator, settings.strategy, settings.execution
     if accelerator is None or strategy is None:
@@ -166,8 +165,6 @@ def _tasks(
 
 
 def _end_microbatch(accelerator: Accelerator, reporter: WorkerReporter) -> Callable[[], None]:
-    """Return what ends a microbatch on the device, and gives a heartbeat."""
-
     def end_microbatch() -> None:
         accelerator.end_microbatch()
         reporter.heartbeat.beat()
@@ -220,7 +217,7 @@ def _take_device(
 
 
 def _meter(settings: TrainSettings, world: World, reporter: WorkerReporter) -> CostMeter:
-    """Return the supervisor's meter of dollars, or one that continues the last ledger line."""
+    """Return the supervisor's dollar meter, or one that continues the last ledger line."""
     if reporter.spec:
         return reporter.spec.meter
     paid = read_ledger_cost(Path(settings.output.folder))
@@ -254,7 +251,6 @@ def _shard(
     execution: Execution,
     accelerator: Accelerator,
 ) -> ShardedModel:
-    """Place the module on the processes, with activation checkpointing and compilation."""
     activation_checkpointing.apply_checkpointing(
         site.blocks, execution.activation_checkpointing, module.dropout_keys
     )
@@ -270,7 +266,7 @@ def _shard(
 def _open_cache(
     settings: TrainSettings, module: nn.Module, bucket_lengths: list[tuple[int, ...]], world: World
 ) -> CacheEntry | None:
-    """Return the cache entry of the run's graphs, which the accelerator uses from now on."""
+    """Open the run's compile cache entry, which the accelerator uses from now on."""
     root, accelerator = caches.find_root(settings), settings.accelerator
     if root is None or accelerator is None:
         return None
@@ -281,7 +277,7 @@ def _open_cache(
 
 
 def _flops_per_token(tasks: tuple[TaskRuntime, ...], schedule: TaskSchedule) -> float:
-    """Return the FLOPs of training on one token; for several tasks the mean over their steps."""
+    """Return the training FLOPs per token; for several tasks the mean over their steps."""
     pairs = zip(schedule.weights, tasks, strict=True)
     return sum(weight * task.flops_per_token for weight, task in pairs) / sum(schedule.weights)
 

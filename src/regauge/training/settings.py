@@ -1,4 +1,4 @@
-"""The tables of a run file that `train` reads; this module imports no torch."""
+"""The run file tables read by `train`; this module imports no torch."""
 
 from __future__ import annotations
 
@@ -63,30 +63,30 @@ class Schedule(KindTable):
 
     @property
     def num_warmup_steps(self) -> int:
-        """Steps of the warm-up; raises SettingsError if they are not resolved yet."""
+        """Warm-up steps; raises SettingsError if they are not resolved yet."""
         return _check_resolved(self.warmup_steps, "optimizer.schedule.warmup_steps")
 
 
 class GuardSettings(Settings):
-    """Actions after bad steps: non-finite gradients, and spikes of the loss or gradient norm."""
+    """Actions after bad steps: non-finite gradients, and loss or gradient norm spikes."""
 
     not_finite: Literal["skip", "rollback", "stop"] = "skip"
     """Action after a step with non-finite gradients; such a step never changes a weight."""
     spike: Literal["warn", "skip", "rollback", "stop"] = "warn"
     """Action after a step whose loss or gradient norm is a spike."""
     sigmas: float = Field(default=8.0, gt=0)
-    """Standard deviations above the running mean from which a value is a spike."""
+    """A value this many standard deviations above the running mean is a spike."""
     max_consecutive_skips: int = Field(default=3, ge=1)
-    """Skipped steps in a row after which the run rolls back to its last checkpoint, once."""
+    """Consecutive skipped steps after which the run rolls back to its last checkpoint, once."""
     check_replicas_every_steps: int = Field(default=500, ge=1)
-    """Steps between two comparisons of replicated weights; each checkpoint compares them, too."""
+    """Steps between comparisons of replicated weights; each checkpoint compares them, too."""
 
 
 class Optimizer(KindTable):
     """The optimizer and its hyperparameters."""
 
     kind: Literal["adamw", "lamb", "sgd", "adafactor"] = "adamw"
-    """Optimizer of torch, or LAMB (You et al., 2020) for large batches."""
+    """torch optimizer, or LAMB (You et al., 2020) for large batches."""
     learning_rate: Annotated[float, Field(gt=0)] | Auto = AUTO
     """Peak learning rate; `auto` is 5e-4 for random weights and for a head on a frozen encoder,
     2e-5 for pretrained weights, and 2e-4 for LoRA adapters."""
@@ -96,9 +96,9 @@ class Optimizer(KindTable):
     epsilon: float = Field(default=1e-8, gt=0)
     """Constant added to the root of the second moment (adamw, lamb)."""
     weight_decay: float = Field(default=0.01, ge=0)
-    """Decoupled weight decay of matrices; vectors (biases, norms) have none."""
+    """Decoupled weight decay for matrices, not for vectors (biases, norms)."""
     lr_multipliers: dict[str, Annotated[float, Field(ge=0)]] = {}
-    """Multipliers of the learning rate by weight name prefix, such as `{"model." = 0.1}`."""
+    """Weight name prefix -> learning rate multiplier, such as `{"model." = 0.1}`."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
     """Norm to which the global gradient is clipped."""
     schedule: Schedule = Schedule()
@@ -113,7 +113,7 @@ class Optimizer(KindTable):
 
     @property
     def moment_decay_rates(self) -> tuple[float, float]:
-        """Decay rates of the moments; raises SettingsError if they are not resolved yet."""
+        """Moment decay rates; raises SettingsError if they are not resolved yet."""
         return _check_resolved(self.betas, "optimizer.betas")
 
 
@@ -125,16 +125,16 @@ def _check_resolved(value: T | Auto, key: str) -> T:
 
 
 class TaskData(Settings):
-    """The dataset of one of several tasks."""
+    """Dataset for one of several tasks."""
 
     path: str
-    """Folder of the dataset; all tasks need the same tokenizer."""
+    """Dataset folder; all tasks need the same tokenizer."""
     mix: tuple[MixEntry, ...] = ()
-    """Datasets that are mixed in."""
+    """Datasets to mix in."""
 
 
 class TaskBatch(Settings):
-    """The global batch of one of several tasks; by default that of the run."""
+    """Global batch for one of several tasks; by default the run's."""
 
     rows: int | None = Field(default=None, ge=1)
     """Global batch size in rows."""
@@ -143,20 +143,20 @@ class TaskBatch(Settings):
 
 
 class TaskEntry(Settings):
-    """One of several tasks of a run: a `[[task]]` table with the keys of the task and these."""
+    """One of several tasks: a `[[task]]` table with the task's keys and these."""
 
     name: Annotated[
         str, require_pattern(r"[a-z][a-z0-9_-]*", "a name; use a to z, 0 to 9, '-' and '_'")
     ]
-    """Name of the task in metrics and folders."""
+    """Task name in metrics and folders."""
     weight: int = Field(default=1, ge=1, le=1000)
-    """Steps of the task for each step of a task with weight 1."""
+    """Steps of this task for each step of a task with weight 1."""
     data: TaskData | None = None
-    """Dataset of the task, if it differs from the dataset of the run."""
+    """Dataset, if it differs from the run's."""
     batch: TaskBatch = TaskBatch()
-    """Batch of the task, if it differs from the batch of the run."""
+    """Batch, if it differs from the run's."""
     task: Annotated[SerializeAsAny[Task], choice_of("tasks")]
-    """The task; its keys are keys of the `[[task]]` table itself."""
+    """The task; its keys are keys in the `[[task]]` table itself."""
 
     @model_serializer(mode="wrap")
     def _merge_tables(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _read_tasks(value: Any) -> Any:
 
 
 def _read_entry(value: Any, number: int) -> Any:
-    """Split a `[[task]]` table into the keys of `TaskEntry` and the keys of the task."""
+    """Split a `[[task]]` table into `TaskEntry` keys and task keys."""
     if not isinstance(value, dict):
         return value
     entry = {key: item for key, item in value.items() if key in TaskEntry.model_fields}
@@ -181,14 +181,14 @@ def _read_entry(value: Any, number: int) -> Any:
 
 OneTask = Annotated[SerializeAsAny[Task], choice_of("tasks")]
 Tasks = Annotated[OneTask | tuple[TaskEntry, ...], BeforeValidator(_read_tasks)]
-"""One task, or several tasks whose steps alternate."""
+"""One task, or several tasks with alternating steps."""
 
 
 class Samples(Generation):
     """Generation from held-out prompts at each evaluation, written to `samples.jsonl`."""
 
     prompts: int = Field(default=0, ge=0)
-    """Held-out prompts; each generated token costs the forward pass of a whole microbatch."""
+    """Held-out prompts; each generated token costs a whole microbatch's forward pass."""
     max_new_tokens: int = Field(default=DEFAULT_NEW_TOKENS, ge=1)
     """Maximum answer length in tokens."""
     prompt_tokens: int = Field(default=16, ge=1)
@@ -196,10 +196,10 @@ class Samples(Generation):
 
 
 class Evaluation(Settings):
-    """The evaluation on held-out rows, during training and after it."""
+    """Evaluation on held-out rows, during and after training."""
 
     every_steps: int = Field(default=0, ge=0)
-    """Steps between two evaluations; 0 evaluates only before the first and after the last step."""
+    """Steps between evaluations; 0 evaluates only before the first and after the last step."""
     rows: int | None = Field(default=None, ge=1)
     """Held-out rows to evaluate, a fixed random sample of the split; all by default."""
     microbatch_rows: int | None = Field(default=None, ge=1)
@@ -219,7 +219,7 @@ class Evaluation(Settings):
 
 
 class Output(Settings):
-    """The output folder of the run, its logs and its checkpoints."""
+    """The run's output folder, logs and checkpoints."""
 
     folder: str
     """The output folder; it belongs to one run."""
@@ -230,19 +230,18 @@ class Output(Settings):
     log_every_steps: int = Field(default=10, ge=1)
     """Steps between training metric lines."""
     checkpoint: Checkpoint = Checkpoint()
-    """When checkpoints are saved, and how many are kept."""
+    """When to save checkpoints, and how many to keep."""
     final_model: Literal["auto", "last", "best"] = "auto"
-    """Step of the final model: the last one, or the best one by `checkpoint.best_metric`. `auto` is
-    `best` with `stop.patience`, else `last`."""
+    """Step for the final model: the last one, or the best one by `checkpoint.best_metric`. `auto`
+    is `best` with `stop.patience`, else `last`."""
 
     @property
     def checkpoint_folder(self) -> Path:
-        """The folder of the run's checkpoints."""
         return Path(self.folder) / CHECKPOINTS
 
 
 class Batch(Settings):
-    """The global batch: the rows of one optimizer step, on any number of processes."""
+    """The global batch: the rows in one optimizer step, on any number of processes."""
 
     rows: int = Field(ge=1)
     """Global batch size in rows."""
@@ -265,20 +264,18 @@ class Batch(Settings):
 
     @property
     def microbatch(self) -> int:
-        """Rows of a microbatch; raises SettingsError if they are not resolved yet."""
+        """Rows per microbatch; raises SettingsError if they are not resolved yet."""
         return _check_resolved(self.microbatch_rows, "batch.microbatch_rows")
 
     @property
     def microbatches(self) -> int:
-        """Microbatches of one step, over all processes."""
         return self.rows // self.microbatch
 
 
 class TaskConfig(NamedTuple):
-    """A task of a run, with its dataset and its batch."""
+    """A task with its dataset and batch."""
 
     name: str
-    """The name of the task; empty if the run has one task."""
     weight: int
     task: Task
     data: DataSettings
@@ -286,14 +283,14 @@ class TaskConfig(NamedTuple):
 
 
 class Execution(Settings):
-    """The execution of the run; these settings do not change the data order or the model."""
+    """How the run is executed; these settings do not change the data order or the model."""
 
     processes: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default=1, union_mode="left_to_right"
     )
     """Processes on each machine; `auto` is one per healthy device, or one on a CPU."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads of each process; by default the cores divided by the processes."""
+    """CPU threads per process; by default the cores divided by the processes."""
     precision: Literal["auto", "bf16", "fp32", "tf32", "fp16", "fp8"] = "auto"
     """Compute dtype; master weights and moments are fp32. `fp8`: bf16 with fp8 linear layers."""
     compile: Literal["auto", "off", "blocks"] = "auto"
@@ -306,17 +303,17 @@ class Execution(Settings):
     recompile_budget: int = Field(default=0, ge=0)
     """Graphs that may be compiled after the warm-up before the run fails."""
     timeout_seconds: int = Field(default=600, ge=1)
-    """Longest time that a process waits for other processes."""
+    """How long a process waits for other processes."""
     nodes: Nodes = Nodes()
-    """The machines of a run on more than one machine."""
+    """Machines for a run on more than one machine."""
     supervision: Supervision = Supervision()
-    """The policy after a failure."""
+    """What to do after a failure."""
     price: Price = Price()
     """Price of the machines."""
 
 
 class Target(Settings):
-    """A held-out metric that ends the run when it is reached."""
+    """A held-out metric that ends the run when reached."""
 
     exclusive_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "at_least": ("at_most",),
@@ -324,7 +321,7 @@ class Target(Settings):
     }
 
     metric: str
-    """Name of the metric in the trackers, such as `heldout/recall@10`."""
+    """Metric name in the trackers, such as `heldout/recall@10`."""
     at_least: float | None = None
     """Threshold for a metric that should be high."""
     at_most: float | None = None
@@ -338,11 +335,10 @@ class Target(Settings):
 
     @property
     def threshold(self) -> float:
-        """The value of the metric that ends the run."""
+        """Metric value that ends the run."""
         return self.at_least if self.at_least is not None else self.at_most or 0.0
 
     def is_reached(self, values: Mapping[str, float]) -> bool:
-        """Return whether the metrics of an evaluation reach the target."""
         value = values.get(self.metric)
         if value is None:
             return False
@@ -350,7 +346,7 @@ class Target(Settings):
 
 
 class Stop(Settings):
-    """The end of the run: its length, and limits that stop it earlier."""
+    """When the run ends: its length, and limits that stop it earlier."""
 
     exclusive_keys: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "steps": ("epochs",),
@@ -384,19 +380,18 @@ class Stop(Settings):
         return self
 
     def total_steps(self, steps_per_epoch: int) -> int:
-        """Return the length in optimizer steps."""
         return self.steps or max(1, round((self.epochs or 0) * steps_per_epoch))
 
 
 class Computation(Settings):
-    """The computation of a run, which does not depend on the device."""
+    """What a run computes, independent of the device."""
 
     seed: int = Field(default=0, ge=0)
-    """Seed of the initial weights, the row order, the masks and the dropout."""
+    """Seed for initial weights, row order, masks and dropout."""
     data: DataSettings
     """The prepared dataset."""
     task: Tasks
-    """The task, or several named `[[task]]` tables whose steps alternate."""
+    """The task, or several named `[[task]]` tables with alternating steps."""
     model: Model
     """The architecture, or the pretrained weights."""
     batch: Batch
@@ -404,13 +399,12 @@ class Computation(Settings):
     optimizer: Optimizer = Optimizer()
     """The optimizer and its hyperparameters."""
     stop: Stop
-    """The end of the run."""
+    """When the run ends."""
     evaluation: Evaluation = Evaluation()
-    """The evaluation on held-out rows."""
+    """Evaluation on held-out rows."""
 
     @property
     def task_configs(self) -> tuple[TaskConfig, ...]:
-        """The tasks of the run, each with its dataset and its batch."""
         if isinstance(self.task, Task):
             return (TaskConfig("", 1, self.task, self.data, self.batch),)
         is_only_task = len(self.task) == 1
@@ -419,7 +413,6 @@ class Computation(Settings):
         )
 
     def _task_config(self, entry: TaskEntry, name: str) -> TaskConfig:
-        """Return a `[[task]]` table with the dataset and the batch of the run as defaults."""
         source = f"task {entry.name}"
         data = {**dump(self.data), **(dump(entry.data) if entry.data else {})}
         batch = {**dump(self.batch), **dump(entry.batch)}
@@ -458,23 +451,23 @@ class TrainSettings(Computation):
     """All settings of a training run."""
 
     output: Output
-    """The output folder of the run, its logs and its checkpoints."""
+    """The run's output folder, logs and checkpoints."""
     accelerator: Annotated[SerializeAsAny[Accelerator], choice_of("accelerators")] | None = None
-    """The device; by default the best device of this machine."""
+    """The device; by default this machine's best device."""
     strategy: Annotated[SerializeAsAny[Strategy], choice_of("strategies")] | None = None
     """The parallelism strategy; by default `single` or `ddp`."""
     execution: Execution = Execution()
-    """The execution of the run."""
+    """How the run is executed."""
     callbacks: tuple[FunctionPath, ...] = ()
     """Custom callbacks as import paths, `module:Class`; see `regauge.Callback`."""
     profile: bool = False
-    """Profile some steps: a breakdown of their time, and advice to shorten them."""
+    """Profile some steps: how their time breaks down, and advice to shorten them."""
     monitoring: Monitoring = Monitoring()
-    """How the run can be watched."""
+    """How to watch the run."""
 
     @property
     def has_best_final_model(self) -> bool:
-        """Whether the final model is the best checkpoint, and not the last step."""
+        """Whether the final model is the best checkpoint instead of the last step."""
         choice = self.output.final_model
         return choice == "best" or (choice == "auto" and self.stop.patience is not None)
 

@@ -1,4 +1,4 @@
-"""What training changes on this process, and what a checkpoint of it holds."""
+"""What training changes on this process, and what a checkpoint stores of it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ if TYPE_CHECKING:
     from regauge.training.strategies import ShardedModel
 
 WEIGHT_PREFIX, MOMENT_PREFIX = "model.", "optimizer."
-"""Prefixes of the names of tensors in a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Improvement:
-    """The last improvement of the metric that selects the best checkpoint; see `stop.patience`."""
+    """Last improvement of the metric that selects the best checkpoint; see `stop.patience`."""
 
     value: float | None = None
     """The metric at the last improvement; None before the first evaluation."""
     num_evaluations: int = 0
-    """Number of evaluations since then."""
+    """Evaluations since then."""
 
 
 @dataclass
 class TrainState:
-    """The model, the optimizer, and how far training has come."""
+    """Model, optimizer, and how far training has come."""
 
     model: ShardedModel
     optimizer: torch.optim.Optimizer
@@ -42,32 +41,27 @@ class TrainState:
     loss_scale: LossScale
     guard: Guard
     initial_weights: InitialWeights
-    """The weights of step 0."""
     step: int = 0
-    """Number of optimizer updates that are done."""
+    """Finished optimizer updates."""
     attempt: int = 1
-    """Number of this launch of the run, from 1."""
+    """Attempt number, from 1."""
     resumed_step: int = 0
-    """The step of the checkpoint that this attempt started from; 0 for none."""
+    """Checkpoint step that this attempt started from; 0 for none."""
     initial_metrics: dict[str, float] = field(default_factory=dict)
-    """The held-out metrics before the first step."""
     best_value: float | None = None
-    """The best value of the metric that selects the best checkpoint; None before the first."""
+    """Best value so far of the metric that selects the best checkpoint; None before the first."""
     best_step: int | None = None
-    """The step with the best value."""
     best_metrics: dict[str, float] = field(default_factory=dict)
-    """The held-out metrics of that step."""
     improvement: Improvement = Improvement()
-    """The last evaluation that was an improvement."""
 
     @property
     def weights_checksum(self) -> str:
-        """The sum of the bits of all weights of step 0, in hexadecimal."""
+        """Sum over the bits of all weights at step 0, in hexadecimal."""
         return _checksum(self.initial_weights.bit_sums.values())
 
     @property
     def frozen_checksum(self) -> str:
-        """The same of the weights that are not trained; empty if all are trained."""
+        """The same for frozen weights; empty if all are trained."""
         sums = self.initial_weights.bit_sums
         named = self.model.module.named_parameters()
         frozen = [sums[name] for name, weight in named if not weight.requires_grad]
@@ -75,11 +69,11 @@ class TrainState:
 
     @property
     def optimizer_steps(self) -> float:
-        """The update count that the optimizer keeps; it differs from `step` after skipped steps."""
+        """The optimizer's update count; it differs from `step` after skipped steps."""
         return optimizers.step_count(self.optimizer, self.model.masters())
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return every tensor of a checkpoint that this process holds, by its name there."""
+        """Checkpoint name -> tensor, for all checkpoint tensors on this process."""
         masters = self.model.masters()
         moments = optimizers.state_tensors(self.optimizer, masters)
         return {
@@ -88,7 +82,6 @@ class TrainState:
         }
 
     def set_optimizer_steps(self, count: float) -> None:
-        """Set the update count of the optimizer."""
         optimizers.set_step_count(self.optimizer, self.model.masters(), count)
 
 

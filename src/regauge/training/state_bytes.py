@@ -1,6 +1,6 @@
-"""Bytes of the weights, gradients and moments of a run; this module imports no torch.
+"""Bytes for weights, gradients and moments; this module imports no torch.
 
-Dry runs, the batch size finder and the planner measure the states of a run here.
+Dry runs, the batch size finder and the planner measure training states here.
 """
 
 from __future__ import annotations
@@ -20,33 +20,31 @@ if TYPE_CHECKING:
 
 BYTES_PER_MOMENT = 4
 HALF_PRECISIONS = ("bf16", "fp16", "fp8", "autocast")
-"""Precisions whose values have 2 bytes; those of others have 4. Plans call bf16 autocast."""
+"""Precisions with 2-byte values; others have 4. Plans call bf16 autocast."""
 
 
 class StateBytes(NamedTuple):
-    """Bytes of the process that holds most; activations are not included."""
+    """Bytes on the process that holds most, without activations."""
 
     weights: int
     master_weights: int
-    """fp32 weights that are stored in addition to those of the module."""
+    """fp32 weights stored in addition to the module's."""
     gradients: int
     optimizer_state: int
 
 
 @dataclass(frozen=True, eq=False)
 class RunWeights:
-    """The weights of a run by name, and its optimizer."""
+    """Weights by name, and the optimizer."""
 
     specs: Mapping[str, ParamSpec]
     optimizer: str
 
     @property
     def num_trained(self) -> int:
-        """Number of trained elements."""
         return sum(math.prod(spec.shape) for spec in self.specs.values() if spec.requires_grad)
 
     def measure(self, strategy: Strategy, processes: int, precision: str) -> StateBytes:
-        """Return the bytes of the states under a strategy."""
         return _measure(self, strategy, processes, 2 if precision in HALF_PRECISIONS else 4)
 
 

@@ -1,4 +1,4 @@
-"""Builds the parts of each task of a run: row order, batches, gradients and held-out sets."""
+"""Builds each task's parts: row order, batches, gradients and held-out sets."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskRuntime:
-    """A task of a run, with the parts that its steps need."""
+    """A task, with the parts that its steps need."""
 
     name: str
-    """The name of the task; empty if the run has one task."""
+    """Empty if the run has one task."""
     task: Task
     batch: Batch
     manifest: DatasetManifest
     bucket_lengths: tuple[int, ...]
-    """The lengths of training batches, in tokens, ascending."""
+    """Training batch lengths in tokens, ascending."""
     order: RowOrder
     loader: BatchLoader
     gradients: GradientComputer
     heldout: dict[str, HeldoutSet]
-    """The held-out sets by the prefix of their metrics, such as `heldout`; may be empty."""
+    """Metric prefix, such as `heldout` -> held-out set; may be empty."""
     flops_per_token: float
     can_pack: bool
     """Whether the module computes texts in packed rows, if batches may have any shape."""
@@ -53,7 +53,7 @@ class TaskRuntime:
 
 @dataclass(frozen=True)
 class DeviceContext:
-    """The process and the device on which tasks are computed."""
+    """Process and device for computing tasks."""
 
     world: World
     device: torch.device
@@ -67,10 +67,10 @@ class DeviceContext:
 def build_module(
     settings: TrainSettings, manifests: Sequence[DatasetManifest]
 ) -> TextModule | multitask.MultiTaskModel:
-    """Return the module of all tasks of a run, on the meta device.
+    """Build the module for all tasks, on the meta device.
 
-    `manifests` are the manifests of the datasets, in the order of the tasks. Raises SettingsError
-    if no weight is trained, or if no weight of a custom module can be frozen.
+    `manifests` are the dataset manifests, in task order. Raises SettingsError if no weight is
+    trained, or if no weight of a custom module can be frozen.
     """
     with META:
         modules = {
@@ -89,7 +89,6 @@ def build_task_runtime(
     model: ShardedModel,
     device_context: DeviceContext,
 ) -> TaskRuntime:
-    """Return the parts of one task; `model` is the model of all tasks."""
     config = config._replace(task=config.task.resolve_defaults(dataset.manifest))
     manifest, task, batch = dataset.manifest, config.task, config.batch
     bucket_lengths = task.bucket_lengths(manifest)
@@ -129,7 +128,7 @@ def build_task_runtime(
 def _build_heldout_sets(
     settings: TrainSettings, config: TaskConfig, dataset: Dataset, device_context: DeviceContext
 ) -> dict[str, HeldoutSet]:
-    """Return the held-out sets of the datasets of a task, by the prefix of their metrics."""
+    """Metric prefix -> held-out set, for a task's datasets."""
     heldout_sets: dict[str, HeldoutSet] = {}
     for name, heldout_dataset in dataset.heldout_sets().items():
         loader = build_loader(
@@ -169,7 +168,7 @@ def build_loader(
     bucket_lengths: tuple[int, ...],
     seed: int,
 ) -> BatchLoader:
-    """Return the loader of a split for this process; `rows` is the rows of a microbatch."""
+    """Return this process's loader for a split; `rows` is the microbatch size."""
     facts = dataset.manifest.tokenizer
     members = max(field.max_group_size for field in dataset.manifest.columns.values())
     return BatchLoader(

@@ -1,7 +1,7 @@
-"""Which of a run's tasks a step trains, and what identifies their data; this module needs no torch.
+"""Which task a step trains, and what identifies the tasks' data; this module needs no torch.
 
-The task of a step is a function of the step alone, so that a resumed run continues in the middle of
-a cycle.
+A step's task is a function of the step alone, so a resumed run continues in the middle of a
+cycle.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ if TYPE_CHECKING:
 
 
 class ScheduledTask(NamedTuple):
-    """The task that a step trains."""
+    """The task trained in a step."""
 
     task: int
-    """The index of the task."""
     step: int
-    """Number of steps that the task has had before."""
+    """Steps that the task has had before."""
 
 
 class TaskSchedule:
     """Round-robin task sampling by weights.
 
     Of every `sum(weights)` steps a task gets as many as its weight, spread evenly: a step goes to
-    the task that is furthest behind, and of equals to the first.
+    the task that is furthest behind, and among equals to the first.
     """
 
     def __init__(self, weights: Sequence[int]) -> None:
@@ -55,18 +54,17 @@ class TaskSchedule:
             counts[task] += 1
 
     def task_at(self, step: int) -> ScheduledTask:
-        """Return the task of a step, counted from 0."""
         cycles, position = divmod(step, len(self._cycle))
         task, before = self._cycle[position]
         return ScheduledTask(task, cycles * self.weights[task] + before)
 
     def steps_per_epoch(self, first_task_steps: int) -> int:
-        """Return the number of steps in which the first task gets its epoch of steps."""
+        """Return how many steps the run takes until the first task has done `first_task_steps`."""
         return math.ceil(first_task_steps * len(self._cycle) / self.weights[0])
 
 
 def read_manifests(settings: TrainSettings) -> list[DatasetManifest]:
-    """Return the manifest of each task's dataset.
+    """Read the manifest of each task's dataset.
 
     Raises DataError if a task cannot train on its dataset, or if the tokenizers differ.
     """
@@ -90,7 +88,7 @@ def read_manifests(settings: TrainSettings) -> list[DatasetManifest]:
 
 
 def resolve_tasks(settings: TrainSettings, manifests: Sequence[DatasetManifest]) -> TrainSettings:
-    """Return settings whose tasks have the defaults of their datasets, such as class names."""
+    """Fill task settings with dataset defaults, such as class names."""
     configs = settings.task_configs
     tasks = [
         config.task.resolve_defaults(manifest)
@@ -106,7 +104,7 @@ def resolve_tasks(settings: TrainSettings, manifests: Sequence[DatasetManifest])
 
 
 def _check_special_tokens(dataset: Path, manifest: DatasetManifest) -> None:
-    """Raise DataError if an older version put the special tokens of a dataset elsewhere."""
+    """Raise DataError if an older version put a dataset's special tokens elsewhere."""
     folder = dataset / "tokenizer"
     if manifest.special_tokens == "guessed" and (folder / TOKENIZER).is_file():
         LoadedTokenizer(folder).check_guessed(dataset, "prepare the data again")
@@ -115,7 +113,7 @@ def _check_special_tokens(dataset: Path, manifest: DatasetManifest) -> None:
 def count_steps_per_epoch(settings: TrainSettings, manifest: DatasetManifest) -> int:
     """Return the steps in which the first task has one pass over its rows.
 
-    `manifest` is that of the dataset of the first task.
+    `manifest` belongs to the first task's dataset.
     """
     configs = settings.task_configs
     rows = configs[0].batch.rows
@@ -125,7 +123,7 @@ def count_steps_per_epoch(settings: TrainSettings, manifest: DatasetManifest) ->
 
 
 def count_total_steps(settings: TrainSettings) -> int:
-    """Return the length of a run in steps; reads the dataset only if the length is in epochs."""
+    """Return the run length in steps; reads the dataset only if the length is in epochs."""
     if settings.stop.steps is not None:
         return settings.stop.steps
     manifest = mixture.read_data_manifest(settings.task_configs[0].data)
@@ -133,7 +131,7 @@ def count_total_steps(settings: TrainSettings) -> int:
 
 
 def data_fingerprint(manifests: Sequence[DatasetManifest]) -> str:
-    """Return the hash of all rows that a run trains on, and of their order."""
+    """Hash all training rows and their order."""
     if len(manifests) == 1:
         return manifests[0].fingerprint
     identities = " ".join(manifest.fingerprint for manifest in manifests)

@@ -1,4 +1,4 @@
-"""The training loop: steps, log lines, evaluations, checkpoints, and the reasons to stop."""
+"""The training loop: steps, log lines, evaluations, checkpoints, and reasons to stop."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from regauge.training.state import TrainState
 
 LOGGED_CHARACTERS = 60
-"""Characters of a prompt and of its completion in a log line."""
 NO_STOP, SECONDS, USD, TOKENS, SIGNAL = range(5)
 """Reasons to stop; if processes have several, the largest one counts. A signal adds its number to
 SIGNAL."""
@@ -54,7 +53,7 @@ class Outcome:
     metrics: dict[str, float] = field(default_factory=dict)
     """The last evaluation; empty if no rows are held out."""
     stop_reason: str = FINISHED
-    """FINISHED, or the target or the early stop that ended the run before its last step."""
+    """FINISHED, or the target or early stop that ended the run before its last step."""
 
 
 def train(context: RunContext, state: TrainState, trackers: TrackerGroup) -> Outcome:
@@ -133,7 +132,7 @@ def _run_step(
 
 
 def _batches(context: RunContext, state: TrainState) -> Generator[tuple[list[Arrays], list[Batch]]]:
-    """Yield the batches of each remaining step, as arrays and as tensors on the device."""
+    """Yield each remaining step's batches, as arrays and as tensors on the device."""
     data = context.settings.data
     steps = prefetch_batches(
         context.read_batches,
@@ -157,7 +156,7 @@ def _batches(context: RunContext, state: TrainState) -> Generator[tuple[list[Arr
 def _as_tensors(
     steps: Generator[list[Arrays]], pending: deque[list[Arrays]]
 ) -> Generator[list[Batch]]:
-    """Yield the arrays of each step as host tensors; `pending` keeps the arrays in order."""
+    """Yield each step's arrays as host tensors; `pending` keeps the arrays in order."""
     with closing(steps):
         for arrays in steps:
             pending.append(arrays)
@@ -171,11 +170,11 @@ def _is_due(step: int, every: int) -> bool:
 
 
 def evaluate(context: RunContext, state: TrainState) -> dict[str, float]:
-    """Return the held-out metrics of the state as `heldout/<metric>`; every process calls this.
+    """Evaluate the state, as `heldout/<metric>`; every process calls this.
 
-    Metrics of one of several tasks are named `heldout.<task>/<metric>`. Those of a dataset that is
-    mixed in have its name after that. Empty if no rows are held out. The metrics of each class are
-    written to `classes.json`.
+    With several tasks, metrics are named `heldout.<task>/<metric>`. Metrics on a dataset that is
+    mixed in have its name after that. Empty if no rows are held out. Per-class metrics are written
+    to `classes.json`.
     """
     metrics: dict[str, float] = {}
     reports: dict[str, ClassReport] = {}
@@ -197,7 +196,7 @@ def evaluate(context: RunContext, state: TrainState) -> dict[str, float]:
 
 
 def _write_samples(context: RunContext, state: TrainState, heldout: HeldoutSet) -> None:
-    """Append the completions of held-out prompts to samples.jsonl, and log the first one."""
+    """Append completions of held-out prompts to samples.jsonl, and log the first one."""
     options = context.settings.evaluation.samples
     dataset = Path(context.settings.task_configs[0].data.path)
     samples = generate_samples(heldout, state.model.module, options, dataset)
@@ -227,7 +226,8 @@ class StopCondition:
     def reason(self) -> int:
         """Return why all processes stop after this step, or NO_STOP; called after each step.
 
-        With several processes the answer is that of the step before: no process waits for it.
+        With several processes the answer belongs to the step before, so no process waits for
+        it.
         """
         reason = self._local_reason()
         if self._context.world.size == 1:
@@ -238,7 +238,6 @@ class StopCondition:
         return agreed
 
     def error(self, reason: int) -> RegaugeError:
-        """Return the error with which a stopped run ends."""
         step = self._state.step
         if reason >= SIGNAL:
             problem = f"stopped by a signal, saved at step {step}"

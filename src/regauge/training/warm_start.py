@@ -1,4 +1,4 @@
-"""Warm start: resolves the weights, moments and schedule that a run takes from an earlier run.
+"""Warm start: resolves the weights, moments and schedule taken from an earlier run.
 
 The weights are copied to the output folder before the first step. So the earlier run may continue,
 or its folder may be deleted. This module imports no torch.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from regauge.training.settings import TrainSettings
 
 START_FOLDER = "start"
-"""The folder, in the output folder, with the copied weights."""
+"""Folder in the run folder with the copied weights."""
 
 
 def check_source(origin: InitFrom) -> None:
@@ -36,7 +36,7 @@ def check_source(origin: InitFrom) -> None:
 
 
 def find_checkpoint(origin: InitFrom) -> Path:
-    """Return the checkpoint to start from; for a final model that of its step, or the latest."""
+    """Return the checkpoint to start from; for a final model its step's, or the latest."""
     root = Path(origin.path) / checkpoint_files.CHECKPOINTS
     steps = checkpoint_files.list_steps(root)
     if origin.step == "best":
@@ -52,13 +52,12 @@ def find_checkpoint(origin: InitFrom) -> Path:
 
 
 def _read_final_step(origin: InitFrom) -> int | None:
-    """Return the step of the final model of the earlier run; None if it is unknown."""
     folder = final_model_dir(origin.path)
     return read_step(folder) if (folder / CONFIG).is_file() else None
 
 
 def count_earlier_steps(origin: InitFrom | None) -> int:
-    """Return the number of steps of the learning rate schedule that earlier runs have done."""
+    """Return the learning rate schedule steps done by earlier runs."""
     if origin is None or origin.schedule == "restart":
         return 0
     state = checkpoint_files.read_state(find_checkpoint(origin))
@@ -66,7 +65,7 @@ def count_earlier_steps(origin: InitFrom | None) -> int:
 
 
 def use_copied_weights(settings: TrainSettings) -> TrainSettings:
-    """Return settings whose `model.path` is the copy of the weights, if there is a copy."""
+    """Point `model.path` to the copied weights, if there are any."""
     origin, target = settings.model.init_from, Path(settings.output.folder) / START_FOLDER
     if origin is None or origin.step == "final" or not (target / CONFIG).is_file():
         return settings
@@ -77,9 +76,9 @@ def use_copied_weights(settings: TrainSettings) -> TrainSettings:
 def resolve_warm_start(
     settings: TrainSettings, world: World, reporter: WorkerReporter
 ) -> TrainSettings:
-    """Copy the weights of a checkpoint to the output folder; return settings with that path.
+    """Copy a checkpoint's weights to the output folder; return settings with that path.
 
-    The first process of each machine copies; the others wait for it. Raises TransientError after
+    Each machine's first process copies; the others wait for it. Raises TransientError after
     `execution.timeout_seconds`.
     """
     origin, seconds = settings.model.init_from, settings.execution.timeout_seconds
@@ -96,7 +95,7 @@ def resolve_warm_start(
 
 
 def _copy(origin: InitFrom, target: Path, rank: int) -> None:
-    """Export the model of the checkpoint to `target`, without adapter files."""
+    """Export the checkpoint's model to `target`, without adapter files."""
     from regauge.training.checkpoint.export_weights import export_checkpoint
 
     step = checkpoint_files.parse_step(find_checkpoint(origin).name)

@@ -1,12 +1,12 @@
-"""Finds the microbatch size of a run: predicts memory, measures candidates, decides for all ranks.
+"""Finds a run's microbatch size: predicts memory, measures candidates, decides for all ranks.
 
-    <output>/probe/request.json    the settings of the trial
-    <output>/probe/lines.jsonl     each size when it starts, and its measurement
-    <output>/probe/microbatch.json the decision, for every process of the run
+    <output>/probe/request.json    trial settings
+    <output>/probe/lines.jsonl     each size when it starts, then the measurement
+    <output>/probe/microbatch.json the decision, for every process
 
 Process 0 decides before the run allocates a device. The trial runs in separate processes on the
-same devices, so that out-of-memory errors and kills end only the trial. The global batch, the row
-order and the result do not depend on the decision.
+same devices, so out-of-memory errors and kills end only the trial. The global batch, row order and
+result do not depend on the decision.
 """
 
 from __future__ import annotations
@@ -44,52 +44,48 @@ if TYPE_CHECKING:
 
 DECISION_FILE = "microbatch.json"
 MAX_MEMORY_SHARE = 0.8
-"""Fraction of the device memory that may be used, predicted or measured."""
+"""Usable fraction of device memory, predicted or measured."""
 NEAR_BEST = 0.95
-"""Fraction of the best throughput that a smaller size needs to be chosen."""
+"""Choose a smaller size if it reaches this fraction of the best throughput."""
 SMALL_BATCH_TOKENS = 2**14
-"""Tokens of a process's share of a step up to which the share is one microbatch, unmeasured."""
+"""Up to this many tokens, a process's share of a step is one microbatch, unmeasured."""
 UNMEASURED_MEMORY_SHARE = 0.4
-"""Fraction of the device memory up to which a prediction is trusted without a measurement."""
+"""Trust predictions up to this fraction of device memory without measuring."""
 MAX_SIZES = 6
-"""Sizes that one trial measures, each at least twice the previous one."""
+"""Sizes measured per trial, each at least twice the previous one."""
 
 
 @dataclass(frozen=True)
 class MemoryForecast:
-    """The predicted memory of a process, in bytes."""
+    """Predicted memory per process, in bytes."""
 
     device_bytes: int
-    """Memory that is available to the process."""
     fixed_bytes: int
     """Weights, master weights, gradients, moments, and the program itself."""
     bytes_per_row: int
-    """Activations of a row that are saved for the backward pass."""
+    """Activations saved per row for the backward pass."""
     min_live_rows: int | None = None
-    """Rows whose activations are alive at a time, if they are more than the microbatch."""
+    """Rows with live activations at a time, if more than the microbatch."""
 
     def required_bytes(self, rows: int) -> int:
-        """Return the predicted bytes with microbatches of `rows` rows."""
         return self.fixed_bytes + self.bytes_per_row * max(rows, self.min_live_rows or 0)
 
     def fits(self, rows: int) -> bool:
-        """Return whether the prediction is within `MAX_MEMORY_SHARE` of the memory."""
+        """Return whether the prediction is within `MAX_MEMORY_SHARE`."""
         return self.required_bytes(rows) <= MAX_MEMORY_SHARE * self.device_bytes
 
     def format_required(self, rows: int) -> str:
-        """Return the predicted memory for messages, in gigabytes."""
         return f"{self.required_bytes(rows) / GIGA:.2f}"
 
     @property
     def device_gigabytes(self) -> str:
-        """The available memory for messages, in gigabytes."""
         return f"{self.device_bytes / GIGA:.1f}"
 
 
 def resolve_microbatch(
     settings: TrainSettings, world: World, reporter: WorkerReporter
 ) -> TrainSettings:
-    """Resolve `batch.microbatch_rows`; every process of a run calls this.
+    """Resolve `batch.microbatch_rows`; every process calls this.
 
     A resumed run keeps its size if every process still gets a microbatch. Raises SettingsError if
     no size fits.
@@ -112,10 +108,10 @@ def resolve_microbatch(
 
 
 def usable_sizes(rows: int, processes: int) -> list[int]:
-    """Return the microbatch sizes of a global batch of `rows` rows, ascending.
+    """Return the possible microbatch sizes for a global batch of `rows` rows, ascending.
 
-    Every process gets at least one microbatch. Sizes with equal shares for all processes are
-    preferred: if there are any, only those are returned.
+    Every process gets at least one microbatch. If any sizes give all processes equal shares, only
+    those are returned.
     """
     usable = [size for size in range(1, rows + 1) if rows % size == 0 and rows // size >= processes]
     even = [size for size in usable if rows // size % processes == 0]
@@ -132,9 +128,9 @@ def select_sizes(usable: list[int]) -> list[int]:
 
 
 def choose_size(measurements: list[SizeMeasurement], device_bytes: int) -> SizeMeasurement | None:
-    """Return the smallest size whose throughput is within 5 % of the best; None if none fits.
+    """Return the smallest size within 5 % of the best throughput; None if none fits.
 
-    A size fits if its measured memory is at most 80 % of the device memory.
+    A size fits if its measured memory is at most 80 % of device memory.
     """
     fitting = [size for size in measurements if size.peak_bytes <= MAX_MEMORY_SHARE * device_bytes]
     best = max((size.rows_per_second for size in fitting), default=0.0)
@@ -142,9 +138,9 @@ def choose_size(measurements: list[SizeMeasurement], device_bytes: int) -> SizeM
 
 
 def forecast_memory(settings: TrainSettings, world: World) -> MemoryForecast:
-    """Predict the memory of a process of a run.
+    """Predict memory per process.
 
-    Raises SettingsError if the memory of the device is unknown.
+    Raises SettingsError if the device memory is unknown.
     """
     accelerator, strategy = settings.accelerator, settings.strategy
     memory = accelerator.memory_bytes(world.local_size) if accelerator else None
@@ -173,7 +169,7 @@ def forecast_memory(settings: TrainSettings, world: World) -> MemoryForecast:
 
 
 def describe_forecast(settings: TrainSettings) -> str:
-    """Return the predicted microbatch size for `--dry-run`, as text."""
+    """Describe the predicted microbatch size for `--dry-run`."""
     if not (Path(settings.data.path) / MANIFEST).exists():
         return "auto"
     size = count_processes(settings)
@@ -230,7 +226,7 @@ def _find_size(
 
 
 def _find_small_share(settings: TrainSettings, rows: int, forecast: MemoryForecast) -> str:
-    """Return why the whole share of a process is one microbatch; empty if it must be measured."""
+    """Return why a process's whole share is one microbatch; empty if it must be measured."""
     (config,) = settings.task_configs
     manifest = mixture.read_data_manifest(config.data)
     length = config.task.bucket_lengths(manifest)[-1]
@@ -250,7 +246,7 @@ def _format_decision(
     forecast: MemoryForecast,
     problem: str,
 ) -> dict[str, Any]:
-    """Log the decision with its reason; return it as JSON-ready fields."""
+    """Log the decision with the reason; return it as JSON-ready fields."""
     fastest = max(measurements, key=lambda size: size.rows_per_second)
     throughput = f"{best.rows_per_second:.3g} rows/s"
     if fastest.rows == best.rows:
@@ -267,7 +263,7 @@ def _format_decision(
 
 
 def _read_previous_size(settings: TrainSettings, world: World) -> int | None:
-    """Return the size of earlier attempts of the run, if it suits the number of processes."""
+    """Return the size used by earlier attempts, if it suits the number of processes."""
     saved = (run_record.read_run(Path(settings.output.folder)) or {}).get("batch", {})
     rows = saved.get("microbatch_rows")
     is_usable = isinstance(rows, int) and settings.batch.rows // rows >= world.size
@@ -275,7 +271,7 @@ def _read_previous_size(settings: TrainSettings, world: World) -> int | None:
 
 
 def _hash_inputs(settings: TrainSettings, world: World) -> str:
-    """Return a hash of the inputs of the decision, equal on all processes."""
+    """Hash the decision's inputs; equal on all processes."""
     tables = dump(settings)
     names = ("task", "model", "optimizer", "batch", "data", "strategy", "accelerator")
     inputs = {name: tables.get(name) for name in names}

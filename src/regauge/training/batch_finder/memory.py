@@ -1,4 +1,4 @@
-"""Measures the module of a run on torch's meta device, without allocating it: weights, activations.
+"""Measures weights and activations on torch's meta device, without allocating the module.
 
 Temporary buffers, such as gathered weights, are not included.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def measure_module(settings: TrainSettings, manifests: Sequence[DatasetManifest]) -> ModelSize:
-    """Return the size of the model of a run, which is built on the meta device."""
+    """Measure the run's model, built on the meta device."""
     module = build_module(settings, manifests)
     tasks = {
         name: TaskSize(part.max_tokens, partial(flops_per_token, part.model))
@@ -42,7 +42,6 @@ def measure_module(settings: TrainSettings, manifests: Sequence[DatasetManifest]
 
 
 def list_weights(module: nn.Module) -> dict[str, ParamSpec]:
-    """Return the shapes of the weights of a module by name."""
     return {
         name: ParamSpec(tuple(value.shape), value.requires_grad)
         for name, value in module.named_parameters()
@@ -52,10 +51,10 @@ def list_weights(module: nn.Module) -> dict[str, ParamSpec]:
 def estimate_row_bytes(
     settings: TrainSettings, dataset: Dataset, module: TextModule, dtype: torch.dtype
 ) -> int:
-    """Return the bytes of activations that are saved for one row.
+    """Return the activation bytes saved per row.
 
     The module is on the meta device and cannot be used afterwards. With activation checkpointing
-    these are the inputs of all blocks, and the activations inside of one block.
+    these are the inputs of all blocks, and the activations inside one block.
     """
     task, mode = settings.task_configs[0].task, settings.execution.activation_checkpointing
     lengths = task.bucket_lengths(dataset.manifest)
@@ -76,13 +75,13 @@ def estimate_row_bytes(
 
 
 def _measure_saved_bytes(module: TextModule, batch: dict[str, Tensor]) -> int:
-    """Return the bytes that autograd saves in a forward pass, weights excluded."""
+    """Return the bytes saved by autograd in a forward pass, weights excluded."""
     sizes: dict[int, int] = {}  # bytes by storage; storages on the meta device have no address
     storages = []
 
     def record_storage(value: Tensor) -> Tensor:
         storage = value.untyped_storage()
-        storages.append(storage)  # keep it alive, so that its key stays unique
+        storages.append(storage)  # keep it alive, so its key stays unique
         sizes[storage._cdata] = storage.nbytes()  # noqa: SLF001 - no public key of a storage
         return value
 

@@ -1,7 +1,7 @@
-"""Parameters, FLOPs and memory of the model of a run, for `--dry-run`.
+"""Model parameters, FLOPs and memory for `--dry-run`.
 
-Weights, master weights, gradients and moments follow from the strategy. The weights of a model that
-`models/weight_shapes.py` lists are counted without torch, all others on torch's meta device.
+Weights, master weights, gradients and moments follow from the strategy. Models listed in
+`models/weight_shapes.py` are counted without torch, all others on torch's meta device.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
 
 
 class TaskSize(NamedTuple):
-    """The limit and the FLOPs of the rows of a task."""
+    """A task's row limit and FLOPs."""
 
     max_tokens: int | None
     flops_per_token: Callable[[int], float]
-    """Training FLOPs of a token in a row of some length."""
+    """Row length -> training FLOPs per token."""
 
 
 class ModelSize(NamedTuple):
-    """The weights of the model of a run."""
+    """The model's weights, and per-task sizes."""
 
     counts: ParameterCounts
     weights: Mapping[str, ParamSpec]
     tasks: Mapping[str, TaskSize]
-    """Sizes by the name of the task; a single task has the name `""`."""
+    """Task name -> size; a single task has the name `""`."""
 
 
 def describe_model(settings: TrainSettings, described: RowsByFolder = NO_ROWS) -> dict[str, Any]:
-    """Return the parameters of a model, the FLOPs per token, and the memory of each process.
+    """Return the model's parameters, FLOPs per token, and memory per process.
 
-    `described` has the `[rows]` tables of datasets that are not prepared yet. Raises SettingsError
+    `described` holds `[rows]` tables for datasets that are not prepared yet. Raises SettingsError
     if the model cannot be built.
     """
     manifests = [_find_manifest(config, described) for config in settings.task_configs]
@@ -84,7 +84,7 @@ def describe_model(settings: TrainSettings, described: RowsByFolder = NO_ROWS) -
 def count_weights(
     settings: TrainSettings, manifests: Sequence[DatasetManifest]
 ) -> ModelSize | None:
-    """Return the size of a model without torch; None if it must be built to know it."""
+    """Return the model size without torch; None if the model must be built to know it."""
     if len(settings.task_configs) > 1:
         return None
     (config,), (manifest,) = settings.task_configs, manifests
@@ -97,7 +97,7 @@ def count_weights(
 
 
 def _find_head(task: Task, manifest: DatasetManifest) -> ModelHead | None:
-    """Return the head of a task; None for a class that overrides `build_module` alone."""
+    """Return the task's head; None for a class that overrides only `build_module`."""
     names = ("head", "find_head", "build_module")
     *heads, module = (
         next(kind for kind in type(task).__mro__ if name in vars(kind)) for name in names
@@ -107,7 +107,6 @@ def _find_head(task: Task, manifest: DatasetManifest) -> ModelHead | None:
 
 
 def _summarize(weights: ModelWeights, task: str) -> ModelSize:
-    """Return the size of a model whose weights are all trained."""
     layers, width = weights.sizes.layers, weights.sizes.width
     total = count_elements(weights.shapes)
     matrices = {name: shape for name, shape in weights.block.items() if len(shape) > 1}
@@ -133,7 +132,7 @@ def _summarize(weights: ModelWeights, task: str) -> ModelSize:
 def _find_row_length(
     config: TaskConfig, manifest: DatasetManifest, max_tokens: int | None
 ) -> tuple[int | None, str]:
-    """Return the length of the longest row in tokens, and the source of this length."""
+    """Return the longest row in tokens, and where this length comes from."""
     dataset = config.data.path
     if not manifest.columns:
         return max_tokens, f"assumed: the maximum of the model, no [rows] table is for {dataset}"
@@ -142,9 +141,9 @@ def _find_row_length(
 
 
 def _find_manifest(config: TaskConfig, described: RowsByFolder) -> DatasetManifest:
-    """Return the manifest of a dataset, or an empty one with a tokenizer that suits every model.
+    """Return the dataset's manifest, or an empty one with a tokenizer that suits every model.
 
-    An empty manifest has the fields of the `[rows]` table, if that has the layout of the task.
+    An empty manifest has the fields of the `[rows]` table, if the table has the task's layout.
     """
     if is_prepared(Path(config.data.path)):
         return read_manifest(Path(config.data.path))
@@ -154,7 +153,7 @@ def _find_manifest(config: TaskConfig, described: RowsByFolder) -> DatasetManife
 
 
 def _describe_memory(settings: TrainSettings, weights: Mapping[str, ParamSpec]) -> dict[str, Any]:
-    """Return the memory of the process that holds most, in gigabytes, and the strategy."""
+    """Return the strategy, and the gigabytes of the process that holds most."""
     size, precision = count_processes(settings), _find_precision(settings)
     if precision is None:
         return {"memory_gb_per_process": "unknown: execution.precision depends on the device"}
@@ -168,7 +167,7 @@ def _describe_memory(settings: TrainSettings, weights: Mapping[str, ParamSpec]) 
 
 
 def count_processes(settings: TrainSettings) -> int:
-    """Return the number of processes of a run on all of its machines."""
+    """Return the run's process count over all machines."""
     execution = settings.execution
     local_size = count_local_processes(execution.processes, settings.accelerator)
     topology = resolve_topology(execution.nodes, Path(settings.output.folder))
@@ -176,7 +175,7 @@ def count_processes(settings: TrainSettings) -> int:
 
 
 def _find_precision(settings: TrainSettings) -> str | None:
-    """Return the precision of a run; None if it depends on a device that is not available here."""
+    """Return the precision; None if it depends on a device that is not available here."""
     if settings.execution.precision != "auto":
         return settings.execution.precision
     accelerator = find_accelerator(settings)

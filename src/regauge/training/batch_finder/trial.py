@@ -26,33 +26,32 @@ WORKER = "regauge.training.batch_finder.trial_worker"
 
 @dataclass(frozen=True)
 class SizeMeasurement:
-    """The memory and the throughput of one microbatch size."""
+    """Memory and throughput at one microbatch size."""
 
     rows: int
     peak_bytes: int
-    """Peak memory of a process so far, the largest of all processes."""
+    """Peak process memory so far, maximum over all processes."""
     rows_per_second: float
-    """Throughput of the forward and backward pass of a microbatch, over all processes."""
+    """Forward and backward throughput, over all processes."""
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The measurements of a trial, and the reason for an early end."""
+    """A trial's measurements, and why it ended early."""
 
     measurements: list[SizeMeasurement]
-    """In the order of rising sizes."""
+    """By rising size."""
     problem: str = ""
-    """The reason for an early end, in one line."""
+    """Why the trial ended early, in one line."""
     is_out_of_memory: bool = False
-    """Whether the trial ended early by an out-of-memory error or a kill."""
 
 
 def run_trial(
     settings: TrainSettings, sizes: list[int], world: World, folder: Path, reporter: WorkerReporter
 ) -> TrialResult:
-    """Measure microbatches of rising sizes on the devices of this machine.
+    """Measure microbatches of rising sizes on this machine's devices.
 
-    The measurements before an early end are returned.
+    Returns the measurements before an early end.
     """
     request = {**dump(_build_settings(settings, world, folder, sizes[0])), "sizes": sizes}
     devices = tuple(reporter.spec.devices) if reporter.spec else ()
@@ -75,7 +74,6 @@ def run_trial(
 
 
 def _find_problem(worker_exit: WorkerExit, lines: list[Line]) -> tuple[str, bool]:
-    """Return why a trial ended early, and whether it ran out of memory or was killed."""
     sizes = [line["started_rows"] for line in lines if "started_rows" in line]
     at = f"at {sizes[-1]} rows" if sizes else "before its first step"
     failure = next((line for line in lines if "error" in line), None)
@@ -87,10 +85,10 @@ def _find_problem(worker_exit: WorkerExit, lines: list[Line]) -> tuple[str, bool
 def _build_settings(
     settings: TrainSettings, world: World, folder: Path, rows: int
 ) -> TrainSettings:
-    """Return the settings of a trial: eager, with random weights, without trackers.
+    """Return the trial's settings: eager, with random weights, without trackers.
 
-    A trial has the processes of one machine. If they are too few for the strategy of the run, the
-    trial uses the default strategy.
+    A trial uses one machine's processes. If they are too few for the run's strategy, the trial uses
+    the default strategy.
     """
     local_world = World(size=world.local_size, local_size=world.local_size)
     strategy, optimizer = settings.strategy, settings.optimizer.kind

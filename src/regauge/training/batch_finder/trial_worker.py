@@ -1,6 +1,6 @@
-"""One process of a trial, started by `worker.run_worker`.
+"""One trial process, started by `worker.run_worker`.
 
-Each measurement is written at once, so that it survives the death of the process.
+Each measurement is written at once, so it survives if the process dies.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ if TYPE_CHECKING:
     from regauge.training.state import TrainState
 
 MIN_SPEEDUP = 1.05
-"""Throughput gain over smaller sizes that a size needs for the trial to continue."""
+"""The trial continues only if a size is this much faster than smaller ones."""
 TIMED_PASSES = 2
 MAX_SECONDS = 60.0
-"""Seconds after which no further size is measured."""
+"""No further size is measured after this time."""
 
 
 def main() -> None:
-    """Measure the sizes of the request, in rising order."""
     job = receive_job()
     _prefer_oom_kill()
     tables = job.request
@@ -65,7 +64,6 @@ def main() -> None:
 def measure_sizes(
     context: RunContext, state: TrainState, sizes: Sequence[int], job: WorkerJob
 ) -> None:
-    """Measure rising sizes until larger microbatches no longer raise the throughput."""
     state.lr_schedule.seek(0)
     context.metrics.begin()
     state.guard.begin()
@@ -90,9 +88,9 @@ def measure_sizes(
 def _measure_worst(
     context: RunContext, state: TrainState, rows: int, began: float
 ) -> tuple[float, float, float]:
-    """Return [seconds of a microbatch, peak bytes, seconds since the start of the trial].
+    """Return [seconds per microbatch, peak bytes, seconds since the trial started].
 
-    Every process gets the maximum of each value over all processes.
+    Every process gets the maximum over all processes.
     """
     seconds = _time_microbatch(context, state, rows)
     peak = context.accelerator.peak_memory_bytes() or 0
@@ -109,7 +107,7 @@ def _time_microbatch(context: RunContext, state: TrainState, rows: int) -> float
     """Do one update, then return the shortest time of some passes over one microbatch.
 
     A loss over the global batch holds the outputs of all microbatches, so the update has all of
-    them. Otherwise two microbatches are enough to include the memory of gradient accumulation.
+    them. Otherwise two microbatches suffice to include gradient accumulation memory.
     """
     local_count = -(-context.settings.batch.rows // (rows * context.world.size))
     needs_all = context.task_at(state.step).task.needs_global_batch
@@ -131,13 +129,12 @@ def _time_microbatch(context: RunContext, state: TrainState, rows: int) -> float
 def _build_largest_batches(
     context: RunContext, state: TrainState, rows: int, count: int
 ) -> list[Batch]:
-    """Return empty microbatches of the longest declared shape, on the device."""
+    """Return empty microbatches with the longest declared shape, on the device."""
     task = context.task_at(state.step)
     return build_empty_batches(context, task, task.loader, task.bucket_lengths[-1], (count, rows))
 
 
 def _prefer_oom_kill() -> None:
-    """Make the kernel's out-of-memory killer prefer this process."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
 

@@ -7,7 +7,7 @@ Entry points: `saver.Saver` (saves while training continues, finds the newest ch
 | --- | --- |
 | `layout` | folders, manifest, commit, retention and verification; no torch |
 | `tensors` | safetensors files through torch's distributed checkpoint |
-| `saver`, `loading` | one save in the background, and the choice of the newest whole checkpoint |
+| `saver`, `loading` | saving in the background, and choosing the newest whole checkpoint |
 | `remote` | the same checkpoints in an object store |
 | `export_weights`, `import_weights` | weights to and from other formats |
 | `unpickle` | worker process that reads third-party pickles |

@@ -1,4 +1,4 @@
-"""Exports the weights of a run, or of one of its checkpoints, to formats of other libraries."""
+"""Exports run or checkpoint weights to other libraries' formats."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 WeightFormat = Literal["hf", "peft", "torch", "sentence-transformers"]
 WEIGHT_PREFIX = "model."
-"""Prefix of a weight's name in a checkpoint; it occurs twice, because the trained module wraps the
+"""Weight name prefix in checkpoints; it occurs twice, because the trained module wraps the
 model."""
 
 
 def export_model(model: Path, target: Path, weight_format: WeightFormat) -> Path:
-    """Write a transformers folder in another format; return the file or folder that was written.
+    """Write a transformers folder in another format; return the written file or folder.
 
-    Raises SettingsError if the model has no adapters, is no text encoder or is a custom module, as
-    the format requires.
+    Raises SettingsError if the model lacks adapters, is not a text encoder or is a custom module,
+    as the format requires.
     """
     if weight_format == "hf" and is_custom_module(model):
         problem = "this run trained a custom module, which transformers cannot load"
@@ -68,9 +68,9 @@ def export_model(model: Path, target: Path, weight_format: WeightFormat) -> Path
 
 
 def find_checkpoint(run: Path, step: Literal["latest", "best"] | int) -> Path:
-    """Return a whole checkpoint of a run.
+    """Return a whole checkpoint.
 
-    Raises SettingsError if there is none of this step, and DataError if it is damaged.
+    Raises SettingsError if this step does not have one, and DataError if it is damaged.
     """
     root = run / checkpoint_files.CHECKPOINTS
     if step == "latest":
@@ -89,7 +89,7 @@ def find_checkpoint(run: Path, step: Literal["latest", "best"] | int) -> Path:
 
 
 def read_checkpoint_weights(path: Path) -> dict[str, Tensor]:
-    """Return the weights of a checkpoint, whole and in fp32, by the names of the model."""
+    """Read a checkpoint's weights, whole and in fp32, under the model's names."""
     metadata = dcp.HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
     weights = {
         name: torch.empty(facts.size)
@@ -104,15 +104,15 @@ def read_checkpoint_weights(path: Path) -> dict[str, Tensor]:
 
 
 def find_step(run: Path, step: Literal["latest", "best"] | int) -> int:
-    """Return the number of a step of a run. Raises SettingsError if it has no checkpoint."""
+    """Return a step number. Raises SettingsError if the step does not have a checkpoint."""
     return int(find_checkpoint(run, step).name.rpartition("-")[2])
 
 
 def export_checkpoint(run: Path, step: Literal["latest", "best"] | int, target: Path) -> Path:
-    """Write the model of a checkpoint as a transformers folder.
+    """Write a checkpoint's model as a transformers folder.
 
-    Configuration, tokenizer and frozen weights come from the run's final model, because no
-    checkpoint contains them. Adapters are merged, and also written next to `target`.
+    Configuration, tokenizer and frozen weights come from the run's final model, because checkpoints
+    do not contain them. Adapters are merged, and also written next to `target`.
     """
     final, tables = run / "model", config.read_saved_run(run)
     if not isinstance(tables["task"], dict):
@@ -147,10 +147,10 @@ def export_checkpoint(run: Path, step: Literal["latest", "best"] | int, target: 
 def _write_model(
     folders: tuple[Path, Path, Path], weights: dict[str, Tensor], settings: Model, seed: int
 ) -> None:
-    """Write a model with the weights of a checkpoint.
+    """Write a model with a checkpoint's weights.
 
-    `folders` are the final model of the run, the target, and the target of the adapters. Raises
-    DataError if the checkpoint has other weights than the final model.
+    `folders` are the run's final model, the target, and the target for adapters. Raises DataError
+    if checkpoint and final model have different weights.
     """
     final, target, adapters = folders
     model, final_weights = _build_adapted_model(final, settings), list_weights(final)
@@ -181,7 +181,7 @@ def _write_model(
 
 
 def _resolve_document_settings(settings: Model) -> Model:
-    """Return the settings from which the document encoder of a model was built."""
+    """Return the settings that built the model's document encoder."""
     if settings.path is None:
         return settings
     model = resolve_model(settings.path)
@@ -190,7 +190,7 @@ def _resolve_document_settings(settings: Model) -> Model:
 
 
 def _build_adapted_model(final: Path, settings: Model) -> PreTrainedModel | None:
-    """Return the model of a run with its adapters, on the meta device; None without adapters."""
+    """Return the run's model with its adapters, on the meta device; None without adapters."""
     if settings.lora is None:
         return None
     model = build_template(final)

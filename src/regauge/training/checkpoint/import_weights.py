@@ -1,4 +1,4 @@
-"""Imports third-party weights as a folder that transformers loads.
+"""Imports third-party weights as a transformers folder.
 
 A third-party pickle is opened in a separate process, which calls nothing in it and returns its
 tensors as safetensors. No other code reads a pickle.
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 UNPICKLE = "regauge.training.checkpoint.unpickle"
 _EXCEPTION_CLASS = re.compile(r"^[\w.]+(Error|Exception): ")
-"""The start of the last line of a traceback."""
+"""Start of a traceback's last line."""
 TIMEOUT_SECONDS = 3600
-"""Limit for one origin: enough for 140 GB at 40 MB/s."""
+"""Limit per origin: enough for 140 GB at 40 MB/s."""
 SHARD = "mp_rank_*_model_states.pt"
-"""DeepSpeed's weight file of a tensor-parallel rank."""
+"""DeepSpeed's weight file for a tensor-parallel rank."""
 DEFAULT_VOCAB_SIZE = 1
 """Used if model.config has no vocab_size; then the first shape that differs is reported."""
 
@@ -57,8 +57,8 @@ def import_weights(
 ) -> dict[str, Any]:
     """Write third-party weights as a transformers folder; return a summary.
 
-    `settings` give the dimensions if the origin does not, and `prefix` the prefix of the weights'
-    names if it cannot be found. Raises SettingsError or DataError for weights that do not fit.
+    `settings` give the dimensions if the origin does not, and `prefix` the weight name prefix if it
+    cannot be found. Raises SettingsError or DataError for weights that do not fit.
     """
     check_free(target)
     weights_file = find_weights(origin, settings)
@@ -84,10 +84,10 @@ def import_weights(
 
 
 def find_weights(origin: Path, settings: Model | None) -> Path | None:
-    """Return the file or folder with the weights of an origin; None for a transformers folder.
+    """Return the weight file or folder in an origin; None for a transformers folder.
 
-    Raises SettingsError if the architecture is unknown, and DataError for a folder of an unknown
-    format, or one of DeepSpeed in which no file has the whole weights.
+    Raises SettingsError if the architecture is unknown, and DataError for an unknown folder format,
+    or a DeepSpeed folder in which no file has the whole weights.
     """
     if not origin.exists():
         raise SettingsError(f"no weights at {origin}", "name a folder or a file of weights")
@@ -129,7 +129,7 @@ def _find_weights_in_folder(origin: Path) -> Path:
 
 
 def read_foreign_weights(origin: Path, names: list[str], prefix: str | None) -> dict[str, Tensor]:
-    """Return an origin's tensors by the names of a model; a separate process opens the origin."""
+    """Read tensors under a model's weight names; a separate process opens the origin."""
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / WEIGHTS_FILE
         _unpickle(origin, target, names, prefix)
@@ -168,7 +168,6 @@ def load_into_model(weights: dict[str, Tensor], model: torch.nn.Module, origin: 
 
 
 def _load_model(origin: Path) -> PreTrainedModel:
-    """Return the model of a transformers folder with safetensors or pickled weights."""
     if not has_pickled_weights(origin):
         return architectures.load_model(origin)
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,4 +1,4 @@
-"""Finds the newest checkpoint that can be loaded, here or in an object store, and loads it."""
+"""Finds the newest loadable checkpoint, here or in an object store, and loads it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def find_newest(root: Path, world: World, remote: RemoteCheckpoints | None = None) -> Path | None:
     """Return the newest whole checkpoint, the same on every process; None if there is none.
 
-    A checkpoint that only the object store has is downloaded first. Raises NoCheckpointError if
-    there are checkpoints and all are damaged: a run never silently starts from scratch.
+    A checkpoint that is only in the object store is downloaded first. Raises NoCheckpointError if
+    all checkpoints are damaged: a run never silently starts from scratch.
     """
     if world.is_main_process:
         checkpoint_files.recover(root)
@@ -50,7 +50,7 @@ def find_newest(root: Path, world: World, remote: RemoteCheckpoints | None = Non
 def find_damage(
     root: Path, step: int, world: World, remote: RemoteCheckpoints | None = None
 ) -> str | None:
-    """Return the damage of a step's checkpoint, the same on every process; None if it is whole.
+    """Return what is damaged in a step's checkpoint, equal on every process; None if it is whole.
 
     A damaged checkpoint is first downloaded again. Empty if neither this machine nor the object
     store has the checkpoint.
@@ -66,7 +66,7 @@ def find_damage(
 
 
 def _list_candidates(root: Path, world: World, remote: RemoteCheckpoints | None) -> list[int]:
-    """Return the steps that may have a checkpoint, newest first, the same on every process."""
+    """Return steps that may have a checkpoint, newest first, equal on every process."""
     steps = set(checkpoint_files.list_steps(root))
     if remote and world.is_main_process:
         steps |= set(remote.list_steps())
@@ -81,7 +81,7 @@ def download_checkpoint(
 ) -> None:
     """Download a checkpoint, if the store has it; every process calls this.
 
-    With `if_missing`, a checkpoint on this machine is not replaced.
+    `if_missing` does not replace a checkpoint on this machine.
     """
     problem: BaseException | None = None
     is_local = (root / checkpoint_files.checkpoint_name(step)).is_dir()
@@ -100,16 +100,16 @@ def download_checkpoint(
 
 
 def verify_checkpoint(path: Path, world: World) -> str | None:
-    """Return the damage of a checkpoint, or None; each process hashes a share of the files.
+    """Return what is damaged in a checkpoint, or None; each process hashes a share of the files.
 
-    Headers are checked first, so that no large file is hashed in vain.
+    Headers are checked first, so no large file is hashed in vain.
     """
     damage = checkpoint_files.find_missing_file(path) or tensors.find_bad_header(path)
     return damage or checkpoint_files.find_damage(path, rank=world.rank, size=world.size)
 
 
 def _share_first_damage(damage: str | None, world: World) -> str | None:
-    """Return the first damage that any process found, the same on every process."""
+    """Return the first damage found by any process, equal on every process."""
     if world.size == 1:
         return damage
     damages: list[Any] = [None] * world.size
@@ -118,9 +118,9 @@ def _share_first_damage(damage: str | None, world: World) -> str | None:
 
 
 def load_checkpoint(path: Path, values: dict[str, Tensor]) -> dict[str, Any]:
-    """Fill tensors from a checkpoint, and return its state document.
+    """Fill tensors from a checkpoint; return the state document.
 
-    Raises NoCheckpointError if the checkpoint is of another model.
+    Raises NoCheckpointError if the checkpoint belongs to another model.
     """
     try:
         tensors.load_tensors(path, values)

@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_LOST_SAVES = 3
-"""Number of failed saves in a row that fail the run."""
+"""The run fails after this many consecutive failed saves."""
 
 
 class Saver:
-    """Saves the checkpoints of a run, one at a time, in a background thread.
+    """Saves checkpoints one at a time, in a background thread.
 
-    `on_point(point, step=step)` is called at each point of a save; an error that it raises fails
-    the save. `on_wait()` is called while the process waits for the object store.
-    `on_saved(step, checkpoint)` is called in the training thread after a save.
+    `on_point(point, step=step)` is called at each point of a save; if it raises, the save fails.
+    `on_wait()` is called while the process waits for the object store. `on_saved(step, checkpoint)`
+    is called in the training thread after a save.
     """
 
     def __init__(
@@ -67,9 +67,7 @@ class Saver:
         self._has_copied.set()
         self._step = 0
         self._num_lost = 0
-        """Number of failed saves in a row."""
         self._last_error: BaseException | None = None
-        """Error of the last save, if it failed."""
 
     def save(
         self,
@@ -80,9 +78,9 @@ class Saver:
     ) -> None:
         """Save tensors and a JSON state as a step's checkpoint.
 
-        `best` is the metric and the value of this step if it is the best step so far. Call
-        `wait_for_copies` before the tensors change. First waits for the save in progress, and
-        handles its failure as `check_save` does.
+        `best` is this step's metric and value if it is the best step so far. Call `wait_for_copies`
+        before the tensors change. First waits for the save in progress, and handles failures like
+        `check_save`.
         """
         self.check_save(wait=True)
         self._step = step
@@ -93,13 +91,13 @@ class Saver:
             self.check_save(wait=True)
 
     def wait_for_copies(self) -> None:
-        """Wait until the tensors of the save in progress are copied, so that they may change."""
+        """Wait until the tensors being saved are copied, so they may change."""
         self._has_copied.wait()
 
     def check_save(self, *, wait: bool = False) -> None:
         """Check whether the save in progress has ended; a failure is logged, training continues.
 
-        Raises the error of the third failed save in a row, or one that is not the storage's.
+        Raises the error of the third consecutive failed save, or one not caused by the storage.
         """
         if self._save_in_progress is None or not (wait or self._save_in_progress.done()):
             return
@@ -118,7 +116,7 @@ class Saver:
             )
 
     def _wait_for(self, work: Future[T]) -> Future[T]:
-        """Wait until work has ended; report progress while it waits for the object store."""
+        """Wait until work ends; report progress while it waits for the object store."""
         while not work.done():
             if self._remote is not None and self._remote.is_waiting:
                 self._on_wait()
@@ -138,9 +136,9 @@ class Saver:
         return self._root / checkpoint_files.checkpoint_name(step)
 
     def fetch_best(self, step: int, best: dict[str, Any]) -> None:
-        """Record the best checkpoint, so that it is kept; every process calls this.
+        """Record the best checkpoint to keep it; every process calls this.
 
-        It is downloaded if only the object store has it. `best` is its metric and value.
+        Downloads it if only the object store has it. `best` is its metric and value.
         """
         if self._remote is not None:
             work = _start_thread(self._download_missing, self._remote, step)
@@ -157,7 +155,7 @@ class Saver:
         write_json(self._root / checkpoint_files.BEST, document)
 
     def wait(self) -> None:
-        """Wait for the save in progress, and raise its error: the last save must not fail."""
+        """Wait for the save in progress, and raise on failure: the last save must not fail."""
         self.check_save(wait=True)
         if self._last_error is not None:
             raise self._last_error
@@ -205,7 +203,7 @@ class Saver:
     def _upload(
         self, remote: RemoteCheckpoints, staging: Path, step: int, names: Iterable[str]
     ) -> None:
-        """Upload this process's files, after an older checkpoint of the step is withdrawn."""
+        """Upload this process's files, after withdrawing the step's older checkpoint."""
         with self._raise_together():
             if self._world.is_main_process:
                 remote.withdraw(step)
@@ -214,7 +212,7 @@ class Saver:
 
     @contextmanager
     def _raise_together(self) -> Iterator[None]:
-        """Run a part of a save; if it fails on one process, all processes raise after it.
+        """Run part of a save; if it fails on one process, all processes raise after it.
 
         A part that may fail calls no collective, because the other processes would wait in it.
         """
@@ -228,7 +226,7 @@ class Saver:
     def _finish_local_files(
         self, staging: Path, state: dict[str, Any]
     ) -> dict[str, dict[str, Any]]:
-        """Flush and hash a share of the files; return the hash and size of each by its name.
+        """Flush and hash a share of the files; return file name -> hash and size.
 
         The main process writes the state and checks all headers first.
         """
@@ -252,7 +250,6 @@ class Saver:
         return {name: facts for share in shares for name, facts in share.items()}
 
     def _raise_on_all(self, problem: BaseException | None) -> None:
-        """Raise on every process if one process has a problem."""
         if self._group is not None:
             problems: list[Any] = [None] * self._world.size
             dist.all_gather_object(problems, str(problem) if problem else None, group=self._group)
@@ -264,7 +261,7 @@ class Saver:
 
 
 def _start_thread(work: Callable[..., T], *arguments: Any) -> Future[T]:
-    """Start work in a thread that ends with it."""
+    """Run work in a new thread."""
     pool = ThreadPoolExecutor(1, "checkpoint")
     future = pool.submit(work, *arguments)
     pool.shutdown(wait=False)
@@ -272,17 +269,17 @@ def _start_thread(work: Callable[..., T], *arguments: Any) -> Future[T]:
 
 
 def _clone_shard(value: Tensor) -> Tensor:
-    """Return a copy of a sharded tensor on its device; a whole tensor is returned unchanged."""
+    """Copy a sharded tensor on its device; a whole tensor is returned unchanged."""
     value = value.detach()
     return value.clone() if isinstance(value, DTensor) else value
 
 
 def _copy_to_host(value: Tensor) -> Tensor:
-    """Return a copy of a whole tensor on the host; a sharded tensor is returned unchanged."""
+    """Copy a whole tensor to the host; a sharded tensor is returned unchanged."""
     return value if isinstance(value, DTensor) else value.to("cpu", copy=True)
 
 
 def _create_empty_folder(folder: Path) -> None:
-    """Create a folder; remove the contents that an earlier attempt left in it."""
+    """Create a folder; delete what an earlier attempt left in it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

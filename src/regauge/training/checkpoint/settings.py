@@ -1,4 +1,4 @@
-"""The checkpoint table of a run file; this module imports no torch."""
+"""The checkpoint table; this module imports no torch."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from regauge.config import Settings
 
 
 class Checkpoint(Settings):
-    """When the run saves checkpoints, and which ones it keeps."""
+    """When to save checkpoints, and which ones to keep."""
 
     every_steps: int = Field(default=500, ge=1)
-    """Steps between two saves; the last step is always saved."""
+    """Steps between saves; the last step is always saved."""
     remote: str | None = None
-    """Object store for a copy of the checkpoints, such as `s3://bucket/run`."""
+    """Object store for checkpoint copies, such as `s3://bucket/run`."""
     keep_last: int = Field(default=2, ge=1)
     """How many of the newest checkpoints to keep."""
     best_metric: str = "auto"
     """Held-out metric whose best checkpoint is kept as well, such as `heldout/recall@10`. Every
-    evaluation with a new best value is saved. `auto` is the loss of the first task; `off` keeps
-    none."""
+    evaluation with a new best value is saved. `auto` is the first task's loss; `off` keeps none."""
     best_mode: Literal["auto", "max", "min"] = "auto"
     """Whether the metric is maximized or minimized. `auto` minimizes losses and errors, and
     maximizes all other metrics."""
     async_save: bool = True
-    """Whether training continues while a checkpoint is written."""
+    """Continue training while a checkpoint is written."""

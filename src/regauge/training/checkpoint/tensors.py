@@ -1,7 +1,7 @@
-"""Tensors of all processes in safetensors files, through torch's distributed checkpoint (DCP).
+"""Safetensors files from all processes, through torch's distributed checkpoint (DCP).
 
-DCP would pickle a scalar into a file that ends in `.safetensors`. Therefore only tensors are saved
-here, and every header is read again before a checkpoint is committed.
+DCP would pickle a scalar into a `.safetensors` file. Therefore only tensors are saved here, and
+every header is read again before a checkpoint is committed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class TensorWriter(dcp.HuggingFaceStorageWriter):
     """Writes the same files as its base class, without its three copies of all tensors."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[Any]]:
-        """Write the file of this process, if the plan assigns tensors to it."""
+        """Write this process's file, if the plan assigns tensors to it."""
         tensors: Tensors = {}
         offsets = {}
         for item in plan.items:
             name, data = item.index.fqn, item.tensor_data
             value = planner.resolve_data(item)
             if data is None or not isinstance(value, torch.Tensor):
-                raise TypeError(f"{name} is no tensor")
+                raise TypeError(f"{name} is not a tensor")
             tensors[name] = value
             offsets[name] = {hf_utils.SAVED_OFFSETS_KEY: data.chunk.offsets}
         if tensors:
@@ -60,7 +60,7 @@ class TensorWriter(dcp.HuggingFaceStorageWriter):
 def save_tensors(folder: Path, tensors: Tensors, group: dist.ProcessGroup | None) -> None:
     """Write the tensors of all processes into a folder; replicas are written once.
 
-    Every process of the group calls this. Raises TransientError if the files cannot be written.
+    Every process in the group calls this. Raises TransientError if the files cannot be written.
     """
     scalars = [name for name, value in tensors.items() if value.ndim == 0]
     if scalars:
@@ -83,7 +83,7 @@ def save_tensors(folder: Path, tensors: Tensors, group: dist.ProcessGroup | None
 
 
 def load_tensors(folder: Path, tensors: Tensors) -> None:
-    """Fill tensors, whole or sharded, from a folder that a run of any world size wrote.
+    """Fill tensors, whole or sharded, from a folder written by a run of any world size.
 
     A whole tensor on a device is filled by one copy from the host.
     """
@@ -99,16 +99,16 @@ def load_tensors(folder: Path, tensors: Tensors) -> None:
 
 
 def _host_buffer(value: Tensor) -> Tensor:
-    """Return the tensor that is read into: the tensor itself, or an empty one on the host."""
+    """Return the tensor to read into: the tensor itself, or an empty one on the host."""
     if isinstance(value, DTensor) or value.is_cpu:
         return value
     return torch.empty_like(value, device="cpu")
 
 
 def find_bad_header(folder: Path) -> str | None:
-    """Return which tensor file has a header that safetensors rejects, or None.
+    """Return the tensor file whose header safetensors rejects, or None.
 
-    An accepted header has at most 100 MB, and no offset outside of its file.
+    An accepted header has at most 100 MB, and all offsets inside its file.
     """
     for path in sorted(folder.glob("*.safetensors")):
         try:

@@ -1,11 +1,11 @@
 """A worker process that opens third-party pickles and writes their tensors as safetensors.
 
-`worker.run_worker` starts it, so that a hostile pickle can harm no other process. The request:
+`worker.run_worker` starts it, so a hostile pickle cannot harm another process. The request:
 
-    origin    a file of tensors, or a folder of them, such as torch.distributed.checkpoint writes
+    origin    a tensor file, or a folder of them, such as torch.distributed.checkpoint writes
     target    the safetensors file to write
-    names     the names of a model's weights; null takes all tensors
-    prefix    the prefix of these names in the origin; null if it must be found
+    names     a model's weight names; null takes all tensors
+    prefix    the prefix before these names in the origin; null to find it
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     """Names of tensors, and a function that reads some of them."""
 
 METADATA_FILE = ".metadata"
-"""File in which torch.distributed.checkpoint pickles the metadata of its tensors."""
+"""File in which torch.distributed.checkpoint pickles tensor metadata."""
 ALLOWED_NAMES = {
     "collections": {"OrderedDict"},
     "torch": {"Size"},
@@ -54,18 +54,17 @@ ALLOWED_NAMES = {
         "_MEM_FORMAT_ENCODING",
     },
 }
-"""Names that the metadata may contain, by module; all of them only hold values."""
+"""Module -> names allowed in the metadata; all of them only hold values."""
 
 
 _REFUSED_NAME = re.compile(r"GLOBAL (\S+) was not an allowed global")
-"""The part of torch's message that names the class or function of a refused pickle."""
+"""The part of torch's message with the refused class or function."""
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    """Reads metadata of tensors; raises UnpicklingError for other names before they are called."""
+    """Reads tensor metadata; raises UnpicklingError for other names before they are called."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the class or constant of a name in the pickle."""
         if isinstance(dtype := getattr(torch, name, None), torch.dtype):
             return dtype
         if name == "PosixPath" and module.partition(".")[0] == "pathlib":
@@ -78,22 +77,21 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 def _get_member(enumeration: object, name: str) -> Enum:
-    """Return a member of an enumeration, which Python 3.11.0 to 3.11.3 pickle as a `getattr`."""
+    """Return an enumeration member, which Python 3.11.0 to 3.11.3 pickle as a `getattr`."""
     if not isinstance(enumeration, EnumMeta):
         raise pickle.UnpicklingError(f"it would read the attribute '{name}'")
     return enumeration[name]
 
 
 class _SafeReader(dcp.FileSystemReader):
-    """Reads a folder of torch.distributed.checkpoint; the base class would call any name in it."""
+    """Reads a torch.distributed.checkpoint folder; the base class would call any name in it."""
 
     def read_metadata(self, *_arguments: Any, **_options: Any) -> Metadata:
-        """Return the metadata of all tensors."""
         return read_metadata((Path(self.path) / METADATA_FILE).read_bytes())
 
 
 def read_metadata(content: bytes) -> Metadata:
-    """Return the metadata in a `.metadata` file; raises UnpicklingError if it has other names."""
+    """Read a `.metadata` file; raises UnpicklingError if it has other names."""
     metadata = _MetadataUnpickler(BytesIO(content)).load()
     if not isinstance(metadata, Metadata):
         raise TypeError(f"its {METADATA_FILE} holds a {type(metadata).__name__}")
@@ -101,7 +99,7 @@ def read_metadata(content: bytes) -> Metadata:
 
 
 def main(origin: Path, target: Path, names: list[str] | None, prefix: str | None) -> None:
-    """Write the tensors of a model by its names; raises if the origin has none of them."""
+    """Write tensors under a model's weight names; raises if the origin has none of them."""
     if (origin / METADATA_FILE).is_file():
         stored, read = _open_distributed(origin)
     else:
@@ -122,9 +120,9 @@ def main(origin: Path, target: Path, names: list[str] | None, prefix: str | None
 
 
 def find_prefix(stored: Iterable[str], names: Iterable[str]) -> str:
-    """Return the prefix behind which most names of a model are stored, wrappers left out.
+    """Return the prefix before most of a model's weight names, ignoring wrappers.
 
-    Raises ValueError if no name is stored, or if two prefixes have equally many.
+    Raises ValueError if no name is stored, or if two prefixes are equally frequent.
     """
     model_names, stored = set(names), list(stored)
     counts: Counter[str] = Counter()
@@ -146,7 +144,7 @@ def find_prefix(stored: Iterable[str], names: Iterable[str]) -> str:
 
 
 def _open_files(origin: Path) -> LazyTensors:
-    """Return the tensors of a file, or of the files of a folder, at any depth of nesting."""
+    """Open the tensors in a file, or in a folder's files, at any nesting depth."""
     values: dict[str, Tensor] = {}
     for file in find_weight_files(origin) if origin.is_dir() else [origin]:
         values |= _flatten(_load_file(file))
@@ -169,7 +167,7 @@ def _load_file(file: Path) -> Any:
 
 
 def _flatten(document: Any) -> dict[str, Tensor]:
-    """Return the tensors of nested dictionaries by their dotted names."""
+    """Dotted name -> tensor in nested dictionaries."""
 
     def walk(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
         if isinstance(value, torch.Tensor):
@@ -182,7 +180,6 @@ def _flatten(document: Any) -> dict[str, Tensor]:
 
 
 def _open_distributed(origin: Path) -> LazyTensors:
-    """Return the tensors of a folder of torch.distributed.checkpoint."""
     reader = _SafeReader(origin)
     metadata = {
         name: entry

@@ -1,4 +1,4 @@
-"""Compilation of training graphs.
+"""Compiles training graphs.
 
 - `decision.resolve_compile` decides whether torch.compile saves more time than it takes.
 - `warmup.warm_up` compiles every declared shape before the first step; `RecompileMonitor` counts

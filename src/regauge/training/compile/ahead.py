@@ -1,6 +1,6 @@
 """Ahead-of-time compilation: every declared shape, one evaluation and one save, without training.
 
-The graphs of a run are then in its cache, and the run starts without compiling.
+The run then finds its graphs in the cache, and starts without compiling.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ ALL_SHAPES = ShapeSubset()
 def compile_ahead(
     settings: TrainSettings, world: World, subset: ShapeSubset = ALL_SHAPES
 ) -> dict[str, Any]:
-    """Compile the graphs of a run into its cache; return the numbers of cache hits and misses.
+    """Compile a run's graphs into its cache; return the numbers of cache hits and misses.
 
-    Every process of the run calls this. Raises SettingsError for a run that compiles nothing.
+    Every process calls this. Raises SettingsError for a run that compiles nothing.
     """
     settings = warm_start.resolve_warm_start(settings, world, NO_SUPERVISOR)
     settings = task_schedule.resolve_tasks(settings, task_schedule.read_manifests(settings))

@@ -1,7 +1,7 @@
-"""The cache of compiled graphs, which several runs share.
+"""The compiled graph cache, shared by several runs.
 
-    <root>/<key>/entry.json    the inputs of the graphs, the hash of every file, the compile time
-    <root>/<key>/graphs/       the files of the compiler
+    <root>/<key>/entry.json    graph inputs, the hash of every file, compile time
+    <root>/<key>/graphs/       compiler files
 
 Graphs are code. Files without a matching hash are deleted before a compiler reads them, and are
 compiled again. Listing and copying entries needs no torch.
@@ -40,11 +40,11 @@ ENTRY, GRAPHS = "entry.json", "graphs"
 KEY_DIGITS = 16
 MAX_LOGGED_NAMES = 3
 CacheFacts = dict[str, Any]
-"""Everything that the graphs of a run depend on; its hash is the key of the entry."""
+"""Everything a run's graphs depend on; the entry key is its hash."""
 
 
 class EntryShape(DocumentShape):
-    """The content of `entry.json`."""
+    """Schema of `entry.json`."""
 
     facts: CacheFacts
     compile_seconds: float
@@ -53,15 +53,14 @@ class EntryShape(DocumentShape):
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """The cached graphs of runs with equal `facts`."""
+    """Cached graphs for runs with equal `facts`."""
 
     folder: Path
     facts: CacheFacts
     is_writer: bool
-    """Whether this process writes `entry.json`."""
 
     def seal(self, seconds: float) -> float:
-        """Write the hash of every graph; `seconds` is the compile time of this process.
+        """Write the hash of every graph; `seconds` is this process's compile time.
 
         Returns the longest compile time so far, which later runs save.
         """
@@ -86,17 +85,17 @@ class CacheEntry:
 
     @property
     def graphs_folder(self) -> Path:
-        """The folder that the compiler reads and writes."""
+        """Folder used by the compiler."""
         return self.folder / GRAPHS
 
 
 def default_root() -> Path:
-    """Return the cache that `regauge compile` fills if the settings name none."""
+    """Return the default cache of `regauge compile`."""
     return find_cache_folder() / "graphs"
 
 
 def find_root(settings: TrainSettings) -> Path | None:
-    """Return the cache of a run: that of its settings, or the default one if it exists."""
+    """Return the run's cache: from its settings, or the default one if it exists."""
     if settings.execution.compile_cache is not None:
         return Path(settings.execution.compile_cache).resolve()
     is_lazy = settings.accelerator is not None and settings.accelerator.is_lazy
@@ -110,9 +109,9 @@ def describe_graphs(
     bucket_lengths: Sequence[tuple[int, ...]],
     world: World,
 ) -> CacheFacts:
-    """Return everything that the graphs of a run depend on.
+    """Return everything that a run's graphs depend on.
 
-    `bucket_lengths` are the batch lengths of each task.
+    `bucket_lengths` are the batch lengths per task.
     """
     accelerator = settings.accelerator
     inner: Any = module.model
@@ -145,7 +144,7 @@ def describe_graphs(
 
 
 def open_entry(root: Path, facts: CacheFacts, world: World) -> CacheEntry:
-    """Return the entry for these facts, with verified files; every process calls this."""
+    """Open the entry for these facts, with verified files; every process calls this."""
     text = json.dumps(facts, sort_keys=True, default=str)
     key = hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
     entry = CacheEntry(root / key, json.loads(text), world.is_main_process)
@@ -161,7 +160,6 @@ def open_entry(root: Path, facts: CacheFacts, world: World) -> CacheEntry:
 
 
 def find_entries(root: Path) -> list[CacheEntry]:
-    """Return the sealed entries of a cache."""
     return [
         CacheEntry(folder, document["facts"], is_writer=True)
         for folder, document in _read_entries(root)
@@ -169,7 +167,7 @@ def find_entries(root: Path) -> list[CacheEntry]:
 
 
 def list_entries(root: Path) -> list[dict[str, Any]]:
-    """Return a table of the sealed entries of a cache: key, description, lengths and size."""
+    """Tabulate a cache's sealed entries: key, description, lengths and size."""
     rows = []
     for folder, document in _read_entries(root):
         files, facts = document.get("files", {}), document.get("facts", {})
@@ -196,7 +194,7 @@ def list_entries(root: Path) -> list[dict[str, Any]]:
 
 
 def read_entry(folder: Path) -> dict[str, Any] | None:
-    """Return the content of `entry.json`; None if it is missing or unreadable."""
+    """Read `entry.json`; None if it is missing or unreadable."""
     try:
         document = find_json(folder / ENTRY, "remove its folder")
     except DataError:
@@ -205,17 +203,16 @@ def read_entry(folder: Path) -> dict[str, Any] | None:
 
 
 def _read_entries(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the folder and the content of `entry.json` of each sealed entry."""
     for path in sorted(root.glob(f"*/{ENTRY}")):
         if document := read_entry(path.parent):
             yield path.parent, document
 
 
 def copy_entries(source: str, target: str) -> int:
-    """Copy the entries of one cache to another; return their number.
+    """Copy the entries from one cache to another; return how many.
 
-    A cache is a folder or a prefix in an object store. Graphs that the target already has are kept.
-    Raises DataError if there is no entry, or if an entry names files outside of its folder.
+    A cache is a folder or an object store prefix. Graphs already in the target are kept. Raises
+    DataError if there is no entry, or if an entry names files outside its folder.
     """
     import fsspec
 
@@ -268,7 +265,7 @@ def _is_outside(name: str) -> bool:
 
 
 def _purge(folder: Path) -> list[str]:
-    """Delete files that have no matching hash in `entry.json`; return their names."""
+    """Delete files without a matching hash in `entry.json`; return their names."""
     files = (read_entry(folder) or {}).get("files", {})
     removed = []
     for name in _list_files(folder):
@@ -289,7 +286,7 @@ def _list_files(folder: Path) -> list[str]:
 
 
 def _hash_sources(model: nn.Module) -> str:
-    """Return a hash of the source code from which the graphs of a model are traced."""
+    """Hash the source code from which a model's graphs are traced."""
     modules = sorted((choices.PACKAGE / "models").glob("*.py"))
     sources = [Path(inspect.getfile(type(model))), *modules]
     texts = b"".join(path.read_bytes() for path in sources)

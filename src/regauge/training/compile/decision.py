@@ -1,12 +1,12 @@
-"""Decides whether the blocks of a model are compiled: only if that saves more time than it takes.
+"""Decides whether to compile a model's blocks: only if that saves more time than it takes.
 
 If `execution.compile` is "auto", the decision is made once, before the first step, and kept on
 resume. It depends on the number of steps, and on the times of an eager and a compiled step with
 empty microbatches of the largest length. The two alternate, and the shortest time of each counts.
-It is multiplied by the expected length of texts with their padding, relative to the largest length:
-eager batches have less padding, because their texts are packed into rows. Times are averaged over
-all processes, so that all of them decide equally. If the measurement would take more than
-`MAX_DECISION_SHARE` of the run, nothing is compiled.
+It is multiplied by the expected text length with padding, relative to the largest length: eager
+batches have less padding, because their texts are packed into rows. Times are averaged over all
+processes, so all decide equally. If the measurement would take more than `MAX_DECISION_SHARE`
+of the run, nothing is compiled.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ MIN_SECONDS_PER_GRAPH = 30.0
 SECONDS_PER_GRAPH = 10.0
 """Expected time to compile one graph on an idle machine."""
 MAX_DECISION_SHARE = 0.03
-"""Share of the expected run time that the measurement may take."""
+"""Fraction of the expected run time spent on measuring."""
 MAX_SLOWDOWN_FROM_PEAK = 20.0
-"""Largest expected ratio of the run time to the run time at the peak of the chip."""
+"""Largest expected run time, relative to the run time at the chip's peak."""
 TIMED_STEPS = 3
-"""Timed steps of each kind, after one that allocates or compiles."""
+"""Timed steps per kind, after one that allocates or compiles."""
 GRAPHS_PER_SHAPE = 2
-"""Blocks are compiled with gradients and without gradients."""
+"""Blocks are compiled with and without gradients."""
 
 
 class LengthShares(NamedTuple):
-    """Expected length of a text with its padding, relative to the largest length."""
+    """Expected text length with padding, relative to the largest length."""
 
     eager: float
     compiled: float
@@ -62,14 +62,12 @@ class CompileTiming(NamedTuple):
     """Seconds, averaged over all processes."""
 
     eager_seconds: float
-    """Seconds of an eager step."""
     compiled_seconds: float
-    """Seconds of a compiled step."""
     compile_seconds: float
-    """Seconds of compiling one shape."""
+    """To compile one shape."""
 
     def scale(self, shares: LengthShares) -> CompileTiming:
-        """Return the expected times, if these are of batches of the largest length."""
+        """Convert times measured with batches of the largest length to expected times."""
         return self._replace(
             eager_seconds=self.eager_seconds * shares.eager,
             compiled_seconds=self.compiled_seconds * shares.compiled,
@@ -77,7 +75,7 @@ class CompileTiming(NamedTuple):
 
 
 def compile_parts(module: nn.Module, accelerator: Accelerator) -> None:
-    """Set up the parts of a module for torch.compile; the next call of each compiles it."""
+    """Set up a module's parts for torch.compile; the next call of each compiles it."""
     backend, options = accelerator.compile_backend(), accelerator.compile_options()
     for part in compiled_parts(module):
         is_dynamic = accelerator.has_dynamic_shapes and type(part) is LogitGradients
@@ -85,7 +83,7 @@ def compile_parts(module: nn.Module, accelerator: Accelerator) -> None:
 
 
 def compiled_parts(module: nn.Module) -> list[nn.Module]:
-    """Return the submodules that are compiled: the blocks, and the loss on logits."""
+    """Return the compiled submodules: the blocks, and the loss on logits."""
     return [
         *architectures.find_blocks(module),
         *(part for part in module.modules() if type(part) is LogitGradients),
@@ -107,7 +105,6 @@ def resolve_compile(context: RunContext, state: TrainState) -> TrainSettings:
 
 
 def is_worthwhile(timing: CompileTiming, num_steps: int, num_graphs: int) -> tuple[bool, str]:
-    """Return whether the saved seconds exceed the seconds of compiling, and the reason as text."""
     saved = (timing.eager_seconds - timing.compiled_seconds) * num_steps
     cost = timing.compile_seconds * (num_graphs - 1)  # the first graph is compiled already
     steps = f"compiled {timing.compiled_seconds:.3g} s, eager {timing.eager_seconds:.3g} s"
@@ -147,7 +144,7 @@ def _decide(context: RunContext, state: TrainState) -> tuple[bool, str]:
 
 
 def decision_seconds(eager_seconds: float, slowdown: float) -> float:
-    """Return the expected seconds of compiling and timing one graph.
+    """Return the expected seconds to compile and time one graph.
 
     `slowdown` is the factor by which other programs delay this process.
     """
@@ -155,7 +152,7 @@ def decision_seconds(eager_seconds: float, slowdown: float) -> float:
 
 
 def estimate_length_shares(task: Task, manifest: DatasetManifest, form: BatchForm) -> LengthShares:
-    """Return the shares of a task; `form` is that of its eager batches."""
+    """Estimate a task's shares; `form` is the form of its eager batches."""
     largest = task.bucket_lengths(manifest)[-1]
     eager = task.padded_length(manifest, form)
     compiled = task.padded_length(manifest, form._replace(has_any_shape=False))
@@ -163,7 +160,7 @@ def estimate_length_shares(task: Task, manifest: DatasetManifest, form: BatchFor
 
 
 def find_cost_problem(eager_seconds: float, slowdown: float, run_seconds: float) -> str | None:
-    """Return why the measurement would take too long for a run, or None."""
+    """Return why the measurement would take too long, or None."""
     cost = decision_seconds(eager_seconds, slowdown)
     if cost <= MAX_DECISION_SHARE * run_seconds:
         return None
@@ -174,7 +171,7 @@ def find_cost_problem(eager_seconds: float, slowdown: float, run_seconds: float)
 def _build_step(context: RunContext, state: TrainState) -> Callable[[], float]:
     """Return a function that runs a step and returns its seconds on this process.
 
-    The step has the largest shape of the first task, without rows.
+    The step has the first task's largest shape, without rows.
     """
     task = context.tasks[0]
     size = (1, task.batch.microbatch)
@@ -193,7 +190,7 @@ def _build_step(context: RunContext, state: TrainState) -> Callable[[], float]:
 
 
 def _time_alone(context: RunContext, run_step: Callable[[], float]) -> tuple[float, float]:
-    """Return the seconds of a step, and the slowdown by other programs: 1 on an idle machine."""
+    """Return the seconds per step, and the slowdown by other programs: 1 on an idle machine."""
     began, began_process = time.perf_counter(), time.process_time()
     seconds = min(run_step() for _ in range(TIMED_STEPS))
     if not context.accelerator.on_host:
@@ -206,9 +203,9 @@ def _time_alone(context: RunContext, run_step: Callable[[], float]) -> tuple[flo
 def _time_compiled(
     context: RunContext, state: TrainState, run_step: Callable[[], float]
 ) -> tuple[CompileTiming, str]:
-    """Compile one graph; return its times and those of eager steps, and why it fails, if it does.
+    """Compile one graph; return its times and eager step times, and why it failed, if it did.
 
-    The parts of the model stay compiled.
+    The model's parts stay compiled.
     """
     module = state.model.module
     compile_parts(module, context.accelerator)
@@ -233,13 +230,12 @@ def _time_compiled(
 
 
 def _set_compiled(module: nn.Module, calls: Mapping[nn.Module, Any]) -> None:
-    """Set the compiled function of each part of a module; None undoes `Module.compile`."""
+    """Set the compiled function of each module part; None undoes `Module.compile`."""
     for part in compiled_parts(module):
         part._compiled_call_impl = calls[part]  # noqa: SLF001
 
 
 def _min_run_seconds(context: RunContext) -> float | None:
-    """Return the run time at the peak of the chip; None if the peak is unknown."""
     peak = context.mfu.chip.flops_per_second.get(context.settings.execution.precision)
     if peak is None:
         return None
@@ -253,7 +249,7 @@ def _min_run_seconds(context: RunContext) -> float | None:
 
 
 def _average_over_ranks(context: RunContext, *local_values: float) -> list[float]:
-    """Return the mean of each value over all processes; every process gets the same means."""
+    """Average each value over all processes; every process gets the means."""
     totals = all_reduce_sum(torch.tensor(local_values).to(context.device))
     means: list[float] = (totals / context.world.size).tolist()
     return means

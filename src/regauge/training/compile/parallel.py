@@ -1,7 +1,7 @@
-"""Compiles the shapes of a run in several processes at once; this module imports no torch.
+"""Compiles shapes in several processes at once; this module imports no torch.
 
-Each process writes to a separate cache, so that no process reads a graph that another one is
-writing. The caches are merged afterwards.
+Each process writes to a separate cache, so none reads a graph that another is writing. The
+caches are merged afterwards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ShapeSubset:
     """One of `count` parts of the declared shapes."""
 
     number: int = 1
-    """Number of this part, counted from 1."""
+    """Part number, from 1."""
     count: int = 1
 
     @classmethod
@@ -46,14 +46,14 @@ class ShapeSubset:
         raise SettingsError(f"--part '{text}' is invalid", "write it as <number>/<count>: 2/4")
 
     def select(self, shapes: tuple[T, ...]) -> tuple[T, ...]:
-        """Return the shapes of this part; consecutive shapes are in different parts."""
+        """Return this part's shapes; consecutive shapes are in different parts."""
         return shapes[self.number - 1 :: self.count]
 
 
 def compile_in_parallel(settings: TrainSettings, accelerator: Accelerator, jobs: int) -> None:
-    """Compile the shapes of a run in `jobs` processes, and copy the graphs to the cache of the run.
+    """Compile a run's shapes in `jobs` processes, and copy the graphs to the run's cache.
 
-    If the vendor has a tool that compiles graphs which a trial has collected, it is used. Raises
+    If the vendor has a tool that compiles the graphs collected by a trial, it is used. Raises
     ChildError with the exit code of the first process that failed.
     """
     if jobs > 1 and not accelerator.is_shareable:
@@ -85,7 +85,7 @@ def compile_in_parallel(settings: TrainSettings, accelerator: Accelerator, jobs:
 
 
 def _build_command(settings: TrainSettings, root: Path, part: str) -> list[str]:
-    """Write a run file with a separate cache; return the command that compiles a part of it."""
+    """Write a run file with a separate cache; return the command that compiles one part."""
     root.mkdir()
     run_file = root / SAVED_RUN
     changes = {"execution": {"compile_cache": str(root)}, "output": {"folder": str(root / "run")}}

@@ -1,7 +1,7 @@
-"""Warm-up: every declared shape is compiled before the first step, and no graph after it.
+"""Warm-up: compiles every declared shape before the first step, and nothing after it.
 
-Another shape would cost a compilation in the middle of a run. `RecompileMonitor` logs and counts
-such graphs, and ends the run when they exceed `execution.recompile_budget`.
+Another shape would compile in the middle of a run. `RecompileMonitor` logs and counts such graphs,
+and ends the run when they exceed `execution.recompile_budget`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def warm_up(context: RunContext, state: TrainState, shapes: tuple[BatchShape, ..
     """Compute each declared shape once, with empty rows; weights and gradients stay unchanged.
 
     On a lazy device a whole step is rehearsed. So warm-up comes before a checkpoint is loaded, and
-    `finalize_state` then restores the state of the optimizer.
+    `finalize_state` then restores the optimizer state.
     """
     if context.accelerator.is_lazy:
         _rehearse_steps(context, state, shapes)
@@ -43,11 +43,10 @@ def warm_up(context: RunContext, state: TrainState, shapes: tuple[BatchShape, ..
 
 
 def finalize_state(context: RunContext, state: TrainState) -> None:
-    """Make all state tensors outputs of a graph; called before the first step on a lazy device.
+    """Make all state tensors graph outputs; called before the first step on a lazy device.
 
-    A lazy device updates outputs of graphs in place, but not tensors that were copied to it. So
-    without this the second step would have other graphs than the first. Multiplying by 1 changes
-    no bit.
+    A lazy device updates graph outputs in place, but not tensors copied to it. Without this, the
+    second step would have other graphs than the first. Multiplying by 1 changes no bit.
     """
     if not context.accelerator.is_lazy:
         return
@@ -59,7 +58,7 @@ def finalize_state(context: RunContext, state: TrainState) -> None:
 
 
 def _rehearse_steps(context: RunContext, state: TrainState, shapes: tuple[BatchShape, ...]) -> None:
-    """Do a step with empty rows for every shape: zero gradients, a vanishing learning rate."""
+    """Do an empty step for every shape: zero gradients, a vanishing learning rate."""
     prime_state(state.optimizer)
     state.loss_scale.tensor(context.device)
     context.accelerator.end_step()
@@ -74,7 +73,6 @@ def _rehearse_steps(context: RunContext, state: TrainState, shapes: tuple[BatchS
 
 
 def _compute_shapes(context: RunContext, state: TrainState, shapes: tuple[BatchShape, ...]) -> None:
-    """Compute every shape forward and backward, and in evaluation mode."""
     raise_recompile_limit(context, state)
     for task, length in shapes:
         size = (1, task.batch.microbatch)
@@ -96,7 +94,7 @@ def raise_recompile_limit(context: RunContext, state: TrainState) -> None:
     """Raise torch's recompile limits to all declared graphs of all blocks, and the budget.
 
     Above its limit (8 graphs per function by default) torch computes eagerly and only warns, so
-    that graphs would not be counted any more.
+    that graphs would no longer be counted.
     """
     num_blocks = len(architectures.find_blocks(state.model.module))
     num_graphs = GRAPHS_PER_SHAPE * len(context.shapes) * num_blocks
@@ -106,9 +104,9 @@ def raise_recompile_limit(context: RunContext, state: TrainState) -> None:
 
 
 class RecompileMonitor:
-    """Counts the graphs that are compiled after the warm-up.
+    """Counts graphs compiled after the warm-up.
 
-    A lazy device compiles the graphs of an evaluation in the first evaluation; they do not count.
+    A lazy device compiles the evaluation graphs in the first evaluation; they do not count.
     """
 
     def __init__(self, accelerator: Accelerator, budget: int) -> None:
@@ -117,15 +115,14 @@ class RecompileMonitor:
         self._num_graphs = accelerator.num_compiled_graphs()
         self._has_evaluated = False
         self.num_recompiled = 0
-        """Graphs after the warm-up so far."""
 
     def check_step(self, step: int, batches: list[Batch]) -> None:
-        """Log new graphs of a step with its shapes; raises NoProgressError above the budget."""
+        """Log a step's new graphs with its shapes; raises NoProgressError above the budget."""
         shapes = sorted({tuple(batch["tokens"].shape) for batch in batches})
         self._check(f"in step {step} with shapes {shapes}", "declare that shape")
 
     def check_evaluation(self, step: int) -> None:
-        """Log new graphs of an evaluation; raises NoProgressError above the budget."""
+        """Log an evaluation's new graphs; raises NoProgressError above the budget."""
         is_first, self._has_evaluated = not self._has_evaluated, True
         if is_first and self._accelerator.is_lazy:
             self._num_graphs = self._accelerator.num_compiled_graphs()
@@ -154,7 +151,7 @@ def build_empty_batches(
 ) -> list[Batch]:
     """Return batches of `length` tokens with empty rows, on the device.
 
-    `size` is [number of batches, rows of a batch].
+    `size` is [number of batches, rows per batch].
     """
     count, rows = size
     arrays = loader.build_empty_batch(rows * task.task.slots_per_row(), length)

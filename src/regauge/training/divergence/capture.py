@@ -1,11 +1,11 @@
-"""Captures the values of one step, module by module, so that two computations can be compared.
+"""Captures one step's values, module by module, to compare two computations.
 
     capture-00000012.0.safetensors   samples of every value on process 0
-    capture-00000012.0.json          their names and shapes, in the order of the computation
+    capture-00000012.0.json          names and shapes, in computation order
 
-Activations belong to the first microbatch of process 0, which has the same rows on any number of
-processes. Gradients and updates of weights belong to the global batch. At most `MAX_SAMPLES` evenly
-spaced elements of each value are stored.
+Activations belong to process 0's first microbatch, which has the same rows on any number of
+processes. Weight gradients and updates belong to the global batch. At most `MAX_SAMPLES` evenly
+spaced elements are stored per value.
 """
 
 from __future__ import annotations
@@ -34,29 +34,27 @@ if TYPE_CHECKING:
 
 MAX_SAMPLES = 1 << 16
 Stage = Literal["input", "forward", "backward", "gradient", "update"]
-"""Inputs, outputs of modules, gradients of these outputs, gradients and updates of weights."""
+"""Inputs, module outputs, output gradients, weight gradients and weight updates."""
 
 
 @dataclass(frozen=True)
 class CapturedValue:
-    """The description of one captured value."""
+    """Describes one captured value."""
 
     stage: Stage
     name: str
-    """Name of the module, the weight, or the array of the batch."""
     module_class: str
-    """Class of the module; empty for other values."""
+    """Empty for other values."""
     dtype: str
     shape: tuple[int, ...]
     key: str
-    """Key of the samples in the safetensors file."""
 
 
 class StepCapture:
-    """Records the values of one step on one process.
+    """Records one step's values on one process.
 
-    `noise` is the largest relative change, drawn at random, of the output of each leaf module and
-    of its gradient. It simulates rounding.
+    `noise` is the largest random relative change to each leaf module's output and its gradient. It
+    simulates rounding.
     """
 
     def __init__(self, context: RunContext, state: TrainState, noise: float = 0.0) -> None:
@@ -70,7 +68,6 @@ class StepCapture:
 
     @contextmanager
     def record(self, batches: list[Batch]) -> Iterator[None]:
-        """Record the values of the step that is computed within the block."""
         context, state = self._context, self._state
         with ExitStack() as stack:
             if context.world.is_main_process:
@@ -143,7 +140,6 @@ class StepCapture:
         return (1 + self._noise * (2 * uniform - 1)).to(like)
 
     def _describe_execution(self) -> dict[str, Any]:
-        """Return the settings and versions that determine which kernels run."""
         settings = self._context.settings
         return {
             "accelerator": self._context.accelerator.kind,
@@ -160,7 +156,7 @@ class StepCapture:
 
 
 def sample_elements(value: Tensor) -> Tensor:
-    """Return a CPU copy of at most `MAX_SAMPLES` evenly spaced elements of a tensor."""
+    """Copy at most `MAX_SAMPLES` evenly spaced elements to the CPU."""
     flat = value.detach()
     flat = (flat.full_tensor() if isinstance(flat, DTensor) else flat).reshape(-1)
     stride = -(-flat.numel() // MAX_SAMPLES) or 1
@@ -168,7 +164,7 @@ def sample_elements(value: Tensor) -> Tensor:
 
 
 def _select_modules(context: RunContext, state: TrainState) -> list[tuple[str, nn.Module]]:
-    """Return the named modules to capture; modules inside of compiled blocks are left out."""
+    """Return the named modules to capture, except those inside compiled blocks."""
     root = state.model.module
     is_compiled = context.settings.execution.compile == "blocks"
     blocks = architectures.find_blocks(root) if is_compiled else []
@@ -181,7 +177,7 @@ def _select_modules(context: RunContext, state: TrainState) -> list[tuple[str, n
 
 
 def _find_tensor(output: Any) -> Tensor | None:
-    """Return the first floating-point tensor in the output of a module, or None."""
+    """Return the first floating-point tensor in a module's output, or None."""
     if isinstance(output, Tensor):
         return output if output.is_floating_point() else None
     if not isinstance(output, dict | tuple | list):

@@ -1,9 +1,9 @@
 """Compares two computations of one step: which value is the first that rounding does not explain.
 
-Both computations are compared with a reference, and the bound of each value is measured. For that
-the reference is computed again with noise, which changes the output of every leaf module and its
-gradient at random. The size of the noise is one rounding to the coarser dtype of the two. The
-distance from the noisy reference to the reference shows how rounding errors grow up to each value.
+Both are compared with a reference, and the bound for each value is measured: the reference is
+computed again with noise, a random change to each leaf module's output and its gradient. The noise
+size is one rounding to the coarser dtype of the two. The distance between the noisy and the exact
+reference shows how rounding errors grow up to each value.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NOISE_MARGIN = 8.0
-"""Bound of a difference as a multiple of the measured noise.
+"""Bound on differences, as a multiple of the measured noise.
 
 The noise is a single draw, and weights and their gradients are rounded as well.
 """
 UNIT_ROUNDOFF = {"bf16": 2.0**-9, "fp16": 2.0**-12, "tf32": 2.0**-12, "fp32": 2.0**-24}
-"""Largest relative change by rounding to a dtype: half of its machine epsilon."""
+"""dtype -> largest relative rounding error, half the machine epsilon."""
 MIN_NORM = 1e-12
-"""Smallest norm by which differences are divided."""
+"""Differences are divided by at least this norm."""
 SHIFTS = range(-2, 3)
-"""Shifts of the row order that are recognized."""
 STAGES: tuple[Stage, ...] = ("input", "forward", "backward", "gradient", "update")
 
 
 class CaptureShape(DocumentShape):
-    """The captured values of one process in one step."""
+    """Schema for one process and one step."""
 
     execution: dict[str, Any]
     values: list[dict[str, Any]]
@@ -46,7 +45,7 @@ class CaptureShape(DocumentShape):
 
 @dataclass(frozen=True)
 class CapturedStep:
-    """One captured step of one computation, merged from the files of all processes."""
+    """One captured step, merged from the files of all processes."""
 
     execution: dict[str, Any]
     """Settings and versions that determine which kernels run."""
@@ -56,7 +55,7 @@ class CapturedStep:
 
 @dataclass(frozen=True)
 class StepVariants:
-    """One step that was computed in four variants."""
+    """One step, computed in four variants."""
 
     baseline: CapturedStep
     candidate: CapturedStep
@@ -66,36 +65,33 @@ class StepVariants:
 
     @property
     def all(self) -> tuple[CapturedStep, ...]:
-        """The four variants."""
         return self.baseline, self.candidate, self.reference, self.rounded
 
 
 @dataclass(frozen=True)
 class ValueDifference:
-    """The difference of one value between two computations of a step."""
+    """How one value differs between two computations of a step."""
 
     step: int
-    """Number of steps before this one."""
+    """Steps before this one."""
     stage: Stage
     name: str
     module_class: str
-    """Class of the module."""
     dtypes: tuple[str, str]
     difference: float
-    """L2 distance of the two values, relative to the norm of the reference.
+    """L2 distance between the two values, relative to the reference norm.
 
-    For inputs it is the fraction of elements that differ.
+    For inputs, the fraction of elements that differ.
     """
     bound: float
-    """Largest difference that rounding explains."""
+    """Largest difference explained by rounding."""
     reference_distances: tuple[float, float]
-    """Relative distance of each value from the reference."""
+    """Relative distances from the reference."""
     remark: str = ""
     """A pattern in the difference, such as a factor or a shift."""
 
     @property
     def exceeds_bound(self) -> bool:
-        """Whether the difference is larger than rounding explains."""
         return self.difference > self.bound
 
 
@@ -104,19 +100,18 @@ class Divergence:
     """The step in which two runs diverge, and its first unexplained difference."""
 
     step: int
-    """Number of steps before the one in which the runs diverge."""
+    """Steps before the one in which the runs diverge."""
     differences: tuple[ValueDifference, ...] = ()
-    """All values of that step, in the order of the computation."""
+    """All values of that step, in computation order."""
     first: ValueDifference | None = None
-    """The first difference that rounding does not explain; None if there is none."""
+    """First difference not explained by rounding, if any."""
     execution_differences: tuple[tuple[str, str, str], ...] = ()
-    """Execution settings that differ: name, value in the baseline, value in the candidate."""
+    """Execution settings that differ: name, baseline value, candidate value."""
     is_reproduced: bool = True
-    """Whether the runs also diverge when they are replayed with the current code."""
+    """Whether the runs also diverge when replayed with the current code."""
 
 
 def read_capture(folder: Path, step: int) -> CapturedStep:
-    """Read the captured values of a step from the files of all processes."""
     execution: dict[str, Any] = {}
     values: dict[tuple[Stage, str], CapturedValue] = {}
     samples: dict[tuple[Stage, str], Tensor] = {}
@@ -134,7 +129,7 @@ def read_capture(folder: Path, step: int) -> CapturedStep:
 def compare_step(
     step: int, variants: StepVariants, *, is_same_execution: bool
 ) -> list[ValueDifference]:
-    """Return the differences of all values that every variant has, in the order of the computation.
+    """Compare every value present in all variants, in computation order.
 
     With the same execution settings the bound is 0: rounding explains no difference.
     """
@@ -163,12 +158,10 @@ def compare_step(
 
 
 def find_first(differences: list[ValueDifference]) -> ValueDifference | None:
-    """Return the first difference that rounding does not explain, or None."""
     return next((value for value in differences if value.exceeds_bound), None)
 
 
 def compare_execution(variants: StepVariants) -> tuple[tuple[str, str, str], ...]:
-    """Return the execution settings that differ: name, value in each of the two computations."""
     baseline, candidate = variants.baseline.execution, variants.candidate.execution
     return tuple(
         (name, str(baseline[name]), str(candidate.get(name)))
@@ -213,12 +206,12 @@ def _compare_value(step: int, key: tuple[Stage, str], variants: StepVariants) ->
 def _widen_update_bound(
     update: ValueDifference, gradient_bound: float, reference_update: Tensor
 ) -> ValueDifference:
-    """Widen the bound of an update, because rounding can flip the sign of small gradients.
+    """Widen an update's bound, because rounding can flip the sign of small gradients.
 
-    Elements of Adam's first updates have equal magnitude and the sign of the gradient. If the
-    relative error of the gradient is d, about a fraction d of its elements is smaller than the
-    error and may flip. A flipped element differs by twice its magnitude: together 2 sqrt(d) of the
-    norm. The bound includes one flip of the largest element, because elements flip as a whole.
+    In Adam's first updates, all elements have equal magnitude and the gradient's sign. If the
+    gradient's relative error is d, about a fraction d of its elements is smaller than the error and
+    may flip. A flipped element differs by twice its magnitude: together 2 sqrt(d) of the norm. The
+    bound includes one flip of the largest element, because elements flip as a whole.
     """
     norm = float(reference_update.double().norm())
     largest = float(reference_update.double().abs().max())
@@ -227,7 +220,7 @@ def _widen_update_bound(
 
 
 def _distance(first: Tensor, second: Tensor) -> float:
-    """Return the L2 distance of two tensors; infinite for unequal shapes or non-finite values."""
+    """Return the L2 distance; infinite for unequal shapes or non-finite values."""
     if first.shape != second.shape:
         return math.inf
     distance = float((first.double() - second.double()).norm())
@@ -235,7 +228,7 @@ def _distance(first: Tensor, second: Tensor) -> float:
 
 
 def _describe_ratio(baseline: Tensor, candidate: Tensor) -> str:
-    """Return the ratio of two tensors as text if it is constant to three digits, else ""."""
+    """Format the ratio of two tensors if it is constant to three digits, else ""."""
     first, second = baseline.double(), candidate.double()
     factor = float(first @ second / max(float(first @ first), MIN_NORM))
     is_multiple = float((second - factor * first).norm()) <= 1e-3 * float(second.norm())
@@ -243,7 +236,7 @@ def _describe_ratio(baseline: Tensor, candidate: Tensor) -> str:
 
 
 def _describe_shift(baseline: Tensor, candidate: Tensor) -> str:
-    """Return the shift between two tensors [rows, …] as text if all other rows agree, else ""."""
+    """Format the shift between two tensors [rows, …] if all other rows agree, else ""."""
     for shift in SHIFTS:
         if not shift or abs(shift) >= len(baseline):
             continue

@@ -1,7 +1,7 @@
-"""Replay: computes some steps of a run again, so that two computations can be compared.
+"""Replay: computes some steps again, to compare two computations.
 
-replay.jsonl      loss and gradient norm of each step
-capture-*         values of the captured steps, see `capture.py`
+replay.jsonl      loss and gradient norm per step
+capture-*         values of captured steps, see `capture.py`
 checkpoints/      the state at `replay.save_at_step`
 """
 

@@ -1,9 +1,9 @@
-"""The LAMB optimizer: Adam's update, scaled for each weight matrix to the norm of the matrix.
+"""The LAMB optimizer: Adam's update, scaled to each weight matrix's norm.
 
 You et al., 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes",
-Algorithm 2. The function phi of the algorithm is the identity, as in the authors' code
-(google-research/albert, lamb_optimizer.py). That code does not scale biases and norms, which have
-no weight decay; neither does this module.
+Algorithm 2. The algorithm's function phi is the identity, as in the authors' code
+(google-research/albert, lamb_optimizer.py). That code does not scale biases and norms, which are
+not decayed; neither does this module.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB with the state of torch's AdamW: `step`, `exp_avg` and `exp_avg_sq` of each parameter.
+    """LAMB with the state of torch's AdamW: `step`, `exp_avg` and `exp_avg_sq` per parameter.
 
-    A parameter group has `weight_decay` and `use_trust_ratio`. Sharded parameters (DTensor) of a
-    group must have the same mesh and placements; norms are over the unsharded parameters. If the
-    optimizer is `capturable`, step counts and learning rates are tensors on the device, and nothing
-    is read from the device.
+    A parameter group has `weight_decay` and `use_trust_ratio`. All sharded parameters (DTensor) in
+    a group must have the same mesh and placements; norms are over the unsharded parameters. With
+    `capturable`, step counts and learning rates are tensors on the device, and nothing is read from
+    the device.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
+        """Update every parameter with a gradient."""
         if closure is not None:
             raise ValueError("Lamb does not support a closure")
         for group in self.param_groups:
@@ -74,7 +74,7 @@ class Lamb(torch.optim.Optimizer):
     def _compute_updates(
         self, values: list[Tensor], betas: tuple[float, float], epsilon: float
     ) -> list[Tensor]:
-        """Update the moments; return Adam's update of the local shard of each parameter."""
+        """Update the moments; return Adam's update for each parameter's local shard."""
         states = [self._state_of(value) for value in values]
         first, second = ([local_shard(state[name]) for state in states] for name in MOMENTS)
         gradients = [local_shard(value.grad) for value in values if value.grad is not None]
@@ -102,9 +102,9 @@ class Lamb(torch.optim.Optimizer):
 
 
 def _trust_ratios(parameter: Tensor, weights: list[Tensor], updates: list[Tensor]) -> Tensor:
-    """Return the norm of each parameter divided by the norm of its update, [parameters].
+    """Divide each parameter's norm by its update's norm, [parameters].
 
-    The ratio is 1 if either norm is 0. `parameter` has the mesh and the placements of all of them.
+    The ratio is 1 if either norm is 0. All parameters share the mesh and placements of `parameter`.
     The squared norms [2, parameters] are summed over the mesh in one collective.
     """
     norms = torch.stack(torch._foreach_norm([*weights, *updates]))  # noqa: SLF001 - torch's own name

@@ -1,4 +1,4 @@
-"""The moments that optimizers keep for a weight; this module imports no torch."""
+"""Optimizer moments per weight; this module imports no torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MOMENT_AXES: dict[str, dict[int, tuple[Axes, ...]]] = {
     "sgd": {1: (VECTOR,), 2: (MATRIX,)},
     "adafactor": {1: (VECTOR,), 2: ((0,), (1,))},
 }
-"""Axes of a vector or a matrix that each of its moments has, by the kind of optimizer."""
+"""Optimizer kind -> for a vector or a matrix, the axes kept by each moment."""
 
 
 def count_moments(kind: str, shapes: Iterable[tuple[int, ...]]) -> int:
-    """Return the number of moment values that an optimizer keeps for weights of these shapes.
+    """Count the moment values that an optimizer keeps for weights of these shapes.
 
-    A weight of more axes counts as a matrix: the last axis, and all others.
+    A weight with more axes counts as a matrix: the last axis, and all others.
     """
     flat = ((math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else shape for shape in shapes)
     return sum(

@@ -1,20 +1,19 @@
-"""Resolves the optimizer settings whose defaults depend on the initial weights; no torch here.
+"""Resolves optimizer settings whose defaults depend on the initial weights; no torch here.
 
 | initial weights | learning_rate | betas | warmup_steps |
 | --- | --- | --- | --- |
 | random | 5e-4 | 0.9, 0.98 | 0 |
 | pretrained | 2e-5 | 0.9, 0.999 | 10 % of the steps |
 | pretrained, with LoRA adapters | 2e-4 | 0.9, 0.999 | 10 % of the steps |
-| pretrained and frozen, below a head of the task | 5e-4 | 0.9, 0.98 | 0 |
+| pretrained and frozen, below a task head | 5e-4 | 0.9, 0.98 | 0 |
 
-The betas of random weights are from Liu et al., 2019, "RoBERTa", section 3.1. The rate and the
-warm-up of pretrained weights are from Devlin et al., 2019, "BERT", appendix A.3. The rate of LoRA
-is from Hu et al., 2021, "LoRA", appendix D. A head on a frozen encoder is trained as random weights
-are, because a low rate protects only pretrained weights that are trained.
+The betas for random weights are from Liu et al., 2019, "RoBERTa", section 3.1. The rate and warm-up
+for pretrained weights are from Devlin et al., 2019, "BERT", appendix A.3. The LoRA rate is from Hu
+et al., 2021, "LoRA", appendix D. A head on a frozen encoder is trained like random weights, because
+a low rate only protects pretrained weights that are trained.
 
-A run that continues the schedule or the optimizer state of an earlier run takes its values. A later
-attempt of a run takes the values of its first attempt from `run.json`, so that another
-length of the run does not change them.
+A run that continues an earlier run's schedule or optimizer state takes its values. Later attempts
+take the first attempt's values from `run.json`, so another run length does not change them.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ S = TypeVar("S", bound=TrainSettings)
 LEARNING_RATE, BETAS = "optimizer.learning_rate", "optimizer.betas"
 WARMUP_STEPS = "optimizer.schedule.warmup_steps"
 HEAD_OUTPUTS = frozenset({"classes", "values", "scores", "entities"})
-"""Outputs of tasks whose head is no part of a pretrained model."""
+"""Outputs of tasks whose head is not part of a pretrained model."""
 WARMUP_DIVISOR = 10
-"""The warm-up of pretrained weights is the length of the run divided by this."""
+"""Pretrained weights warm up for the run length divided by this."""
 FIRST_ATTEMPT = "the first attempt of this run"
 
 
 @dataclass(frozen=True)
 class OptimizerDefaults:
-    """The values of the optimizer settings that a run file leaves open."""
+    """Values for optimizer settings left open in a run file."""
 
     values: dict[str, Any] = field(default_factory=dict)
     """Values by key; empty if the run file sets all of them."""
@@ -53,7 +52,6 @@ class OptimizerDefaults:
 
     @property
     def description(self) -> str:
-        """The values and the reason as one line."""
         assignments = [
             f"{key.rpartition('.')[2]} {_format(self.values[key])}" for key in self.values
         ]
@@ -61,14 +59,13 @@ class OptimizerDefaults:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The entry of `run.json`."""
         return {"values": self.values, "reason": self.reason}
 
 
 def resolve_optimizer(settings: S) -> tuple[S, OptimizerDefaults]:
-    """Resolve the optimizer settings that are "auto"; also return their values and the reason.
+    """Resolve optimizer settings that are "auto"; also return their values and the reason.
 
-    Raises DataError if the warm-up depends on the rows of a dataset that cannot be read.
+    Raises DataError if the warm-up depends on a dataset's rows and these cannot be read.
     """
     open_keys = _list_open_keys(settings.optimizer)
     if not open_keys:
@@ -83,7 +80,7 @@ def resolve_optimizer(settings: S) -> tuple[S, OptimizerDefaults]:
 
 
 def describe_optimizer(settings: TrainSettings) -> dict[str, str]:
-    """Return the optimizer settings of a run and the reason of the defaults, for `--dry-run`."""
+    """Return the optimizer settings and the reason for the defaults, for `--dry-run`."""
     try:
         resolved, defaults = resolve_optimizer(settings)
     except DataError:  # the dataset is not prepared yet
@@ -109,7 +106,6 @@ def _list_open_keys(optimizer: Optimizer) -> list[str]:
 
 
 def _read_first_attempt(folder: Path) -> OptimizerDefaults:
-    """Return the defaults that an earlier attempt of the run in a folder has recorded."""
     try:
         facts = (run_record.read_run(folder) or {}).get(config.RUN_IDENTITY, {})
     except DataError:
@@ -138,14 +134,14 @@ def _choose_values(settings: TrainSettings, open_keys: list[str]) -> OptimizerDe
 
 
 def _trains_only_head(settings: TrainSettings) -> bool:
-    """Return whether the encoder is frozen, and each task has a head that pre-training has not."""
+    """Return whether the encoder is frozen, and each task has a head that pre-training lacks."""
     if settings.model.trainable_layers not in {"none", 0}:
         return False
     return all(config.task.output_kind() in HEAD_OUTPUTS for config in settings.task_configs)
 
 
 def _count_warmup_steps(settings: TrainSettings) -> int:
-    """Return a tenth of the steps of a run, rounded up."""
+    """Return a tenth of the run's steps, rounded up."""
     from regauge.training.task_schedule import count_total_steps
 
     return -(-count_total_steps(settings) // WARMUP_DIVISOR)
@@ -164,7 +160,6 @@ def _read_continued_values(model: Model) -> dict[str, Any]:
 
 
 def _apply(settings: S, values: dict[str, Any]) -> S:
-    """Return settings with the values in place of "auto"."""
     optimizer = settings.optimizer
     update: dict[str, Any] = {}
     if LEARNING_RATE in values:

@@ -1,4 +1,4 @@
-"""Derives rates and advice from the breakdown of profiled steps; imports no torch."""
+"""Derives rates and advice from the profiled steps' breakdown; imports no torch."""
 
 from __future__ import annotations
 
@@ -20,45 +20,43 @@ PROFILE_MFU_FORMULA = "real tokens x FLOP per token / seconds / peak FLOP/s, of 
 OPTIMIZER_BYTES_PER_WEIGHT = 28
 """AdamW in fp32 reads a weight, its gradient and two moments, and writes all but the gradient."""
 MIN_STEP_SHARE = 0.01
-"""Smallest saving, as a fraction of a step, that is worth a change."""
+"""Smallest saving worth a change, as a fraction of a step."""
 MAX_ADVICE = 3
 GOOD_PEAK_SHARE = 0.6
-"""Fraction of the peak that large matrix products reach."""
+"""Fraction of the peak reached by large matrix products."""
 
 
 class Advice(NamedTuple):
     """A change that may shorten steps."""
 
     max_saved_seconds: float
-    """Largest saving per step."""
+    """Per step."""
     change: str
-    """The imperative with the settings to change."""
+    """Imperative that names the settings to change."""
     reason: str
 
 
 @dataclass(frozen=True)
 class ProfileReport:
-    """The profiled steps of one process, with the facts that rates and advice need."""
+    """One process's profiled steps, with everything that rates and advice need."""
 
     breakdown: Breakdown
     settings: TrainSettings
     chip: ChipPeak
     peak: float | None
-    """Peak FLOP/s of the chip in the precision of the run; None if unknown."""
+    """Peak FLOP/s per chip in the run's precision; None if unknown."""
     faster_precision: tuple[str, float] | None
-    """The preferred precision of the device, and its peak relative to `peak`; None if unknown."""
+    """The device's preferred precision, and its peak relative to `peak`; None if unknown."""
     bytes_per_second: float
-    """Measured bandwidth of the device memory."""
+    """Measured device memory bandwidth."""
     model_flops: float
-    """FLOPs for the real tokens of all profiled steps, by the FLOP formula."""
+    """FLOPs for the real tokens in all profiled steps, by the FLOP formula."""
     padding_fraction: float
-    """Fraction of the computed tokens that are padding."""
+    """Fraction of computed tokens that are padding."""
     num_weights: int
-    """Weights that this process updates."""
     num_processes: int
 
     def per_step(self, total: float) -> float:
-        """Return a total of all profiled steps, divided by their number."""
         return total / self.breakdown.steps
 
     @property
@@ -68,15 +66,14 @@ class ProfileReport:
 
     @cached_property
     def matmuls(self) -> tuple[float, float]:
-        """Seconds and FLOPs of all matrix products."""
         parts = self.breakdown.by_module.values()
         return sum(part.matmul_seconds for part in parts), sum(part.flops for part in parts)
 
     @cached_property
     def advice(self) -> list[Advice]:
-        """The changes with the largest savings, in falling order.
+        """Changes with the largest savings, in falling order.
 
-        Savings of the same change are added.
+        Savings from the same change are added.
         """
         min_seconds = MIN_STEP_SHARE * self.per_step(self.breakdown.wall)
         by_change: dict[str, Advice] = {}
@@ -91,7 +88,6 @@ class ProfileReport:
 
     @property
     def lines(self) -> Iterator[str]:
-        """The summary for the log."""
         wall = self.breakdown.wall
         kinds = sorted(self.breakdown.by_kind.items(), key=lambda item: -item[1])
         shares = ", ".join(f"{name} {seconds / wall:.0%}" for name, seconds in kinds if seconds)
@@ -103,7 +99,7 @@ class ProfileReport:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The content of profile.json; all seconds are per step."""
+        """Content for profile.json; all seconds are per step."""
         seconds, flops = self.matmuls
         num_bytes = sum(part.bytes for part in self.breakdown.by_module.values())
         return {
@@ -149,7 +145,6 @@ class ProfileReport:
         }
 
     def _find_advice(self) -> Iterator[Advice]:
-        """Yield every change that may shorten steps, with its largest saving."""
         kinds = {name: self.per_step(value) for name, value in self.breakdown.by_kind.items()}
         yield from self._find_waiting_advice(kinds)
         yield from self._find_compute_advice(kinds)

@@ -1,4 +1,4 @@
-"""Sums the time of profiled steps by kind of work and by part of the model; imports no torch."""
+"""Sums profiled step time by kind of work and by part of the model; imports no torch."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ Interval = tuple[float, float]
 
 @dataclass
 class PartTime:
-    """Time of a part of the model or of the step, in seconds over all profiled steps."""
+    """Time for a part of the model or step, in seconds over all profiled steps."""
 
     forward: float = 0.0
     backward: float = 0.0
     matmul_seconds: float = 0.0
-    """Seconds of matrix products, forward and backward."""
+    """In matrix products, forward and backward."""
     flops: float = 0.0
-    """FLOPs of the matrix products."""
+    """In matrix products."""
     bytes: float = 0.0
-    """Bytes that the matrix products read and write."""
+    """Bytes read and written by matrix products."""
 
     @property
     def seconds(self) -> float:
-        """Seconds of the forward and the backward pass."""
         return self.forward + self.backward
 
 
@@ -46,15 +45,15 @@ class Breakdown:
     wall: float
     """Elapsed seconds, including waiting for data."""
     by_kind: dict[Kind | Literal["data"], float]
-    """Seconds by kind of work, which add up to `wall`. Hidden communication is not included."""
+    """Seconds by kind of work, which add up to `wall`, without hidden communication."""
     overlapped_communication: float
-    """Seconds of communication that overlap with computation."""
+    """Seconds in which communication overlaps with computation."""
     by_module: dict[str, PartTime]
-    """Time by part, longest first; the numbers of repeated layers are replaced by `*`."""
+    """Part -> time, longest first; `*` replaces the numbers of repeated layers."""
 
 
 def build_breakdown(trace: Trace, data_seconds: float) -> Breakdown:
-    """Return the breakdown of a trace; `data_seconds` is the time of waiting for data."""
+    """Break down a trace; `data_seconds` is the time spent waiting for data."""
     steps = [(step.begin, step.end) for step in trace.steps]
     work = [item for item in trace.work if _is_within(steps, item.begin)]
     compute = [item for item in work if item.kind != "communication"]
@@ -80,7 +79,7 @@ def build_breakdown(trace: Trace, data_seconds: float) -> Breakdown:
 def _sum_work(
     compute: list[WorkInterval], share: float
 ) -> tuple[dict[Kind | Literal["data"], float], dict[str, PartTime]]:
-    """Return the seconds by kind and the time by part; durations are multiplied by `share`."""
+    """Return seconds by kind and time by part; durations are multiplied by `share`."""
     kinds: dict[Kind | Literal["data"], float] = defaultdict(float)
     parts: dict[str, PartTime] = defaultdict(PartTime)
     counted: set[Span] = set()
@@ -106,7 +105,7 @@ def _interval(item: WorkInterval) -> Interval:
 
 
 def _merge_intervals(work: Iterable[WorkInterval]) -> list[Interval]:
-    """Return the union of the intervals of work, as disjoint intervals in order."""
+    """Return the union of work intervals, as disjoint intervals in order."""
     merged: list[Interval] = []
     for begin, end in sorted(_interval(item) for item in work):
         if merged and begin <= merged[-1][1]:
@@ -121,5 +120,4 @@ def _is_within(windows: list[Interval], moment: float) -> bool:
 
 
 def _total_seconds(intervals: Iterable[Interval]) -> float:
-    """Return the sum of the lengths of intervals, in seconds."""
     return sum(end - begin for begin, end in intervals) * MICROSECOND

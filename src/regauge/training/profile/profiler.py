@@ -1,9 +1,9 @@
-"""Profiles some steps of process 0 with torch's profiler, and writes a report.
+"""Profiles some steps on process 0 with torch's profiler, and writes a report.
 
 The first `SKIPPED_STEPS` steps of an attempt compile and allocate; the next `PROFILED_STEPS` are
-profiled. Hooks annotate the modules, so that the operations of a step are unchanged. Modules inside
-of compiled blocks are not annotated, because that would recompile the block. Their time counts as
-time of the block.
+profiled. Hooks annotate the modules, so a step's operations are unchanged. Modules inside
+compiled blocks are not annotated, because that would recompile the block. Their time counts as
+block time.
 """
 
 from __future__ import annotations
@@ -47,20 +47,19 @@ if TYPE_CHECKING:
 
 TRACE = "profile-trace.json.gz"
 KINETO_LOG_LEVEL = "KINETO_LOG_LEVEL", "6"
-"""The variable that keeps the library of the profiler from writing to the terminal."""
+"""Variable that keeps the profiler library from writing to the terminal."""
 SKIPPED_STEPS, PROFILED_STEPS = 3, 3
-"""Steps of an attempt before the profile, and steps in the profile."""
 STEP_METHODS = {
     "gradient_norm": "gradient norm",
     "scale_gradients": "gradient scaling",
     "sync_weights": "weight synchronization",
     "clear_gradients": "gradient clearing",
 }
-"""Methods of `ShardedModel` that are parts of a step, and their names in a report."""
+"""`ShardedModel` method that is part of a step -> name in a report."""
 
 
 class StepProfiler(Hook):
-    """Profiles some steps of this process, and writes the report after the last of them."""
+    """Profiles some steps on this process, and writes the report after the last one."""
 
     def __init__(self, context: RunContext, state: TrainState) -> None:
         self._context, self._state = context, state
@@ -70,10 +69,9 @@ class StepProfiler(Hook):
         self._annotations = ExitStack()
         self._profiler: profile | None = None
         self._data_wait = context.ledger.seconds["data_wait"]
-        """Seconds of waiting for data before the first profiled step."""
+        """Seconds spent waiting for data before the first profiled step."""
         self._previous_step_seconds = 0.0
         self._counts = [0, 0]
-        """Real and computed tokens of the profiled steps."""
 
     @contextmanager
     def around_step(self, step: int, batches: list[Batch]) -> Iterator[None]:
@@ -113,7 +111,6 @@ class StepProfiler(Hook):
             self._profiler.start()
 
     def _write(self, profiler: profile) -> None:
-        """Write the trace and the report."""
         context, state = self._context, self._state
         data_seconds = context.ledger.seconds["data_wait"] - self._data_wait
         self.close()
@@ -139,9 +136,9 @@ class StepProfiler(Hook):
 
 @contextmanager
 def annotate_modules(model: ShardedModel) -> Iterator[None]:
-    """Annotate the modules of a model, and its methods that are parts of a step, in the trace.
+    """Annotate modules, and methods that are part of a step, in the trace.
 
-    Blocks are annotated as a whole if they are compiled, else together with their children.
+    Compiled blocks are annotated as a whole, others together with their children.
     """
     root = model.module
     blocks = compiled_parts(root)
@@ -162,7 +159,6 @@ def annotate_modules(model: ShardedModel) -> Iterator[None]:
 
 @contextmanager
 def _annotate_method(owner: Any, method: str, label: str) -> Iterator[None]:
-    """Annotate the calls of a method of one object within the block."""
     function, is_own_attribute = getattr(owner, method), method in vars(owner)
 
     @wraps(function)
@@ -179,7 +175,6 @@ def _annotate_method(owner: Any, method: str, label: str) -> Iterator[None]:
 
 
 def _annotate_module(module: nn.Module, label: str, stack: ExitStack) -> None:
-    """Annotate the forward pass of a module until the stack is closed."""
     annotations: list[record_function] = []
 
     def enter(*_: Any) -> None:
@@ -197,9 +192,9 @@ def _annotate_module(module: nn.Module, label: str, stack: ExitStack) -> None:
 def build_report(
     context: RunContext, state: TrainState, breakdown: Breakdown, tokens: int, computed_tokens: int
 ) -> ProfileReport:
-    """Return the report on the profiled steps of this process.
+    """Report on this process's profiled steps.
 
-    `tokens` are the real tokens of these steps, `computed_tokens` include the padding.
+    `tokens` are the real tokens in these steps, `computed_tokens` include padding.
     """
     execution = context.settings.execution
     peak = context.mfu.chip.flops_per_second.get(execution.precision)

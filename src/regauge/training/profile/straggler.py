@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from regauge.system.processes import World
 
 LATE_SHARE = 0.2
-"""Share of a step's seconds by which a straggler is later than the median of the others."""
+"""A straggler is later than the others' median by this fraction of a step."""
 MIN_SECONDS = 0.02
 """Delays below this are the extra work of rank 0."""
 CONSECUTIVE_LINES = 2
-"""Ledger lines in a row in which a rank is late before it is reported."""
+"""A rank is reported after being late in this many consecutive ledger lines."""
 
 
 class StragglerDetector(Hook):
-    """Measures the seconds of each step before this process first waits for the others."""
+    """Measures each step's seconds before this process first waits for the others."""
 
     def __init__(self, world: World, device: torch.device) -> None:
         self._world = world
@@ -40,7 +40,7 @@ class StragglerDetector(Hook):
         self._step_began = time.perf_counter()
 
     def before_collective(self) -> None:
-        """Stop the clock of the step; only the first collective of a step counts."""
+        """Stop the step's clock; only the first collective in a step counts."""
         if self._step_began is not None:
             self._own_seconds += time.perf_counter() - self._step_began
             self._steps += 1
@@ -49,7 +49,7 @@ class StragglerDetector(Hook):
     def ledger_fields(self) -> dict[str, Any]:
         """Return the straggler since the last call; every process calls this.
 
-        `{"straggler": {"rank": 1, "delay_seconds": 0.5}}`: the rank, and its delay in each step.
+        `{"straggler": {"rank": 1, "delay_seconds": 0.5}}`: the rank, and its delay per step.
         `{"straggler": None}` if no rank is late.
         """
         return {"straggler": self._find_straggler()}

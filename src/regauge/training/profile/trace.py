@@ -1,8 +1,8 @@
-"""Reads a trace of torch's profiler: which kind of work and which part of the model ran when.
+"""Reads a torch profiler trace: which kind of work and which part of the model ran when.
 
-A trace is in the Chrome trace format, with spans of CPU threads and kernels of a device. The time
-of a thread belongs to the innermost span. A backward operation belongs to the part of its forward
-operation, which has the same sequence number. This module imports no torch.
+The Chrome trace contains CPU thread spans and device kernels. Thread time belongs to the innermost
+span. A backward operation belongs to the part of its forward operation, which has the same sequence
+number. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -21,33 +21,31 @@ Kind = Literal["matmul", "other", "optimizer", "communication", "host"]
 Document = dict[str, Any]
 
 STEP, MODULE, PART = "regauge::step", "regauge::module ", "regauge::part "
-"""Names of our annotations: of a step, and prefixes for modules and other parts of a step."""
+"""Our annotations: step name, and prefixes for modules and other parts of a step."""
 LOSS, GRADIENT_SUMS, OPTIMIZER = "loss", "gradient accumulation", "optimizer"
-"""Parts of a step without an annotation."""
+"""Step parts without an annotation."""
 ITEM_BYTES = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2}
-"""Bytes of an element by the dtype names of the profiler."""
+"""Profiler dtype name -> bytes per element."""
 LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 COLLECTIVES = ("c10d::", "record_param_comms")
-"""Name prefixes of torch's collectives."""
 BACKWARD = "autograd::engine::evaluate_function: "
-"""Name prefix of backward operations."""
 COMPILED_GRAPH = "## Call CompiledFxGraph"
-"""Name prefix of compiled graphs; on a CPU their self time is the time of the compiled code."""
+"""Name prefix for compiled graphs; on a CPU their self time is compiled code."""
 WRAPPERS = ("Torch-Compiled Region", "TorchDynamo", "CompiledFunction", "Pregraph", BACKWARD)
-"""Name prefixes of spans that only call other spans."""
+"""Name prefixes for spans that only call other spans."""
 KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Categories of device work in a trace."""
+"""Trace categories for device work."""
 FIRST_OPERAND = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
-"""Index of the first matrix among the inputs of a matrix product."""
+"""Matrix product -> input index of its first matrix."""
 FUSED_ATTENTION = re.compile(r"_attention_for_cpu|_(flash|efficient|cudnn)_attention")
 ATTENTION_DIMS = 4
-"""Dimensions of the inputs of attention: [rows, heads, length, width]."""
+"""Dimensions of attention inputs: [rows, heads, length, width]."""
 BACKWARD_FLOPS_FACTOR = 2.5
 """Fused attention has two products forward and five backward (Dao, 2023, section 4.1)."""
 
 
 class MatmulCost(NamedTuple):
-    """FLOPs of a matrix product, and bytes if operands are read and the result is written once."""
+    """FLOPs per matrix product, and bytes if operands are read and the result is written once."""
 
     flops: float = 0.0
     bytes: float = 0.0
@@ -58,25 +56,23 @@ NO_MATMUL = MatmulCost()
 
 @dataclass(eq=False)
 class Span:
-    """An event of a CPU thread, with its classification; times are in microseconds."""
+    """A classified CPU thread event; times are in microseconds."""
 
     name: str
     begin: float
     end: float
     is_annotation: bool
-    """Whether it is an annotation, not an operation."""
     facts: Document
-    """The arguments of the event: input shapes, dtypes, sequence number."""
+    """Event arguments: input shapes, dtypes, sequence number."""
     kind: Kind = "host"
     part: str = ""
     is_backward: bool = False
     matmul: MatmulCost = NO_MATMUL
     outer: Span | None = None
-    """The innermost span around this one."""
 
 
 class WorkInterval(NamedTuple):
-    """An interval of one kind of work, in microseconds."""
+    """An interval with one kind of work, in microseconds."""
 
     begin: float
     end: float
@@ -87,7 +83,7 @@ class WorkInterval(NamedTuple):
 
 @dataclass
 class Trace:
-    """The profiled steps and their work."""
+    """Profiled steps and their work."""
 
     steps: list[Span] = field(default_factory=list)
     work: list[WorkInterval] = field(default_factory=list)
@@ -96,10 +92,10 @@ class Trace:
 
 
 def read_trace(document: Document, library: str) -> Trace:
-    """Read a trace; raises ValueError if it has no annotated step.
+    """Read a trace; raises ValueError if no step is annotated.
 
-    `library` is the collective communication library, such as "gloo" or "nccl": the prefix of the
-    names of its operations and kernels.
+    `library` is the collective communication library, such as "gloo" or "nccl": the name prefix for
+    its operations and kernels.
     """
     collectives = (library.lower(), *COLLECTIVES)
     events = [event for event in document["traceEvents"] if event.get("ph") == "X"]
@@ -147,7 +143,7 @@ def _read_span(event: Document) -> Span:
 
 
 def count_matmul(name: str, facts: Document) -> MatmulCost:
-    """Return the cost of the matrix products of an operation, from the shapes of its inputs."""
+    """Compute the cost of an operation's matrix products from its input shapes."""
     shapes = [shape for shape in facts.get("Input Dims", ()) if shape]
     dtypes = facts.get("Input type", ())
     item_bytes = next((ITEM_BYTES[dtype] for dtype in dtypes if dtype in ITEM_BYTES), 0)
@@ -176,7 +172,7 @@ def _count_attention(shapes: list[list[int]], item_bytes: int, name: str) -> Mat
 
 
 def _link_spans(spans: list[Span]) -> None:
-    """Set the outer span of each span of a thread; spans are in the order of their begin."""
+    """Set each span's outer span; a thread's spans are ordered by begin."""
     stack: list[Span] = []
     for span in spans:
         while stack and stack[-1].end <= span.begin:
@@ -186,7 +182,7 @@ def _link_spans(spans: list[Span]) -> None:
 
 
 def _classify_spans(spans: list[Span], collectives: tuple[str, ...]) -> None:
-    """Set the kind and the part of each span; outer spans come before inner ones."""
+    """Set each span's kind and part; outer spans come before inner ones."""
     part_by_number: dict[int, str] = {}
     for span in spans:
         span.is_backward = span.name.startswith(BACKWARD) or bool(
@@ -209,7 +205,6 @@ def _classify_spans(spans: list[Span], collectives: tuple[str, ...]) -> None:
 
 
 def _find_part(span: Span) -> str:
-    """Return the part in the name of a span, or else the part of its outer span."""
     if span.name.startswith(MODULE):
         return LAYER_NUMBER.sub(".*", span.name.removeprefix(MODULE))
     if span.name.startswith(PART):
@@ -235,7 +230,7 @@ def _find_kind(span: Span, collectives: tuple[str, ...]) -> Kind:
 
 
 def _split_intervals(spans: Iterable[Span]) -> Iterator[WorkInterval]:
-    """Split the time of a thread into intervals, each with its innermost span."""
+    """Split a thread's time into intervals, each with its innermost span."""
     stack: list[Span] = []
     now = 0.0
     for span in (*spans, None):
@@ -258,7 +253,7 @@ def _match_kernels(
     threads: dict[Any, list[Span]],
     collectives: tuple[str, ...],
 ) -> Iterator[WorkInterval]:
-    """Yield the kernels of a device, each with the operation that launched it."""
+    """Yield device kernels, each with the operation that launched it."""
     launches = {
         event["args"]["correlation"]: event
         for event in events

@@ -1,7 +1,7 @@
-"""Adds reference values to the rows of a run: read from its file, or computed.
+"""Adds reference values to a run's rows: read from its file, or computed.
 
-The values are keyed by the weights and the rows. So a resumed run has the same values, also on
-another number of processes or in another precision.
+The values are keyed by weights and rows. So a resumed run has the same values, also on another
+number of processes or in another precision.
 """
 
 from __future__ import annotations
@@ -34,18 +34,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _ReferenceTable:
-    """The rows of one split that need reference values, and the identity of the split."""
+    """Rows in one split that need reference values, and the split's identity."""
 
     name: str
-    """The name of the tensor in the file."""
     rows: HeldoutSet
-    """The rows to compute; their numbers are unique and ascending."""
+    """Rows to compute; their numbers are unique and ascending."""
     fingerprint: str
-    """The hash of the dataset."""
 
 
 def add_references(context: RunContext, state: TrainState) -> None:
-    """Add the reference columns to the rows of each task that has any; every process calls this.
+    """Add the reference columns of each task to its rows; every process calls this.
 
     The model must have the weights of step 0, so call this before a checkpoint is loaded.
     """
@@ -76,7 +74,7 @@ def add_references(context: RunContext, state: TrainState) -> None:
 
 
 def compute_references(rows: HeldoutSet, module: nn.Module) -> Tensor:
-    """Return the reference values of rows, [rows, columns] fp32 on the CPU.
+    """Compute the rows' reference values, [rows, columns] fp32 on the CPU.
 
     Every process calls this and gets the same values. They do not depend on the number of
     processes, because a microbatch has the same rows for every number.
@@ -96,13 +94,13 @@ def compute_references(rows: HeldoutSet, module: nn.Module) -> Tensor:
 
 
 def attach_references(rows: HeldoutSet, values: Tensor) -> None:
-    """Add reference values, [rows of the split, columns], to the later batches of a loader."""
+    """Add reference values, [split rows, columns], to a loader's later batches."""
     names = rows.task.reference_columns
     rows.loader.add_columns(dict(zip(names, values.numpy().T, strict=True)))
 
 
 def _list_tables(context: RunContext, task: TaskRuntime) -> list[_ReferenceTable]:
-    """Return the tables of a task: its training rows, and all rows of its held-out sets."""
+    """Return a task's tables: training rows, and all rows in held-out sets."""
     if not task.task.reference_columns:
         return []
     train = HeldoutSet(
@@ -123,7 +121,7 @@ def _list_tables(context: RunContext, task: TaskRuntime) -> list[_ReferenceTable
 
 
 def _find_needed_rows(context: RunContext, task: TaskRuntime) -> np.ndarray:
-    """Return the numbers of the training rows that the steps of the run use, ascending."""
+    """Return the training row numbers used by the run's steps, ascending."""
     num_rows, weights = len(task.loader), context.task_schedule.weights
     share = weights[context.tasks.index(task)] / sum(weights)
     num_steps = int(context.total_steps * share) + 1

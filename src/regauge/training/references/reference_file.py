@@ -1,4 +1,4 @@
-"""The file of a run with its reference values, and their exchange between processes."""
+"""The run's file of reference values, and their exchange between processes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 REFERENCES = "references.safetensors"
-"""The file of the output folder with the values of all rows; NaN for a row that was not needed."""
+"""File in the run folder with all rows' values; NaN for a row that was not needed."""
 WEIGHTS_KEY = "weights_checksum"
-"""The key of the weights in the metadata of the file."""
 
 
 def share_values(stored: Tensor | None, shape: tuple[int, int], device: torch.device) -> Tensor:
-    """Return the values that process 0 has read on all processes, [rows, columns] fp32.
+    """Share process 0's values with all processes, [rows, columns] fp32.
 
-    Missing values, and values of another shape, are NaN.
+    Missing values, and values with another shape, are NaN.
     """
     values = torch.full(shape, torch.nan)
     if stored is not None and stored.shape == shape:
@@ -37,7 +36,7 @@ def share_values(stored: Tensor | None, shape: tuple[int, int], device: torch.de
 
 
 def read_values(path: Path, identity: dict[str, str]) -> dict[str, Tensor]:
-    """Return the tensors of a file with this identity; none if it is another, or damaged."""
+    """Read a file with this identity; empty if it is another, or damaged."""
     if not path.is_file():
         return {}
     try:

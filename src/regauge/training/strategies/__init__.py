@@ -1,8 +1,8 @@
-"""Parallelism strategies: how weights are placed on processes and how gradients are reduced.
+"""Parallelism strategies: how to place weights on processes and reduce gradients.
 
-A strategy is a frozen table of settings. `Strategy.prepare` returns a `ShardedModel`, which the
+A strategy is a frozen settings table. `Strategy.prepare` returns a `ShardedModel`, which the
 training loop drives without knowing the strategy. Gradients are sums over the global batch; the
-loop divides them once, by the weight of the global batch.
+loop divides them once, by the global batch's weight.
 
 Each public module of the package is one choice: `single`, `ddp`, `zero1`, `fsdp` and `hsdp`.
 `_replica` and `_sharded` implement `ShardedModel` for them and import torch. The package may import
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 
 BUCKET_BYTES = 25e6
-"""Bytes of a message of gradients."""
+"""Bytes per gradient message."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The processes, the device and the data types on which a module is placed."""
+    """Processes, device and data types for placing a module."""
 
     world: World
     device: torch.device
     compute_dtype: torch.dtype
     blocks: tuple[nn.Module, ...]
-    """The repeated layers of the model, outermost first; the units of sharding."""
+    """The model's repeated layers, outermost first; the sharding units."""
     lazy: bool = False
     """Whether the device records operations (lazy tensors); see `Accelerator.is_lazy`."""
     weights: InitialWeights | None = None
@@ -49,19 +49,19 @@ class Placement:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Memory of the process that holds most, in bytes, without moments and activations."""
+    """Bytes on the process that holds most, without moments and activations."""
 
     weights: int
-    """Bytes of the parameters of the module."""
+    """Module parameters."""
     master_weights: int
-    """Bytes of fp32 master weights that are stored in addition to the parameters."""
+    """fp32 master weights stored in addition to the parameters."""
     gradients: int
     updated_shapes: tuple[tuple[int, ...], ...]
-    """Shapes of the (shards of) weights that the process updates; each has optimizer moments."""
+    """Shapes of the weights (or shards) that the process updates; each has optimizer moments."""
 
 
 class Shards(NamedTuple):
-    """Number of processes over which the states of a model are divided; 1 for a copy on each."""
+    """How many processes share a model's states; 1 for a copy on each."""
 
     weights: int = 1
     gradients: int = 1
@@ -69,39 +69,37 @@ class Shards(NamedTuple):
 
 
 class UpdateTraffic(NamedTuple):
-    """The bytes of a model on the wire, and how often an update may send them."""
+    """Model bytes on the wire, and how often an update may send them."""
 
     weights: float
-    """Bytes of all weights."""
     gradients: float
-    """Bytes of the gradients of the trained weights."""
+    """Gradient bytes of the trained weights."""
     passes: int
-    """Forward and backward passes of one update."""
+    """Forward and backward passes per update."""
     layers: float
-    """Layers of the model, which are gathered one by one."""
+    """Model layers, which are gathered one by one."""
 
 
 class Transfer(NamedTuple):
-    """A collective of one update."""
+    """A collective in an update."""
 
     collective: Literal["all_reduce", "all_gather", "reduce_scatter"]
     size: float
-    """Bytes of the whole message."""
+    """Bytes in the whole message."""
     messages: float = 1.0
-    """Equal messages that the bytes are divided into."""
+    """Equal messages that carry the bytes."""
     times: int = 1
     group: Literal["all", "inside", "between"] = "all"
-    """All processes, those of one machine, or one process of each machine."""
+    """All processes, those on one machine, or one process per machine."""
 
 
 class ShardedModel(Protocol):
-    """A module that is placed on the processes of a run.
+    """A module placed on the run's processes.
 
     All processes call each method together.
     """
 
     module: nn.Module
-    """The module that computes the forward pass of a batch."""
 
     needs_recompute: bool
     """Whether only one autograd graph may be alive at a time.
@@ -110,21 +108,21 @@ class ShardedModel(Protocol):
     """
 
     has_forward_collectives: bool
-    """Whether a forward pass contains collectives, so that processes wait for each other in it."""
+    """Whether processes wait for each other in a forward pass, in collectives."""
 
     def masters(self) -> dict[str, nn.Parameter]:
-        """Return the fp32 master weights that this process updates, by their unsharded names."""
+        """Unsharded name -> fp32 master weight updated by this process."""
         ...
 
     def backward_pass(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Return a context around one backward pass of a step.
+        """Return a context for one backward pass in a step.
 
         Gradients accumulate on each process. After the last pass they are summed over processes.
         """
         ...
 
     def gradient_norm(self) -> Tensor:
-        """Return the L2 norm of the summed gradients of all parameters, a scalar."""
+        """Return the L2 norm of all summed gradients, a scalar."""
         ...
 
     def scale_gradients(self, factor: Tensor) -> None:
@@ -136,7 +134,7 @@ class ShardedModel(Protocol):
         ...
 
     def sync_weights(self) -> None:
-        """Copy the master weights to the parameters of the module, after an update or a load."""
+        """Copy the master weights to the module's parameters, after an update or a load."""
         ...
 
     def clear_gradients(self) -> None:
@@ -144,11 +142,11 @@ class ShardedModel(Protocol):
         ...
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes of `weights`, `master_weights` and `gradients` on this process."""
+        """Return this process's bytes for `weights`, `master_weights` and `gradients`."""
         ...
 
     def full_tensor(self, name: str) -> Tensor:
-        """Return one unsharded weight in fp32 on the CPU; every process gets it."""
+        """Return one unsharded weight in fp32 on the CPU, on every process."""
         ...
 
 
@@ -156,11 +154,11 @@ class Strategy(Choice):
     """A parallelism strategy."""
 
     needs_recompute: ClassVar[bool] = False
-    """The value of `ShardedModel.needs_recompute` without activation checkpointing."""
+    """`ShardedModel.needs_recompute` without activation checkpointing."""
     complexity: ClassVar[int] = 9
-    """Order of the strategies in a search: the simpler one of two equal options is preferred."""
+    """Search order: of two equal strategies, the simpler one is preferred."""
     sums_once: ClassVar[bool] = False
-    """Whether gradients are exchanged during the last backward pass of an update alone."""
+    """Whether gradients are exchanged only during an update's last backward pass."""
 
     @property
     def gather_unit(self) -> Literal["none", "layers", "model"]:
@@ -168,17 +166,17 @@ class Strategy(Choice):
         return "none"
 
     def adapt(self, processes_per_machine: int) -> Strategy:
-        """Return the strategy with the settings that suit a type of machine."""
+        """Return the strategy with settings for a machine type."""
         del processes_per_machine
         return self
 
     def count_shards(self, processes: int) -> Shards:
-        """Return the number of processes over which weights, gradients and moments are divided."""
+        """Return how many processes share weights, gradients and moments."""
         del processes
         return Shards()
 
     def communication(self, traffic: UpdateTraffic) -> tuple[Transfer, ...]:
-        """Return the collectives of one update; by default gradients are all-reduced once."""
+        """Return an update's collectives; by default gradients are all-reduced once."""
         return (Transfer("all_reduce", traffic.gradients, traffic.gradients / BUCKET_BYTES),)
 
     def obstacle(self, world: World, optimizer: str, *, lazy: bool = False) -> str | None:
@@ -189,16 +187,16 @@ class Strategy(Choice):
     def estimate_memory(
         self, weights: Mapping[str, ParamSpec], processes: int, itemsize: int
     ) -> MemoryEstimate:
-        """Return the memory of a model on the process that holds most.
+        """Estimate a model's memory on the process that holds most.
 
-        `itemsize` is the number of bytes of a value in the compute dtype.
+        `itemsize` is the bytes per value in the compute dtype.
         """
         raise NotImplementedError
 
     def prepare(self, module: nn.Module, placement: Placement) -> ShardedModel:
-        """Place a module on the processes of a run.
+        """Place a module on the run's processes.
 
         The module is in fp32 and equal on all processes. A module on the meta device gets the
-        weights of the placement.
+        placement's weights.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Gradient buckets: the fp32 gradients of several parameters, summed over processes together."""
+"""Gradient buckets: several parameters' fp32 gradients, summed over processes together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class GradientBucket:
-    """The fp32 gradients of several parameters, which are reduced and scaled together."""
+    """Several parameters' fp32 gradients, reduced and scaled together."""
 
     def __init__(self, shapes: Mapping[str, torch.Size], owner: int | None) -> None:
         self.names = list(shapes)
@@ -21,7 +21,7 @@ class GradientBucket:
 
     @property
     def buffers(self) -> list[Tensor]:
-        """The tensors with the gradients of a step; valid between `close` and `clear`."""
+        """Tensors with a step's gradients; valid between `close` and `clear`."""
         raise NotImplementedError
 
     def attach(self, name: str, parameter: nn.Parameter, master: nn.Parameter | None) -> None:
@@ -29,23 +29,21 @@ class GradientBucket:
         raise NotImplementedError
 
     def add(self, name: str, parameter: Tensor) -> None:
-        """Add the new gradient of a parameter, unless torch accumulated it in place."""
+        """Add a parameter's new gradient, unless torch accumulated it in place."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Complete the gradients of a step: parameters without a gradient get zeros."""
+        """Complete a step's gradients: parameters without a gradient get zeros."""
 
     def clear(self) -> None:
-        """Set the gradients to zero before the next step."""
         raise NotImplementedError
 
 
 class FlatBucket(GradientBucket):
-    """Gradients are views of one buffer, which one collective reduces.
+    """Gradients are views of one buffer, reduced by one collective.
 
-    torch accumulates fp32 gradients in the views. Gradients of low-precision parameters are
-    copied: the first of a step overwrites the stale view of the previous step, later ones are
-    added.
+    torch accumulates fp32 gradients in the views. Gradients of low-precision parameters are copied:
+    a step's first one overwrites the previous step's stale view, later ones are added.
     """
 
     def __init__(
@@ -95,7 +93,7 @@ class FlatBucket(GradientBucket):
 
 
 class PerParameterBucket(GradientBucket):
-    """One tensor per parameter, created by the first microbatch of a step; for lazy devices.
+    """One tensor per parameter, created by a step's first microbatch; for lazy devices.
 
     A shared buffer would need two more passes over the memory in every step.
     """

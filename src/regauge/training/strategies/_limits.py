@@ -1,6 +1,6 @@
-"""Memory of replicated and of sharded models, and what cannot be sharded; no torch here.
+"""Memory for replicated and sharded models, and what cannot be sharded; no torch here.
 
-The memory is that of the process that holds most.
+Memory figures are for the process that holds most.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GRADIENT_BYTES = MASTER_BYTES = 4
 def list_shard_transfers(
     traffic: UpdateTraffic, group: Literal["all", "inside"] = "all"
 ) -> tuple[Transfer, ...]:
-    """Return the collectives of sharded weights, which each pass gathers twice, layer by layer."""
+    """Return the collectives for sharded weights, which each pass gathers twice, layer by layer."""
     return (
         Transfer("all_gather", traffic.weights, traffic.layers, 2 * traffic.passes, group),
         Transfer("reduce_scatter", traffic.gradients, traffic.layers, traffic.passes, group),
@@ -32,7 +32,7 @@ def list_shard_transfers(
 def estimate_replica(
     weights: Mapping[str, ParamSpec], itemsize: int, owned: Container[str] | None = None
 ) -> MemoryEstimate:
-    """Return the memory of a process that updates the weights of the given names, or all."""
+    """Estimate the memory of a process that updates the weights with these names, or all."""
     trained = {name: spec for name, spec in weights.items() if spec.requires_grad}
     updated_shapes = [
         spec.shape for name, spec in trained.items() if owned is None or name in owned
@@ -47,7 +47,7 @@ def estimate_replica(
 
 
 def estimate_shards(weights: Mapping[str, ParamSpec], shards: int, itemsize: int) -> MemoryEstimate:
-    """Return the memory of a process that holds the largest shard of each weight."""
+    """Estimate the memory of a process that holds each weight's largest shard."""
     local_shapes = {name: _largest_shard(spec.shape, shards) for name, spec in weights.items()}
     updated = [local_shapes[name] for name, spec in weights.items() if spec.requires_grad]
     frozen = [local_shapes[name] for name, spec in weights.items() if not spec.requires_grad]
@@ -68,5 +68,5 @@ def find_sharding_obstacle(optimizer: str, *, lazy: bool) -> str | None:
 
 
 def _largest_shard(shape: tuple[int, ...], shards: int) -> tuple[int, ...]:
-    """Return the shape of the largest shard of a weight; a scalar is on every process."""
+    """Return the shape of a weight's largest shard; a scalar is on every process."""
     return (-(-shape[0] // shards), *shape[1:]) if shape else shape

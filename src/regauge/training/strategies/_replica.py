@@ -2,13 +2,13 @@
 
 Implements `single`, `ddp` and `zero1`.
 
-The layout of the buckets depends only on the order of the parameters. It is fixed before the first
-step, so that a resumed run sums in the same order. torch's DDP rebuilds its buckets after the first
-backward pass, which changes the last bits with three or more processes.
+The bucket layout depends only on the parameter order. It is fixed before the first step, so a
+resumed run sums in the same order. torch's DDP rebuilds its buckets after the first backward pass,
+which changes the last bits with three or more processes.
 
-The reduction of a bucket starts when its last gradient is computed and overlaps with the rest of
-the backward pass. Buckets are always reduced in the same order. On a lazy device gradients stay in
-separate tensors, and their sums are part of the graph of the step.
+A bucket's reduction starts when its last gradient is computed and overlaps with the rest of the
+backward pass. Buckets are always reduced in the same order. On a lazy device gradients stay in
+separate tensors, and their sums are part of the step's graph.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     OwnerOf = Callable[[str], int]
 
 NORM_CHUNK_SIZE = 1 << 20
-"""Values whose squares are summed at a time; torch's norm of 34 million values is 0.6 % off."""
+"""Square values in chunks this long; torch's norm over 34 million values is 0.6 % off."""
 
 
 class ReplicatedModel:
-    """A model that every process holds completely.
+    """A model held completely by every process.
 
     `owner_of` returns the rank that owns a parameter (ZeRO-1). Without it every process updates
     every parameter.
@@ -151,7 +151,7 @@ class ReplicatedModel:
         return buffer.cpu()
 
     def _separate_masters(self) -> dict[str, nn.Parameter]:
-        """Return the master weights that are not the parameters of the module themselves."""
+        """Return the master weights that are not module parameters themselves."""
         return {
             name: master
             for name, master in self._masters.items()
@@ -161,7 +161,7 @@ class ReplicatedModel:
     def _split_masters(
         self, parameters: dict[str, nn.Parameter], dtype: torch.dtype
     ) -> dict[str, nn.Parameter]:
-        """Return fp32 copies of the parameters that this process owns; cast all to `dtype`."""
+        """Copy this process's own parameters in fp32; cast all parameters to `dtype`."""
         trained = [name for name, value in parameters.items() if value.requires_grad]
         owned = [name for name in trained if self._owns_parameter(name)]
         if dtype == torch.float32:
@@ -174,7 +174,7 @@ class ReplicatedModel:
     def _build_buckets(
         self, parameters: dict[str, nn.Parameter], max_elements: int, placement: Placement
     ) -> list[GradientBucket]:
-        """Fill buckets in reverse order of the parameters, roughly the order of the backward pass.
+        """Fill buckets in reverse parameter order, roughly the order of the backward pass.
 
         A bucket holds at most `max_elements` elements, or one parameter.
         """
@@ -213,7 +213,7 @@ class ReplicatedModel:
         return on_gradient
 
     def _reduce_ready(self, *, force: bool) -> None:
-        """Start the reduction of complete buckets, in the same order on every process.
+        """Start reducing complete buckets, in the same order on every process.
 
         `force` also reduces buckets with missing gradients.
         """
@@ -236,7 +236,6 @@ class ReplicatedModel:
         return work
 
     def _broadcast(self, bucket: GradientBucket) -> None:
-        """Broadcast the updated weights of a bucket from its owner."""
         weights = [self._parameters[name] for name in bucket.names]
         flat = torch.cat([weight.detach().reshape(-1) for weight in weights])
         dist.broadcast(flat, src=bucket.owner)

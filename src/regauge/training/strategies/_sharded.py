@@ -28,11 +28,10 @@ if TYPE_CHECKING:
     from regauge.training.strategies import Placement
 
 SHARD_DIM = "shard"
-"""The mesh dimension over which weights are sharded."""
 
 
 def build_mesh(placement: Placement, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
-    """Return the processes of a run as a mesh; a single process first gets a group of size one."""
+    """Return the processes as a mesh; a single process first gets a group of size one."""
     kind = placement.device.type
     if not dist.is_initialized():
         # By default, torch selects the backend of the machine's GPU, also for a run on the CPU.
@@ -44,7 +43,7 @@ def build_mesh(placement: Placement, shape: tuple[int, ...], names: tuple[str, .
 
 
 class FsdpModel:
-    """A module that is sharded with FSDP2."""
+    """A module sharded with FSDP2."""
 
     needs_recompute = True
     has_forward_collectives = True
@@ -140,7 +139,7 @@ class FsdpModel:
 
 @torch.no_grad()
 def _move_buffers(module: nn.Module, device: torch.device) -> None:
-    """Replace the buffers that have values by copies on the device.
+    """Replace buffers that have values by copies on the device.
 
     `fully_shard` moves them by an assignment to `data`, which out-of-tree devices refuse.
     """
@@ -152,9 +151,9 @@ def _move_buffers(module: nn.Module, device: torch.device) -> None:
 def _materialize_shards(
     module: nn.Module, weights: InitialWeights, device: torch.device, mesh: DeviceMesh
 ) -> None:
-    """Set the initial weights of a sharded module; each process draws or reads its local rows.
+    """Set a sharded module's initial weights; each process draws or reads its local rows.
 
-    The weights of the module are shards on the meta device. Its buffers are not on the meta device.
+    The module's weights are shards on the meta device. Its buffers are not on the meta device.
     """
     buffers = dict(module.named_buffers(remove_duplicate=False))
     module.to_empty(device=device)
@@ -173,7 +172,7 @@ def _materialize_shards(
 
 
 def _local_rows(weight: Tensor) -> slice:
-    """Return the slice of the rows of an unsharded weight that this process holds."""
+    """Return the slice of an unsharded weight's rows on this process."""
     if not isinstance(weight, DTensor):
         return slice(None)
     (chunk,) = weight.__create_chunk_list__()

@@ -1,4 +1,4 @@
-"""Distributed data parallel: every process holds the weights, the gradients and the moments."""
+"""Distributed data parallel: every process holds weights, gradients and moments."""
 
 from __future__ import annotations
 

@@ -34,11 +34,11 @@ OTHER_STRATEGIES = {
     "hybrid": 'set strategy.kind = "hsdp", and strategy.shards',
     "hybrid-shard": 'set strategy.kind = "hsdp", and strategy.shards',
 }
-"""Sharding names of other frameworks, and the settings that select them here."""
+"""Other frameworks' sharding names -> settings that select them here."""
 
 
 class Fsdp(Strategy):
-    """FSDP2; each block of the model is one sharding unit."""
+    """FSDP2; each model block is one sharding unit."""
 
     peer_names: ClassVar[tuple[str, ...]] = (
         "fsdp2",

@@ -46,7 +46,7 @@ class Hsdp(Strategy):
         return "layers"
 
     def adapt(self, processes_per_machine: int) -> Hsdp:
-        """Return the strategy with one group for each machine."""
+        """Return the strategy with one group per machine."""
         return self.model_copy(update={"shards": max(processes_per_machine, 2)})
 
     def count_shards(self, processes: int) -> Shards:
@@ -54,7 +54,7 @@ class Hsdp(Strategy):
         return Shards(shards, shards, shards)
 
     def communication(self, traffic: UpdateTraffic) -> tuple[Transfer, ...]:
-        """Return those of FSDP inside a machine, and the sums of shards between machines."""
+        """Return FSDP's collectives inside a machine, and sums of shards between machines."""
         between = Transfer("all_reduce", traffic.gradients, group="between")
         return (*list_shard_transfers(traffic, "inside"), between)
 

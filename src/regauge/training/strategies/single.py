@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from regauge.system.processes import World
 
 ONE_BUCKET_MIB = 1 << 20
-"""A bucket size that no model exceeds: without a reduction, buckets are of no use."""
+"""Larger than any model: buckets are useless without a reduction."""
 
 
 class Single(Strategy):

@@ -1,7 +1,7 @@
 """ZeRO stage 1 (Rajbhandari et al., 2020): master weights and moments are sharded.
 
-Each process owns whole parameters, balanced by size, so that every optimizer runs on them
-unchanged. The parameters of the module and the gradients are on every process.
+Each process owns whole parameters, balanced by size, so every optimizer runs on them
+unchanged. Module parameters and gradients are on every process.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from regauge.models.weight_shapes import ParamSpec
 
 PARTITION_BYTES = 500e6
-"""Bytes of a message of DeepSpeed's ZeRO, whose published runs calibrate the planner."""
+"""Bytes per message in DeepSpeed's ZeRO, whose published runs calibrate the planner."""
 
 
 class Zero1(Strategy):
-    """Each process updates the parameters that it owns and broadcasts them."""
+    """Each process updates its own parameters and broadcasts them."""
 
     peer_names: ClassVar[tuple[str, ...]] = ("zero", "deepspeed", "deepspeed_stage_1")
 
@@ -48,7 +48,7 @@ class Zero1(Strategy):
         return Shards(optimizer=processes)
 
     def communication(self, traffic: UpdateTraffic) -> tuple[Transfer, ...]:
-        """Return an all-gather for each pass, and one of the updated weights."""
+        """Return an all-gather for each pass, and one for the updated weights."""
         messages = traffic.gradients / PARTITION_BYTES
         return (Transfer("all_gather", traffic.gradients, messages, traffic.passes + 1),)
 
@@ -76,9 +76,9 @@ class Zero1(Strategy):
 
 
 def assign_owners(sizes: dict[str, int], processes: int) -> dict[str, int]:
-    """Return the rank that owns each parameter, from the numbers of elements by name.
+    """Parameter -> owner rank, from the numbers of elements by name.
 
-    Parameters are assigned in order of falling size, each to the least loaded process.
+    The largest parameters are assigned first, each to the least loaded process.
     """
     loads = [(0, owner) for owner in range(processes)]
     owners = {}

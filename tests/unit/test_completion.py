@@ -29,7 +29,7 @@ def test_keys_are_completed(capsys: pytest.CaptureFixture[str], verb: str) -> No
     assert candidates["optimizer.learning_rate="].startswith("Peak learning rate")
     assert "stop.epochs=" in complete(capsys, verb, "run.toml", "stop.steps=3", "stop.")
     assert complete(capsys, verb, "run.toml", "task.mlm") == {
-        "task.mlm_probability=": "Share of real tokens to predict."
+        "task.mlm_probability=": "Fraction of real tokens to predict."
     }
     assert not complete(capsys, verb, "run.toml", "zzz")
 

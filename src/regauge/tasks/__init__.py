@@ -2,12 +2,12 @@
 
 `Task` is the interface; each public file here is one task: `mlm`, `clm`, `sft`, `dpo`,
 `contrastive`, `triplet`, `similarity`, `distill`, `classify`, `tokens`, `rank`. `_tokens` and
-`_fields` hold the batches of token rows and of record fields, `_pairs` the rows of next-sentence
-prediction, `_embeddings` the base of the tasks that train vectors. `_objectives` holds the ranking
-losses; `_quality`, `_entities` and `_retrieval` hold the metrics.
+`_fields` build batches from token rows and record fields, `_pairs` from next-sentence pairs;
+`_embeddings` is the base class for tasks that train vectors. `_objectives` contains ranking losses;
+`_quality`, `_entities` and `_retrieval` contain metrics.
 
 A task is a frozen settings class. It may import `data` and `models`; torch only inside methods, so
-that a run file is checked without it.
+run files are checked without it.
 """
 
 from __future__ import annotations
@@ -37,85 +37,85 @@ if TYPE_CHECKING:
     from regauge.models.settings import Model
 
 MetricSums = dict[str, tuple[Any, Any]]
-"""(weighted sum, weight) of each metric by name; the mean is taken once, over all rows."""
+"""Metric name -> (weighted sum, weight); the mean is taken once, over all rows."""
 ITEMS = "items"
-"""Metric name of the number of items (rows, tokens or queries) that the means are taken over."""
+"""Metric name for the number of items (rows, tokens or queries) averaged over."""
 
 TEXT_HASHES = "text_hashes"
-"""Name of the array that identifies texts: equal texts of a batch have equal hashes."""
+"""Name of the array that identifies texts: equal texts in a batch have equal hashes."""
 PAIR_LABELS = "pair_labels"
-"""Name of the array with the label of each text's row, [batch, 1] fp32."""
+"""Name of the array with row labels per text, [batch, 1] fp32."""
 GATHERED_COLUMNS = (TEXT_HASHES, PAIR_LABELS)
 """Arrays that a loss over the global batch may need besides the vectors, [batch, width] fp32."""
 
 LOWER_IS_BETTER = ("loss", "perplexity", "error", "seconds", "latency", "usd", "bytes")
-"""A metric is better when lower if its name contains one of these words."""
+"""Lower is better for a metric whose name contains one of these words."""
 
 UNORDERED = ("calibration", "items", "chosen_reward", "rejected_reward")
-"""Metrics without a best value: a ratio that is best at 1, a count, and the rewards of answers."""
+"""Metrics without a best value: a ratio (best at 1), a count, and the answers' rewards."""
 
 
 class ClassMetrics(TypedDict):
-    """The metrics of one class."""
+    """Metrics for one class."""
 
     name: str
     precision: float
     recall: float
     f1: float
     support: int
-    """Number of items of the class."""
+    """Items in the class."""
 
 
 class ClassReport(TypedDict):
-    """The quality of a model by class."""
+    """Model quality by class."""
 
     classes: list[ClassMetrics]
     confusion_matrix: NotRequired[list[list[int]]]
-    """Numbers of rows, [actual class, predicted class]; missing if there are too many classes."""
+    """Row counts, [actual class, predicted class]; missing if there are too many classes."""
 
 
 def lower_is_better(metric: str) -> bool:
-    """Return whether a lower value of a metric is better, by its name."""
+    """Return whether lower values are better, judging by the metric's name."""
     return any(word in metric.lower() for word in LOWER_IS_BETTER)
 
 
 class Task(Choice):
-    """A training objective with its batches, model head and metrics."""
+    """A training objective with batches, model head and metrics."""
 
     needs_global_batch: ClassVar[bool] = False
-    """Whether the loss needs the model outputs of the whole global batch at once."""
+    """Whether the loss needs the model outputs for the whole global batch at once."""
     metrics_need_all_rows: ClassVar[bool] = False
-    """Whether the metrics need the `eval_outputs` of all held-out rows at once."""
+    """Whether the metrics need `eval_outputs` for all held-out rows at once."""
     has_classes: ClassVar[bool] = False
-    """Whether `class_report` returns the metrics of each class."""
+    """Whether `class_report` returns per-class metrics."""
     layout: ClassVar[str] = "packed"
-    """Default row layout of the task: a name of `data/layouts`."""
+    """Default row layout: a name in `data/layouts`."""
     module_needs_fields: ClassVar[bool] = False
-    """Whether the module depends on the fields of the dataset."""
+    """Whether the module depends on the dataset's fields."""
     artifacts_have_metrics: ClassVar[bool] = True
-    """Whether the outputs of an artifact are enough to compute the held-out metrics."""
+    """Whether an artifact's outputs suffice to compute the held-out metrics."""
     generative: ClassVar[bool] = False
-    """Whether the model predicts next tokens, so that it can generate text."""
+    """Whether the model predicts next tokens and can generate text."""
     has_marked_prompts: ClassVar[bool] = False
-    """Whether rows mark the prompts of generation; otherwise these may begin inside a word."""
+    """Whether rows mark prompts for generation; otherwise prompts may begin inside a word."""
     has_special_tokens: ClassVar[bool] = False
     """Whether texts for the trained model may have special tokens, such as the mask."""
     reference_columns: ClassVar[tuple[str, ...]] = ()
-    """Columns of each row that are computed with the weights of step 0; most tasks have none."""
+    """Row columns computed with the weights of step 0; most tasks have none."""
 
     @property
     def head(self) -> HeadKind:
-        """Head that the task adds to a transformers model; plans count its weights."""
+        """Head added to a transformers model; plans count its weights."""
         problem = f"the task '{self.kind}' does not declare its head"
         raise SettingsError(problem, f"define the property head in {type(self).__name__}")
 
     def text_columns(self) -> tuple[str, ...]:
-        """Return the columns of tokens that the model reads."""
+        """Return the token columns read by the model."""
         problem = f"the task '{self.kind}' does not declare the columns that it reads"
         raise SettingsError(problem, f"define text_columns in {type(self).__name__}")
 
     def count_other_parameters(self, width: int, encoder: int) -> int:
-        """Return the parameters besides those of the transformers model and its head.
+        """Count the parameters outside the transformers model and its head.
 
         `width` is the hidden width, and `encoder` the number of parameters without a head.
         """
@@ -123,14 +123,14 @@ class Task(Choice):
         return 0
 
     def resolve_defaults(self, manifest: DatasetManifest) -> Self:
-        """Return the task with the settings that the run file leaves to the dataset."""
+        """Fill settings left open in the run file from the dataset."""
         del manifest
         return self
 
     def find_assumption(self, manifest: DatasetManifest) -> str | None:
         """Return what the module assumes about a dataset that is not prepared, or None.
 
-        The manifest has the columns of `[rows]`, or no columns.
+        The manifest has the columns in `[rows]`, or no columns.
         """
         del manifest
         return None
@@ -145,39 +145,39 @@ class Task(Choice):
             )
 
     def default_rows(self) -> dict[str, Any]:
-        """Return the table `rows` that `prepare` uses for the task if a run file has none."""
+        """Return the `rows` table used by `prepare` if a run file has none."""
         return {"layout": self.row_layout()}
 
     def row_layout(self) -> str:
-        """Return the row layout that the task needs with these settings."""
+        """Return the row layout required by these settings."""
         return self.layout
 
     def check_weights(self, folder: Path) -> None:
-        """Log a warning for each part of a weights folder that the task does not use."""
+        """Warn about parts of a weights folder that the task does not use."""
 
     def check_global_batch(self, num_rows: int) -> None:
-        """Raise SettingsError if the task cannot use a global batch of this many rows."""
+        """Raise SettingsError if the task cannot use a global batch with this many rows."""
 
     def bucket_lengths(self, manifest: DatasetManifest) -> tuple[int, ...]:
-        """Return the lengths in tokens that batches are padded to, in rising order."""
+        """Return the lengths in tokens to which batches are padded, ascending."""
         return (manifest.columns["tokens"].max_length,)
 
     def padded_length(self, manifest: DatasetManifest, form: BatchForm) -> float:
-        """Return the expected length of a text with its padding, in tokens, over all batches."""
+        """Return the expected text length with padding, in tokens, over all batches."""
         del form
         return self.bucket_lengths(manifest)[-1]
 
     def real_token_fraction(self, manifest: DatasetManifest, form: BatchForm) -> float:
-        """Return the expected share of tokens that are not padding, over all batches."""
+        """Return the expected fraction of tokens that are not padding, over all batches."""
         del form
         return manifest.real_token_fraction
 
     def slots_per_row(self) -> int:
-        """Return the number of texts of a row that are placed in microbatches independently."""
+        """Return how many texts per row are placed in microbatches independently."""
         return 1
 
     def sequences_per_row(self, manifest: DatasetManifest) -> int:
-        """Return the number of sequences that the model encodes for one row."""
+        """Return how many sequences the model encodes per row."""
         del manifest
         return self.slots_per_row()
 
@@ -188,7 +188,7 @@ class Task(Choice):
         microbatch_rows: int,
         bucket_lengths: tuple[int, ...],
     ) -> list[MicrobatchPlan]:
-        """Split a global batch into microbatches of equal size."""
+        """Split a global batch into equally large microbatches."""
         from regauge.data.batches import plan_whole_rows
 
         del rows
@@ -197,36 +197,36 @@ class Task(Choice):
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
     ) -> Arrays:
-        """Build the arrays of one microbatch."""
+        """Build one microbatch's arrays."""
         raise NotImplementedError
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
-        """Build the module to train, in fp32; on the meta device it has no weights."""
+        """Build the module to train, in fp32; on the meta device without weights."""
         raise NotImplementedError
 
     def find_head(self, manifest: DatasetManifest) -> ModelHead | None:
-        """Return the head of the transformers model that is all of the module's weights, or None.
+        """Return the transformers head, or None if the module has other weights besides.
 
-        With it a dry run counts the weights without the module. It is ignored if a subclass
-        overrides only `build_module`.
+        A dry run then counts the weights without the module. Ignored if a subclass overrides only
+        `build_module`.
         """
         del manifest
         return ModelHead(self.head)
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the weighted sum of the losses and the sum of the weights, both scalars."""
+        """Return the weighted loss sum and the weight sum, both scalars."""
         raise NotImplementedError
 
     def reference_values(self, output: dict[str, Tensor]) -> Tensor:
-        """Return the `reference_columns` of a batch, [rows, columns] fp32, from the outputs.
+        """Compute a batch's `reference_columns` from the outputs, [rows, columns] fp32.
 
-        The model has the weights of step 0 and no dropout. A batch of such a task has the `slots`
-        of its rows, and whether they are `real`.
+        The model has the weights of step 0 and no dropout. The batch contains its rows' `slots`,
+        and whether they are `real`.
         """
         raise NotImplementedError
 
     def eval_outputs(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        """Return the outputs of a batch that `metric_sums` needs, [slots, width] fp32.
+        """Return the batch outputs needed by `metric_sums`, [slots, width] fp32.
 
         Only called if `metrics_need_all_rows`, or for custom metrics.
         """
@@ -234,55 +234,55 @@ class Task(Choice):
         return output["vectors"]
 
     def metric_arrays(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors that custom metrics read, by name; rows are in held-out order.
+        """Name -> tensor for custom metrics; rows are in held-out order.
 
-        `vectors` of the argument are all `eval_outputs` without those of padding rows.
+        The argument's `vectors` are all `eval_outputs`, without padding rows.
         """
         return {"vectors": outputs["vectors"]}
 
     def class_report(self, outputs: dict[str, Tensor]) -> ClassReport | None:
-        """Return the metrics of each class from all `eval_outputs`; None for tasks without classes.
+        """Compute per-class metrics from all `eval_outputs`; None for tasks without classes.
 
-        `vectors` of the argument are all `eval_outputs` without those of padding rows.
+        The argument's `vectors` are all `eval_outputs`, without padding rows.
         """
         del outputs
         return None
 
     def derive_metrics(self, means: dict[str, float]) -> dict[str, float]:
-        """Return the means of all metrics with those that are functions of other means."""
+        """Add metrics that are functions of other means."""
         return means
 
     def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
-        """Return the (weighted sum, weight) of each held-out metric; the loss is the first.
+        """Return (weighted sum, weight) for each held-out metric; the loss is the first.
 
         The arguments are one batch. If `metrics_need_all_rows`, they are the whole split instead:
-        `vectors`, [slots, width], are all `eval_outputs` in the order of the rows, and `real`,
-        [slots], is 0 for padding rows.
+        `vectors`, [slots, width], are all `eval_outputs` in row order, and `real`, [slots], is 0
+        for padding rows.
         """
         raise NotImplementedError
 
     def output_kind(self) -> OutputKind:
-        """Return the kind of output that the trained model gives for a record."""
+        """Return what the trained model outputs for a record."""
         return "vectors"
 
     def input_spec(self, manifest: DatasetManifest) -> InputSpec:
-        """Return the record fields that the trained model reads."""
+        """Return the record fields read by the trained model."""
         from regauge.models.io_spec import InputSpec
 
         return InputSpec(max_lengths=(manifest.columns["tokens"].max_length,))
 
     def export_prompts(self, manifest: DatasetManifest) -> dict[str, str]:
-        """Return the prompts of the texts, by name, for the folder of the trained model."""
+        """Prompt name -> prompt, for the trained model's folder."""
         del manifest
         return {}
 
     def prompt_and_reference(
         self, row: dict[str, np.ndarray], prompt_tokens: int
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the tokens of a prompt and of its reference continuation from a held-out row.
+        """Split a held-out row into prompt tokens and reference continuation.
 
-        `prompt_tokens` is the prompt length if the row does not mark one. Returns None if the row
-        has no prompt. Only generative tasks have prompts.
+        `prompt_tokens` is the prompt length if the row does not mark one. Returns None for a row
+        without a prompt. Only generative tasks have prompts.
         """
         del row, prompt_tokens
         return None
@@ -290,7 +290,7 @@ class Task(Choice):
     def baselines(
         self, output: dict[str, Tensor], batch: dict[str, Tensor], records: Sequence[dict[str, Any]]
     ) -> dict[str, MetricSums]:
-        """Return the metrics of non-neural baselines on the held-out rows, by baseline name.
+        """Baseline name -> metrics of a non-neural baseline on the held-out rows.
 
         `records` are the held-out records with their texts. By default there are no baselines.
         """

@@ -1,4 +1,4 @@
-"""Arrays of the texts of records, and their order in a global batch."""
+"""Token arrays for record texts, and their order in a global batch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from regauge.data.loader import CollatorConfig
 
 Texts = list[np.ndarray | None]
-"""Token ids of texts, each [length]; None for a text of a padding row."""
+"""Token ids per text, each [length]; None in padding rows."""
 
 
 def repeat_rows(row_numbers: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the row number and the text number of each text of rows with `count` texts."""
+    """Return row number and text number for each text in rows with `count` texts."""
     numbers = np.resize(row_numbers, count * len(row_numbers))
     return numbers, np.repeat(np.arange(count), len(row_numbers))
 
@@ -28,7 +28,7 @@ def repeat_rows(row_numbers: np.ndarray, count: int) -> tuple[np.ndarray, np.nda
 def plan_sorted_texts(
     texts: Texts, row_numbers: np.ndarray, batch_texts: int, bucket_lengths: tuple[int, ...]
 ) -> list[MicrobatchPlan]:
-    """Sort texts by length, and split them into microbatches of `batch_texts` texts."""
+    """Sort texts by length, and split them into microbatches with `batch_texts` texts."""
     lengths = _count_tokens(texts)
     longest_first = np.argsort(-lengths, kind="stable")
     plans = []
@@ -45,7 +45,7 @@ def plan_sorted_rows(
     microbatch_rows: int,
     bucket_lengths: tuple[int, ...],
 ) -> list[MicrobatchPlan]:
-    """Sort whole rows by the length of their longest text, and split them into microbatches."""
+    """Sort whole rows by their longest text, and split them into microbatches."""
     sizes = np.array(lengths)
     longest_first = np.argsort(-sizes, kind="stable")
     plans = []
@@ -59,9 +59,9 @@ def plan_sorted_rows(
 def build_row_arrays(
     texts: Texts, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
 ) -> Arrays:
-    """Build the token arrays of rows with several texts, [rows x texts, length].
+    """Build token arrays for rows with several texts, [rows x texts, length].
 
-    The texts of a row are consecutive.
+    A row's texts are consecutive.
     """
     count = len(texts) // len(plan.row_numbers)
     row_numbers = np.repeat(plan.row_numbers, count)
@@ -73,7 +73,7 @@ def build_row_arrays(
 def build_slot_arrays(
     texts: Texts, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
 ) -> Arrays:
-    """Build the token arrays of texts, with their `slots` and whether they are `real`, [batch]."""
+    """Build token arrays for texts, with their `slots` and whether they are `real`, [batch]."""
     return {
         **build_text_arrays(texts, plan, key, config),
         "slots": plan.slots,
@@ -101,5 +101,5 @@ def build_token_types(arrays: Arrays, starts: Sequence[int]) -> np.ndarray:
 
 
 def _count_tokens(texts: Texts) -> np.ndarray:
-    """Return the length of each text, [texts]; 0 for a missing one."""
+    """Return text lengths, [texts]; 0 for a missing one."""
     return np.array([0 if text is None else len(text) for text in texts])

@@ -1,4 +1,4 @@
-"""Base class of the tasks that predict classes: their number and their names."""
+"""Base class for tasks that predict classes: how many there are, and their names."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 
 MIN_CLASSES = 2
 MAX_LOGGED_NAMES = 10
-"""Class names that a message lists."""
 
 
 class ClassesTask(FieldsTask):
-    """A task whose labels are classes with numbers from 0, and usually with names."""
+    """A task whose labels are class numbers from 0, usually with names."""
 
     has_classes: ClassVar[bool] = True
 
@@ -53,11 +52,11 @@ class ClassesTask(FieldsTask):
 
     @property
     def class_field(self) -> str:
-        """The field with the classes; empty if the task predicts none."""
+        """Class field; empty if the task does not predict classes."""
         raise NotImplementedError
 
     def resolve_defaults(self, manifest: DatasetManifest) -> Self:
-        """Return the task with the number and the names of the classes of a dataset."""
+        """Take the number of classes and their names from the dataset."""
         column = manifest.columns.get(self.class_field)
         if column is None:
             return self
@@ -66,7 +65,7 @@ class ClassesTask(FieldsTask):
         return self.model_copy(update={"classes": classes, "class_names": names})
 
     def check_named_classes(self, column: ColumnInfo) -> None:
-        """Raise SettingsError if a dataset names other classes than the task."""
+        """Raise SettingsError if dataset and task name different classes."""
         label, names = self.class_field, column.class_names
         if names is None:
             return
@@ -80,7 +79,7 @@ class ClassesTask(FieldsTask):
             raise SettingsError(problem, "remove task.classes")
 
     def check_weights(self, folder: Path) -> None:
-        """Log a warning if the start model has class names, and the classes have none here."""
+        """Warn if the start model has class names, and the classes here do not."""
         from regauge.models.tokenizer_convention import COPY_REMEDY
         from regauge.system.hub import CONFIG
 
@@ -100,5 +99,4 @@ class ClassesTask(FieldsTask):
 
 
 def _format_names(names: tuple[str, ...]) -> str:
-    """Return names as a value of a run file."""
     return json.dumps(names, ensure_ascii=False)

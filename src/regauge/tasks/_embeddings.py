@@ -1,4 +1,4 @@
-"""Base class of the tasks that train an encoder of texts, whose outputs are vectors."""
+"""Base class for tasks that train a text encoder, which outputs vectors."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from regauge.tasks._arrays import Texts
 
 QUERY, DOCUMENT = "query", "document"
-"""Names of prompts, as in sentence-transformers."""
+"""Prompt names, as in sentence-transformers."""
 
 
 class EmbeddingTask(FieldsTask):
-    """Train the vectors of texts; the texts of a row are encoded independently.
+    """Train text vectors; a row's texts are encoded independently.
 
-    If `needs_global_batch`, `vectors` are those of text number 0 of all rows, then those of text
-    number 1, and so on, each [rows, width].
+    If `needs_global_batch`, `vectors` are those of text number 0 in all rows, then text number 1,
+    and so on, each [rows, width].
     """
 
     needs_global_batch: ClassVar[bool] = True
@@ -40,7 +40,7 @@ class EmbeddingTask(FieldsTask):
     exports_prompts: ClassVar[bool] = True
 
     pooling: tuple[sentence_transformers.PoolingMode, ...] = ()
-    """Pooling of the last hidden states; by default as in the weights folder, or the mean."""
+    """Pooling over the last hidden states; by default as in the weights folder, or the mean."""
     prompts: dict[str, str] = {}
     """Text prompts, which `rows.prompts` prepends; by default as in the dataset. The exported
     folder names them."""
@@ -50,11 +50,11 @@ class EmbeddingTask(FieldsTask):
         return "none"
 
     def prompt_columns(self) -> dict[str, tuple[str, ...]]:
-        """Return the fields that have a prompt, by the name of the prompt."""
+        """Prompt name -> fields with this prompt."""
         return {name: (name,) for name in self.text_columns()}
 
     def normalizes_vectors(self) -> bool:
-        """Return whether the vectors of the trained model have length 1."""
+        """Return whether the trained model's vectors have length 1."""
         return True
 
     @model_validator(mode="after")
@@ -112,7 +112,7 @@ class EmbeddingTask(FieldsTask):
         text_numbers: np.ndarray,
         special: tuple[int, ...] = (),
     ) -> Texts:
-        """Return the texts of rows, by the order of `text_columns`."""
+        """Read texts, numbered as in `text_columns`."""
         from regauge.data.batches import take_rows
 
         del special
@@ -121,7 +121,7 @@ class EmbeddingTask(FieldsTask):
         return [None if row is None else row[names[number]] for row, number in records]
 
     def input_spec(self, manifest: DatasetManifest) -> InputSpec:
-        """Return that a record is one text of any field."""
+        """Read one text per record, from any field."""
         limits = (manifest.columns[name].max_length for name in self.text_columns())
         return InputSpec(max_lengths=(max(limits),))
 
@@ -148,6 +148,5 @@ class EmbeddingTask(FieldsTask):
 
 
 def measure_vectors(module: Encoder) -> int:
-    """Return the number of values of a vector."""
     size: int = module.model.config.hidden_size * len(module.pooling.modes)
     return size

@@ -1,8 +1,8 @@
-"""Entities in sequences of tags (IOB2), with the counts of seqeval's default mode.
+"""Entities in tag sequences (IOB2), counted as in seqeval's default mode.
 
 The tag `B-x` begins an entity of type x, and `I-x` continues it. An `I-x` that continues nothing
 also begins an entity (Tjong Kim Sang and De Meulder, 2003, script `conlleval`). Names without these
-prefixes, such as parts of speech, are types themselves: then every word is an entity of its own.
+prefixes, such as parts of speech, are types themselves: then every word is its own entity.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OUTSIDE = "O"
-"""The tag of a word that is in no entity."""
+"""Tag for a word outside any entity."""
 _TAG = re.compile(r"([BI])-(.+)", re.DOTALL)
 
 
 class Entity(NamedTuple):
-    """An entity: its type, its first word, and the word after its last."""
+    """An entity: type, first word, and the word after the last."""
 
     type: int
     start: int
@@ -27,7 +27,7 @@ class Entity(NamedTuple):
 
 
 class TagScheme:
-    """The meaning of class names as tags."""
+    """Interprets class names as tags."""
 
     def __init__(self, names: Sequence[str]) -> None:
         parts = [
@@ -35,15 +35,14 @@ class TagScheme:
         ]
         is_iob = all(prefix or name == OUTSIDE for prefix, name in parts)
         self.marks_entities = is_iob and any(prefix for prefix, _ in parts)
-        """Whether tags mark entities of several words; otherwise each word is one."""
+        """Whether tags mark multi-word entities; otherwise each word is one."""
         if not self.marks_entities:
             parts = [("B", name) for name in names]
         self.types = tuple(dict.fromkeys(name for prefix, name in parts if prefix))
-        """The types of the entities."""
         self._tags = [(prefix, self.types.index(name) if prefix else -1) for prefix, name in parts]
 
     def find_entities(self, tags: Sequence[int]) -> list[Entity]:
-        """Return the entities of a sequence of words, in order; `tags` are class numbers."""
+        """Find the entities in a word sequence, in order; `tags` are class numbers."""
         entities: list[Entity] = []
         start, current = 0, -1
         for index, tag in enumerate([*tags, -1]):

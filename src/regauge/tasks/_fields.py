@@ -1,4 +1,4 @@
-"""Base class of the tasks over record fields, with batches padded to bucket lengths."""
+"""Base class for tasks over record fields, with batches padded to bucket lengths."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 
 TEXT_TOKENS = 128
-"""Default token limit of a text field, special tokens included."""
+"""Default token limit per text field, special tokens included."""
 
 
 class FieldsTask(Task):
-    """A task whose rows are records; a text has a row number and a text number in its row."""
+    """A task whose rows are records; row number and text number identify a text."""
 
     layout: ClassVar[str] = "fields"
 
     exports_prompts: ClassVar[bool] = False
-    """Whether the folder of the trained model has the prompts of the texts."""
+    """Whether the trained model's folder contains the text prompts."""
 
     max_buckets: int = Field(default=4, ge=1)
     """Maximum number of bucket lengths; batches are padded to one of them."""
@@ -51,7 +51,7 @@ class FieldsTask(Task):
             check_field(manifest, name)
 
     def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
-        """Return the number of model inputs of each length; entry i counts inputs of i tokens.
+        """Count model inputs by length; entry i counts inputs with i tokens.
 
         By default each text is one input.
         """
@@ -64,10 +64,9 @@ class FieldsTask(Task):
         text_numbers: np.ndarray,  # [texts] from 0 in each row
         special: tuple[int, ...] = (),
     ) -> Texts:
-        """Return the tokens of texts; None if the row number is PADDING.
+        """Read the tokens of texts; None if the row number is PADDING.
 
-        `special` are the ids of the special tokens. Without them, a pair of texts may be one token
-        too long.
+        `special` are the special token ids. Without them, a text pair may be one token too long.
         """
         raise NotImplementedError
 
@@ -77,11 +76,11 @@ class FieldsTask(Task):
 
     @property
     def packs_texts(self) -> bool:
-        """Whether batches of any shape have their texts in packed rows."""
+        """Whether texts are packed into rows if batches may have any shape."""
         return True
 
     def text_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
-        """Return the number of texts of each length, also if `length_histogram` counts rows."""
+        """Count texts by length, even if `length_histogram` counts rows."""
         return self.length_histogram(manifest)
 
     def padded_length(self, manifest: DatasetManifest, form: BatchForm) -> float:
@@ -100,7 +99,6 @@ class FieldsTask(Task):
         return tokens / max(self.padded_length(manifest, form) * sequences, 1)
 
     def _count_rows(self, manifest: DatasetManifest) -> float:
-        """Return the number of rows of all splits."""
         return sum(self.length_histogram(manifest)) / self.slots_per_row()
 
     def split_batch(
@@ -110,7 +108,7 @@ class FieldsTask(Task):
         microbatch_rows: int,
         bucket_lengths: tuple[int, ...],
     ) -> list[MicrobatchPlan]:
-        """Sort all texts of a global batch by length and split them into microbatches.
+        """Sort a global batch's texts by length and split them into microbatches.
 
         Slots are numbered by text number first, then by row.
         """
@@ -126,7 +124,7 @@ class FieldsTask(Task):
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
     ) -> Arrays:
-        """Build the token arrays of texts, [batch, length], with their slots."""
+        """Build token arrays, [batch, length], with their slots."""
         from regauge.tasks import _arrays
 
         texts = self.read_texts(rows, plan.row_numbers, plan.text_numbers, config.special_ids)
@@ -134,7 +132,7 @@ class FieldsTask(Task):
 
 
 def check_field(manifest: DatasetManifest, name: str, kinds: tuple[str, ...] = ("tokens",)) -> None:
-    """Raise SettingsError if a dataset has no field of this name with one of these kinds."""
+    """Raise SettingsError unless the dataset has this field with one of these kinds."""
     if name not in manifest.columns:
         remedy = did_you_mean(name, tuple(manifest.columns))
         raise SettingsError(f"the dataset has no field '{name}'", remedy)
@@ -150,9 +148,9 @@ def check_field(manifest: DatasetManifest, name: str, kinds: tuple[str, ...] = (
 
 
 def label_range(manifest: DatasetManifest, name: str) -> tuple[float, float]:
-    """Return the smallest and the largest label of all splits; (0, 0) if there are no labels.
+    """Return the smallest and largest label in all splits; (0, 0) without labels.
 
-    Raises DataError if a record has no label.
+    Raises DataError if a record does not have a label.
     """
     field = manifest.columns[name]
     if missing := sum(field.num_missing.values()):
@@ -167,9 +165,9 @@ def label_range(manifest: DatasetManifest, name: str) -> tuple[float, float]:
 
 
 def field_histogram(manifest: DatasetManifest, name: str) -> tuple[int, ...]:
-    """Return the number of texts of a field by length in tokens, over all splits.
+    """Count a field's texts by length in tokens, over all splits.
 
-    Raises SettingsError if the dataset has no such text field.
+    Raises SettingsError if the dataset does not have such a text field.
     """
     check_field(manifest, name)
     return sum_histograms(manifest.columns[name].lengths.values())

@@ -1,4 +1,4 @@
-"""Which texts of a batch are no negatives of a query or of a document."""
+"""Which texts in a batch are not negatives for a query or a document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TextGroups(NamedTuple):
-    """Columns of the texts of a batch, [groups, rows, width] each; rows have one group of texts."""
+    """Text columns in a batch, [groups, rows, width] each; rows have one group of texts."""
 
     query: Tensor
     documents: tuple[Tensor, ...]
@@ -23,16 +23,16 @@ class TextGroups(NamedTuple):
 
     @property
     def candidates(self) -> Tensor:
-        """The documents of all rows, then their hard negatives, [groups, texts, width]."""
+        """All rows' documents, then their hard negatives, [groups, texts, width]."""
         return torch.cat([*self.documents, *self.negatives], 1)
 
 
 def find_excluded_candidates(hashes: TextGroups, real: Tensor, queries: slice) -> Tensor:
-    """Return the candidates that are no negatives of some queries, [groups, queries, texts].
+    """Mask candidates that are not negatives for some queries, [groups, queries, texts].
 
-    These are the texts of padding rows, the documents of rows with an equal query, the texts that
-    equal a document of the query, and the hard negatives that equal a document of a row with an
-    equal query. `real` is [groups, rows].
+    These are texts in padding rows, documents in rows with an equal query, texts equal to a
+    document of the query, and hard negatives equal to a document in a row with an equal query.
+    `real` is [groups, rows].
     """
     same_query = find_equal(hashes.query, queries)
     padding = (real == 0)[:, None]
@@ -47,10 +47,10 @@ def find_excluded_candidates(hashes: TextGroups, real: Tensor, queries: slice) -
 
 
 def find_excluded_queries(hashes: TextGroups, real: Tensor, rows: slice) -> tuple[Tensor, ...]:
-    """Return the queries that are no negatives of the documents of some rows.
+    """Mask queries that are not negatives for the documents in some rows.
 
-    These are the queries of padding rows, equal queries, and the queries of rows with an equal
-    document. The mask of each document of a row is [groups, rows, queries].
+    These are queries in padding rows, equal queries, and queries in rows with an equal document.
+    Each document in a row has a mask, [groups, rows, queries].
     """
     excluded = (real == 0)[:, None] | find_equal(hashes.query, rows)
     masks = []

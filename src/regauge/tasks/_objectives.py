@@ -24,7 +24,7 @@ def pointwise(scores: Tensor, labels: Tensor, present: Tensor) -> WeightedLosses
 
 
 def pairwise(scores: Tensor, labels: Tensor, present: Tensor) -> WeightedLosses:
-    """Return the mean logistic loss over the candidate pairs with unequal labels, [rows].
+    """Return the mean logistic loss over candidate pairs with unequal labels, [rows].
 
     This is RankNet (Burges et al., 2005).
     """
@@ -36,7 +36,7 @@ def pairwise(scores: Tensor, labels: Tensor, present: Tensor) -> WeightedLosses:
 
 
 def listwise(scores: Tensor, labels: Tensor, present: Tensor) -> WeightedLosses:
-    """Return the cross-entropy between normalized labels and the softmax of scores, [rows].
+    """Return the cross-entropy between normalized labels and softmax scores, [rows].
 
     This is ListNet (Cao et al., 2007).
     """

@@ -1,4 +1,4 @@
-"""Batches of next-sentence prediction: two halves of text, from the same row or from two rows."""
+"""Next-sentence prediction batches: two text halves, from the same row or from two rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 HALVES = ("first", "second")
 IS_RANDOM_KEY, OFFSET_KEY = -1, -2
-"""Keys of the two random draws of a row; token draws have the keys 0 and above."""
+"""Keys for a row's two random draws; token draws have the keys 0 and above."""
 
 
 def build_pair_batch(
@@ -54,9 +54,9 @@ def choose_partners(
     count: int,
     key: RandomKey,
 ) -> np.ndarray:  # [rows], 0 … count - 1
-    """Return the row that each row takes its second half from: itself for about half of them.
+    """Return each row's partner for the second half: itself for about half of the rows.
 
-    Depends on (seed, epoch, row) only. In a dataset of one row the partner is the row itself.
+    Depends only on (seed, epoch, row). In a one-row dataset the partner is the row itself.
     """
     import numpy as np
 
@@ -70,12 +70,11 @@ def choose_partners(
 
 
 def max_row_tokens(manifest: DatasetManifest) -> int:
-    """Return the maximum length of a row in tokens."""
     return sum(manifest.columns[name].max_length for name in HALVES)
 
 
 def real_token_fraction(manifest: DatasetManifest) -> float:
-    """Return the share of real tokens if every row is padded to the maximum length."""
+    """Return the fraction of real tokens if every row is padded to the maximum length."""
     histograms = [field_histogram(manifest, name) for name in HALVES]
     tokens = sum(length * n for counts in histograms for length, n in enumerate(counts))
     return tokens / max(max_row_tokens(manifest) * sum(histograms[0]), 1)

@@ -1,7 +1,7 @@
-"""Metrics of classification, regression and ranking over a whole split.
+"""Classification, regression and ranking metrics over a whole split.
 
-Each function returns a ratio as (numerator, denominator), both scalars. The caller divides, so that
-an empty split does not divide zero by zero.
+Each function returns a ratio as (numerator, denominator), both scalars. The caller divides, so an
+empty split does not divide zero by zero.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Ratio = tuple["Tensor", "Tensor"]
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """Numbers of rows by class, [classes] float64."""
+    """Row counts by class, [classes] float64."""
 
     correct: Tensor
     """True positives."""
@@ -57,11 +57,10 @@ class ClassCounts:
         return cls(sum_rows(predicted & labels), sum_rows(predicted), sum_rows(labels))
 
     def accuracy(self) -> Ratio:
-        """Return the share of rows that are classified correctly."""
         return self.correct.sum(), self.actual.sum()
 
     def describe(self, names: Sequence[str]) -> list[ClassMetrics]:
-        """Return the metrics of each class; a ratio without items is 0, as in scikit-learn."""
+        """Return per-class metrics; a ratio without items is 0, as in scikit-learn."""
 
         def divide(numerator: Tensor, denominator: Tensor) -> list[float]:
             ratio: list[float] = (numerator / denominator.clamp_min(1)).tolist()
@@ -81,7 +80,7 @@ class ClassCounts:
         ]
 
     def f1(self) -> Ratio:
-        """Return the F1 of class 1 if there are two classes, else the macro F1.
+        """Return F1 for class 1 if there are two classes, else macro F1.
 
         F1 is 2 TP / (2 TP + FP + FN) (van Rijsbergen, 1979). Macro F1 is the mean over the classes
         that occur.
@@ -93,11 +92,11 @@ class ClassCounts:
         return (2 * self.correct[occurs] / total[occurs]).sum(), occurs.sum()
 
     def micro_f1(self) -> Ratio:
-        """Return the F1 of the classes of all rows together."""
+        """Return F1 over all rows and classes together."""
         return 2 * self.correct.sum(), (self.predicted + self.actual).sum()
 
     def macro_f1(self) -> Ratio:
-        """Return the mean F1 over all classes; it is 0 for a class that does not occur."""
+        """Return the mean F1 over all classes; 0 for a class that does not occur."""
         f1 = 2 * self.correct / (self.predicted + self.actual).clamp_min(1)
         return f1.sum(), f1.new_tensor(len(f1))
 
@@ -112,7 +111,7 @@ class ClassCounts:
 
 
 def confusion_matrix(predicted: Tensor, labels: Tensor, classes: int) -> list[list[int]]:
-    """Return the numbers of rows, [actual class, predicted class]; both arguments are [rows]."""
+    """Count rows, [actual class, predicted class]; both arguments are [rows]."""
     import torch
 
     cells = torch.bincount(labels * classes + predicted, minlength=classes * classes)
@@ -121,7 +120,7 @@ def confusion_matrix(predicted: Tensor, labels: Tensor, classes: int) -> list[li
 
 
 def ndcg(scores: Tensor, labels: Tensor, present: Tensor, at: int) -> Ratio:
-    """Return the sum of NDCG@`at` over the rows with a relevant candidate, and their number.
+    """Sum NDCG@`at` over the rows with a relevant candidate, and count these rows.
 
     Gains are 2^label - 1, discounts log2 (Burges et al., 2005). Scores, labels and `present` are
     [rows, candidates]. Among equal scores the less relevant candidate is ranked first.
@@ -138,7 +137,7 @@ def ndcg(scores: Tensor, labels: Tensor, present: Tensor, at: int) -> Ratio:
 
 
 def mrr(scores: Tensor, labels: Tensor, present: Tensor) -> Ratio:
-    """Return the sum of 1 / rank of each row's first relevant candidate, and the rows counted."""
+    """Sum 1 / rank over each row's first relevant candidate, and count these rows."""
     relevant = (labels > 0) & (present > 0)
     ordered = relevant.gather(1, _sort_by_score(scores, relevant.double(), present))
     is_counted = ordered.any(1)
@@ -146,7 +145,7 @@ def mrr(scores: Tensor, labels: Tensor, present: Tensor) -> Ratio:
 
 
 def auc(scores: Tensor, relevant: Tensor) -> Ratio:
-    """Return the number of (relevant, irrelevant) pairs in the right order, and of all such pairs.
+    """Count correctly ordered (relevant, irrelevant) pairs, and all such pairs.
 
     This is the area under the ROC curve, computed by ranks (Hanley and McNeil, 1982). Equal scores
     count half. Scores and `relevant` are [items].
@@ -158,14 +157,14 @@ def auc(scores: Tensor, relevant: Tensor) -> Ratio:
 
 
 def pearson(predicted: Tensor, values: Tensor, real: Tensor) -> Ratio:
-    """Return Pearson's correlation of two columns, [rows]; `real` is 0 for padding rows."""
+    """Return Pearson's correlation between two columns, [rows]; `real` is 0 for padding rows."""
     x, y = (column.double()[real > 0] for column in (predicted, values))
     x, y = x - x.mean(), y - y.mean()
     return (x * y).sum(), (x.square().sum() * y.square().sum()).sqrt()
 
 
 def spearman(predicted: Tensor, values: Tensor, real: Tensor) -> Ratio:
-    """Return Spearman's correlation of two columns, [rows]: Pearson's of their ranks.
+    """Return Spearman's correlation between two columns, [rows]: Pearson's over ranks.
 
     Equal values have their mean rank. `real` is 0 for padding rows.
     """
@@ -174,7 +173,7 @@ def spearman(predicted: Tensor, values: Tensor, real: Tensor) -> Ratio:
 
 
 def _rank_values(values: Tensor) -> Tensor:
-    """Return the rank of each value from 1, [rows]; equal values have their mean rank."""
+    """Rank values from 1, [rows]; equal values have their mean rank."""
     import torch
 
     _, groups, counts = torch.unique(values, return_inverse=True, return_counts=True)

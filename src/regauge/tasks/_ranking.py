@@ -1,4 +1,4 @@
-"""Arrays of ranking rows, with candidates padded to the maximum number of a row."""
+"""Arrays for ranking rows, with candidates padded to the maximum number per row."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def build_candidate_mask(rows: OptionalRows, max_candidates: int, name: str) -> 
 
 
 def feature_scale(field: ColumnInfo) -> tuple[float, float]:
-    """Return the mean and the standard deviation that a feature is normalized by."""
+    """Return the mean and standard deviation that normalize a feature."""
     return field.mean or 0.0, field.std or 1.0

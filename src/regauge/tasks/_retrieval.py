@@ -1,4 +1,4 @@
-"""Retrieval metrics of score matrices, and the BM25 baseline."""
+"""Retrieval metrics for score matrices, and the BM25 baseline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 RECALL_AT = (1, 10)
 QUERIES_PER_SLICE = 1024
-"""Queries that are scored at a time, which bounds the memory of a score matrix."""
+"""Queries scored at a time, to bound the memory of a score matrix."""
 K1, B = 1.5, 0.75
 """BM25's term-frequency saturation and length normalization (Robertson et al., 1994)."""
 FUSION_CONSTANT = 60
@@ -23,13 +23,12 @@ FUSION_CONSTANT = 60
 
 
 def query_slices(count: int) -> Iterator[slice]:
-    """Yield slices of at most QUERIES_PER_SLICE queries."""
     for start in range(0, count, QUERIES_PER_SLICE):
         yield slice(start, min(start + QUERIES_PER_SLICE, count))
 
 
 def find_equal(hashes: Tensor, rows: slice) -> Tensor:
-    """Return which texts are equal to those of some rows, [..., rows, texts].
+    """Return which texts equal the texts in some rows, [..., rows, texts].
 
     Hashes are [..., texts, words].
     """
@@ -37,7 +36,7 @@ def find_equal(hashes: Tensor, rows: slice) -> Tensor:
 
 
 def find_matches(hashes: Tensor, others: Tensor) -> Tensor:
-    """Return which texts are equal to other texts, [..., texts, others]; hashes end with words."""
+    """Return which texts equal other texts, [..., texts, others]; hashes end with words."""
     equal = hashes[..., :, None, 0] == others[..., None, :, 0]
     for word in range(1, hashes.shape[-1]):
         equal &= hashes[..., :, None, word] == others[..., None, :, word]
@@ -45,9 +44,9 @@ def find_matches(hashes: Tensor, others: Tensor) -> Tensor:
 
 
 class PairedCorpus:
-    """The documents of queries, and further texts, of which equal ones count once.
+    """Query documents and further texts; equal texts count once.
 
-    A document is relevant to a query if it is a document of one of the rows with this query.
+    A document is relevant to a query if it is a document in one of the rows with this query.
     """
 
     def __init__(
@@ -57,9 +56,9 @@ class PairedCorpus:
         real: Tensor,  # [rows]
         num_documents: int = 1,
     ) -> None:
-        """Index texts: first the documents number 0 of all rows, then number 1, and so on.
+        """Index texts: first document number 0 in all rows, then number 1, and so on.
 
-        The texts of a row after its `num_documents` documents are relevant to no query. `real` is 0
+        A row's texts after its `num_documents` documents are not relevant to any query. `real` is 0
         for padding rows.
         """
         import torch
@@ -72,13 +71,13 @@ class PairedCorpus:
         indices = torch.arange(len(text_hashes), device=real.device)
         is_real = self._real.repeat(len(text_hashes) // len(real))
         self.is_document = is_real & (self._first == indices)
-        """Whether a text is the first one of its equals, [texts]."""
+        """Whether a text is the first among its equals, [texts]."""
 
     def rank(self, scores: Tensor, queries: slice, document: int = 0) -> Tensor:
-        """Return the rank of a document of each query, [queries]; ties share their mean rank.
+        """Rank one document per query, [queries]; ties share their mean rank.
 
-        Scores are those of some queries for all texts, [queries, texts]. The other relevant
-        documents of a query do not count. `document` is the number of the document in its row.
+        Scores are those of some queries for all texts, [queries, texts]. The query's other relevant
+        documents do not count. `document` is the document's number in its row.
         """
         import torch
 
@@ -95,7 +94,7 @@ class PairedCorpus:
         return 1 + better + tied / 2
 
     def rank_documents(self, scores: Tensor, queries: slice) -> Tensor:
-        """Return the rank of every document of some queries, [documents, queries]."""
+        """Rank every document for some queries, [documents, queries]."""
         import torch
 
         numbers = range(self._num_documents)
@@ -103,7 +102,7 @@ class PairedCorpus:
 
 
 def _find_first(hashes: Tensor) -> Tensor:
-    """Return the index of the first text that is equal to each text, [texts]."""
+    """Return the index of the first text equal to each text, [texts]."""
     import torch
 
     indices = torch.arange(len(hashes), device=hashes.device)
@@ -116,9 +115,9 @@ def _find_first(hashes: Tensor) -> Tensor:
 
 
 def retrieval_metrics(ranks: Sequence[Tensor], real: Tensor) -> MetricSums:
-    """Return the sums of recall and mean reciprocal rank over the ranks of all slices.
+    """Sum recall and reciprocal rank over the ranks in all slices.
 
-    Ranks are [documents, queries], or [queries] of one document; a query counts with the mean over
+    Ranks are [documents, queries], or [queries] for one document; a query counts with the mean over
     its documents.
     """
     import torch
@@ -134,7 +133,7 @@ def retrieval_metrics(ranks: Sequence[Tensor], real: Tensor) -> MetricSums:
 
 
 class Bm25Index:
-    """BM25 over the lower-case words of whole documents."""
+    """BM25 over lower-case words in whole documents."""
 
     def __init__(self, documents: Sequence[str]) -> None:
         import bm25s
@@ -144,7 +143,7 @@ class Bm25Index:
         self._num_documents = len(documents)
 
     def score(self, queries: Sequence[str]) -> Tensor:
-        """Return the score of every document for every query, [queries, documents]."""
+        """Score every document for every query, [queries, documents]."""
         import numpy as np
         import torch
 
@@ -156,14 +155,14 @@ class Bm25Index:
         return torch.from_numpy(scores)
 
     def score_documents(self, query: str, indices: Sequence[int]) -> Tensor:
-        """Return the scores of selected documents for one query, [indices]."""
+        """Score selected documents for one query, [indices]."""
         return self.score([query])[0, list(indices)]
 
 
 def fuse_scores(left: Tensor, right: Tensor, is_document: Tensor) -> Tensor:
-    """Return the reciprocal rank fusion of two score matrices, [queries, documents].
+    """Fuse two score matrices by reciprocal rank, [queries, documents].
 
-    `is_document`, [documents], is false for columns that are ranked last.
+    `is_document`, [documents], is false for columns ranked last.
     """
     first, second = (
         _reciprocal_ranks(scores.masked_fill(~is_document, float("-inf")))

@@ -1,4 +1,4 @@
-"""Base classes of the language modelling tasks over token rows."""
+"""Base classes for language modelling tasks over token rows."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 NLL = "token_loss"
-"""The mean token loss of a task whose loss has another part, too."""
+"""Mean token loss in tasks whose loss has another part, too."""
 MAX_EXPONENT = 700.0
-"""Exponents from which on the exponential is infinite."""
+"""The exponential is infinite from here on."""
 
 
 class TokenTask(Task):
     """A task whose loss is a weighted sum of token losses.
 
-    The module returns `nll` and `correct` of each token. In training it may return `loss`, the
-    weighted sum, instead.
+    The module returns `nll` and `correct` per token. In training it may return `loss`, the weighted
+    sum, instead.
     """
 
     artifacts_have_metrics: ClassVar[bool] = False
@@ -48,7 +48,7 @@ class TokenTask(Task):
     ) -> Arrays:
         """Build tokens, segments and positions, all [batch, length] int32, and dropout keys.
 
-        Further columns of the rows are added in the same shape, 0 in padding.
+        Further row columns are added in the same shape, 0 in padding.
         """
         from regauge.data import batches
 
@@ -82,7 +82,7 @@ class TokenTask(Task):
         }
 
     def derive_metrics(self, means: dict[str, float]) -> dict[str, float]:
-        """Add the perplexity, the exponential of the mean token loss."""
+        """Add perplexity, the exponential of the mean token loss."""
         token_loss = means.get(NLL, means["loss"])
         is_finite = token_loss < MAX_EXPONENT
         return {**means, "perplexity": math.exp(token_loss) if is_finite else math.inf}
@@ -94,13 +94,13 @@ class TokenTask(Task):
         return torch.cat([output["nll"], output["correct"], batch["weights"]], 1)
 
     def metric_arrays(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return `nll`, `correct` and `weights` of each token, all [rows, tokens]."""
+        """Return `nll`, `correct` and `weights` per token, all [rows, tokens]."""
         parts = outputs["vectors"].chunk(3, 1)
         return dict(zip(("nll", "correct", "weights"), parts, strict=True))
 
 
 class NextTokenTask(TokenTask):
-    """A task whose causal model predicts the next token within each segment of a row."""
+    """A causal model predicts the next token within each row segment."""
 
     generative: ClassVar[bool] = True
 
@@ -122,7 +122,7 @@ class NextTokenTask(TokenTask):
     def prompt_and_reference(
         self, row: dict[str, np.ndarray], prompt_tokens: int
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the prompt and the reference of the first segment that has both."""
+        """Return prompt and reference in the first segment that has both."""
         segments = row["segments"]
         for number in range(1, int(segments.max()) + 1):
             segment = {name: value[segments == number] for name, value in row.items()}
@@ -132,12 +132,12 @@ class NextTokenTask(TokenTask):
         return None
 
     def answer_span(self, segment: dict[str, np.ndarray], prompt_tokens: int) -> tuple[int, int]:
-        """Return the start and stop index of the reference answer in a segment."""
+        """Return the start and stop index of a segment's reference answer."""
         return prompt_tokens, len(segment["tokens"])
 
     @staticmethod
     def label_next_tokens(arrays: Arrays) -> Arrays:
-        """Label each token with the next one; the last token of a segment has weight 0."""
+        """Label each token with the next one; a segment's last token has weight 0."""
         import numpy as np
 
         segments = arrays["segments"]
@@ -149,7 +149,7 @@ class NextTokenTask(TokenTask):
 
 
 def find_first_answer(loss_mask: np.ndarray) -> tuple[int, int]:
-    """Return the start and stop index of the first answer of a text; `loss_mask` is [length]."""
+    """Return the start and stop index of a text's first answer; `loss_mask` is [length]."""
     import numpy as np
 
     is_answer = np.append(loss_mask, 0)

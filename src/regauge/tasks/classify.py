@@ -1,4 +1,4 @@
-"""Classification and regression of texts or text pairs, such as the GLUE tasks."""
+"""Text or text pair classification and regression, such as the GLUE tasks."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ LABEL_KINDS = {
     "multi-label": ("integer", "integers"),
     "regression": ("integer", "float"),
 }
-"""Kinds of the label column by problem type."""
+"""Problem type -> label column kinds."""
 PROBLEM_TYPES: dict[str, ProblemType] = {
     "classification": "single_label_classification",
     "multi-label": "multi_label_classification",
     "regression": "regression",
 }
-"""The names of the problem types in transformers."""
+"""Problem type -> its name in transformers."""
 MAX_MATRIX_CLASSES = 100
-"""Classes up to which a confusion matrix is written."""
+"""A confusion matrix is written for up to this many classes."""
 
 
 class Classify(ClassesTask):
@@ -66,14 +66,14 @@ class Classify(ClassesTask):
     metrics_need_all_rows: ClassVar[bool] = True
 
     text_fields: tuple[str, ...] = Field(default=("text",), min_length=1, max_length=2)
-    """One text field, or two that are concatenated to a pair."""
+    """One text field, or two to concatenate as a pair."""
     label: str = "label"
     """Field with the class, from `rows.labels`, or the value to predict, from `rows.floats`."""
     problem_type: Literal["classification", "multi-label", "regression"] = "classification"
     """`classification`: one class (cross-entropy); `multi-label`: any number of classes (binary
-    cross-entropy of each); `regression`: a value (squared error)."""
+    cross-entropy for each); `regression`: a value (squared error)."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    """Probability that is moved from the label to all classes equally (Szegedy et al., 2016)."""
+    """Probability moved from the label to all classes equally (Szegedy et al., 2016)."""
     class_weights: Literal["none", "balanced"] | tuple[PositiveFloat, ...] = "none"
     """Loss weight per class, or per class's positive rows for multi-label; `balanced`: inversely
     proportional to the number of training rows."""
@@ -113,10 +113,10 @@ class Classify(ClassesTask):
         return {**rows, "labels": {self.label: self.class_names}}
 
     def resolve_defaults(self, manifest: DatasetManifest) -> Self:
-        """Return the task with the number, the names and the weights of the classes of a dataset.
+        """Take the number of classes, their names and weights from the dataset.
 
         Raises SettingsError if the dataset does not fit the class weights, and DataError if a class
-        has no training row to balance its weight by.
+        without training rows is to be balanced.
         """
         task = super().resolve_defaults(manifest)
         column = manifest.columns.get(self.class_field)
@@ -138,10 +138,11 @@ class Classify(ClassesTask):
     def _balance_weights(
         self, counts: np.ndarray, names: tuple[str, ...], num_rows: int
     ) -> tuple[float, ...]:
-        """Return the balanced weight of each class from its number of training rows, [classes].
+        """Return balanced class weights from the numbers of training rows, [classes].
 
-        It is n / (classes x n_class), as in scikit-learn (King and Zeng, 2001). If problem_type is
-        multi-label, it is the number of rows without the class over the number of rows with it.
+        The weight is n / (classes x n_class), as in scikit-learn (King and Zeng, 2001). If
+        problem_type is multi-label, it is the number of rows without the class over the number of
+        rows with it.
         """
         if not counts.any():
             problem = f"the dataset has no counts of the classes of '{self.label}'"
@@ -181,7 +182,7 @@ class Classify(ClassesTask):
         self._check_labels(manifest)
 
     def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
-        """Return the number of texts by length; halves of pairs are assumed independent."""
+        """Count texts by length; halves of pairs are assumed independent."""
         return reduce(
             joined_text_histogram, (field_histogram(manifest, name) for name in self.text_fields)
         )
@@ -193,7 +194,7 @@ class Classify(ClassesTask):
         text_numbers: np.ndarray,
         special: tuple[int, ...] = (),
     ) -> Texts:
-        """Return the text of each row; a pair is one text with one start token."""
+        """Read one text per row; a pair is one text with one start token."""
         from regauge.data.batches import take_rows
 
         del text_numbers
@@ -256,9 +257,9 @@ class Classify(ClassesTask):
         return (losses * batch["real"]).sum(), (weights * batch["real"]).sum()
 
     def eval_outputs(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        """Return the scores and the labels, [batch, classes + 1].
+        """Return scores and labels, [batch, classes + 1].
 
-        If problem_type is multi-label, they are [batch, 2 x classes].
+        If problem_type is multi-label, [batch, 2 x classes].
         """
         import torch
 
@@ -276,7 +277,7 @@ class Classify(ClassesTask):
         return {"scores": scores, "labels": labels if self._is_regression else labels.long()}
 
     def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
-        """Return the loss, and the metrics of the problem type.
+        """Return the loss, and the problem type's metrics.
 
         They are accuracy, F1 and Matthews correlation; accuracy, micro F1 and macro F1 for several
         classes; or Pearson's correlation.
@@ -303,9 +304,9 @@ class Classify(ClassesTask):
         }
 
     def class_report(self, outputs: dict[str, Tensor]) -> ClassReport | None:
-        """Return the metrics of each class, and the confusion matrix of up to 100 classes.
+        """Return per-class metrics, and the confusion matrix for up to 100 classes.
 
-        Texts with several classes have no confusion matrix.
+        Texts with several classes do not have a confusion matrix.
         """
         if self._is_regression:
             return None
@@ -337,9 +338,9 @@ class Classify(ClassesTask):
         return self.problem_type == "multi-label"
 
     def _losses(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weighted losses and their weights, both [rows].
+        """Return weighted losses and their weights, both [rows].
 
-        The loss of a text with several classes is the mean over all classes, as in transformers.
+        With several classes per text, the loss is the mean over all classes, as in transformers.
         """
         import torch
         from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
@@ -364,7 +365,7 @@ class Classify(ClassesTask):
         return [None if row is None else self._join_texts(row, special) for row in records]
 
     def _join_texts(self, row: dict[str, np.ndarray], special: tuple[int, ...]) -> np.ndarray:
-        """Return a text or the concatenation of two, without the second one's start token."""
+        """Return one text, or two concatenated without the second one's start token."""
         import numpy as np
 
         if len(self.text_fields) == 1:

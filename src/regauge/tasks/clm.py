@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Clm(NextTokenTask):
-    """Predict the next token within each document of a packed row."""
+    """Predict the next token within each document in a packed row."""
 
     peer_names: ClassVar[tuple[str, ...]] = (
         "lm",

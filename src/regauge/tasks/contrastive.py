@@ -1,4 +1,4 @@
-"""Contrastive learning of text embeddings from queries with their documents."""
+"""Contrastive learning: text embeddings from queries with their documents."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 class Contrastive(EmbeddingTask):
     """Train embeddings with in-batch negatives (InfoNCE, van den Oord et al., 2018).
 
-    The negatives of a query are the documents of other rows, except those with an equal query or an
-    equal document, and the hard negatives of all rows. If a row has several documents, its loss is
-    the mean over them (Khosla et al., 2020, L_out), and they are no negatives of its query. The
+    A query's negatives are the documents in other rows, except those with an equal query or an
+    equal document, and the hard negatives in all rows. If a row has several documents, its loss is
+    the mean over them (Khosla et al., 2020, L_out), and they are not negatives for its query. The
     metrics rank each different text once.
     """
 
@@ -55,7 +55,7 @@ class Contrastive(EmbeddingTask):
     temperature: float = Field(default=0.05, gt=0)
     """Cosine similarities are divided by this."""
     negatives_group_size: int | None = Field(default=None, ge=2)
-    """Rows whose texts are negatives of each other; by default the global batch."""
+    """Rows whose texts are each other's negatives; by default the global batch."""
     symmetric: bool = True
     """Also rank the queries for each document, not only the documents for each query."""
     matryoshka_dims: tuple[Annotated[int, Field(ge=1)], ...] = ()
@@ -69,7 +69,7 @@ class Contrastive(EmbeddingTask):
         return self
 
     def document_columns(self) -> tuple[str, ...]:
-        """Return the fields of the documents that match the query."""
+        """Return the document fields that match the query."""
         return (self.document,) if isinstance(self.document, str) else self.document
 
     def text_columns(self) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ class Contrastive(EmbeddingTask):
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
     ) -> Arrays:
-        """Build the token arrays of texts, with the hashes that identify equal texts."""
+        """Build token arrays, with hashes that identify equal texts."""
         from regauge.data.batches import hash_texts
         from regauge.tasks import _arrays
 
@@ -117,7 +117,6 @@ class Contrastive(EmbeddingTask):
         }
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the loss of the global batch."""
         import torch
 
         from regauge.tasks import _negatives
@@ -140,9 +139,9 @@ class Contrastive(EmbeddingTask):
         return (torch.cat(losses, 1) * real).sum(), real.sum()
 
     def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
-        """Return loss, recall and mean reciprocal rank of each query's documents among all texts.
+        """Return loss, recall and mean reciprocal rank for each query's documents among all texts.
 
-        Truncated vectors have the suffix of their size, such as `mrr_dim64`.
+        Metrics for truncated vectors have their size as suffix, such as `mrr_dim64`.
         """
         real = batch["real"].chunk(self.slots_per_row())[0]
         hashes, width = batch[TEXT_HASHES], output["vectors"].shape[1]
@@ -165,7 +164,7 @@ class Contrastive(EmbeddingTask):
     def baselines(
         self, output: dict[str, Tensor], batch: dict[str, Tensor], records: Sequence[dict[str, Any]]
     ) -> dict[str, MetricSums]:
-        """Return the metrics of BM25, and of its reciprocal rank fusion with the embeddings."""
+        """Return metrics for BM25, and its reciprocal rank fusion with the embeddings."""
         import torch
 
         count, names = len(records), self.text_columns()[1:]
@@ -190,11 +189,11 @@ class Contrastive(EmbeddingTask):
         }
 
     def _select_rows(self, columns: Tensor, count: int) -> list[Tensor]:
-        """Return the first rows of each text number, [count, width] each, on the CPU."""
+        """Select the first rows for each text number, [count, width] each, on the CPU."""
         return [part[:count].cpu() for part in columns.chunk(self.slots_per_row())]
 
     def _group_texts(self, columns: Tensor) -> TextGroups:
-        """Return the columns of texts by text number and group; the last group ends with zeros."""
+        """Arrange text columns by text number and group; the last group ends with zeros."""
         from torch.nn.functional import pad
 
         from regauge.tasks._negatives import TextGroups
@@ -207,9 +206,9 @@ class Contrastive(EmbeddingTask):
         return TextGroups(query, tuple(texts[:count]), tuple(texts[count:]))
 
     def _query_losses(self, texts: TextGroups, excluded: Tensor, queries: slice) -> Tensor:
-        """Return the loss of some queries over the candidates of their group, [groups, queries].
+        """Return the losses of some queries over their group's candidates, [groups, queries].
 
-        `excluded`, [groups, queries, texts], is true for candidates that are no negatives.
+        `excluded`, [groups, queries, texts], is true for candidates that are not negatives.
         """
         import torch
 
@@ -225,9 +224,9 @@ class Contrastive(EmbeddingTask):
     def _document_losses(
         self, texts: TextGroups, excluded: tuple[Tensor, ...], rows: slice
     ) -> Tensor:
-        """Return the loss of the documents of some rows over the queries, [groups, rows].
+        """Return the losses of some rows' documents over the queries, [groups, rows].
 
-        `excluded` has a mask of the queries that are no negatives for each document of a row.
+        For each document in a row, `excluded` masks the queries that are not negatives.
         """
         import torch
 
@@ -242,14 +241,14 @@ class Contrastive(EmbeddingTask):
 
 
 def _truncate(vectors: Tensor, dims: int) -> Tensor:
-    """Return the first dimensions of vectors, scaled to length 1."""
+    """Truncate vectors to their first dimensions, and scale them to length 1."""
     from torch.nn.functional import normalize
 
     return vectors if dims == vectors.shape[-1] else normalize(vectors[..., :dims], dim=-1)
 
 
 def _cross_entropy(scores: Tensor, excluded: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross-entropy of a target among the texts that are not excluded, [groups, rows].
+    """Return a target's cross-entropy among the texts not excluded, [groups, rows].
 
     Scores and `excluded` are [groups, rows, texts]; targets are [rows].
     """

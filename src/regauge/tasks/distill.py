@@ -1,4 +1,4 @@
-"""Distillation of text embeddings from the vectors of a teacher."""
+"""Text embedding distillation from a teacher's vectors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from regauge.models.settings import Model
 
 MAX_NORM_ERROR = 0.01
-"""Largest difference from 1 of the length of a vector that counts as normalized."""
+"""A vector counts as normalized if its length differs from 1 by at most this."""
 
 
 class Distill(EmbeddingTask):
-    """Train vectors to equal those of a teacher (Reimers and Gurevych, 2020).
+    """Train vectors to equal a teacher's (Reimers and Gurevych, 2020).
 
-    "mse" is the squared error, averaged over the dimensions. "cosine" is 1 - cosine similarity
-    (Kim et al., 2023).
+    "mse" is the squared error, averaged over the dimensions. "cosine" is 1 - cosine similarity (Kim
+    et al., 2023).
     """
 
     peer_names: ClassVar[tuple[str, ...]] = ("distillation", "knowledge_distillation", "mseloss")
@@ -41,9 +41,9 @@ class Distill(EmbeddingTask):
     vector: str = "embedding"
     """Field with the teacher's vector, from `rows.vectors`."""
     objective: Literal["mse", "cosine"] = "mse"
-    """Loss: the squared error of the vectors, or their cosine distance."""
+    """Loss: squared error between vectors, or their cosine distance."""
     normalize: bool = True
-    """Whether the model scales its vectors to length 1, as the teacher does."""
+    """Scale the model's vectors to length 1, like the teacher's."""
 
     def text_columns(self) -> tuple[str, ...]:
         return self.text_fields
@@ -81,7 +81,7 @@ class Distill(EmbeddingTask):
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
     ) -> Arrays:
-        """Build the token arrays of texts with `teacher_vectors`, [batch, width] fp32."""
+        """Build token arrays with `teacher_vectors`, [batch, width] fp32."""
         import numpy as np
 
         from regauge.data.batches import take_rows
@@ -97,7 +97,7 @@ class Distill(EmbeddingTask):
         return (losses * real).sum(), real.sum()
 
     def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
-        """Return the loss, and the mean cosine similarity with the vectors of the teacher."""
+        """Return the loss, and the mean cosine similarity with the teacher's vectors."""
         from torch.nn.functional import cosine_similarity
 
         cosines, real = (
@@ -110,7 +110,6 @@ class Distill(EmbeddingTask):
         }
 
     def _compute_losses(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        """Return the loss of each text, [batch]."""
         from torch.nn.functional import cosine_similarity
 
         vectors, expected = output["vectors"], batch["teacher_vectors"]

@@ -1,4 +1,4 @@
-"""Direct preference optimization: prefer the chosen answer of a prompt to the rejected one."""
+"""Direct preference optimization: prefer a prompt's chosen answer to the rejected one."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Dpo(FieldsTask):
     """Prefer chosen answers to rejected ones (DPO, Rafailov et al., 2023).
 
-    The reward of an answer is `beta` times its log-probability, minus that of the weights of
-    step 0. The loss of a row is -log sigmoid(chosen reward - rejected reward).
+    An answer's reward is `beta` times its log-probability, minus that under the weights of step 0.
+    A row's loss is -log sigmoid(chosen reward - rejected reward).
     """
 
     peer_names: ClassVar[tuple[str, ...]] = ("dpotrainer", "preference", "preferences", "rlhf")
@@ -41,7 +41,7 @@ class Dpo(FieldsTask):
     reference_columns: ClassVar[tuple[str, ...]] = tuple(f"reference_{name}" for name in ANSWERS)
 
     beta: float = Field(default=0.1, gt=0)
-    """Weight of the distance from the initial model; larger values stay closer to it."""
+    """Weight of the distance from the initial model; larger values stay closer."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     """Assumed fraction of rows whose answers are swapped (conservative DPO, Mitchell, 2023)."""
 
@@ -53,9 +53,9 @@ class Dpo(FieldsTask):
         return ANSWERS
 
     def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
-        """Return the number of rows by the length of the longer conversation.
+        """Count rows by the length of the longer conversation.
 
-        Lengths of both are assumed independent.
+        Both lengths are assumed independent.
         """
         return longest_text_histogram([field_histogram(manifest, name) for name in ANSWERS])
 
@@ -77,7 +77,7 @@ class Dpo(FieldsTask):
         microbatch_rows: int,
         bucket_lengths: tuple[int, ...],
     ) -> list[MicrobatchPlan]:
-        """Sort the rows of a global batch by their longer conversation and split them."""
+        """Sort a global batch's rows by their longer conversation and split them."""
         from regauge.data.batches import take_rows
         from regauge.tasks import _arrays
 
@@ -90,9 +90,9 @@ class Dpo(FieldsTask):
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
     ) -> Arrays:
-        """Build the token arrays of both conversations of each row, [rows x 2, length].
+        """Build token arrays for both conversations in each row, [rows x 2, length].
 
-        Each token has the next one as label; only labels in an answer have a weight. `references`,
+        Each token's label is the next one; only labels in an answer have a weight. `references`,
         [rows, 2] fp32, are the `reference_columns`; NaN if the rows do not have them yet.
         """
         import numpy as np
@@ -123,7 +123,7 @@ class Dpo(FieldsTask):
         return "text"
 
     def input_spec(self, manifest: DatasetManifest) -> InputSpec:
-        """Return that a record is one text, a prompt."""
+        """Read one text per record, a prompt."""
         return InputSpec(max_lengths=(manifest.columns[CHOSEN].max_length,))
 
     def build_module(self, model: Model, manifest: DatasetManifest, seed: int) -> TextModule:
@@ -135,7 +135,7 @@ class Dpo(FieldsTask):
         return AnswerLikelihoodModel(*build_model(model, "causal", vocab_size, seed, pad_id))
 
     def reference_values(self, output: dict[str, Tensor]) -> Tensor:
-        """Return the log-probabilities of both answers, [rows, 2]."""
+        """Return both answers' log-probabilities, [rows, 2]."""
         return output["log_probabilities"].view(-1, len(ANSWERS))
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -144,7 +144,7 @@ class Dpo(FieldsTask):
         return (self._losses(self._rewards(output, batch)) * real).sum(), real.sum()
 
     def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
-        """Return the loss, the accuracy, the rewards of both answers and their difference.
+        """Return the loss, the accuracy, both answers' rewards and their difference.
 
         The accuracy is the fraction of rows whose chosen answer has the higher reward.
         """
@@ -162,17 +162,16 @@ class Dpo(FieldsTask):
     def prompt_and_reference(
         self, row: dict[str, np.ndarray], prompt_tokens: int
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the prompt of a row and its chosen answer."""
+        """Return a row's prompt and chosen answer."""
         del prompt_tokens
         start, stop = find_first_answer(row[MASKS[0]])
         return (row[CHOSEN][:start], row[CHOSEN][start:stop]) if 0 < start < stop else None
 
     def _rewards(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        """Return the rewards of the chosen and the rejected answer, [rows, 2]."""
+        """Return the chosen and the rejected answer's reward, [rows, 2]."""
         return self.beta * (self.reference_values(output) - batch["references"])
 
     def _losses(self, rewards: Tensor) -> Tensor:
-        """Return the loss of each row, [rows]."""
         from torch.nn.functional import logsigmoid
 
         margins = rewards[:, 0] - rewards[:, 1]

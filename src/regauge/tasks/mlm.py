@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class Mlm(TokenTask):
-    """Predict masked tokens of packed rows (Devlin et al., 2019: 80 % mask, 10 % random)."""
+    """Predict masked tokens in packed rows (Devlin et al., 2019: 80 % mask, 10 % random)."""
 
     peer_names: ClassVar[tuple[str, ...]] = ("masked_lm", "fill_mask", "automodelformaskedlm")
 
     has_special_tokens: ClassVar[bool] = True
 
     mlm_probability: float = Field(default=0.15, gt=0, lt=1)
-    """Share of real tokens to predict."""
+    """Fraction of real tokens to predict."""
     next_sentence: bool = False
-    """Also predict if a row's second half follows its first half (layout "sentence-pairs")."""
+    """Also predict whether a row's second half follows its first half (layout "sentence-pairs")."""
 
     def row_layout(self) -> str:
         return "sentence-pairs" if self.next_sentence else self.layout
@@ -84,8 +84,8 @@ class Mlm(TokenTask):
     ) -> Arrays:
         """Mask a fixed number of positions, K, in each row; surplus ones in short rows weigh 0.
 
-        Adds `masked` (positions), `labels` and `weights`, all [batch, K]. The positions and their
-        replacement tokens depend on (seed, epoch, row) only.
+        Adds `masked` (positions), `labels` and `weights`, all [batch, K]. Positions and replacement
+        tokens depend only on (seed, epoch, row).
         """
         import numpy as np
 
@@ -114,7 +114,7 @@ class Mlm(TokenTask):
         }
 
     def loss(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the loss over predicted tokens, plus the pair loss of a token's row for each.
+        """Return the loss over predicted tokens, plus for each token its row's pair loss.
 
         So both losses have the same weight, and a global batch can be split anywhere.
         """

@@ -1,4 +1,4 @@
-"""Learning to rank: score the candidates of a query by their texts and features."""
+"""Learning to rank: score a query's candidates by texts and features."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Rank(FieldsTask):
-    """Score the candidates of a query by texts and features (rows of layout "groups")."""
+    """Score a query's candidates by texts and features (rows with layout "groups")."""
 
     peer_names: ClassVar[tuple[str, ...]] = ("ranking", "reranker", "cross_encoder", "crossencoder")
 
@@ -50,19 +50,19 @@ class Rank(FieldsTask):
     query: tuple[str, ...] = ("query",)
     """Query text fields."""
     document: tuple[str, ...] = ("document",)
-    """Text fields of a candidate. Leave `query` and `document` empty to use features only."""
+    """Candidate text fields. Leave `query` and `document` empty to use features only."""
     numeric_features: tuple[str, ...] = ()
-    """Numeric features of a candidate; they are standardized, and missing values become 0."""
+    """Numeric candidate features; they are standardized, and missing values become 0."""
     categorical_features: tuple[str, ...] = ()
-    """Categorical features of a candidate; each value is hashed to an embedding."""
+    """Categorical candidate features; each value is hashed to an embedding."""
     label: str = "label"
-    """Field with the relevance of a candidate, 0 or more."""
+    """Field with a candidate's relevance, 0 or more."""
     objective: Literal["pointwise", "pairwise", "listwise"] = "listwise"
-    """Loss of each candidate (cross-entropy), candidate pair (RankNet) or list (ListNet)."""
+    """Loss per candidate (cross-entropy), candidate pair (RankNet) or list (ListNet)."""
     ndcg_at: int = Field(default=10, ge=1)
     """Cutoff k for NDCG@k."""
     encoders: Literal["shared", "separate"] = "shared"
-    """One encoder for all texts, or separate encoders of queries and candidates. Both start with
+    """One encoder for all texts, or separate encoders for queries and candidates. Both start with
     the same weights; `optimizer.lr_multipliers` addresses the second one as `documents.`."""
     interactions: Interactions = Interactions()
     """Network that computes the score from the features."""
@@ -91,10 +91,10 @@ class Rank(FieldsTask):
         del manifest
 
     def count_other_parameters(self, width: int, encoder: int) -> int:
-        """Return the parameters of the network, and of a second encoder.
+        """Count the parameters in the network, and in a second encoder.
 
-        A cross layer of width w has w² + w parameters; one of low rank r with e experts has
-        e (w + 2 w r + r²) + w.
+        A cross layer with width w has w² + w parameters; one with low rank r and e experts has e (w
+        + 2 w r + r²) + w.
         """
         network, num_features = self.interactions, len(self.categorical_features)
         features = len(self.text_columns()) * width + len(self.query) * len(self.document)
@@ -113,7 +113,7 @@ class Rank(FieldsTask):
         return table + network.cross_layers * cross + deep + scored + others
 
     def default_rows(self) -> dict[str, Any]:
-        """Return groups of one query; several query fields need `rows.group_by`."""
+        """Group rows by one query; several query fields need `rows.group_by`."""
         group_by = {"group_by": self.query[0]} if len(self.query) == 1 else {}
         return {
             **super().default_rows(),
@@ -142,9 +142,9 @@ class Rank(FieldsTask):
         self._check_labels(manifest)
 
     def length_histogram(self, manifest: DatasetManifest) -> tuple[int, ...]:
-        """Return the number of rows by the length of their longest text.
+        """Count rows by the length of their longest text.
 
-        Lengths of different fields are assumed independent.
+        Lengths in different fields are assumed independent.
         """
         names = self.text_columns()
         return longest_text_histogram([field_histogram(manifest, name) for name in names])
@@ -169,7 +169,7 @@ class Rank(FieldsTask):
         microbatch_rows: int,
         bucket_lengths: tuple[int, ...],
     ) -> list[MicrobatchPlan]:
-        """Sort the rows of a global batch by their longest text and split them."""
+        """Sort a global batch's rows by their longest text and split them."""
         from regauge.data.batches import take_rows
         from regauge.tasks import _arrays
 
@@ -179,7 +179,7 @@ class Rank(FieldsTask):
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
     ) -> Arrays:
-        """Build the arrays of texts, [rows x texts, length], and of features and labels.
+        """Build arrays for texts, [rows x texts, length], features and labels.
 
         `numbers` and `categories` are [rows, candidates, features]; `labels` and `present` are
         [rows, candidates]. `present` is 0 for padding candidates.
@@ -208,7 +208,7 @@ class Rank(FieldsTask):
         return "scores"
 
     def input_spec(self, manifest: DatasetManifest) -> InputSpec:
-        """Return that a record is a query with one candidate."""
+        """Read a query with one candidate per record."""
         texts = self.text_columns()
         return InputSpec(
             text_fields=texts,
@@ -290,7 +290,7 @@ class Rank(FieldsTask):
     def baselines(
         self, output: dict[str, Tensor], batch: dict[str, Tensor], records: Sequence[dict[str, Any]]
     ) -> dict[str, MetricSums]:
-        """Return the metrics of BM25, with document frequencies over all held-out candidates."""
+        """Return BM25 metrics, with document frequencies over all held-out candidates."""
         if not self.query:
             return {}
         _, labels, present = output["vectors"][: len(records)].cpu().chunk(3, 1)
@@ -312,7 +312,7 @@ class Rank(FieldsTask):
         return {"BM25": self._ranking_metrics(scores, labels, present)}
 
     def _ranking_metrics(self, scores: Tensor, labels: Tensor, present: Tensor) -> MetricSums:
-        """Return the sums of NDCG, MRR and AUC; the arguments are [rows, candidates]."""
+        """Sum NDCG, MRR and AUC; the arguments are [rows, candidates]."""
         return {
             f"ndcg@{self.ndcg_at}": _quality.ndcg(scores, labels, present, self.ndcg_at),
             "mrr": _quality.mrr(scores, labels, present),
@@ -332,7 +332,7 @@ class Rank(FieldsTask):
     def _build_text_arrays(
         self, records: OptionalRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
     ) -> Arrays:
-        """Build the arrays of all texts; in a row, query texts precede candidate texts."""
+        """Build arrays for all texts; in a row, query texts precede candidate texts."""
         from regauge.tasks import _arrays
 
         count = max(1, self._count_texts(config.max_group_size))
@@ -340,7 +340,7 @@ class Rank(FieldsTask):
         return _arrays.build_row_arrays(texts, plan, key, config)
 
     def _row_texts(self, row: dict[str, Any] | None, count: int) -> Texts:
-        """Return the texts of a row, filled up with None to `count`."""
+        """Return a row's texts, padded with None to `count`."""
         if row is None or not self.query:
             return [None] * count
         queries: Texts = [row[name] for name in self.query]
@@ -355,7 +355,7 @@ class Rank(FieldsTask):
         return max([0, *lengths, *(len(text) for name in self.document for text in row[name])])
 
     def _check_features_vary(self, manifest: DatasetManifest) -> None:
-        """Raise DataError for a constant feature; warn of held-out values that are new."""
+        """Raise DataError for a constant feature; warn about new values in held-out rows."""
         for name in (*self.numeric_features, *self.categorical_features):
             field = manifest.columns[name]
             absent = (

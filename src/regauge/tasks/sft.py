@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: predict the answers of conversations."""
+"""Supervised fine-tuning: predict the answers in conversations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Sft(NextTokenTask):
-    """Predict the answers of each conversation of a row; prompts have no part in the loss."""
+    """Predict the answers in each conversation; prompts do not contribute to the loss."""
 
     peer_names: ClassVar[tuple[str, ...]] = (
         "instruction",
@@ -39,6 +39,6 @@ class Sft(NextTokenTask):
         return arrays
 
     def answer_span(self, segment: dict[str, np.ndarray], prompt_tokens: int) -> tuple[int, int]:
-        """Return the start and stop index of the first answer in a conversation."""
+        """Return the start and stop index of a conversation's first answer."""
         del prompt_tokens
         return find_first_answer(segment["loss_mask"])

@@ -23,11 +23,11 @@ DEFAULT_TEMPERATURE = 0.05
 
 
 class Similarity(EmbeddingTask):
-    """Train the cosine similarity of two texts with graded pairs, such as the STS benchmark.
+    """Train the cosine similarity of two texts on graded pairs, such as the STS benchmark.
 
-    "cosent" is log(1 + sum of exp((cos_i - cos_j) / temperature)) over the pairs i and j of the
+    "cosent" is log(1 + sum of exp((cos_i - cos_j) / temperature)) over the pairs i and j in the
     global batch whose labels satisfy label_i < label_j (CoSENT, Huang et al., 2024). "mse" is the
-    squared error of the cosine (Sentence-BERT, Reimers and Gurevych, 2019).
+    cosine's squared error (Sentence-BERT, Reimers and Gurevych, 2019).
     """
 
     peer_names: ClassVar[tuple[str, ...]] = (
@@ -45,7 +45,7 @@ class Similarity(EmbeddingTask):
     label: str = "score"
     """Field with the text similarity, from `rows.floats` or `rows.integers`."""
     objective: Literal["cosent", "mse"] = "cosent"
-    """Loss: the order of the cosines, or their squared error, which needs labels from -1 to 1."""
+    """Loss: order of the cosines, or their squared error, which needs labels from -1 to 1."""
     temperature: float = Field(default=DEFAULT_TEMPERATURE, gt=0)
     """Cosine similarities are divided by this (cosent)."""
 
@@ -78,7 +78,7 @@ class Similarity(EmbeddingTask):
     def build_batch(
         self, rows: DatasetRows, plan: MicrobatchPlan, key: RandomKey, config: CollatorConfig
     ) -> Arrays:
-        """Build the token arrays of texts, with the label of the row of each text."""
+        """Build token arrays, with row labels for each text."""
         import numpy as np
 
         from regauge.data.batches import take_rows
@@ -94,7 +94,7 @@ class Similarity(EmbeddingTask):
         return ((cosines - labels).square() * real).sum(), real.sum()
 
     def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
-        """Return the loss, and the correlations of cosines and labels (Pearson and Spearman)."""
+        """Return the loss, and correlations between cosines and labels (Pearson and Spearman)."""
         pairs = [column.cpu() for column in self._read_pairs(output, batch)]
         return {
             "loss": self.loss(output, batch),
@@ -105,7 +105,7 @@ class Similarity(EmbeddingTask):
     def _read_pairs(
         self, output: dict[str, Tensor], batch: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the cosine and the label of each pair, and whether it is real, [rows] each."""
+        """Return each pair's cosine and label, and whether it is real, [rows] each."""
         from torch.nn.functional import cosine_similarity
 
         first, second = output["vectors"].chunk(2)
@@ -113,7 +113,7 @@ class Similarity(EmbeddingTask):
         return cosines, batch[PAIR_LABELS].chunk(2)[0][:, 0], batch["real"].chunk(2)[0]
 
     def _compute_cosent(self, cosines: Tensor, labels: Tensor, real: Tensor) -> Tensor:
-        """Return the loss of all pairs, a scalar; the arguments are [rows]."""
+        """Return the loss over all pairs, a scalar; the arguments are [rows]."""
         import torch
 
         scores = cosines / self.temperature

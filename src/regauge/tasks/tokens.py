@@ -1,4 +1,4 @@
-"""Token classification: tag the words of a sentence, such as named entities (NER)."""
+"""Token classification: tag the words in a sentence, such as named entities (NER)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from regauge.tasks._arrays import Texts
 
 NUM_SUMS = 3
-"""Sums of a row before the counts of its entities: loss, correct words and words."""
+"""Row sums before the entity counts: loss, correct words and words."""
 
 
 class Tokens(ClassesTask):
-    """Predict the tag of each word at its first token (rows of layout "tagged")."""
+    """Predict each word's tag at its first token (rows with layout "tagged")."""
 
     peer_names: ClassVar[tuple[str, ...]] = (
         "token_classification",
@@ -84,7 +84,6 @@ class Tokens(ClassesTask):
         text_numbers: np.ndarray,
         special: tuple[int, ...] = (),
     ) -> Texts:
-        """Return the sentence of each row."""
         from regauge.data.batches import take_rows
 
         del text_numbers, special
@@ -96,7 +95,7 @@ class Tokens(ClassesTask):
     ) -> Arrays:
         """Build token arrays with `labels` and `weights`, [batch, length].
 
-        A weight is 1 at the first token of a word, and 0 elsewhere.
+        Weights are 1 at a word's first token, and 0 elsewhere.
         """
         import numpy as np
 
@@ -117,7 +116,7 @@ class Tokens(ClassesTask):
         return "entities"
 
     def input_spec(self, manifest: DatasetManifest) -> InputSpec:
-        """Return that a record has one text, in any field."""
+        """Read one text per record, from any field."""
         return InputSpec(max_lengths=(manifest.columns[self.words].max_length,))
 
     def find_head(self, manifest: DatasetManifest) -> ModelHead | None:
@@ -140,10 +139,10 @@ class Tokens(ClassesTask):
         return (self._losses(output, batch) * weights).sum(), weights.sum()
 
     def eval_outputs(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        """Return the sums of each sentence, [batch, 3 + 3 x types].
+        """Return sums per sentence, [batch, 3 + 3 x types].
 
-        They are the loss, the correct words and the words. Counts of entities follow by type: those
-        that are correct, predicted and actual.
+        They are the loss, the correct words and the words, followed by entity counts per type:
+        correct, predicted and actual.
         """
         import torch
 
@@ -155,7 +154,7 @@ class Tokens(ClassesTask):
         return torch.cat([sums, torch.from_numpy(counts).to(sums)], 1)
 
     def metric_arrays(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the sums of each sentence.
+        """Return sums per sentence.
 
         `loss`, `correct` and `words` are [rows]. `correct_entities`, `predicted_entities` and
         `actual_entities` are [rows, types].
@@ -167,7 +166,7 @@ class Tokens(ClassesTask):
         return {"loss": loss, "correct": correct, "words": words, **dict(counts)}
 
     def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
-        """Return the loss and the accuracy of words, and precision, recall and F1 of entities."""
+        """Return loss and word accuracy, and entity precision, recall and F1."""
         del batch
         sums = output["vectors"].cpu().double().sum(0)
         loss, correct, words = sums[:NUM_SUMS]
@@ -182,7 +181,7 @@ class Tokens(ClassesTask):
         }
 
     def class_report(self, outputs: dict[str, Tensor]) -> ClassReport | None:
-        """Return the metrics of each type of entity."""
+        """Return metrics per entity type."""
         sums = outputs["vectors"].double().sum(0)
         counts = _quality.ClassCounts(*sums[NUM_SUMS:].chunk(3))
         return ClassReport(classes=counts.describe(self._scheme.types))
@@ -193,13 +192,13 @@ class Tokens(ClassesTask):
         return TagScheme(names)
 
     def _losses(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        """Return the cross-entropy of each token, [batch, length]."""
+        """Return the cross-entropy per token, [batch, length]."""
         from torch.nn.functional import cross_entropy
 
         return cross_entropy(output["scores"].transpose(1, 2), batch["labels"], reduction="none")
 
     def _count_entities(self, labels: Tensor, predicted: Tensor, weights: Tensor) -> np.ndarray:
-        """Return the correct, predicted and actual entities of each sentence, [batch, 3 x types].
+        """Count correct, predicted and actual entities per sentence, [batch, 3 x types].
 
         All arguments are [batch, length].
         """

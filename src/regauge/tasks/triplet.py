@@ -1,4 +1,4 @@
-"""Text embeddings from triplets of an anchor, a matching text and another text."""
+"""Text embeddings from triplets: an anchor, a matching text and another text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Triplet(EmbeddingTask):
     """Train embeddings with the triplet loss (FaceNet, Schroff et al., 2015).
 
-    The loss of a row is max(0, d(anchor, positive) - d(anchor, negative) + margin).
+    A row's loss is max(0, d(anchor, positive) - d(anchor, negative) + margin).
     """
 
     peer_names: ClassVar[tuple[str, ...]] = ("triplets", "tripletloss")
@@ -28,11 +28,11 @@ class Triplet(EmbeddingTask):
     negative: str = "negative"
     """Text field that does not match the anchor."""
     distance: Literal["cosine", "euclidean"] = "cosine"
-    """Distance d: 1 - cosine similarity, or the Euclidean distance of the vectors."""
+    """Distance d: 1 - cosine similarity, or Euclidean distance between the vectors."""
     margin: float = Field(default=0.5, gt=0)
     """Minimum distance difference between the negative and the positive."""
     normalize: bool = True
-    """Whether the model scales its vectors to length 1; their distances are then at most 2."""
+    """Scale the model's vectors to length 1; their distances are then at most 2."""
 
     def text_columns(self) -> tuple[str, ...]:
         return self.anchor, self.positive, self.negative
@@ -50,7 +50,7 @@ class Triplet(EmbeddingTask):
         return (losses * real).sum(), real.sum()
 
     def metric_sums(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> MetricSums:
-        """Return the loss, and the share of anchors that are closer to their positive."""
+        """Return the loss, and the fraction of anchors closer to their positive."""
         to_positive, to_negative = self._compute_distances(output["vectors"])
         real = batch["real"].chunk(3)[0]
         is_correct = to_positive < to_negative
@@ -60,7 +60,7 @@ class Triplet(EmbeddingTask):
         }
 
     def _compute_distances(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distances of each anchor to its positive and to its negative, [rows]."""
+        """Return each anchor's distances to its positive and its negative, [rows]."""
         from torch.nn.functional import cosine_similarity, pairwise_distance
 
         anchors, positives, negatives = vectors.chunk(3)

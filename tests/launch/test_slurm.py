@@ -388,7 +388,7 @@ def test_bad_input_creates_nothing(
     [
         ("slurm://elsewhere/1", "is a job of another cluster; this machine reaches"),
         ("slurm://{name}/99999", "Slurm does not know job 99999"),
-        ("slurm://{name}/one", "is not the handle of a job of Slurm"),
+        ("slurm://{name}/one", "is not a Slurm job handle"),
     ],
 )
 def test_a_handle_of_another_cluster_or_job_is_refused(

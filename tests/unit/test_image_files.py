@@ -215,7 +215,7 @@ def test_no_program_ends_with_code_76(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["image", "build", str(run_file), "--to", str(tmp_path / "out")]) == 76
-    assert "; install buildah, or start the daemon of docker" in " ".join(
+    assert "; install buildah, or start the docker daemon" in " ".join(
         capsys.readouterr().err.split()
     )
     assert not (tmp_path / "out").exists()

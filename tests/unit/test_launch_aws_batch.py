@@ -346,8 +346,8 @@ def test_the_machine_mounts_lustre_and_gives_containers_time_to_stop() -> None:
         ({}, {"jobs": 2, "max_nodes": 2}, "an array job of AWS Batch has one node per job"),
         ({}, {"jobs": 20_000}, "launch.jobs = 20000 is above the maximum"),
         ({}, {"environment": {"AWS_BATCH_X": "1"}}, "launch.environment has AWS_BATCH_X"),
-        ({}, {"labels": {"a;b": "1"}}, "'a;b' with value '1' is not a tag of AWS"),
-        ({}, {"labels": {"aws:a": "1"}}, "is not a tag of AWS"),
+        ({}, {"labels": {"a;b": "1"}}, "'a;b' with value '1' is not an AWS tag"),
+        ({}, {"labels": {"aws:a": "1"}}, "is not an AWS tag"),
         (
             {},
             {"volumes": (build_volume("v", "/v", "claim-1", "claim"),)},
@@ -370,8 +370,8 @@ def test_a_job_that_batch_cannot_run_is_refused(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"region": "mars"}, "'mars' is not a region of AWS"),
-        ({"job_role": "role"}, "'role' is not an ARN of a role"),
+        ({"region": "mars"}, "'mars' is not an AWS region"),
+        ({"job_role": "role"}, "'role' is not a role ARN"),
         ({"share_identifier": "a b"}, "'a b' is not a share identifier"),
         ({"scheduling_priority": 10_000}, "scheduling_priority"),
         ({"stack": STACK | {"subnets": {}}}, "it is empty; name at least one"),
@@ -843,7 +843,7 @@ def test_missing_credentials_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     with (
         AwsClient("batch", "us-east-1") as aws,
-        pytest.raises(PreflightError, match=r"credentials of AWS are missing: .*; set AWS_PROFILE"),
+        pytest.raises(PreflightError, match=r"AWS credentials are missing: .*; set AWS_PROFILE"),
     ):
         aws.call("describe_jobs", jobs=["id"])
 

@@ -259,7 +259,7 @@ def test_elastic_nodes_are_a_pytorch_job_and_fixed_nodes_a_train_job() -> None:
 
 
 def test_an_elastic_train_job_is_refused_and_names_the_other_kind() -> None:
-    with pytest.raises(SettingsError, match=r"no elastic nodes.*1:4.*'pytorchjob'"):
+    with pytest.raises(SettingsError, match=r"cannot have elastic nodes.*1:4.*'pytorchjob'"):
         build_plan(ELASTIC, api="trainjob")
 
 

@@ -197,10 +197,10 @@ def test_the_comment_of_a_stage_names_the_jobs_before_it() -> None:
         ("aws_batch", "launch.jobs=2", "launch.jobs = 2 is for 'predict' alone"),
         ("aws_batch", "stage.trian.stop.steps=3", "no stage 'trian'"),
         ("aws_batch", "stage.train.stop.stps=3", "unknown key"),
-        ("aws_batch", "launch.volumes=[]", "is on no volume"),
+        ("aws_batch", "launch.volumes=[]", "is not on a volume"),
         ("kubernetes", "launch.volumes=[]", "is not on a volume"),
         ("kubernetes", 'stage.train.execution.nodes.count="1:2"', "is not elastic"),
-        ("aws_batch", f"launch.name={'n' * 60}", "is too long for the name of a job"),
+        ("aws_batch", f"launch.name={'n' * 60}", "is too long for a job name"),
         ("kubernetes", f"launch.name={'n' * 54}", "is too long"),
     ],
 )

@@ -269,5 +269,5 @@ def test_an_unreachable_cluster_ends_with_code_75() -> None:
     command = [sys.executable, "-m", "regauge", "job", "status", "ray://127.0.0.1:9/job"]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 75
-    assert "no job server of Ray answers at 127.0.0.1:9" in process.stderr
+    assert "no Ray job server answers at 127.0.0.1:9" in process.stderr
     assert "; check the address" in process.stderr

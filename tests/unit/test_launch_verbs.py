@@ -347,8 +347,8 @@ def test_events_logs_cancel_and_cleanup(
 @pytest.mark.parametrize(
     ("handle", "problem"),
     [
-        ("nonsense", "'nonsense' is not a handle of a job"),
-        ("local://host", "is not a handle of a job"),
+        ("nonsense", "'nonsense' is not a job handle"),
+        ("local://host", "is not a job handle"),
         ("slrm://host/1", "no target named 'slrm'"),
         ("local://elsewhere/tmp/job", "runs on host 'elsewhere'"),
     ],

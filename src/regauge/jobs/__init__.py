@@ -1,13 +1,13 @@
-"""Jobs on schedulers: the plan from a run file, its checks, its rehearsal and its progress.
+"""Jobs on schedulers: plan a run file, check and rehearse the plan, and follow the job.
 
 | file | content |
 | --- | --- |
 | `settings` | the [launch] table |
-| `job_spec` | the job of a run file, or the jobs of a pipeline: command, nodes, machine |
-| `planning` | the plan of a job: the launcher of a target, its documents, and the price |
-| `lints`, `lints_*` | checks of a plan before it is submitted, each with its source |
-| `rehearsal`, `small_run` | a plan with small shapes on this machine, with the loss of a node |
-| `job_progress` | the progress and the failure of a run, read from its output folder |
+| `job_spec` | run file or pipeline -> job: command, nodes, machine |
+| `planning` | job -> plan: the target's launcher, documents and price |
+| `lints`, `lints_*` | plan checks before submission, each with a source |
+| `rehearsal`, `small_run` | run a plan on this machine with small shapes and a lost node |
+| `job_progress` | progress and failures, read from the output folder |
 
 The launchers themselves are choices in `regauge.jobs.targets`. Nothing here imports torch.
 """

@@ -1,4 +1,4 @@
-"""Progress and failure of a job's run, read from its output folder if this machine has it."""
+"""A job's progress and failure, read from the output folder if this machine can see it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from regauge.system import jsonl
 from regauge.system.errors import RegaugeError
 
 FAILURE_STATES = ("failed", "preempted", "restarting", "unknown")
-"""States for which the last failure of the run is reported."""
+"""States in which the run's last failure is reported."""
 
 
 def add_progress(status: JobStatus) -> JobStatus:
-    """Return a status with the progress and the failure of its run, if they can be read.
+    """Add a run's progress and failure to a status, if they can be read.
 
-    A file that is missing or damaged adds nothing. An object store is not read.
+    A missing or damaged file adds nothing. Object stores are not read.
     """
     folder = Path(status.output)
     if not is_local_folder(status.output) or not folder.is_dir():
@@ -39,7 +39,7 @@ def add_progress(status: JobStatus) -> JobStatus:
 
 
 def read_progress(folder: Path) -> Progress | None:
-    """Return the progress of a training run; None if it has logged no step."""
+    """Return a training run's progress; None before the first logged step."""
     tail = read_run_tail(folder)
     if not tail.metrics:
         return None
@@ -51,7 +51,7 @@ def read_progress(folder: Path) -> Progress | None:
 
 
 def read_failure(folder: Path) -> JobFailure | None:
-    """Return the last failure of a training run with its rank and node; None if there is none."""
+    """Return a training run's last failure with rank and node, if any."""
     for path in reversed(list_failures(folder)):
         if document := read_document(path, FailureShape):
             node = document["rank"] // _count_ranks_per_node(folder, document.get("attempt"))
@@ -60,7 +60,7 @@ def read_failure(folder: Path) -> JobFailure | None:
 
 
 def _count_ranks_per_node(folder: Path, attempt: int | None) -> int:
-    """Return the processes per node of an attempt, at least 1."""
+    """Return an attempt's processes per node, at least 1."""
     for line in jsonl.read_lines(folder / ATTEMPTS, AttemptLine):
         if line["attempt"] == attempt and "processes" in line:
             return max(1, int(line["processes"]) // int(line.get("nodes", 1)))

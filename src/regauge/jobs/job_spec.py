@@ -1,4 +1,4 @@
-"""The job of a run file: its command, its nodes and its machine; a pipeline has several."""
+"""Build the job for a run file: command, nodes and machine; a pipeline has several."""
 
 from __future__ import annotations
 
@@ -23,16 +23,14 @@ from regauge.supervision.settings import parse_node_range
 from regauge.system.errors import SettingsError
 
 IMAGE_FOLDER = PurePosixPath("/workspace")
-"""Working folder of an image, which contains the run file."""
+"""An image's working folder, which contains the run file."""
 
 
 class StageRequest(NamedTuple):
-    """A stage of a pipeline."""
-
     name: str
     verb: str
     tables: config.Tables
-    """Tables of the stage with all overrides."""
+    """The stage's tables with all overrides."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +42,14 @@ class LaunchRequest:
     overrides: tuple[str, ...]
     """Overrides for the job's command; [launch] overrides are applied already."""
     tables: config.Tables
-    """Tables of the run file with all overrides."""
+    """The run file's tables with all overrides."""
     stages: tuple[StageRequest, ...] = ()
-    """The stages, if the verb is `pipeline`."""
 
 
 def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> JobSpec:
-    """Return the job that a launcher runs for a run file.
+    """Return the job to launch for a run file.
 
-    Raises SettingsError for settings that contradict each other.
+    Raises SettingsError for contradictory settings.
     """
     execution = request.tables.get("execution", {})
     nodes = execution.get("nodes", {}) if request.verb == "train" else {}
@@ -87,13 +84,13 @@ def build_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Job
 
 
 def build_pipeline(request: LaunchRequest, launch: Launch, launcher: Launcher) -> JobSpec:
-    """Return the job of a pipeline with the jobs of its stages, each after the one before it.
+    """Return a pipeline's job with one job per stage, each after the previous one.
 
     A job runs `regauge pipeline FILE --wait --until STAGE`, which skips finished stages. Training
-    has the nodes of `execution.nodes`; every other stage runs on one machine. With `--wait`, a job
-    that restarts waits until the lock of its lost machine is released.
+    uses `execution.nodes`; every other stage runs on one machine. With `--wait`, a restarted job
+    waits until the lock held by the lost machine is released.
 
-    Raises SettingsError for settings that contradict each other.
+    Raises SettingsError for contradictory settings.
     """
     if launch.jobs > 1:
         problem = f"launch.jobs = {launch.jobs} is for 'predict' alone, not for a pipeline"
@@ -131,7 +128,7 @@ def _name_job(pipeline: str, stage: str, names: set[str]) -> str:
     """Return a stage's job name; raises SettingsError if it is too long or taken."""
     name = f"{pipeline}-{re.sub('[^a-z0-9]+', '-', stage).strip('-')}"
     if not is_job_name(name):
-        problem = f"'{name}' is too long for the name of a job"
+        problem = f"'{name}' is too long for a job name"
         raise SettingsError(problem, f"shorten launch.name, or the name of stage '{stage}'")
     if name in names:
         problem = f"the jobs of two stages are named '{name}'"
@@ -140,7 +137,7 @@ def _name_job(pipeline: str, stage: str, names: set[str]) -> str:
 
 
 def _read_text(run_file: Path) -> str:
-    """Return the text of a run file; raises SettingsError if it is not UTF-8."""
+    """Return a run file's text; raises SettingsError if it is not UTF-8."""
     try:
         return run_file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -148,9 +145,9 @@ def _read_text(run_file: Path) -> str:
 
 
 def _read_nodes(nodes: dict[str, Any]) -> tuple[int, int]:
-    """Return the minimum and maximum number of nodes in [execution.nodes].
+    """Return the minimum and maximum node count in [execution.nodes].
 
-    Raises SettingsError for an endpoint of the c10d rendezvous, which the target sets.
+    Raises SettingsError for a c10d rendezvous endpoint, which the target sets.
     """
     endpoint = nodes.get("endpoint")
     if endpoint and nodes.get("rendezvous") != "etcd":
@@ -161,7 +158,7 @@ def _read_nodes(nodes: dict[str, Any]) -> tuple[int, int]:
 
 
 def _read_accelerator(table: Any) -> str | None:
-    """Return the kind of the table `accelerator`, which may be a text; None if there is none."""
+    """Return the kind in the `accelerator` table, which may be a text; None if unset."""
     kind = table.get("kind") if isinstance(table, dict) else table
     return str(kind) if kind is not None else None
 
@@ -172,7 +169,7 @@ def resolve_name(name: str | None, run_file: Path) -> str:
         return name
     label = re.sub(r"[^a-z0-9]+", "-", run_file.stem.lower()).strip("-")[:MAX_NAME].rstrip("-")
     if not is_job_name(label):
-        raise SettingsError(f"'{run_file.stem}' cannot be the name of a job", "set launch.name")
+        raise SettingsError(f"'{run_file.stem}' cannot be a job name", "set launch.name")
     return label
 
 

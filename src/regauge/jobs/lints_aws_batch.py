@@ -1,4 +1,4 @@
-"""Checks of the requests to AWS Batch. They read the documents alone, whoever built them."""
+"""Checks for AWS Batch requests. They read only the documents, whoever built them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from regauge.jobs.targets import JobSpec, LaunchPlan
 
 MAX_ATTEMPTS, MAX_RULES, MAX_SHARES = 10, 5, 500
-"""Limits of Batch: attempts and rules of a retry strategy, and shares of a scheduling policy."""
+"""Batch limits: attempts and rules in a retry strategy, and shares in a scheduling policy."""
 REFERENCE = "https://docs.aws.amazon.com/batch/latest/APIReference/"
 GUIDE = "https://docs.aws.amazon.com/batch/latest/userguide/"
 EC2_GUIDE = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/"
@@ -27,7 +27,7 @@ _SECRET_ARN = re.compile(
 
 
 def check_requests(plan: LaunchPlan) -> Iterator[Lint]:
-    """Report problems of the requests; there are none for a plan of another target."""
+    """Report problems with Batch requests; yields nothing for other targets."""
     contents = {document.name: document.content for document in plan.documents}
     definition = contents.get("register-job-definition.json")
     if definition is None:
@@ -48,7 +48,7 @@ def check_requests(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def _check_retries(job: JobSpec, strategy: Content | None) -> Iterator[Lint]:
-    """Report strategies that retry without end, or that the API refuses."""
+    """Report strategies that retry forever, or that the API refuses."""
     if job.max_attempts > MAX_ATTEMPTS:
         problem = f"launch.max_attempts = {job.max_attempts} is more than {MAX_ATTEMPTS}"
         remedy, source = f"set it to {MAX_ATTEMPTS} or less", f"{REFERENCE}API_RetryStrategy.html"
@@ -72,7 +72,7 @@ def _is_final_exit(rule: dict[str, str]) -> bool:
 
 
 def _check_share(share: str | None, policy: Content | None) -> Iterator[Lint]:
-    """Report a share identifier that does not match the scheduling policy of the stack's queue."""
+    """Report a share identifier that does not match the stack queue's scheduling policy."""
     source = f"{REFERENCE}API_SubmitJob.html"
     if policy is None and share is not None:
         problem = f"share_identifier = '{share}', and the queue has no fair-share policy"
@@ -101,7 +101,6 @@ def _matches_share(share: str, name: str) -> bool:
 
 
 def _check_machines(job: JobSpec, definition: Content, contents: Content) -> Iterator[Lint]:
-    """Report machines of the stack that the job cannot use."""
     resources = contents.get("create-compute-environment.json", {}).get("computeResources", {})
     is_multi_node = definition.get("type") == "multinode"
     if is_multi_node and (job.spot or resources.get("type") == "SPOT"):
@@ -129,7 +128,7 @@ def _check_machines(job: JobSpec, definition: Content, contents: Content) -> Ite
         yield Lint("batch-placement-reservation", problem, remedy, f"{EC2_GUIDE}cr-cpg.html")
     has_placement = "placementGroup" in resources or has_reservation
     if resources and not has_placement and any(map(_has_efa, containers)):
-        problem = "machines with EFA are in no cluster placement group"
+        problem = "machines with EFA are outside a cluster placement group"
         remedy = "set stack.placement_group"
         yield Lint("batch-efa-placement", problem, remedy, f"{GUIDE}efa.html")
     metadata = contents.get("batch-stack.json", {}).get("Metadata", {})
@@ -142,7 +141,7 @@ def _has_efa(container: Content) -> bool:
 
 
 def _check_zones(zones: Content, *, is_multi_node: bool) -> Iterator[Lint]:
-    """Report subnets outside of the reservation's zone, and nodes in several zones."""
+    """Report subnets outside the reservation's zone, and nodes in several zones."""
     reserved, subnets = zones.get("CapacityReservation"), zones.get("Subnets", {})
     for subnet, zone in subnets.items():
         if reserved is not None and zone != reserved:
@@ -151,17 +150,16 @@ def _check_zones(zones: Content, *, is_multi_node: bool) -> Iterator[Lint]:
             source = f"{EC2_GUIDE}capacity-reservations-launch.html"
             yield Lint("batch-reservation-zone", problem, remedy, source)
     if is_multi_node and reserved is None and len(set(subnets.values())) > 1:
-        problem = "the subnets of a multi-node job are in several zones, and EFA crosses no zone"
+        problem = "a multi-node job has subnets in several zones, but EFA works only within one"
         remedy = "keep the subnets of one zone in stack.subnets"
         yield Lint("batch-zones", problem, remedy, f"{GUIDE}mnp-ce.html", is_error=False)
 
 
 def _check_secrets(container: Content) -> Iterator[Lint]:
-    """Report secrets that are values instead of ARNs, and secrets without an execution role."""
     source = f"{GUIDE}specifying-sensitive-data.html"
     for secret in container.get("secrets", []):
         if not _SECRET_ARN.fullmatch(secret["valueFrom"]):
-            problem = f"launch.secrets.{secret['name']} is not an ARN of a secret"
+            problem = f"launch.secrets.{secret['name']} is not a secret ARN"
             remedy = "set it to the ARN of a Secrets Manager secret or an SSM parameter"
             yield Lint("batch-secret-value", problem, remedy, source)
     if container.get("secrets") and "executionRoleArn" not in container:
@@ -171,17 +169,18 @@ def _check_secrets(container: Content) -> Iterator[Lint]:
 
 
 def _check_output(job: JobSpec) -> Iterator[Lint]:
-    """Report an output folder that is lost with its container."""
+    """Report an output folder that would be lost with the container."""
     mounts = [volume.mount for volume in job.volumes if not volume.read_only]
     if is_local_folder(job.output) and not is_mounted(job.output, mounts):
-        problem = f"output.folder = '{job.output}' is on no volume, and is lost with its container"
+        problem = (
+            f"output.folder = '{job.output}' is not on a volume, and is lost with its container"
+        )
         remedy, source = "set it to a folder below a mount of launch.volumes", "efs-volumes.html"
         is_shared = job.max_nodes > 1 or job.jobs > 1 or bool(job.stage)
         yield Lint("batch-output-volume", problem, remedy, f"{GUIDE}{source}", is_error=is_shared)
 
 
 def _list_containers(definition: Content) -> Iterator[Content]:
-    """Yield the container of each range of nodes."""
     if "containerProperties" in definition:
         yield definition["containerProperties"]
     for node_range in definition.get("nodeProperties", {}).get("nodeRangeProperties", []):

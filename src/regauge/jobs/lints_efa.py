@@ -1,4 +1,4 @@
-"""Checks of EFA (Elastic Fabric Adapter): the interfaces of the machine, requests and variables."""
+"""EFA (Elastic Fabric Adapter) checks: machine interfaces, requests and variables."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from regauge.jobs.lints import Check, Lint, find_images, walk
 from regauge.jobs.targets import LaunchPlan
 
 RESOURCE = "vpc.amazonaws.com/efa"
-"""Resource of the Kubernetes device plugin of EFA."""
+"""Resource name used by the EFA device plugin for Kubernetes."""
 DEVICE = "/dev/infiniband/uverbs"
-"""Prefix of the device files of EFA."""
+"""EFA device file prefix."""
 VARIABLE_PREFIX = "FI_"
 PROVIDER = "efa"
-"""Value of FI_PROVIDER in libfabric."""
+"""FI_PROVIDER value in libfabric."""
 COUNT_SOURCE = "https://github.com/aws/sagemaker-hyperpod-cli/issues/367"
 REQUEST_SOURCE = "https://github.com/aws/sagemaker-hyperpod-cli/issues/306"
 VARIABLE_SOURCE = "https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html"
 
 
 def check_count(plan: LaunchPlan) -> Iterator[Lint]:
-    """Report requests for another number of interfaces than the machine has."""
+    """Report requests for more or fewer interfaces than the machine has."""
     machine = plan.job.machine
     if machine is None:
         return
@@ -66,13 +66,13 @@ def check_variables(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def _selects_efa(name: str, value: str) -> bool:
-    """Return whether a variable of libfabric selects or configures EFA."""
+    """Return whether a libfabric variable selects or configures EFA."""
     is_provider = name == f"{VARIABLE_PREFIX}PROVIDER" and value == PROVIDER
     return is_provider or name.startswith(f"{VARIABLE_PREFIX}EFA_")
 
 
 def _list_requests(plan: LaunchPlan) -> set[int]:
-    """Return the numbers of EFA interfaces that the containers of the documents request."""
+    """Return the EFA interface counts requested by the documents' containers."""
     counts: set[int] = set()
     devices: Counter[str] = Counter()
     for document in plan.documents:

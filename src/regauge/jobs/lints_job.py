@@ -1,4 +1,4 @@
-"""Checks of the image, the limits and the machines of a job."""
+"""Checks for a job's image, limits and machines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_image_tag(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def is_pinned(image: str) -> bool:
-    """Return whether the name of an image has a digest, or a tag that is not `latest`."""
+    """Return whether an image name has a digest, or a tag other than `latest`."""
     if "@sha256:" in image:
         return True
     tag = image.rpartition("/")[2].partition(":")[2]
@@ -41,16 +41,16 @@ def is_pinned(image: str) -> bool:
 
 
 def is_mounted(output: str, mounts: Iterable[str]) -> bool:
-    """Return whether the output folder of a container is a mount or below one.
+    """Return whether a container's output folder is a mount or below one.
 
-    A relative folder is below the working folder of the image.
+    Relative folders are below the image's working folder.
     """
     folder = IMAGE_FOLDER / output
     return any(folder.is_relative_to(mount) for mount in mounts)
 
 
 def check_hours(plan: LaunchPlan) -> Iterator[Lint]:
-    """Warn about a job on machines with a price that has no time limit."""
+    """Warn about a job without a time limit on machines that cost money."""
     job = plan.job
     if job.hours is None and job.usd_per_hour is not None:
         yield Lint(
@@ -79,7 +79,7 @@ def check_shared_memory(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def check_accelerator(plan: LaunchPlan) -> Iterator[Lint]:
-    """Report an instance without the chips of the run's accelerator."""
+    """Report an instance without chips for the run's accelerator."""
     job, machine = plan.job, plan.job.machine
     if machine is None or job.accelerator is None or choices.is_import_path(job.accelerator):
         return
@@ -98,7 +98,7 @@ def check_accelerator(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def _load_vendors(kind: str) -> tuple[str, ...]:
-    """Return the vendors of the chips of an accelerator; empty if they are unknown."""
+    """Return the accelerator's chip vendors; empty if unknown."""
     accelerator: type[Accelerator] = choices.load("accelerators", kind)
     return accelerator.chip_vendors
 

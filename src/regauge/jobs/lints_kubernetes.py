@@ -1,4 +1,4 @@
-"""Checks of Kubernetes documents: names, devices, limits of finished jobs, and volumes."""
+"""Kubernetes document checks: names, devices, limits for finished jobs, and volumes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from regauge.jobs.settings import is_job_name
 from regauge.jobs.targets import LaunchPlan, is_local_folder
 
 CONTAINER_NAMES = {"PyTorchJob": "pytorch", "TrainingRuntime": "node"}
-"""Name that an operator requires of the container with the command, by kind of document."""
+"""Document kind -> container name that the operator requires for the command."""
 NAMED_KINDS = ("Job", "JobSet", "PyTorchJob", "Service", "TrainJob", "TrainingRuntime")
 """Kinds whose names become host names or Services."""
 TTL = "ttlSecondsAfterFinished"
@@ -19,7 +19,7 @@ RESERVED_VARIABLES = {
     f"PET_{name}"
     for name in ("NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 }
-"""Variables that the trainer sets; its webhook refuses a TrainJob with one of them."""
+"""Variables set by the trainer, whose webhook refuses a TrainJob that sets them."""
 OPERATOR = "https://github.com/kubeflow/training-operator/blob/v1.9.0/pkg/"
 TRAINER = "https://github.com/kubeflow/trainer/"
 KUBERNETES = "https://kubernetes.io/docs/concepts/"
@@ -27,15 +27,12 @@ Object = dict[str, Any]
 
 
 class PodTemplate(NamedTuple):
-    """The specification of the pods of a document."""
-
     kind: str
-    """Kind of the document."""
     spec: Object
 
 
 def check_pods(plan: LaunchPlan) -> Iterator[Lint]:
-    """Report containers with a name that the operator ignores, and images that nodes pull once."""
+    """Report container names that the operator ignores, and images that nodes pull only once."""
     for kind, spec in list_templates(plan):
         required = CONTAINER_NAMES.get(kind)
         names = [container.get("name") for container in spec["containers"]]
@@ -56,7 +53,7 @@ def check_pods(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def check_documents(plan: LaunchPlan) -> Iterator[Lint]:
-    """Report fields of a document that Kubernetes or an operator refuses or misunderstands."""
+    """Report document fields that Kubernetes or an operator refuses or misunderstands."""
     for document in _list_documents(plan):
         yield from _check_name(document["kind"], str(document["metadata"].get("name", "")))
         if document.get("apiVersion", "").startswith("trainer.kubeflow.org/"):
@@ -74,7 +71,7 @@ def _check_name(kind: str, name: str) -> Iterator[Lint]:
 
 
 def _check_trainer(document: Object) -> Iterator[Lint]:
-    """Report a TrainJob that would run again after its end, or that the trainer refuses."""
+    """Report a TrainJob that would run again after the end, or that the trainer refuses."""
     if any(path.endswith(TTL) for path, _ in walk(document)):
         problem = (
             f"{TTL} deletes the JobSet of a TrainJob, and a TrainJob that failed then runs again"
@@ -89,7 +86,7 @@ def _check_trainer(document: Object) -> Iterator[Lint]:
 
 
 def _check_autoscaler(spec: Object, chip: str) -> Iterator[Lint]:
-    """Report an autoscaler that counts processor load, in a job with accelerators."""
+    """Report an autoscaler that counts CPU load in a job with accelerators."""
     metrics = [*spec.get("metrics", []), *spec.get("elasticPolicy", {}).get("metrics", [])]
     if any(metric.get("resource", {}).get("name") == "cpu" for metric in metrics):
         problem = f"an autoscaler of nodes with {chip} counts the load of their processors"
@@ -115,7 +112,7 @@ def check_device_limits(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def check_output(plan: LaunchPlan) -> Iterator[Lint]:
-    """Report an output folder that is lost with its pod; several nodes cannot share it either."""
+    """Report an output folder that is lost with the pod, and cannot be shared by several nodes."""
     job, templates = plan.job, list_templates(plan)
     containers = [item for template in templates for item in template.spec["containers"]]
     mounts = [mount["mountPath"] for item in containers for mount in item.get("volumeMounts", [])]
@@ -128,7 +125,7 @@ def check_output(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def list_templates(plan: LaunchPlan) -> list[PodTemplate]:
-    """Return the different specifications of the pods of all documents of a plan."""
+    """Return the distinct pod specifications in a plan's documents."""
     templates: list[PodTemplate] = []
     for document in _list_documents(plan):
         for spec in _find_pod_specs(document):
@@ -139,13 +136,13 @@ def list_templates(plan: LaunchPlan) -> list[PodTemplate]:
 
 
 def _list_documents(plan: LaunchPlan) -> list[Object]:
-    """Return the Kubernetes documents of a plan; empty for other targets."""
+    """Return a plan's Kubernetes documents; empty for other targets."""
     contents = [document.content for document in plan.documents]
     return [item for item in contents if isinstance(item, dict) and {"kind", "metadata"} <= {*item}]
 
 
 def _find_pod_specs(value: Any) -> Iterator[Object]:
-    """Yield the mappings with a list of containers, at any depth."""
+    """Yield every mapping with a container list, at any depth."""
     if isinstance(value, dict):
         if isinstance(value.get("containers"), list):
             yield value

@@ -1,4 +1,4 @@
-"""Checks of job scripts for Slurm."""
+"""Slurm job script checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SBATCH_MANUAL = "https://slurm.schedmd.com/sbatch.html"
 
 
 def read_options(plan: LaunchPlan) -> dict[str, str]:
-    """Return the `#SBATCH` options of a plan; empty for plans of other schedulers."""
+    """Return a plan's `#SBATCH` options; empty for other schedulers."""
     scripts = [text for document in plan.documents if isinstance(text := document.content, str)]
     lines = (line for script in scripts for line in script.splitlines())
     options = (match for line in lines if (match := re.match(r"#SBATCH --([\w-]+)=?(.*)", line)))
@@ -29,7 +29,7 @@ def check_signal(plan: LaunchPlan) -> Iterator[Lint]:
     if plan.job.hours is None:
         yield Lint(
             "slurm-time-limit",
-            "the job has no time limit, so grace_seconds counts from the limit of the partition",
+            "the job has no time limit, so grace_seconds counts from the partition's limit",
             "set launch.hours",
             f"{SBATCH_MANUAL}#OPT_signal",
             is_error=False,
@@ -44,7 +44,7 @@ def check_signal(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def check_gres(plan: LaunchPlan) -> Iterator[Lint]:
-    """Report more processes per node than devices that the script requests."""
+    """Report more processes per node than requested devices."""
     gres = read_options(plan).get("gres", "")
     processes = plan.job.processes
     counts = [int(number) for number in re.findall(r"gpu(?::[^:,]*[a-z][^:,]*)?:(\d+)", gres)]
@@ -58,7 +58,7 @@ def check_gres(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def check_requeue(plan: LaunchPlan) -> Iterator[Lint]:
-    """Report attempts that a script without requeue cannot begin."""
+    """Report attempts that cannot begin because the script does not requeue."""
     if "no-requeue" in read_options(plan) and plan.job.max_attempts > 1:
         yield Lint(
             "slurm-requeue",

@@ -1,6 +1,6 @@
-"""Checks for secrets in a plan: strings that look like tokens, and variables with such names.
+"""Checks for secrets in a plan: strings that look like tokens, and telling variable names.
 
-A finding names the location of a secret, never its value.
+A finding names a secret's location, never the value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TOKENS = {
     "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
     "a password in an address": re.compile(r"\b[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s:@]+@"),
 }
-"""Forms of secrets, as their vendors document them."""
+"""Secret formats, as documented by vendors."""
 SECRET_NAME = re.compile(
     r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY)$", re.IGNORECASE
 )
@@ -33,7 +33,7 @@ SECRET_NAME = re.compile(
 
 
 def check_tokens(plan: LaunchPlan) -> Iterator[Lint]:
-    """Report secrets in the variables, references, labels, overrides and documents of a job."""
+    """Report secrets in a job's variables, references, labels, overrides and documents."""
     job = plan.job
     for location, value in _list_values(plan):
         kind = find_token(value)
@@ -46,7 +46,7 @@ def check_tokens(plan: LaunchPlan) -> Iterator[Lint]:
 
 
 def find_token(text: str) -> str | None:
-    """Return the kind of secret that a text contains; None if it contains none."""
+    """Return which kind of secret a text contains, if any."""
     return next((kind for kind, pattern in TOKENS.items() if pattern.search(text)), None)
 
 
@@ -56,7 +56,7 @@ def _build_lint(problem: str) -> Lint:
 
 
 def _list_values(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
-    """Yield every text of a plan with its location; documents come last."""
+    """Yield location and text for every text in a plan, documents last."""
     job = plan.job
     tables = {"environment": job.environment, "secrets": job.secrets, "labels": job.labels}
     for table, values in tables.items():

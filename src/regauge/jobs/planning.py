@@ -1,4 +1,4 @@
-"""The plan of a job: a run file, a verb and a target, checked before anything is submitted."""
+"""Plan a job from a run file, verb and target, with checks before anything is submitted."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ KEYS = {
     "rendezvous": "execution.nodes.rendezvous",
     "rendezvous_endpoint": "execution.nodes.endpoint",
 }
-"""Settings that are not in the table [launch], by the field of JobSpec."""
+"""JobSpec field -> setting, for settings outside the [launch] table."""
 
 
 def select_launcher(launch: Launch, target: str) -> Launcher:
-    """Return the settings of a target; its defaults if the run file has no table for it.
+    """Return a target's settings, or the defaults if the run file does not have a table for it.
 
     Raises SettingsError for an unknown target.
     """
@@ -45,9 +45,9 @@ def select_launcher(launch: Launch, target: str) -> Launcher:
 
 
 def plan_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> LaunchPlan:
-    """Return the plan of a job.
+    """Return a job's plan.
 
-    Raises SettingsError if the launcher cannot run the job, or if a setting has no effect or
+    Raises SettingsError if the launcher cannot run the job, or if a setting would have no effect or
     contains a secret.
     """
     build = build_pipeline if request.stages else build_job
@@ -71,7 +71,7 @@ def plan_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> Laun
 
 
 def _check_used(plan: LaunchPlan) -> None:
-    """Raise SettingsError for a setting of the job that no document contains."""
+    """Raise SettingsError for a job setting missing from all documents."""
     defaults = JobSpec("", "", (), 1, 1, "auto")
     for field in fields(JobSpec):
         value = getattr(plan.job, field.name)
@@ -82,7 +82,7 @@ def _check_used(plan: LaunchPlan) -> None:
 
 
 def check_lints(plan: LaunchPlan) -> list[Lint]:
-    """Return the warnings about a plan; raises SettingsError for the first error."""
+    """Return a plan's warnings; raises SettingsError for the first error."""
     lints = [lint for part in plan.stages or (plan,) for lint in run_lints(part)]
     lints = list(dict.fromkeys(lints))
     _raise_errors(lints)
@@ -90,17 +90,17 @@ def check_lints(plan: LaunchPlan) -> list[Lint]:
 
 
 def _raise_errors(lints: Iterable[Lint]) -> None:
-    """Raise SettingsError for the first error, with the name of the check and its source."""
+    """Raise SettingsError for the first error, naming the check and the source."""
     for lint in lints:
         if lint.is_error:
             raise SettingsError(f"{lint.problem} ({lint.code}: {lint.source})", lint.remedy)
 
 
 def describe_plan(plan: LaunchPlan) -> dict[str, Any]:
-    """Return a plan as JSON-ready values, with its price.
+    """Return a plan with the price as JSON-ready values.
 
-    The text of the run file is part of the documents that need it. Fields about stages are left out
-    of a job that has none.
+    The run file text appears in the documents that need it. Stage fields are left out of a job
+    without stages.
     """
     job = asdict(plan.job)
     for spec in (job, *job["stages"]):
@@ -119,7 +119,7 @@ def describe_plan(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def describe_price(job: JobSpec) -> str:
-    """Return the price of all nodes per hour with its date, as text."""
+    """Return the hourly price for all nodes, with the price date, as text."""
     machine = job.machine
     if machine is None or job.usd_per_hour is None:
         return "unknown"

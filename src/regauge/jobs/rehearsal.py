@@ -1,7 +1,7 @@
-"""Rehearsal: the processes of a plan's documents on this machine, with and without a node loss.
+"""Rehearsal: run a plan's processes on this machine, with and without a node loss.
 
-The run file gets small shapes (`small_run`) and a temporary output folder. The launcher plans it as
-it plans the job, and lists the commands and variables of its documents. They run twice: once
+The run file gets small shapes (`small_run`) and a temporary output folder. The launcher plans it
+like the real job, and lists the commands and variables in the documents. They run twice: once
 without a fault, and once with the last node killed. Both runs must give the same model.
 """
 
@@ -35,43 +35,39 @@ from regauge.system.log import logger
 from regauge.system.processes import restore_environment
 
 HOURS = 0.25
-"""Time limit for each of the two runs."""
 MIN_ATTEMPTS = 3
 KILL_STEP = 2 * CHECKPOINT_STEPS + 2
 """Step after which a node is killed: between two checkpoints."""
 TOLERANCE = 1e-4
-"""Maximum relative difference of losses and metrics if the number of nodes changed."""
+"""Maximum relative difference in losses and metrics if the node count changed."""
 PROGRAM = "regauge"
 
 
 @dataclass(frozen=True)
 class RehearsalReport:
-    """The result of a rehearsal."""
-
     target: str
     nodes: int
     steps: int
     lost_node: int
     lost_after_step: int
     attempts: int
-    """Attempts of the job that lost a node."""
+    """Attempts in the run that lost a node."""
     weights_equal: bool
-    """Whether the weights of both runs agree bit for bit."""
+    """Whether both runs' weights agree bit for bit."""
     max_weight_difference: float
     """Largest weight difference, relative to the largest weight in the tensor."""
     rows_equal: bool
     """Whether both runs used the same tokens, and had the same loss in every step."""
     metrics_equal: bool
-    """Whether both runs have the same held-out metrics."""
     is_elastic: bool
-    """Whether the number of nodes changed, and with it the order of sums. Losses and metrics are
-    then equal within a relative tolerance of 1e-4, and weights may differ."""
+    """Whether the node count changed, and with it the summation order. Losses and metrics are then
+    equal within a relative tolerance of 1e-4, and weights may differ."""
     recovery_seconds: float
-    """Seconds from the loss of the node to the first step after it."""
+    """Seconds from the node loss to the next completed step."""
     undisturbed_seconds: float
     disturbed_seconds: float
     changes: list[str]
-    """Keys of the run file that the rehearsal changed."""
+    """Run file keys changed by the rehearsal."""
 
     @property
     def is_equal(self) -> bool:
@@ -81,21 +77,21 @@ class RehearsalReport:
 
 
 class _Outcome(NamedTuple):
-    """The output folder and the times of one run."""
+    """One run's output folder and times."""
 
     output: Path
     seconds: float
     attempts: int
     last_step: int
-    """Last step before the loss of the node; 0 without a loss."""
+    """Last step before the node loss; 0 without a loss."""
     recovery_seconds: float
 
 
 def rehearse_job(request: LaunchRequest, launch: Launch, launcher: Launcher) -> RehearsalReport:
-    """Run the job of a request here, with small shapes, twice; return the comparison.
+    """Run a job here twice, with small shapes, and compare the runs.
 
-    Nothing outside of a temporary folder is written. Raises SettingsError for a verb without a
-    rehearsal, ChildError if a run fails, and DifferenceError if the two runs differ.
+    Writes only to a temporary folder. Raises SettingsError for a verb without a rehearsal,
+    ChildError if a run fails, and DifferenceError if the two runs differ.
     """
     if request.verb != "train":
         raise SettingsError(f"'{request.verb}' has no rehearsal", "rehearse 'train'")
@@ -154,7 +150,7 @@ class Rehearsal:
         return _Outcome(self._output, seconds, runner.attempt, fault.step, recovery)
 
     def _list_commands(self, leader: LeaderAddress) -> list[NodeCommand]:
-        """Return the documents' processes, with paths of this machine."""
+        """Return the documents' processes, with paths on this machine."""
         nodes = self._launcher.list_node_commands(self.plan, leader)
         return [replace(node, command=self._localize(node.command)) for node in nodes]
 
@@ -169,7 +165,7 @@ class Rehearsal:
         return tuple(word.replace(image_path, run_file) for word in words)
 
     def _check_success(self, runner: JobRunner) -> None:
-        """Raise ChildError with the last line of the leader's log if the job failed."""
+        """Raise ChildError with the leader log's last line if the job failed."""
         if runner.state == "succeeded":
             return
         lines = read_end(build_log_path(self._logs, 1, 0)).splitlines()
@@ -189,7 +185,7 @@ class _NodeFault:
         self.recovery_seconds: float | None = None
 
     def update(self) -> None:
-        """Read the last step of the run; kill the node, or measure the recovery."""
+        """Read the run's last step; kill the node, or measure the recovery."""
         stop_signals.check_stop()
         if self._node is None or self.recovery_seconds is not None:
             return
@@ -209,7 +205,7 @@ class _NodeFault:
 def _compare(
     target: str, rehearsal: Rehearsal, outcomes: tuple[_Outcome, _Outcome], lost_node: int
 ) -> RehearsalReport:
-    """Return the report about the run without a fault and the run that lost a node."""
+    """Return the report comparing the run without a fault and the run that lost a node."""
     undisturbed, disturbed = outcomes
     folders = [outcome.output for outcome in outcomes]
     difference = compute_max_difference(*(folder / "model" for folder in folders))
@@ -245,7 +241,7 @@ def _are_close(first: Mapping[Any, float], second: Mapping[Any, float], toleranc
 
 
 def _read_losses(folder: Path) -> dict[int, float]:
-    """Return the training loss of each step, from the last attempt that ran it."""
+    """Return step -> training loss, from the last attempt that ran the step."""
     lines = jsonl.read_lines(folder / METRICS, StepMetrics)
     return {line["step"]: line[TRAIN_LOSS] for line in lines if TRAIN_LOSS in line}
 

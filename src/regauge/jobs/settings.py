@@ -1,4 +1,4 @@
-"""The [launch] table of a run file. This module imports no torch."""
+"""The [launch] table. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from regauge.config import Settings, choice_of
 from regauge.jobs.targets import Launcher, Volume
 
 MAX_NAME = 63
-"""Maximum length of a label of RFC 1035, in characters."""
+"""Maximum RFC 1035 label length, in characters."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class NodeSettings(Settings):
-    """The machine, image, environment variables and volumes of every node."""
+    """Machine, image, environment variables and volumes for every node."""
 
     instance: str | None = None
-    """Machine type of every node; by default `execution.price.instance`."""
+    """Machine type for every node; by default `execution.price.instance`."""
     spot: bool = False
     """Whether to use Spot machines, which cost less and may be interrupted."""
     image: str | None = None
-    """Container image with a tag or digest, for targets that run containers."""
+    """Container image with tag or digest, for targets that run containers."""
     environment: Mapping[str, str] = Field(default_factory=dict)
-    """Environment variables of every node; secrets do not belong here."""
+    """Environment variables on every node; do not put secrets here."""
     secrets: Mapping[str, str] = Field(default_factory=dict)
-    """References to secrets by environment variable; each target has its own form of reference."""
+    """Environment variable -> secret reference, in the form the target expects."""
     volumes: tuple[Volume, ...] = ()
     """File systems mounted on every node."""
     shared_memory_gib: float | None = Field(default=None, gt=0)
-    """Size of /dev/shm in GiB; by default a quarter of the machine's memory."""
+    """Size of /dev/shm in GiB; by default a quarter of the machine memory."""
 
     @field_validator("environment", "secrets")
     @classmethod
@@ -53,12 +53,12 @@ class NodeSettings(Settings):
 
 
 class Launch(NodeSettings):
-    """A launched job: its nodes, its limits, and the settings of each target."""
+    """A launched job: nodes, limits, and settings for each target."""
 
     name: str | None = None
     """Job name; by default the run file name."""
     jobs: int = Field(default=1, ge=1)
-    """Number of array jobs that share the work of `predict`."""
+    """Number of array jobs that share the `predict` work."""
     max_attempts: int = Field(default=3, ge=1)
     """Maximum number of attempts; the exit code decides whether another one begins."""
     hours: float | None = Field(default=None, gt=0)
@@ -66,7 +66,7 @@ class Launch(NodeSettings):
     labels: Mapping[str, str] = Field(default_factory=dict)
     """Labels or tags for the job and all resources created for it."""
     target: tuple[Annotated[SerializeAsAny[Launcher], choice_of("launchers")], ...] = ()
-    """Settings of the targets, at most one table per kind; `--on` selects one."""
+    """Target settings, at most one table per kind; `--on` selects one."""
 
     @field_validator("name")
     @classmethod
@@ -85,11 +85,11 @@ class Launch(NodeSettings):
 
 
 class LaunchSettings(Settings):
-    """The table that `launch` reads in addition to the tables of the launched verb."""
+    """The table that `launch` reads in addition to the launched verb's tables."""
 
     launch: Launch = Launch()
 
 
 def is_job_name(text: str) -> bool:
-    """Return whether a text is a label of RFC 1035 in lowercase."""
+    """Return whether a text is a lowercase RFC 1035 label."""
     return len(text) <= MAX_NAME and _NAME.fullmatch(text) is not None

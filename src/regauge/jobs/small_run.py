@@ -1,11 +1,11 @@
-"""Small shapes of a run for its rehearsal: few steps, few rows, a small model, the CPU.
+"""Small shapes for a rehearsal: few steps, few rows, a small model, the CPU.
 
 | table | in a rehearsal |
 | --- | --- |
 | `stop` | 40 steps |
-| `batch` | 8 rows in microbatches of 2; also of each task |
+| `batch` | 8 rows in microbatches of 2, also per task |
 | `evaluation` | 16 rows, before the first and after the last step |
-| `model.config` | the keys of `SMALL_SIZES`; a model of `model.path` is unchanged |
+| `model.config` | `SMALL_SIZES` keys shrunk; a `model.path` model is unchanged |
 | `optimizer.schedule` | 2 warm-up steps |
 | `output` | a temporary folder, metrics in a file, a checkpoint every 5 steps |
 | `execution` | 1 process per node, fp32, no compilation, brief checks; at most 2 nodes |
@@ -47,9 +47,9 @@ SMALL_SIZES = {
     "n_head": 2,
     "num_key_value_heads": 2,
 }
-"""Sizes of a model by the names of the configurations of transformers."""
+"""Small model sizes, by transformers configuration key."""
 HEADS = {"hidden_size": "num_attention_heads", "n_embd": "n_head"}
-"""Number of attention heads, which must divide the width of the model."""
+"""Model width key -> attention head count key; heads must divide the width."""
 JOIN_SECONDS = 120.0
 EXECUTION: dict[str, Any] = {
     "processes": 1,
@@ -73,7 +73,7 @@ def shrink_request(request: LaunchRequest, folder: Path, output: Path) -> Launch
 
 
 def shrink_tables(tables: config.Tables, output: Path) -> config.Tables:
-    """Return the tables of a training run with small shapes, which writes to `output`."""
+    """Return a training run's tables with small shapes, writing to `output`."""
     small = {key: value for key, value in tables.items() if key not in {"launch", "profile"}}
     execution = tables.get("execution", {})
     nodes = {**_shrink_nodes(execution.get("nodes", {})), "join_seconds": JOIN_SECONDS}
@@ -105,7 +105,7 @@ def list_changes(tables: config.Tables, small: config.Tables) -> list[str]:
 
 
 def _shrink_nodes(nodes: dict[str, Any]) -> dict[str, Any]:
-    """Return the table [execution.nodes] of the rehearsal: 1 node, 2 nodes, or `1:2`."""
+    """Return [execution.nodes] for the rehearsal: 1 node, 2 nodes, or `1:2`."""
     if "count" not in nodes:
         return {}
     min_nodes, max_nodes = (min(number, MAX_NODES) for number in parse_node_range(nodes["count"]))
@@ -121,7 +121,6 @@ def _shrink_optimizer(optimizer: Any) -> dict[str, Any]:
 
 
 def _shrink_model(model: dict[str, Any]) -> dict[str, Any]:
-    """Return the model with the sizes of its configuration limited to SMALL_SIZES."""
     sizes = model.get("config", {})
     if not sizes:
         return model

@@ -1,15 +1,15 @@
-"""Clusters of EKS and container images, which jobs on Kubernetes and AWS Batch need.
+"""EKS clusters and container images, for jobs on Kubernetes and AWS Batch.
 
 | file | content |
 | --- | --- |
 | `settings` | the [cluster] and [image] tables |
-| `facts` | versions of Kubernetes and support of vendors on EKS, each with its source |
-| `cluster_lints` | checks of the settings of a cluster, each with its source |
-| `rendering` | the folder of a cluster, its commands and its price |
-| `terraform/`, `manifests/` | files that are written unchanged, or with a version |
-| `templates/` | eksctl's file, file systems, commands, and the Dockerfile |
-| `removal` | the commands that remove a cluster, and the audit of remaining resources |
-| `images` | the Dockerfile of an image, its build and its push |
+| `facts` | Kubernetes versions and vendor support on EKS, each with a source |
+| `cluster_lints` | cluster settings checks, each with a source |
+| `rendering` | cluster folder, commands and price |
+| `terraform/`, `manifests/` | files written unchanged, or with a version |
+| `templates/` | eksctl file, file systems, commands, and the Dockerfile |
+| `removal` | commands that remove a cluster, and the audit for remaining resources |
+| `images` | render, build and push a Dockerfile |
 
-Vendor names and versions are in the data files of this package. Nothing here imports torch.
+Vendor names and versions are in this package's data files. Nothing here imports torch.
 """

@@ -1,4 +1,4 @@
-"""Checks of the settings of a cluster; each finding names its source."""
+"""Checks for cluster settings; each finding names a source."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ PLACEMENT_GROUPS = (
 ETCD_UPGRADE = "https://etcd.io/docs/v3.6/upgrades/upgrade_3_6/"
 FIRST_ETCD_WITHOUT_V2 = (3, 6)
 WARNING_DAYS = 60
-"""Days before the end of standard support from which a version is reported."""
+"""Report a version from this many days before standard support ends."""
 
 
 def find_lints(cluster: Cluster, today: dt.date) -> Iterator[Lint]:
-    """Yield the findings about a cluster."""
     yield from _check_kubernetes_version(cluster.kubernetes_version, today)
     for group in cluster.node_groups:
         label = f"node group '{group.name}'"
@@ -60,7 +59,7 @@ def _check_kubernetes_version(version: str, today: dt.date) -> Iterator[Lint]:
 
 
 def _check_group(group: ClusterNodes, zones: Collection[str]) -> Iterator[Lint]:
-    """Report settings of a node group that contradict each other, or that EKS does not have."""
+    """Report node group settings that contradict each other, or that EKS does not have."""
     node = find_node_facts(group)
     if group.zone is not None and group.zone not in zones:
         problem = f": zone {group.zone} has no subnet"
@@ -87,7 +86,7 @@ def _check_group(group: ClusterNodes, zones: Collection[str]) -> Iterator[Lint]:
 
 
 def check_cluster(cluster: Cluster, today: dt.date) -> list[Lint]:
-    """Return the warnings about a cluster; raises SettingsError for the first error."""
+    """Return a cluster's warnings; raises SettingsError for the first error."""
     lints = list(find_lints(cluster, today))
     for lint in lints:
         if lint.is_error:

@@ -1,6 +1,6 @@
-"""Versions of Kubernetes and vendors' components on EKS, and what node groups need of them.
+"""Kubernetes versions and vendor components on EKS, and what node groups need from them.
 
-The data is in `kubernetes.csv` and `vendors.csv` of this folder, each row with its source.
+The data is in `kubernetes.csv` and `vendors.csv` in this folder, each row with a source.
 """
 
 from __future__ import annotations
@@ -24,49 +24,49 @@ FOLDER = Path(__file__).parent
 
 
 class VersionSupport(NamedTuple):
-    """The dates until which EKS supports a version of Kubernetes."""
+    """How long EKS supports a Kubernetes version."""
 
     standard_until: dt.date
     extended_until: dt.date
-    """End of extended support, which has a higher price per hour."""
+    """End of extended support, which costs more per hour."""
 
 
 class VendorSupport(NamedTuple):
-    """The machine image, device plugin and taint for the accelerators of a vendor on EKS."""
+    """Machine image, device plugin and taint for a vendor's accelerators on EKS."""
 
     vendor: str
     terraform_ami_type: str
-    """Type of the machine image of EKS; `CUSTOM` if there is none."""
+    """EKS machine image type; `CUSTOM` without one."""
     plugin: str
-    """File of the device plugin; empty if the chips need none."""
+    """Device plugin file; empty if the chips do not need one."""
     eksctl_option: str
-    """Option of eksctl that omits its own device plugin; empty if it has none."""
+    """eksctl option that omits eksctl's own device plugin; empty without one."""
     taint: str
-    """Key of the taint of its machines; empty if they have none."""
+    """Taint key on these machines; empty without a taint."""
     needs_ami: str
-    """`yes` if `ami` must be set, because EKS has no machine image with the driver."""
+    """`yes` if `ami` must be set, because EKS machine images lack the driver."""
     source: str
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """A group of machines with the facts of its machine type."""
+    """A machine group with facts about the machine type."""
 
     group: ClusterNodes
     instance: Instance
     support: VendorSupport
     efa_interfaces: int
-    """EFA interfaces that each machine has in the cluster; 0 without EFA."""
+    """EFA interfaces per machine in the cluster; 0 without EFA."""
 
     @property
     def usd_per_hour(self) -> float | None:
-        """On-demand price of the group per hour; None if it is unknown."""
+        """On-demand price per hour for the group; None if unknown."""
         price = self.instance.usd_per_hour
         return None if price is None else price * self.group.count
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels of the nodes, which device plugins select."""
+        """Node labels, selected by device plugins."""
         stem = self.support.plugin.partition(".")[0]
         labels = {"regauge/vendor": stem} if stem else {}
         return labels | ({"regauge/efa": "true"} if self.efa_interfaces else {})
@@ -74,7 +74,7 @@ class NodeFacts:
 
 @cache
 def load_kubernetes_versions() -> Mapping[str, VersionSupport]:
-    """Return the known versions of Kubernetes by name, such as `1.35`."""
+    """Return version name, such as `1.35` -> support dates."""
     return {
         row["version"]: VersionSupport(
             dt.date.fromisoformat(row["standard_until"]),
@@ -86,13 +86,13 @@ def load_kubernetes_versions() -> Mapping[str, VersionSupport]:
 
 @cache
 def load_vendors() -> Mapping[str, VendorSupport]:
-    """Return the support of EKS by vendor."""
+    """Return vendor -> EKS support."""
     rows = read_csv_rows(FOLDER / "vendors.csv")
     return {row["vendor"]: VendorSupport(**row) for row in rows}
 
 
 def find_node_facts(group: ClusterNodes) -> NodeFacts:
-    """Return the facts of a node group; raises SettingsError for an unknown machine type."""
+    """Return a node group's facts; raises SettingsError for an unknown machine type."""
     instance = find_instance(group.instance, f"cluster.node_groups '{group.name}'.instance")
     support = load_vendors().get(find_vendor(instance), load_vendors()[NO_VENDOR])
     has_efa = bool(instance.chips) if group.efa is None else group.efa

@@ -1,4 +1,4 @@
-"""Container images: the Dockerfile of a variant, its build and its push."""
+"""Container images: render, build and push a variant's Dockerfile."""
 
 from __future__ import annotations
 
@@ -31,34 +31,31 @@ EFA = {
     "version": "1.49.0",
     "sha256": "cf2e9281a2328a243c76f911a490faed43ca0fecfe4733c25e34b2e92a32c309",
 }
-"""Installer of EFA. Source: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html;
-the checksum is that of ai-dynamo/dynamo, recipes/nemotron-3.5-lightning/vllm."""
+"""EFA installer. Source: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html;
+checksum from ai-dynamo/dynamo, recipes/nemotron-3.5-lightning/vllm."""
 PACKAGES = ("ca-certificates", "g++")
-"""Packages of the distribution; torch.compile needs a compiler."""
+"""Distribution packages; torch.compile needs a compiler."""
 UBUNTU_PACKAGES = ("curl", "python3-dev", "python3-venv")
 CHECK_SECONDS = 20.0
-"""Maximum duration of the check whether a program works."""
+"""Time limit for checking whether a program works."""
 _IMAGE_NAME = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?")
 
 
 @dataclass(frozen=True)
 class ImageVariant:
-    """The base image and packages for a kind of accelerator."""
-
     name: str
     base: str
     has_torch: bool
-    """Whether the base image contains torch for the accelerator, which pip must not replace."""
+    """Whether the base image contains accelerator torch, which pip must not replace."""
     extras: tuple[str, ...]
-    """Extras of the package `regauge` that the image installs."""
+    """`regauge` package extras to install."""
     has_efa: bool
-    """Whether the Dockerfile installs EFA (Elastic Fabric Adapter)."""
     source: str
 
 
 @cache
 def load_variants() -> Mapping[str, ImageVariant]:
-    """Return the variants of images by name, from `images.csv`."""
+    """Return variant name -> variant, from `images.csv`."""
     return {
         row["variant"]: ImageVariant(
             row["variant"],
@@ -77,32 +74,32 @@ def find_variant(name: str) -> ImageVariant:
     variants = load_variants()
     if name not in variants:
         remedy = did_you_mean(name, tuple(variants))
-        raise SettingsError(f"no variant of images named '{name}'", remedy)
+        raise SettingsError(f"no image variant named '{name}'", remedy)
     return variants[name]
 
 
 def resolve_name(settings: ImageSettings) -> str:
-    """Return the name of the image with its tag; raises SettingsError if it is not fixed."""
+    """Return the image name with tag; raises SettingsError if it is not pinned."""
     name = settings.image.name or settings.launch.image
     if name is None:
-        problem = "the image has no name"
+        problem = "the image needs a name"
         raise SettingsError(problem, "set image.name or launch.image, such as team/regauge:1")
     check_pinned(name, "image.name" if settings.image.name else "launch.image")
     return name
 
 
 def check_pinned(name: str, key: str) -> None:
-    """Raise SettingsError for the name of an image without a fixed tag or digest."""
+    """Raise SettingsError for an image name without a fixed tag or digest."""
     if not _IMAGE_NAME.fullmatch(name):
         remedy = "write registry/repository:tag, such as team/regauge:1.0"
-        raise SettingsError(f"{key} = '{name}' is not the name of an image", remedy)
+        raise SettingsError(f"{key} = '{name}' is not an image name", remedy)
     if not is_pinned(name):
         problem = f"{key} = '{name}' has no fixed version"
         raise SettingsError(problem, "name a tag other than latest, or a digest")
 
 
 def render_image(settings: ImageSettings, run_file: Path) -> str:
-    """Return the text of the Dockerfile; raises SettingsError for invalid settings."""
+    """Return the Dockerfile text; raises SettingsError for invalid settings."""
     image, variant = settings.image, find_variant(settings.image.variant)
     base = image.base or variant.base
     check_pinned(base, "image.base")
@@ -149,7 +146,7 @@ def write_context(settings: ImageSettings, run_file: Path, *, overwrite: bool) -
 
 
 def _check_copy(path: Path) -> None:
-    """Raise SettingsError for a file that is missing, or that contains an access token."""
+    """Raise SettingsError for a file that is missing or contains an access token."""
     if not path.is_file():
         raise SettingsError(f"no file {path}", "correct image.files or image.wheel")
     if " " in path.name:
@@ -163,18 +160,18 @@ def _check_copy(path: Path) -> None:
 def find_tool(image: Image) -> str:
     """Return the program that builds images here.
 
-    Raises PreflightError if none of them works, for example without a daemon.
+    Raises PreflightError if no program works, for example without a daemon.
     """
     names = TOOLS if image.tool == "auto" else (image.tool,)
     for name in names:
         if shutil.which(name) is not None and _is_usable(name):
             return name
     problem = f"no program that builds images works here (tried {', '.join(names)})"
-    raise PreflightError(problem, "install buildah, or start the daemon of docker")
+    raise PreflightError(problem, "install buildah, or start the docker daemon")
 
 
 def _is_usable(name: str) -> bool:
-    """Return whether the command `info` of a program succeeds; docker needs a daemon for it."""
+    """Return whether a program's `info` command succeeds; docker needs a daemon for it."""
     try:
         return run_tool([name, "info"], CHECK_SECONDS).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
@@ -182,7 +179,7 @@ def _is_usable(name: str) -> bool:
 
 
 def list_commands(tool: str, action: str, name: str, folder: Path) -> list[list[str]]:
-    """Return the command lines of the action `build` or `push`."""
+    """Return the command lines for the action `build` or `push`."""
     if action == "build":
         # The OCI format has no SHELL, which makes a failing pipe end the build.
         options = ["--format", "docker"] if tool != "docker" else []
@@ -192,7 +189,7 @@ def list_commands(tool: str, action: str, name: str, folder: Path) -> list[list[
 
 
 def run_commands(commands: list[list[str]]) -> None:
-    """Run command lines; raises ChildError with the exit code of the first that fails."""
+    """Run command lines; raises ChildError with the first failing command's exit code."""
     for command in commands:
         code = subprocess.run(command, check=False).returncode
         if code:
@@ -201,7 +198,7 @@ def run_commands(commands: list[list[str]]) -> None:
 
 
 def describe_image(settings: ImageSettings, run_file: Path) -> dict[str, Any]:
-    """Return the image with its base and the source of the base as JSON-ready values."""
+    """Return the image, the base image and where it comes from, as JSON-ready values."""
     variant = find_variant(settings.image.variant)
     return {
         "image": resolve_name(settings),

@@ -1,4 +1,4 @@
-"""The commands that remove a cluster, and the audit of resources that the account still has."""
+"""Remove a cluster, and find resources that remain in the account."""
 
 from __future__ import annotations
 
@@ -22,20 +22,18 @@ INSTALL_COMMAND = "pip install 'regauge[aws]'"
 
 
 def list_removal_commands(cluster: Cluster, folder: Path) -> list[list[str]]:
-    """Return the command lines that remove a cluster, in order."""
     return [shlex.split(line) for line in render_commands("delete", cluster, folder)]
 
 
 def list_audit_commands(cluster: Cluster, folder: Path) -> list[str]:
-    """Return the commands by which a user lists the resources that a cluster may leave."""
+    """Return the commands that list resources possibly left by a cluster."""
     return render_commands("audit", cluster, folder)
 
 
 def remove_cluster(cluster: Cluster, folder: Path) -> list[Leftover]:
-    """Run the commands that remove a cluster; return the resources that still exist.
+    """Remove a cluster; return the resources that still exist.
 
-    Raises PreflightError without the clients, and ChildError with the exit code of a command that
-    failed.
+    Raises PreflightError without the clients, and ChildError with a failed command's exit code.
     """
     commands = list_removal_commands(cluster, folder)
     packages = {"aws": "the AWS CLI", "terraform": "Terraform"}
@@ -53,9 +51,9 @@ def remove_cluster(cluster: Cluster, folder: Path) -> list[Leftover]:
 def find_leftovers(
     cluster: Cluster, folder: Path, client: Callable[[str], Any] | None = None
 ) -> list[Leftover]:
-    """Return the resources of a cluster that still exist, each with the command that removes it.
+    """Return a cluster's remaining resources, each with the command that removes it.
 
-    `client` returns the boto3 client of a service. Raises PreflightError without boto3, and
+    `client` maps a service name to a boto3 client. Raises PreflightError without boto3, and
     TransientError if the account cannot be read.
     """
     from botocore.exceptions import BotoCoreError, ClientError
@@ -74,7 +72,7 @@ def find_leftovers(
 
 
 def _load_client_factory(region: str) -> Callable[[str], Any]:
-    """Return the function that returns a boto3 client; raises PreflightError without boto3."""
+    """Return a factory for boto3 clients; raises PreflightError without boto3."""
     try:
         import boto3
     except ImportError:
@@ -87,11 +85,10 @@ def _load_client_factory(region: str) -> Callable[[str], Any]:
 
 
 Resource = tuple[str, str, str, str, str]
-"""Name, reason, and the parts of the command that removes it: operation, option, identifier."""
+"""Name, reason, and the parts of the removal command: operation, option, identifier."""
 
 
 def _list_items(client: Any, operation: str, key: str, **request: Any) -> Iterator[dict[str, Any]]:
-    """Yield the entries of all pages of an operation."""
     for page in client.get_paginator(operation).paginate(**request):
         yield from page[key]
 

@@ -1,7 +1,7 @@
-"""The folder of a cluster, the commands that create it, and its price.
+"""Render a cluster folder, list the commands that create the cluster, and price it.
 
-The Terraform configuration and most manifests are fixed files. The values of Terraform's variables
-are also those of the eksctl file.
+The Terraform configuration and most manifests are fixed files. The eksctl file uses the Terraform
+variables' values, too.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ OPERATORS = {
     "training_operator": "github.com/kubeflow/training-operator.git/manifests/overlays/standalone",
     "trainer": "github.com/kubeflow/trainer.git/manifests/overlays/manager",
 }
-"""Address of an operator by the setting with its version. Sources: https://www.kubeflow.org/docs/
+"""Version setting -> operator address. Sources: https://www.kubeflow.org/docs/
 components/trainer/legacy-v1/installation/ and .../trainer/operator-guides/installation/."""
 CLUSTER_USD_PER_HOUR = 0.10
-"""Price of a cluster of EKS in standard support. Source: https://aws.amazon.com/eks/pricing/."""
+"""EKS cluster price in standard support. Source: https://aws.amazon.com/eks/pricing/."""
 
 
 def render_text(template: str, **values: Any) -> str:
-    """Return a text of `templates/`, such as a Dockerfile."""
+    """Render a template from `templates/`, such as a Dockerfile."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -56,7 +56,7 @@ def render_text(template: str, **values: Any) -> str:
 
 
 def render_commands(template: str, cluster: Cluster, folder: Path, **values: Any) -> list[str]:
-    """Return the shell commands of a template in order; one may span several of its lines."""
+    """Return a template's shell commands in order; one command may span several lines."""
 
     def quote_path(name: str) -> str:
         return shlex.quote(str(folder / name))
@@ -66,7 +66,7 @@ def render_commands(template: str, cluster: Cluster, folder: Path, **values: Any
 
 
 def render_files(cluster: Cluster) -> dict[str, str]:
-    """Return the text of every file of a cluster by its path in the folder."""
+    """Return path in the cluster folder -> file text."""
     variables = build_variables(cluster)
     eksctl = render_document(FOLDER / "templates" / "eksctl.yaml.jinja", **variables)
     terraform = {
@@ -82,7 +82,7 @@ def render_files(cluster: Cluster) -> dict[str, str]:
 
 
 def build_variables(cluster: Cluster) -> dict[str, Any]:
-    """Return the content of `terraform.tfvars.json`, the values of the variables."""
+    """Return the variables' values, for `terraform.tfvars.json`."""
     nodes = {group.name: find_node_facts(group) for group in cluster.node_groups}
     zone = find_file_zone(cluster)
     kinds = dict.fromkeys(item.kind for item in cluster.file_systems)
@@ -105,13 +105,12 @@ def build_variables(cluster: Cluster) -> dict[str, Any]:
 
 
 def find_file_zone(cluster: Cluster) -> str:
-    """Return the zone of the file systems: that of the first group with a zone."""
+    """Return the zone for file systems: the first node group zone."""
     zones = (group.zone for group in cluster.node_groups)
     return next(filter(None, zones), cluster.zones[0])
 
 
 def _describe_nodes(node: NodeFacts, cluster: Cluster) -> dict[str, Any]:
-    """Return the values of a node group."""
     group = node.group
     reservation = group.capacity_reservation
     is_group = reservation is not None and reservation.startswith("arn:")
@@ -135,7 +134,7 @@ def _describe_nodes(node: NodeFacts, cluster: Cluster) -> dict[str, Any]:
 
 
 def build_manifests(cluster: Cluster) -> dict[str, str]:
-    """Return the text of each manifest by its file name, in the order of their creation."""
+    """Return file name -> manifest text, in creation order."""
     nodes = [find_node_facts(group) for group in cluster.node_groups]
     plugins = list(dict.fromkeys(node.support.plugin for node in nodes if node.support.plugin))
     names = [*plugins, *(["efa.yaml"] if any(node.efa_interfaces for node in nodes) else [])]
@@ -162,7 +161,7 @@ def _read_manifest(name: str) -> str:
 
 
 def write_files(folder: Path, files: dict[str, str], *, overwrite: bool) -> None:
-    """Write the files of a cluster; raises SettingsError if one exists and none is overwritten."""
+    """Write a cluster's files; raises SettingsError for an existing file unless overwriting."""
     check_absent((folder / name for name in files), overwrite=overwrite)
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +169,6 @@ def write_files(folder: Path, files: dict[str, str], *, overwrite: bool) -> None
 
 
 def list_creation_commands(cluster: Cluster, folder: Path) -> list[str]:
-    """Return the shell commands that create a cluster from its folder, in order."""
     options = (find_node_facts(item).support.eksctl_option for item in cluster.node_groups)
     return render_commands(
         "create",
@@ -190,7 +188,7 @@ def describe_cluster_price(cluster: Cluster) -> str:
     nodes = [find_node_facts(group) for group in cluster.node_groups]
     unknown = [node.group.instance for node in nodes if node.usd_per_hour is None]
     if unknown:
-        return f"unknown: the catalog has no price of {unknown[0]}"
+        return f"unknown: the catalog lacks a price for {unknown[0]}"
     total = sum(node.usd_per_hour or 0 for node in nodes) + CLUSTER_USD_PER_HOUR
     parts = " + ".join(f"{node.group.count} x {node.group.instance}" for node in nodes)
     dates = [node.instance.as_of.isoformat() for node in nodes if node.instance.as_of]
@@ -199,7 +197,7 @@ def describe_cluster_price(cluster: Cluster) -> str:
 
 
 def describe_cluster(cluster: Cluster, folder: Path) -> dict[str, Any]:
-    """Return the files, the commands and the price of a cluster as JSON-ready values."""
+    """Return a cluster's files, commands and price as JSON-ready values."""
     return {
         "cluster": cluster.name,
         "files": [str(folder / name) for name in render_files(cluster)],

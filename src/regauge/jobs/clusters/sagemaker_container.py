@@ -1,12 +1,12 @@
-"""The command `serve` of a SageMaker container: serves the model that SageMaker unpacks.
+"""The `serve` command in a SageMaker container: serves the model that SageMaker unpacks.
 
     python -m regauge.jobs.clusters.sagemaker_container
 
-SageMaker mounts the archive of the model at `/opt/ml/model`. It is an artifact, or has several
-artifacts in folders of their own. The endpoint sets these environment variables:
+SageMaker mounts the model archive at `/opt/ml/model`. It is an artifact, or contains one folder per
+artifact. The endpoint sets these environment variables:
 
     SAGEMAKER_BIND_TO_PORT   port to listen on, by default 8080
-    REGAUGE_SERVE_OPTIONS    overrides of settings, such as "serve.overflow=truncate"
+    REGAUGE_SERVE_OPTIONS    setting overrides, such as "serve.overflow=truncate"
 
 Source: https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html.
 """
@@ -34,9 +34,9 @@ DRAINING = "serve.http.drain_seconds=25"
 
 
 def build_command(variables: Mapping[str, str]) -> list[str]:
-    """Return the arguments of `regauge` that serve the models of a container.
+    """Return the `regauge` arguments that serve a container's models.
 
-    Raises SettingsError if there is no model.
+    Raises SettingsError without a model.
     """
     folder = Path(variables.get(FOLDER_VARIABLE, MODEL_FOLDER))
     port = variables.get(PORT_VARIABLE, DEFAULT_PORT)
@@ -45,7 +45,7 @@ def build_command(variables: Mapping[str, str]) -> list[str]:
 
 
 def _list_models(folder: Path) -> list[str]:
-    """Return the folders of the artifacts, the one of SageMaker itself or those inside of it."""
+    """Return the artifact folders: SageMaker's model folder itself, or folders inside it."""
     if (folder / MANIFEST).is_file():
         return [f"model={folder}"]
     folders = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
@@ -58,7 +58,7 @@ def _list_models(folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Replace this process by the server, or end it if the container has no model."""
+    """Replace this process with the server, or end it if the container lacks a model."""
     try:
         command = build_command(os.environ)
     except SettingsError as error:

@@ -1,4 +1,4 @@
-"""The [cluster] and [image] tables of a run file. This module imports no torch."""
+"""The [cluster] and [image] tables. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regauge.config import Settings
 from regauge.jobs.settings import Launch, is_job_name
 
 CLUSTER_TAG = "regauge/cluster"
-"""Tag with the name of the cluster, which everything that is created for it has."""
+"""Tag with the cluster name, on everything created for the cluster."""
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-z]")
 
@@ -26,36 +26,36 @@ def _check_label(value: str) -> str:
 
 
 Label = Annotated[str, AfterValidator(_check_label)]
-"""A label of RFC 1035."""
+"""An RFC 1035 label."""
 
 
 class ClusterNodes(Settings):
-    """A node group: machines of one type."""
+    """A node group: machines with the same type."""
 
     name: Label
-    """Name of the group."""
+    """Group name."""
     instance: str
     """Machine type, such as `p5.48xlarge`."""
     count: int = Field(default=1, ge=0)
-    """Number of machines when the cluster is created."""
+    """Machines to start with the cluster."""
     min_count: int | None = Field(default=None, ge=0)
-    """Minimum number of machines; by default `count`."""
+    """Minimum machine count; by default `count`."""
     max_count: int | None = Field(default=None, ge=1)
-    """Maximum number of machines; by default `count`, at least 1."""
+    """Maximum machine count; by default `count`, at least 1."""
     market: Literal["on-demand", "spot", "capacity-block"] = "on-demand"
     """How the machines are bought; a capacity block is a reservation for machine learning."""
     zone: str | None = None
-    """Availability zone of the group; by default all zones of the cluster."""
+    """Availability zone for the group; by default all cluster zones."""
     capacity_reservation: str | None = None
-    """Identifier of a capacity reservation (`cr-…`), or the ARN of a group of reservations."""
+    """Capacity reservation identifier (`cr-…`), or ARN of a reservation group."""
     efa: bool | None = None
     """Whether the machines have EFA interfaces; by default if they have accelerators and EFA."""
     placement_group: str | None = None
-    """Existing cluster placement group of the machines."""
+    """Existing cluster placement group for the machines."""
     ami: str | None = None
-    """Machine image based on Amazon Linux 2023; by default the image of EKS for the chip."""
+    """Machine image based on Amazon Linux 2023; by default the EKS image for the chip."""
     volume_gib: int = Field(default=200, ge=20)
-    """Size of the root volume of each machine in GiB."""
+    """Root volume size per machine in GiB."""
 
     @model_validator(mode="after")
     def _check_counts(self) -> ClusterNodes:
@@ -70,33 +70,31 @@ class ClusterNodes(Settings):
 
     @property
     def minimum(self) -> int:
-        """Minimum number of machines."""
         return self.count if self.min_count is None else self.min_count
 
     @property
     def maximum(self) -> int:
-        """Maximum number of machines."""
         return max(self.count, 1) if self.max_count is None else self.max_count
 
 
 class ClusterFiles(Settings):
-    """A file system that the jobs of a cluster share, mounted as a claim of the same name."""
+    """A file system shared by a cluster's jobs, mounted as a claim with the same name."""
 
     name: Label
-    """Name of the file system and of its claim."""
+    """File system and claim name."""
     kind: Literal["fsx", "efs"] = "fsx"
     """FSx for Lustre, or EFS."""
     size_gib: int = Field(default=1200, ge=1200, multiple_of=1200)
-    """Size in GiB, a multiple of 1200; EFS grows by itself."""
+    """Size in GiB, a multiple of 1200; EFS grows on demand."""
 
 
 class ClusterComponents(Settings):
-    """Software that is installed in a cluster."""
+    """Software to install in a cluster."""
 
     etcd: str | None = None
-    """Version of an etcd server for elastic jobs, such as `3.5.25`; by default there is none."""
+    """etcd server version for elastic jobs, such as `3.5.25`; by default not installed."""
     training_operator: str | None = "1.9.3"
-    """Version of the Kubeflow training operator, for elastic jobs; without one it is absent."""
+    """Kubeflow training operator version, for elastic jobs; unset leaves it out."""
     trainer: str | None = "2.2.1"
     """Kubeflow Trainer version, for jobs with a fixed size; unset leaves it out."""
     monitoring: tuple[Literal["exporters", "cloudwatch"], ...] = ()
@@ -112,7 +110,7 @@ class ClusterComponents(Settings):
 
 
 class Cluster(ClusterComponents):
-    """A Kubernetes cluster of EKS."""
+    """An EKS Kubernetes cluster."""
 
     name: Label
     """Cluster name."""
@@ -135,7 +133,7 @@ class Cluster(ClusterComponents):
 
     @property
     def all_tags(self) -> dict[str, str]:
-        """The tags of everything that is created, with the name of the cluster."""
+        """Tags for everything created, including the cluster name."""
         return {CLUSTER_TAG: self.name, **self.tags}
 
     @model_validator(mode="after")
@@ -154,7 +152,7 @@ class Cluster(ClusterComponents):
 
 
 class ClusterSettings(Settings):
-    """The table that `cluster` reads."""
+    """The table read by `cluster`."""
 
     cluster: Cluster
 
@@ -163,25 +161,25 @@ class Image(Settings):
     """A container image with Regauge and the run file."""
 
     variant: str = "cpu"
-    """Kind of the base image: `cpu`, `cuda`, `neuron` or `gaudi`."""
+    """Base image kind: `cpu`, `cuda`, `neuron` or `gaudi`."""
     name: str | None = None
-    """Registry, repository and tag of the image; by default `launch.image`."""
+    """Image registry, repository and tag; by default `launch.image`."""
     base: str | None = None
     """Base image with a tag or digest; by default the variant's."""
     wheel: str | None = None
-    """Local Regauge wheel; by default pip installs this version from its index."""
+    """Local Regauge wheel; by default pip installs this version from a package index."""
     extras: tuple[str, ...] = ()
     """Regauge extras in addition to the variant's, such as `ray`."""
     files: tuple[str, ...] = ()
-    """Other files for the working folder, such as custom code that the run file names."""
+    """Other files for the working folder, such as custom code named in the run file."""
     folder: str = "out/image"
     """Folder for the Dockerfile and the files it copies."""
     tool: Literal["auto", "docker", "podman", "buildah"] = "auto"
-    """Program that builds and pushes; by default the first one that works here."""
+    """Program that builds and pushes; by default the first one found to work here."""
 
 
 class ImageSettings(Settings):
-    """The tables that `image` reads."""
+    """The tables read by `image`."""
 
     image: Image = Image()
     launch: Launch = Launch()

@@ -31,10 +31,9 @@ JobState = Literal[
     "unknown",
 ]
 FINAL_STATES: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
-"""States that a job does not leave."""
 SEPARATOR = "://"
 SHARED_MEMORY_SHARE = 0.25
-"""Default size of /dev/shm, as a share of the machine memory."""
+"""Default /dev/shm size, as a share of machine memory."""
 COMMON_FIELDS = frozenset(
     (
         "min_nodes",
@@ -50,7 +49,6 @@ COMMON_FIELDS = frozenset(
         "labels",
     )
 )
-"""`JobSpec` fields that every launcher uses."""
 PIPELINE_FIELDS = frozenset({"stages", "stage", "after"})
 """`JobSpec` fields about pipeline stages."""
 
@@ -65,13 +63,13 @@ class Machine:
     vendor: str
     """Chip vendor; `CPU` for a machine without accelerators."""
     chips: int
-    """Number of accelerators; 0 for a CPU machine."""
+    """Accelerator count; 0 for a CPU machine."""
     efa_interfaces: int
     """Number of EFA network interfaces (Elastic Fabric Adapter)."""
     vcpus: int | None
     memory_gib: int | None
     usd_per_hour: float | None
-    """Price of one machine in USD; None if unknown."""
+    """USD per machine; None if unknown."""
     price_date: str | None
     """Price date, as YYYY-MM-DD."""
     price_source: str = ""
@@ -79,16 +77,16 @@ class Machine:
 
 
 class Volume(Settings):
-    """A file system that every node mounts."""
+    """A file system mounted on every node."""
 
     name: str
-    """Name of the volume."""
+    """Volume name."""
     mount: str
-    """Absolute path of the mount on each node."""
+    """Absolute mount path on each node."""
     source: str
-    """Name of a PersistentVolumeClaim, id of an FSx, EFS or EBS volume, or path on the host."""
+    """PersistentVolumeClaim name, FSx, EFS or EBS volume id, or host path."""
     kind: Literal["claim", "fsx", "efs", "ebs", "host"] = "claim"
-    """Kind of the file system."""
+    """File system kind."""
     read_only: bool = False
     """Whether it is mounted read-only."""
 
@@ -102,37 +100,35 @@ class Volume(Settings):
 
 @dataclass(frozen=True)
 class JobSpec:
-    """A Regauge command and its resources, the same for every launcher."""
+    """A Regauge command and the resources it needs, the same for every launcher."""
 
     name: str
     """Job name: at most 63 lowercase letters, digits and hyphens (RFC 1035 label)."""
     verb: str
     command: tuple[str, ...]
-    """Command line of a node, from `regauge` on."""
+    """A node's command line, starting with `regauge`."""
     min_nodes: int
     max_nodes: int
     processes: int | Literal["auto"]
     """Processes per node."""
     accelerator: str | None = None
-    """Accelerator kind of the run; None if each node chooses it."""
+    """Accelerator kind; None lets each node choose."""
     jobs: int = 1
-    """Independent array jobs, which share the work of `predict`."""
+    """Independent array jobs that share the `predict` work."""
     machine: Machine | None = None
     spot: bool = False
     """Whether nodes may be interrupted in exchange for a lower price."""
     image: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
-    """Environment variable -> reference to its secret. The values are never read."""
+    """Environment variable -> secret reference. Secrets are never read."""
     volumes: tuple[Volume, ...] = ()
     shared_memory_gib: float | None = None
     """Size of /dev/shm; None for the launcher's default."""
     max_attempts: int = 3
     """Maximum number of attempts; a lost machine or the exit code starts another one."""
     hours: float | None = None
-    """Time limit in hours."""
     output: str = ""
-    """Output folder of the run."""
     run_file_text: str = ""
     """Run file text, for launchers that copy it into a container."""
     rendezvous: Literal["c10d", "etcd"] = "c10d"
@@ -144,13 +140,12 @@ class JobSpec:
     """Pipeline jobs in order, one per stage. The other fields then describe the stage with the most
     nodes."""
     stage: str = ""
-    """Pipeline stage that the job runs; empty outside a pipeline."""
+    """Pipeline stage to run; empty outside a pipeline."""
     after: str = ""
-    """Name of the job that must succeed before this one starts; empty if none."""
+    """Name of the job that must succeed first; empty if none."""
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the number of nodes may change."""
         return self.min_nodes != self.max_nodes
 
     @property
@@ -177,7 +172,7 @@ class JobSpec:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Price of all nodes and jobs per hour in USD; None if unknown."""
+        """USD per hour for all nodes and jobs; None if unknown."""
         price = self.machine.usd_per_hour if self.machine else None
         return None if price is None else price * self.max_nodes * self.jobs
 
@@ -188,10 +183,10 @@ def is_local_folder(address: str) -> bool:
 
 
 class Document(NamedTuple):
-    """A file or request that a launcher sends to its scheduler."""
+    """A file or request sent to a scheduler."""
 
     name: str
-    """File name, such as `job.yaml`; its suffix is the format."""
+    """File name, such as `job.yaml`; the suffix gives the format."""
     content: Any
     """Script text, or a JSON-ready value."""
 
@@ -228,24 +223,22 @@ class LaunchPlan:
     job: JobSpec
     documents: tuple[Document, ...] = ()
     commands: tuple[tuple[str, ...], ...] = ()
-    """Command lines that submit the documents."""
     notes: tuple[str, ...] = ()
-    """Decisions with their reasons, one sentence each."""
     restart_policy: str = ""
     """Reaction to a lost node and to exit codes, as one sentence."""
     used: frozenset[str] = frozenset()
-    """`JobSpec` fields that the documents contain or that the launcher applies itself."""
+    """`JobSpec` fields contained in the documents or applied by the launcher itself."""
     stages: tuple[LaunchPlan, ...] = ()
-    """Plans of the pipeline stages, whose documents this plan contains."""
+    """Plans for the pipeline stages, whose documents this plan contains."""
 
 
 class LeaderAddress(NamedTuple):
-    """The node that serves the rendezvous of an attempt."""
+    """The node that serves an attempt's rendezvous."""
 
     host: str
     port: int
     run_id: str
-    """Rendezvous name of the attempt; it differs between attempts."""
+    """The attempt's rendezvous name; it differs between attempts."""
 
 
 @dataclass(frozen=True)
@@ -277,11 +270,11 @@ class Handle(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Handle:
-        """Return the handle of `target://context/id`; raises SettingsError for other texts."""
+        """Parse `target://context/id`; raises SettingsError for other texts."""
         target, separator, rest = text.partition(SEPARATOR)
         context, slash, job_id = rest.partition("/")
         if not (target and separator and slash and job_id):
-            problem = f"'{text}' is not a handle of a job"
+            problem = f"'{text}' is not a job handle"
             raise SettingsError(
                 problem, "use the handle that `launch` printed: target://context/id"
             )
@@ -290,7 +283,7 @@ class Handle(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """A node of a job, or an array job."""
+    """A node, or an array job."""
 
     index: int
     """Node or array index, from 0."""
@@ -299,7 +292,6 @@ class NodeStatus:
     """Host name by the scheduler; empty if unknown."""
     exit_code: int | None = None
     reason: str = ""
-    """The scheduler's reason for the state."""
 
 
 @dataclass(frozen=True)
@@ -318,7 +310,7 @@ class Progress:
     """Run progress, from the output folder if this machine can read it."""
 
     step: int
-    """Last step that the run logged."""
+    """Last logged step."""
     total_steps: int | None = None
     eta_seconds: float | None = None
     """Estimated time until the last step; None if unknown."""
@@ -326,39 +318,38 @@ class Progress:
 
 @dataclass(frozen=True)
 class StageState:
-    """The job of a pipeline stage."""
+    """A pipeline stage's job."""
 
     name: str
     state: JobState
     handle: str
-    """Job handle, for its log; empty before the scheduler has created the job."""
+    """Job handle, for the log; empty before the scheduler has created the job."""
     exit_code: int | None = None
     reason: str = ""
-    """The scheduler's reason for the state."""
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """The state of a job, as its scheduler reports it."""
+    """A job's state, as reported by the scheduler."""
 
     handle: Handle
     state: JobState
     reason: str = ""
-    """The scheduler's reason, such as the resource that a pending job waits for."""
+    """The scheduler's reason, such as the resource a pending job waits for."""
     attempt: int | None = None
     nodes: tuple[NodeStatus, ...] = ()
     exit_code: int | None = None
     failure: JobFailure | None = None
     progress: Progress | None = None
     usd_per_hour: float | None = None
-    """Price of all nodes per hour in USD at submission."""
+    """USD per hour for all nodes at submission."""
     price_date: str | None = None
     output: str = ""
     """Output folder, for the progress; empty if the scheduler does not know it."""
     submitted_at: str | None = None
     """Submission time, as ISO 8601 in UTC."""
     started_at: str | None = None
-    """First start of a node, as ISO 8601 in UTC."""
+    """First node start, as ISO 8601 in UTC."""
     finished_at: str | None = None
     """End time, as ISO 8601 in UTC."""
     stages: tuple[StageState, ...] = ()
@@ -366,7 +357,6 @@ class JobStatus:
 
     @property
     def is_final(self) -> bool:
-        """Whether the job has ended."""
         return self.state in FINAL_STATES
 
 
@@ -376,12 +366,12 @@ class JobEvent(NamedTuple):
     time: str
     """Time as ISO 8601 in UTC."""
     source: str
-    """Component that reported the event, such as `slurm` or `node 1`."""
+    """Reporting component, such as `slurm` or `node 1`."""
     message: str
 
 
 class LogRequest(NamedTuple):
-    """Selects a log; by default the leader's log in its last attempt."""
+    """Selects a log; by default the leader's log in the last attempt."""
 
     rank: int | None = None
     """Rank whose node is selected, or array index; None for the leader."""
@@ -392,12 +382,12 @@ class LogRequest(NamedTuple):
 
 
 class Leftover(NamedTuple):
-    """A resource that still exists after `cleanup`, or that costs money."""
+    """A resource that still exists after `cleanup`, or still costs money."""
 
     name: str
     reason: str
     remedy: str
-    """Command that removes it."""
+    """Command that removes the resource."""
 
 
 class Launcher(Choice):
@@ -408,7 +398,7 @@ class Launcher(Choice):
     supports_elastic: ClassVar[bool] = False
     """Whether nodes may join and leave during a job."""
     supports_arrays: ClassVar[bool] = False
-    """Whether independent array jobs share the work of `predict`."""
+    """Whether independent array jobs can share the `predict` work."""
     supports_stages: ClassVar[bool] = False
     """Whether pipeline stages are jobs that wait for each other."""
 
@@ -417,15 +407,15 @@ class Launcher(Choice):
         """Return a job's documents and command lines.
 
         Deterministic, offline and without credentials. Raises SettingsError if the launcher cannot
-        run the job, or if a setting of the job would have no effect.
+        run the job, or if a job setting would have no effect.
         """
 
     def list_node_commands(self, plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
         """Return the processes that the scheduler starts for a plan's documents.
 
-        They are read from the documents, so that a rehearsal runs the job that is submitted.
-        `leader` replaces the address that the scheduler assigns. Raises SettingsError if the
-        launcher has no rehearsal.
+        They are read from the documents, so a rehearsal runs exactly the submitted job. `leader`
+        replaces the address assigned by the scheduler. Raises SettingsError if the launcher does
+        not support rehearsals.
         """
         del leader
         problem = f"target '{self.kind}' has no rehearsal"
@@ -450,15 +440,15 @@ class Launcher(Choice):
 
     @abstractmethod
     def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
-        """Yield the lines of a log without line ends; raises SettingsError if there is none."""
+        """Yield a log's lines without line ends; raises SettingsError without a log."""
 
     @abstractmethod
     def cancel(self, handle: Handle) -> None:
-        """Stop a job; raises SettingsError if it has ended already."""
+        """Stop a job; raises SettingsError if it has already ended."""
 
     @abstractmethod
     def clean_up(self, handle: Handle) -> list[Leftover]:
-        """Remove the objects that `submit` created; return the resources that remain.
+        """Remove the objects created by `submit`; return the remaining resources.
 
         Raises SettingsError for a job that has not ended.
         """

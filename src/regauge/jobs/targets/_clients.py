@@ -1,4 +1,4 @@
-"""Runs the command-line clients of schedulers, and converts their failures to errors."""
+"""Runs the schedulers' command-line clients, and converts failures to errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from regauge.system.children import run_tool
 from regauge.system.errors import PreflightError, SettingsError, TransientError, first_line
 
 CLIENT_SECONDS = 60.0
-"""Time limit for a client command."""
 UNREACHABLE_PHRASES = (
     "connection refused",
     "connection timed out",
@@ -24,11 +23,11 @@ UNREACHABLE_PHRASES = (
 )
 """Phrases in client messages if the server does not answer, in lowercase."""
 _LOG_LINE = re.compile(r"[EWIF]\d{4} \d{2}:\d{2}:\d{2}\.|Warning: ")
-"""Start of a line that kubectl logs before its message."""
+"""Prefix of kubectl log lines before the message."""
 
 
 def find_client(name: str, package: str) -> str:
-    """Return the path of a client; raises PreflightError with the package that contains it."""
+    """Return a client's path; raises PreflightError naming the package that contains it."""
     path = shutil.which(name)
     if path is None:
         raise PreflightError(f"'{name}' is not installed here", f"install {package}")
@@ -38,7 +37,7 @@ def find_client(name: str, package: str) -> str:
 def run_client(
     command: Sequence[str], *, text: str | None = None, remedy: str, seconds: float = CLIENT_SECONDS
 ) -> str:
-    """Run a command of a client with `text` as its input; return its standard output.
+    """Run a client command with `text` as its input; return the standard output.
 
     Raises TransientError if the server is unreachable or silent. Raises SettingsError for every
     other failure, with the first line of the client's message and the remedy.
@@ -57,9 +56,9 @@ def run_client(
 def build_client_error(
     name: str, errors: str, output: str = "", *, remedy: str
 ) -> TransientError | SettingsError:
-    """Return the error of a client that failed, from its standard error and output.
+    """Return the error for a failed client, from its standard error and output.
 
-    It is a TransientError if the server is unreachable, else a SettingsError with the remedy.
+    TransientError if the server is unreachable, else SettingsError with the remedy.
     """
     message = _find_message(errors) or _find_message(output) or "no message"
     if any(phrase in errors.lower() for phrase in UNREACHABLE_PHRASES):
@@ -69,7 +68,7 @@ def build_client_error(
 
 
 def _find_message(text: str) -> str:
-    """Return the first line of a client's message; lines of its log are used if it has no other."""
+    """Return the message's first line; log lines count only without any other line."""
     lines = text.strip().splitlines()
     messages = [line for line in lines if not _LOG_LINE.match(line)]
     return first_line("\n".join(messages or lines)) if lines else ""

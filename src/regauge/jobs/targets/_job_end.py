@@ -1,4 +1,4 @@
-"""The end of a job: `cancel` and its wait, refusals, and the output folder that remains."""
+"""Ending a job: wait after `cancel`, refuse, and report the remaining output folder."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ def cancel_job(
 
 
 def check_ended(status: JobStatus, final_states: Collection[JobState] = FINAL_STATES) -> None:
-    """Raise SettingsError for a job that `cleanup` cannot remove, because it has not ended."""
+    """Raise SettingsError for an unfinished job, which `cleanup` cannot remove."""
     if status.state not in final_states:
         raise build_active_error(status.handle, status.state)
 
 
 def build_ended_error(handle: Handle, state: JobState) -> SettingsError:
-    """Return the error of `cancel` for a job that has ended."""
+    """Return the `cancel` error for a job that has ended."""
     remedy = f"remove it with: regauge job cleanup {handle}"
     return SettingsError(f"{handle} has ended already ({state})", remedy)
 
 
 def build_active_error(handle: Handle, state: JobState) -> SettingsError:
-    """Return the error of `cleanup` for a job that has not ended."""
+    """Return the `cleanup` error for a job that has not ended."""
     return SettingsError(f"{handle} is {state}", f"stop it first: regauge job cancel {handle}")
 
 
 def list_output_leftovers(output: str) -> list[Leftover]:
-    """Return the output folder of a run if it exists on this machine's file systems."""
+    """Return a run's output folder if it exists on this machine's file systems."""
     if not is_local_folder(output) or not Path(output).exists():
         return []
     return [Leftover(output, "output of the run", f"rm -r {shlex.quote(output)}")]

@@ -1,8 +1,8 @@
-"""Runs the nodes of a job as local processes: starts, restarts by exit code, limits, cancellation.
+"""Runs a job's nodes as local processes: starts, restarts by exit code, limits, cancellation.
 
-A job is a gang, whose nodes train together, or an array of independent jobs. Codes of RESTART_CODES
-and SIGKILL restart a node; any other code ends a gang. The leader of a gang serves its rendezvous.
-If the leader is lost, all nodes are restarted with a new rendezvous.
+A job is a gang, whose nodes train together, or an array with independent jobs. Codes in
+RESTART_CODES and SIGKILL restart a node; any other code ends a gang. A gang's leader serves the
+rendezvous. If the leader is lost, all nodes restart with a new rendezvous.
 """
 
 from __future__ import annotations
@@ -30,15 +30,13 @@ from regauge.system.units import SECONDS_PER_HOUR
 
 LOOPBACK = "127.0.0.1"
 GRACE_SECONDS = 10.0
-"""Time from SIGTERM to SIGKILL; a command of Regauge saves and ends meanwhile."""
+"""Time from SIGTERM to SIGKILL; Regauge commands save and end meanwhile."""
 LOST_CODES = (*RESTART_CODES, FIRST_SIGNAL_CODE + signal.SIGKILL)
-"""Exit codes after which a node starts again; SIGKILL represents the loss of a machine."""
+"""Exit codes after which a node starts again; SIGKILL represents a lost machine."""
 NO_ATTEMPT = "it has no attempt left"
 
 
 class JobEnd(NamedTuple):
-    """The last event of a job."""
-
     message: str
     state: JobState
     exit_code: int | None = None
@@ -50,7 +48,7 @@ CANCELLATION = JobEnd("cancelled by a user", "cancelled")
 
 @dataclass
 class _Node:
-    """A node of the job, with its process in the current attempt."""
+    """A node and its process in the current attempt."""
 
     index: int
     attempt: int = 0
@@ -59,7 +57,7 @@ class _Node:
     process: Child | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code of the process as in shells; None if it runs."""
+        """Return the process's exit code as in shells; None while it runs."""
         code = self.process.poll() if self.process else None
         return None if code is None else convert_return_code(code)
 
@@ -69,7 +67,7 @@ class _Node:
             self.process.terminate()
 
     def kill(self) -> None:
-        """Kill its process group, as the loss of a machine does, and wait."""
+        """Kill the process group, as if the machine were lost, and wait."""
         if self.process is not None:
             if self.process.poll() is None:
                 kill_group(self.process)
@@ -77,8 +75,6 @@ class _Node:
 
 
 class JobRunner:
-    """Runs one job on nodes that are processes of this machine."""
-
     def __init__(
         self,
         job: JobSpec,
@@ -88,8 +84,8 @@ class JobRunner:
     ) -> None:
         """Nodes inherit this process's environment, and write one log per attempt.
 
-        `on_event` is called with the message of each event, and with the other fields of
-        `EventLine` as keywords.
+        `on_event` is called with each event's message, and with the other `EventLine` fields as
+        keywords.
         """
         self._job, self._list_commands, self._logs = job, list_commands, logs
         self._on_event = on_event
@@ -103,7 +99,7 @@ class JobRunner:
         self.exit_code: int | None = None
 
     def run(self, on_poll: Callable[[], object]) -> None:
-        """Run the job to its end; `on_poll` is called regularly. Nodes do not outlive the call."""
+        """Run the job to the end; `on_poll` is called regularly. Nodes do not outlive the call."""
         hours = math.inf if self._job.hours is None else self._job.hours
         deadline = time.monotonic() + hours * SECONDS_PER_HOUR
         end = None
@@ -125,11 +121,11 @@ class JobRunner:
         self._is_cancelled = True
 
     def kill_node(self, index: int) -> None:
-        """Kill a node's process, as the loss of its machine does."""
+        """Kill a node's process, as if its machine were lost."""
         self._nodes[index].kill()
 
     def _begin_attempt(self) -> None:
-        """Choose the port and the id of a new rendezvous for all nodes that have not finished."""
+        """Choose a new rendezvous port and id for all unfinished nodes."""
         self.attempt += 1
         self._port = find_free_port()
         leader = LeaderAddress(LOOPBACK, self._port, f"{self._job.name}-{self.attempt}")
@@ -173,7 +169,7 @@ class JobRunner:
         return has_leader and len(self._list_nodes("running")) >= self._job.min_nodes
 
     def _find_end(self) -> JobEnd:
-        """Return the end of a job whose nodes have all ended."""
+        """Return how a job ended; all nodes must have ended."""
         failed = self._list_nodes("failed")
         num_succeeded = len(self._list_nodes("succeeded"))
         if not failed or (self._is_gang and num_succeeded >= self._job.min_nodes):
@@ -183,8 +179,8 @@ class JobRunner:
     def _start_nodes(self) -> None:
         """Start pending nodes: the leader first, the others when its rendezvous answers.
 
-        Any node of this machine could serve the rendezvous, so the others wait for the leader. An
-        array runs at most one job per core at the same time.
+        Any local node could serve the rendezvous, so the others wait for the leader. An array runs
+        at most one job per core at the same time.
         """
         startable = self._list_startable()
         for node in startable:
@@ -203,7 +199,6 @@ class JobRunner:
             self._set_state("running", f"attempt {self.attempt} runs")
 
     def _list_startable(self) -> list[_Node]:
-        """Return the pending nodes that may start now."""
         pending = self._list_nodes("pending")
         if not self._is_gang:
             return pending[: max(0, available_cores() - len(self._list_nodes("running")))]
@@ -223,7 +218,7 @@ class JobRunner:
         return [node for node in self._nodes if node.state in states]
 
     def _collect_exits(self, state: JobState) -> list[_Node]:
-        """Return the nodes that have ended since the last call; those that failed get a state."""
+        """Return the nodes that have ended since the last call; failed ones get a state."""
         ended_nodes = [node for node in self._list_nodes("running") if node.poll() is not None]
         for node in ended_nodes:
             node.exit_code = node.poll()
@@ -232,13 +227,13 @@ class JobRunner:
         return ended_nodes
 
     def _restart_jobs(self, lost: list[_Node]) -> None:
-        """Restart the lost jobs of an array that have attempts left."""
+        """Restart lost array jobs that have attempts left."""
         for node in lost:
             if node.attempt < self._job.max_attempts:
                 self._set_pending([node])
 
     def _set_pending(self, lost: list[_Node]) -> None:
-        """Let lost nodes start again, and set the state of the job."""
+        """Let lost nodes start again, and set the job state."""
         is_preempted = all(node.exit_code == PreemptedError.exit_code for node in lost)
         names = ", ".join(str(node.index) for node in lost)
         state: JobState = "preempted" if is_preempted else "restarting"
@@ -279,5 +274,4 @@ def _describe_failure(node: _Node, reason: str) -> JobEnd:
 
 
 def build_log_path(logs: Path, attempt: int, node: int) -> Path:
-    """Return the log file of a node in an attempt."""
     return logs / f"attempt-{attempt}" / f"node-{node}.log"

@@ -1,12 +1,12 @@
-"""The folder of a local job: its document, events and logs.
+"""A local job's folder: document, events and logs.
 
 | file | content |
 | --- | --- |
-| `job.json` | the document of the plan: the command of a node and the limits |
-| `events.jsonl` | starts and ends of nodes, and states of the job |
+| `job.json` | the plan's document: a node's command and the limits |
+| `events.jsonl` | node starts and ends, and job states |
 | `cancel` | exists if a user wants the job to stop |
-| `scheduler.log` | output of the process that runs the job, and holds the lock `.lock` |
-| `logs/attempt-<n>/node-<n>.log` | output of a node in an attempt |
+| `scheduler.log` | output of the process that runs the job and holds the lock `.lock` |
+| `logs/attempt-<n>/node-<n>.log` | a node's output in one attempt |
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from regauge.system.json_files import DocumentShape, find_json
 
 JOB_FILE = "job.json"
 SIMULATED = frozenset({"image", "volumes", "spot", "shared_memory_gib"})
-"""Fields about machines and containers, which a process of this machine does not need."""
+"""Fields about machines and containers, which a local process does not need."""
 ARRAY_VARIABLE = "JOB_COMPLETION_INDEX"
-"""Variable with the index of an array job, as in Kubernetes' indexed Jobs."""
+"""Array job index variable, as in Kubernetes' Indexed Jobs."""
 
 
 class EventLine(DocumentShape):
-    """A line of `events.jsonl`."""
+    """A line in `events.jsonl`."""
 
     time: str
     message: str
@@ -56,7 +56,7 @@ class EventLine(DocumentShape):
 
 
 def build_document(job: JobSpec, folder: str) -> dict[str, Any]:
-    """Return the document of a job that runs in a working folder."""
+    """Return the document for a job that runs in a working folder."""
     unused = SIMULATED | PIPELINE_FIELDS
     values = {name: value for name, value in asdict(job).items() if name not in unused}
     values["command"] = list(job.command)
@@ -64,12 +64,12 @@ def build_document(job: JobSpec, folder: str) -> dict[str, Any]:
 
 
 def parse_job(document: dict[str, Any]) -> JobSpec:
-    """Return the job of a document; raises ValidationError for a damaged one."""
+    """Parse a job's document; raises ValidationError if it is damaged."""
     return TypeAdapter(JobSpec).validate_python(document["job"])
 
 
 def build_node_commands(job: JobSpec, leader: LeaderAddress) -> list[NodeCommand]:
-    """Return the processes of the nodes or array jobs."""
+    """Return the processes for the nodes or array jobs."""
     variables = {**job.environment, **build_rendezvous_variables(job, leader)}
     if job.jobs == 1:
         return [NodeCommand(node, job.command, variables) for node in range(job.max_nodes)]
@@ -80,7 +80,7 @@ def build_node_commands(job: JobSpec, leader: LeaderAddress) -> list[NodeCommand
 
 
 class JobFolder:
-    """The folder of a job, which its scheduler writes and all other commands read."""
+    """A job's folder, written by the scheduler and read by all other commands."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.logs = path, path / "logs"
@@ -90,7 +90,7 @@ class JobFolder:
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """The document of the plan; raises SettingsError if there is no job."""
+        """The plan's document; raises SettingsError without a job."""
         document = find_json(self.path / JOB_FILE, "remove the folder")
         if document is None:
             raise SettingsError(f"no job in {self.path}", "use the handle that `launch` printed")
@@ -99,7 +99,6 @@ class JobFolder:
 
     @cached_property
     def job(self) -> JobSpec:
-        """The job of the document."""
         return parse_job(self.document)
 
     @property
@@ -112,7 +111,7 @@ class JobFolder:
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether the process that runs the job lives, because it holds the lock."""
+        """Whether the process that runs the job is alive and holds the lock."""
         try:
             with hold_lock(self.path / LOCK):
                 return False
@@ -122,11 +121,11 @@ class JobFolder:
             return False
 
     def read_events(self) -> list[dict[str, Any]]:
-        """Return the events of the job, oldest first."""
+        """Return the job's events, oldest first."""
         return jsonl.read_lines(self._events, EventLine)
 
     def write_event(self, message: str, **values: Any) -> None:
-        """Append an event with the time now; unset values are left out."""
+        """Append an event with the current time; unset values are left out."""
         line = {name: value for name, value in values.items() if value is not None}
         jsonl.append_line(self._events, {"time": format_now(), "message": message, **line})
 
@@ -136,9 +135,9 @@ class JobFolder:
         return sorted((int(name.removeprefix("attempt-")) for name in folders), reverse=True)
 
     def find_log(self, request: LogRequest) -> Path:
-        """Return the log of a rank; rank 0 logs to the output of the first node.
+        """Return a rank's log; rank 0 logs to the first node's output.
 
-        Other ranks of a training run write to `ranks/` in the output folder, one file for all
+        Other ranks in a training run write to `ranks/` in the output folder, one file for all
         attempts. Raises SettingsError if the log does not exist.
         """
         job, rank, attempt = self.job, request.rank or 0, request.attempt

@@ -1,9 +1,9 @@
-"""The process that runs a job of simulated nodes.
+"""The process that runs a job on simulated nodes.
 
     python -m regauge.jobs.targets._local_scheduler
 
-It locks the folder of the job, detaches from the launching command and runs until the job has
-ended. If it dies, its nodes die with it, and the lock is free.
+It locks the job folder, detaches from the launching command and runs until the job has ended. If it
+dies, its nodes die with it, and the lock is free.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from regauge.system.errors import RegaugeError, first_line
 from regauge.system.files import LOCK, hold_lock
 
 LOCK_SECONDS = 10.0
-"""Wait for the lock, which a command that reads the state of the job holds for a moment."""
+"""Wait for the lock, which commands that read the job state hold for a moment."""
 
 
 def main(path: Path) -> int:
-    """Lock the folder of a job and run it in a detached process; return 0 as soon as it runs."""
+    """Lock a job's folder and run the job in a detached process; return 0 once it runs."""
     try:
         with hold_lock(path / LOCK, LOCK_SECONDS):
             folder = JobFolder(path)
@@ -45,7 +45,7 @@ def main(path: Path) -> int:
 
 
 def run(folder: JobFolder) -> None:
-    """Run a job to its end; SIGTERM and the file `cancel` stop it."""
+    """Run a job to the end; SIGTERM and the file `cancel` stop it."""
     job = folder.job
     runner = JobRunner(job, partial(build_node_commands, job), folder.logs, folder.write_event)
 

@@ -1,15 +1,15 @@
-"""The end of a log file that another process writes."""
+"""The end of a log file written by another process."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 TAIL_BYTES = 65536
-"""Bytes at the end of a log that are searched for events and errors."""
+"""Bytes at the end of a log to search for events and errors."""
 
 
 def read_end(path: Path) -> str:
-    """Return the last TAIL_BYTES of a file as text; empty if it cannot be read."""
+    """Return a file's last TAIL_BYTES as text; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -20,5 +20,5 @@ def read_end(path: Path) -> str:
 
 
 def find_last_line(path: Path) -> str:
-    """Return the last line of a file; empty if there is none."""
+    """Return a file's last line; empty without lines."""
     return read_end(path).strip().rpartition("\n")[2]

@@ -1,4 +1,4 @@
-"""File systems of FSx for Lustre, which launchers mount by id and mount name."""
+"""FSx for Lustre file systems, which launchers mount by id and mount name."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ _SOURCE = re.compile(r"(?P<id>fs-[0-9a-f]+)/(?P<mount>\w+)")
 
 
 class LustreSource(NamedTuple):
-    """A file system of FSx for Lustre."""
-
     file_system_id: str
     """Identifier, such as `fs-0123456789abcdef0`."""
     mount_name: str
 
     @classmethod
     def parse(cls, volume: Volume) -> LustreSource:
-        """Return the file system of a volume; raises SettingsError for a source of another form."""
+        """Parse a volume's source; raises SettingsError for another form."""
         match = _SOURCE.fullmatch(volume.source)
         if match is None:
             source = f"'{volume.source}' of '{volume.name}'"
@@ -30,5 +28,5 @@ class LustreSource(NamedTuple):
         return cls(match["id"], match["mount"])
 
     def find_host_name(self, region: str) -> str:
-        """Return the DNS name of the file system in a region."""
+        """Return the file system's DNS name in a region."""
         return f"{self.file_system_id}.fsx.{region}.amazonaws.com"

@@ -1,4 +1,4 @@
-"""The environment of a node that runs as a process of this machine, and its rendezvous."""
+"""Environment for a node that runs as a local process, and its rendezvous."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from regauge.jobs.targets import JobSpec, LeaderAddress
 from regauge.system.processes import LAUNCHER_VARIABLES, SUPERVISED_VARIABLE
 
 SCHEDULER_PREFIXES = ("AWS_BATCH_", "JOB_COMPLETION_", "PET_", "SLURM_", "TORCHELASTIC_")
-"""Prefixes of the variables by which schedulers describe a job to its processes."""
+"""Prefixes of variables that describe a job to the scheduler's processes."""
 TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LISTENING = "0A"
-"""State of a listening socket in these tables (include/net/tcp_states.h of Linux)."""
+"""Listening socket state in these tables (include/net/tcp_states.h in Linux)."""
 
 
 def clear_scheduler_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the variables of a scheduler that started this process."""
+    """Remove the variables of a scheduler that started this process."""
     names = {*LAUNCHER_VARIABLES, "LOCAL_WORLD_SIZE", SUPERVISED_VARIABLE}
     return {
         name: value
@@ -41,7 +41,7 @@ def build_rendezvous_variables(job: JobSpec, leader: LeaderAddress) -> dict[str,
 
 
 def build_leader_variables(node_range: str, leader: LeaderAddress) -> dict[str, str]:
-    """Return torchrun's variables for a number of nodes and a c10d rendezvous on the leader."""
+    """Return torchrun's variables for a node range and a c10d rendezvous on the leader."""
     return {
         "PET_NNODES": node_range,
         "PET_RDZV_BACKEND": "c10d",
@@ -51,7 +51,7 @@ def build_leader_variables(node_range: str, leader: LeaderAddress) -> dict[str, 
 
 
 def is_listening(port: int) -> bool:
-    """Return whether a process of this machine listens on a TCP port; nothing connects to it."""
+    """Return whether a local process listens on a TCP port, without connecting to it."""
     for table in TCP_TABLES:
         with suppress(OSError):
             for line in table.read_text(encoding="ascii").splitlines()[1:]:

@@ -1,12 +1,12 @@
-"""Runs the nodes of a Ray job: one actor per node, all restarted together after a failure.
+"""Runs a Ray job's nodes: one actor per node, all restarted together after a failure.
 
-This module is the entrypoint of the job, so it survives the command that submitted it. It prints
-one line for each event, and the output of every node with its attempt and its number:
+This module is the job's entrypoint, so it survives the command that submitted it. It prints one
+line per event, and every node's output with the attempt and node number:
 
     [event] {"time": "…", "state": "running", "attempt": 1, "hosts": ["10.0.0.4", "10.0.0.5"]}
     [1/0] step 10  loss 6.91
 
-`regauge.jobs.targets.ray` reads these lines from the log of the job.
+`regauge.jobs.targets.ray` reads these lines from the job log.
 """
 
 from __future__ import annotations
@@ -45,33 +45,30 @@ LOST_SECONDS = 10.0
 FOLLOW_SECONDS = 10.0
 """Time for the other nodes to end by themselves after one of them failed."""
 LOST = TransientError.exit_code
-"""Exit code of an attempt that lost a node."""
+"""Exit code for an attempt that lost a node."""
 BUILT_IN = ("CPU", "GPU")
-"""Resources that Ray has parameters for."""
+"""Resources with their own Ray parameters."""
 EVENT_PREFIX = "[event] "
 _LINE = re.compile(r"\[(\d+)/(\d+)\] (.*)", re.DOTALL)
 
 
 class NodeLine(NamedTuple):
-    """An output line of a node."""
-
     attempt: int
     node: int
     text: str
 
 
 def format_event(document: dict[str, Any]) -> str:
-    """Return the line of an event."""
     return EVENT_PREFIX + json.dumps(document)
 
 
 def format_line(attempt: int, node: int, text: str) -> str:
-    """Return a line of a node with its attempt and its number."""
+    """Format a node's line with attempt and node number."""
     return f"[{attempt}/{node}] {text}"
 
 
 def read_events(log: str) -> list[dict[str, Any]]:
-    """Return the events of a log, oldest first; damaged lines are skipped."""
+    """Return a log's events, oldest first; damaged lines are skipped."""
     events = []
     for line in log.splitlines():
         if line.startswith(EVENT_PREFIX):
@@ -85,18 +82,16 @@ def read_events(log: str) -> list[dict[str, Any]]:
 
 
 def read_lines(log: str) -> Iterator[NodeLine]:
-    """Yield the lines of nodes in a log."""
+    """Yield the node lines in a log."""
     for line in log.splitlines():
         if match := _LINE.fullmatch(line):
             yield NodeLine(int(match[1]), int(match[2]), match[3])
 
 
 class DriverOptions(argparse.Namespace):
-    """The options of the entrypoint."""
-
     name: str
     nodes: int
-    """Number of nodes; 0 if the command itself uses the cluster."""
+    """Node count; 0 if the command itself uses the cluster."""
     resources: Mapping[str, float]
     """Resources per node, by their names in Ray."""
     strategy: str
@@ -104,12 +99,11 @@ class DriverOptions(argparse.Namespace):
     grace_seconds: float
     hours: float | None
     secrets: Mapping[str, str]
-    """References to files by environment variable."""
+    """Environment variable -> secret file reference."""
     command: tuple[str, ...]
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> DriverOptions:
-        """Return the options of a command line."""
         parser = argparse.ArgumentParser(prog="regauge.jobs.targets._ray_driver")
         parser.add_argument("--name", required=True)
         parser.add_argument("--nodes", type=int, default=1)
@@ -133,7 +127,6 @@ class _Node:
 
     index: int
     process: Any
-    """A `NodeActor`, or the handle of such an actor."""
     is_actor: bool
     code: int | None = None
     """Exit code; None while the command runs."""
@@ -141,7 +134,7 @@ class _Node:
     answered_at: float = field(default_factory=time.monotonic)
     """Monotonic time of the last answer, in seconds."""
     pending: Any = None
-    """Reference to the answer of a poll that timed out."""
+    """Reference to the answer for a poll that timed out."""
 
     @property
     def is_running(self) -> bool:
@@ -174,7 +167,7 @@ class _Node:
 
 
 class Driver:
-    """Runs attempts until one of them decides how the job ends."""
+    """Runs attempts until one decides how the job ends."""
 
     def __init__(self, options: DriverOptions) -> None:
         self._options = options
@@ -188,7 +181,7 @@ class Driver:
         self._is_stopped = True
 
     def run(self) -> int:
-        """Run attempts; return the exit code of the job."""
+        """Run attempts; return the job's exit code."""
         while True:
             self._attempt += 1
             code = self._run_attempt()
@@ -233,7 +226,7 @@ class Driver:
 
     @contextmanager
     def _open_nodes(self) -> Iterator[list[_Node] | None]:
-        """Yield the nodes of an attempt; None if the job is stopped before they are available."""
+        """Yield an attempt's nodes; None if the job is stopped before they are available."""
         options = self._options
         if not options.nodes:
             yield [_Node(0, NodeActor(), is_actor=False)]
@@ -294,7 +287,7 @@ class Driver:
         return now + FOLLOW_SECONDS if any(node.code for node in nodes) else None
 
     def _poll(self, node: _Node) -> None:
-        """Print the new lines of a node; record its end or its loss."""
+        """Print a node's new lines; record its end or loss."""
         try:
             lines, node.code = node.poll()
             node.answered_at = time.monotonic()
@@ -312,9 +305,9 @@ class Driver:
 
 
 def find_attempt_code(codes: Sequence[int | None]) -> int:
-    """Return an attempt's exit code from the codes of its nodes; None is a lost node.
+    """Return an attempt's exit code from its nodes' codes; None is a lost node.
 
-    A code that allows no restart decides. Otherwise a loss does, because it caused the others.
+    A code that forbids a restart decides. Otherwise a loss does, because it caused the others.
     """
     failures = [code for code in codes if code]
     final = [code for code in failures if code not in RESTART_CODES]
@@ -333,13 +326,13 @@ def _signal_nodes(nodes: list[_Node], number: int) -> None:
 
 
 def _list_loss_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of a call to a node that is lost or does not answer."""
+    """Return the exceptions raised by calls to a lost or unresponsive node."""
     ray = sys.modules.get("ray")
     return () if ray is None else (ray.exceptions.RayError, TimeoutError)
 
 
 def _is_dead(error: Exception) -> bool:
-    """Return whether Ray reports that an actor has ended, and not only that it is unreachable."""
+    """Return whether Ray reports that an actor has ended, rather than only being unreachable."""
     from ray.exceptions import ActorDiedError
 
     return isinstance(error, ActorDiedError)
@@ -351,7 +344,7 @@ def _write_line(line: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job of a command line; return its exit code."""
+    """Run a command line's job; return the exit code."""
     options = DriverOptions.parse(sys.argv[1:] if arguments is None else arguments)
     driver = Driver(options)
     if options.nodes:

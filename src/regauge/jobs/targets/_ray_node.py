@@ -1,4 +1,4 @@
-"""The command of one node of a Ray job, as an actor on that node."""
+"""One node's command in a Ray job, as an actor on that node."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from regauge.system.errors import ERROR_PREFIX, DataError
 from regauge.system.processes import find_free_port
 
 DRAIN_SECONDS = 2.0
-"""Wait for the last lines of a command that has ended; its children may hold its output open."""
+"""Wait for an ended command's last lines; its children may hold the output open."""
 NOT_FOUND = 127
-"""Exit code of a command that cannot start, as in shells."""
+"""Exit code for a command that cannot start, as in shells."""
 
 
 class NodeActor:
-    """The command of one node, as an actor on that node or in the driver."""
+    """One node's command, as an actor on that node or in the driver."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -29,7 +29,7 @@ class NodeActor:
         self._code: int | None = None
 
     def find_address(self) -> tuple[str, int]:
-        """Return the address of this node in the cluster, and a free port."""
+        """Return this node's cluster address, and a free port."""
         from ray.util import get_node_ip_address
 
         return str(get_node_ip_address()), find_free_port()  # type: ignore[no-untyped-call]
@@ -59,7 +59,7 @@ class NodeActor:
         self._reader.start()
 
     def _record_failure(self, reason: str, code: int) -> None:
-        """Record why the command did not start, as the last line and the exit code of the node."""
+        """Record why the command did not start, as the node's last line and exit code."""
         self._lines.put(f"{ERROR_PREFIX}{reason}")
         self._code = code
 
@@ -69,7 +69,7 @@ class NodeActor:
                 self._lines.put(line.decode(errors="replace").rstrip("\r\n"))
 
     def poll(self) -> tuple[list[str], int | None]:
-        """Return the new lines of the command, and its exit code if it has ended."""
+        """Return the command's new lines, and the exit code if it has ended."""
         if self._process is not None and self._code is None:
             self._code = self._process.poll()
             if self._code is not None and self._reader is not None:

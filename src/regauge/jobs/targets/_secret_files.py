@@ -1,6 +1,6 @@
-"""Secrets in files: `launch.secrets` has the path of a file, and only the node reads the value.
+"""Secrets in files: `launch.secrets` has file paths, and only the nodes read the values.
 
-A reference is `file:/path`. Every node of the job must be able to read the path.
+A reference is `file:/path`. Every node in the job must be able to read the path.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ def check_secret_files(job: JobSpec) -> None:
 
 
 def parse_secret_path(reference: str) -> str:
-    """Return the path of a reference."""
     return reference.removeprefix(PREFIX)
 
 
 def read_secret_files(secrets: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of references by variable; raises DataError for an unreadable file."""
+    """Return variable -> secret; raises DataError for an unreadable file."""
     values = {}
     for name, reference in secrets.items():
         path = Path(parse_secret_path(reference))

@@ -1,4 +1,4 @@
-"""Runs Slurm's commands: the cluster's configuration, its jobs, and their successors."""
+"""Runs Slurm's commands: cluster configuration, jobs, and their successors."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ PACKAGE = "slurm-client, or use a login node of the cluster"
 HANDLE_REMEDY = "correct the handle of the job"
 CONFIG_REMEDY = "correct slurm.conf"
 UNKNOWN_JOB = "invalid job id"
-"""Part of the message of `scontrol` for an unknown job, in lowercase."""
+"""Part of the `scontrol` message for an unknown job, in lowercase."""
 
 
 class SlurmPartition(NamedTuple):
-    """The partition and cluster settings that a submission depends on."""
+    """Partition and cluster settings that matter for a submission."""
 
     name: str
     cluster: str
     preempt_type: str
     preempt_mode: str
-    """Preemption mode of the partition: `OFF`, `CANCEL`, `REQUEUE` or `SUSPEND`."""
+    """Partition preemption mode: `OFF`, `CANCEL`, `REQUEUE` or `SUSPEND`."""
 
 
 def find_program(program: str) -> str:
-    """Return the path of a Slurm command; raises PreflightError if it is not installed."""
+    """Return a Slurm command's path; raises PreflightError if it is not installed."""
     return find_client(program, PACKAGE)
 
 
 def run_program(program: str, *arguments: str, text: str | None = None, remedy: str) -> str:
-    """Run a Slurm command and return its output; raises as `run_client` does."""
+    """Run a Slurm command and return its output; raises like `run_client`."""
     return run_client([find_program(program), *arguments], text=text, remedy=remedy)
 
 
 def read_config() -> dict[str, str]:
-    """Return the configuration of the cluster whose clients this machine has."""
+    """Return the cluster configuration, read with this machine's clients."""
     return parse_assignments(run_program("scontrol", "show", "config", remedy=CONFIG_REMEDY))
 
 
@@ -88,7 +88,7 @@ def read_records(job_id: str) -> list[SlurmRecord]:
 
 
 def _read_accounting(job_id: str) -> list[SlurmRecord]:
-    """Return the records of a job that has left the controller; empty without accounting."""
+    """Return records for a job that has left the controller; empty without accounting."""
     if shutil.which("sacct") is None:
         return []
     fields = ",".join(SACCT_FIELDS)
@@ -101,9 +101,9 @@ def _read_accounting(job_id: str) -> list[SlurmRecord]:
 
 
 def find_successors(first_job: str) -> list[SlurmRecord]:
-    """Return the jobs that continue a job after preemptions, the oldest first.
+    """Return the jobs that continue a job after preemptions, oldest first.
 
-    `first_job` is the id of the job that `launch` submitted. Its array jobs are included.
+    `first_job` is the id submitted by `launch`. Array jobs are included.
     """
     options = ("--noheader", "--states=all", "--format=%A|%k")
     text = run_program("squeue", *options, remedy=CONFIG_REMEDY)
@@ -117,7 +117,7 @@ def find_successors(first_job: str) -> list[SlurmRecord]:
 
 
 def list_hosts(node_lists: Sequence[str]) -> list[str]:
-    """Return the hosts of node lists in Slurm's notation, in their order."""
+    """Return the hosts in Slurm node lists, in order."""
     joined = ",".join(text for text in node_lists if text)
     if not joined:
         return []

@@ -1,4 +1,4 @@
-"""Reads Slurm's records of jobs: `scontrol show job`, and `sacct` if the cluster has accounting."""
+"""Reads Slurm's job records: `scontrol show job`, and `sacct` if the cluster has accounting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regauge.jobs.targets._times import format_time
 from regauge.system.errors import FIRST_SIGNAL_CODE
 
 COMMENT_PREFIX = "regauge:"
-"""Prefix of the job comments that Regauge writes."""
+"""Prefix for job comments written by Regauge."""
 MISSING_VALUES = ("", "(null)", "Unknown", "None", "N/A")
 """Words with which Slurm marks a missing value."""
 SACCT_FIELDS = {
@@ -29,16 +29,16 @@ SACCT_FIELDS = {
     "WorkDir": "WorkDir",
     "Comment": "Comment",
 }
-"""Fields that are read from `sacct`, with their names in `scontrol show job`."""
+"""`sacct` field -> name in `scontrol show job`."""
 _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z0-9_:/]*)=")
 
 
 @dataclass(frozen=True)
 class SlurmRecord:
-    """Slurm's record of a job or an array job."""
+    """Slurm's record for a job or array job."""
 
     fields: Mapping[str, str] = field(default_factory=dict)
-    """The fields of `scontrol show job`."""
+    """Fields from `scontrol show job`."""
 
     @property
     def job_id(self) -> str:
@@ -49,23 +49,23 @@ class SlurmRecord:
 
     @property
     def index(self) -> int:
-        """The index in the array; 0 without an array."""
+        """The array index; 0 without an array."""
         text = self.job_id.partition("_")[2]
         return int(text) if text.isdigit() else 0
 
     @property
     def state(self) -> str:
-        """Slurm's name of the state, such as `PENDING`."""
+        """Slurm's state name, such as `PENDING`."""
         return self.fields.get("JobState", "").partition(" ")[0]
 
     @property
     def restarts(self) -> int:
-        """Number of times that Slurm has requeued the job."""
+        """How often Slurm has requeued the job."""
         return int(self.fields.get("Restarts", "0"))
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code as in shells: 128 plus the number of the signal that ended the job."""
+        """Exit code as in shells: 128 plus the signal number if a signal ended the job."""
         code, _, number = self.fields.get("ExitCode", "").partition(":")
         if not code.isdigit() or not number.isdigit():
             return None
@@ -79,12 +79,12 @@ class SlurmRecord:
 
     @property
     def work_folder(self) -> str:
-        """Working folder of the job, an absolute path."""
+        """The job's working folder, an absolute path."""
         return self.fields.get("WorkDir", "")
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """The facts in the comment of the job; empty if Regauge did not submit it."""
+        """The facts in the job's comment; empty if Regauge did not submit it."""
         return parse_comment(self.fields.get("Comment", ""))
 
     @property
@@ -94,12 +94,12 @@ class SlurmRecord:
         return {name: job for name, _, job in pairs}
 
     def read_time(self, name: str) -> str | None:
-        """Return a time as ISO 8601 in UTC; None if it is unknown."""
+        """Return a time as ISO 8601 in UTC; None if unknown."""
         return convert_time(self.fields.get(name, ""))
 
 
 def convert_time(text: str) -> str | None:
-    """Return a time of Slurm, which is local, as ISO 8601 in UTC; None if it is unknown."""
+    """Convert Slurm's local time to ISO 8601 in UTC; None if unknown."""
     try:
         return format_time(dt.datetime.fromisoformat(text))
     except ValueError:  # such as `Unknown`
@@ -107,21 +107,21 @@ def convert_time(text: str) -> str | None:
 
 
 def build_comment(facts: Mapping[str, str]) -> str:
-    """Return facts as the comment of a job: one word without quotes, which `sacct` can print."""
+    """Format facts as a job comment: one word without quotes, which `sacct` can print."""
     return COMMENT_PREFIX + urlencode(facts, safe="/:.,@-", quote_via=quote)
 
 
 def parse_comment(comment: str) -> dict[str, str]:
-    """Return the facts of a comment; empty if Regauge did not write it."""
+    """Return the facts in a comment; empty if Regauge did not write it."""
     if not comment.startswith(COMMENT_PREFIX):
         return {}
     return dict(parse_qsl(comment.removeprefix(COMMENT_PREFIX)))
 
 
 def parse_records(text: str) -> list[SlurmRecord]:
-    """Return the records of `scontrol show --oneliner job`, sorted by their index.
+    """Parse `scontrol show --oneliner job`; records are sorted by index.
 
-    Slurm has one record for all pending jobs of an array.
+    Slurm has one record for all pending jobs in an array.
     """
     fields = (parse_fields(line) for line in text.splitlines() if "JobId=" in line)
     records = [SlurmRecord(entry) for document in fields for entry in _expand_array(document)]
@@ -129,7 +129,7 @@ def parse_records(text: str) -> list[SlurmRecord]:
 
 
 def _expand_array(fields: dict[str, str]) -> list[dict[str, str]]:
-    """Return the fields per index for a list of indices, such as `0,2-5%2`."""
+    """Return the fields per index for an index list, such as `0,2-5%2`."""
     indices = fields.get("ArrayTaskId")
     if indices is None:
         return [fields]
@@ -143,13 +143,13 @@ def _expand_array(fields: dict[str, str]) -> list[dict[str, str]]:
 
 
 def parse_fields(line: str) -> dict[str, str]:
-    """Return the fields of `Key=value Key=value`; a value may contain spaces."""
+    """Parse `Key=value Key=value`; a value may contain spaces."""
     parts = _KEY.split(line)[1:]
     return {key: value.strip() for key, value in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def parse_table(text: str) -> list[SlurmRecord]:
-    """Parse the output of `sacct --parsable2 --noheader` with the fields `SACCT_FIELDS`."""
+    """Parse `sacct --parsable2 --noheader` output with `SACCT_FIELDS`."""
     names = tuple(SACCT_FIELDS.values())
     records = []
     for line in text.splitlines():
@@ -164,6 +164,6 @@ def parse_table(text: str) -> list[SlurmRecord]:
 
 
 def parse_assignments(text: str) -> dict[str, str]:
-    """Return the values of `scontrol show config`, which has one `Name = value` per line."""
+    """Parse `scontrol show config`, which has one `Name = value` per line."""
     pairs = (line.partition("=") for line in text.splitlines() if " = " in line)
     return {name.strip(): value.strip() for name, _, value in pairs}

@@ -1,10 +1,10 @@
-"""The logs of a job on the shared file system.
+"""A job's logs on the shared file system.
 
-    <job>.log                     output of the job script
+    <job>.log                     job script output
     <job>.attempts                one line per attempt
-    <job>-<attempt>-<node>.log    output of the command of a node
+    <job>-<attempt>-<node>.log    a node's command output
 
-A job of an array is `<array>_<index>`. Successors of a preempted job write to its files.
+An array job is `<array>_<index>`. Successors to a preempted job write to the same files.
 """
 
 from __future__ import annotations
@@ -32,28 +32,25 @@ _CANCELLATION = re.compile(r"CANCELLED AT \S+ DUE TO (.+?) \*\*\*")
 
 @dataclass(frozen=True)
 class LogFolder:
-    """The logs of a job or an array job."""
-
     folder: Path
     job: str
-    """Number of the job that was submitted first; `array_index` for an array job."""
+    """First submitted job number; `array_index` for an array job."""
 
     @classmethod
     def find(cls, record: SlurmRecord) -> LogFolder:
-        """Return the logs of a record; raises SettingsError if Regauge did not submit the job."""
+        """Return a record's logs; raises SettingsError if Regauge did not submit the job."""
         if "logs" not in record.facts:
-            problem = f"the comment of job {record.job_id} has no folder of logs"
+            problem = f"the comment of job {record.job_id} does not name a log folder"
             raise SettingsError(problem, "use the handle of a job that `launch` submitted")
         job = record.facts.get("first", record.job_id)
         return cls(Path(record.work_folder, record.facts["logs"]), job)
 
     @property
     def script_log(self) -> Path:
-        """Output of the job script."""
         return self.folder / f"{self.job}.log"
 
     def count_attempts(self) -> int:
-        """Return the number of attempts that have begun; 0 if the folder cannot be read."""
+        """Return how many attempts have begun; 0 if the folder cannot be read."""
         with suppress(OSError):
             path = self.folder / f"{self.job}.attempts"
             return len(path.read_text(encoding="utf-8").splitlines())
@@ -66,7 +63,7 @@ class LogFolder:
         return {int(node): nodes[node] for node in sorted(nodes, key=int)}
 
     def list_files(self) -> list[Path]:
-        """Return all files of the job and its array jobs."""
+        """Return all files from the job and its array jobs."""
         pattern = re.compile(rf"{re.escape(self.job)}(_\d+)?(-\d+-\d+)?\.(log|attempts)")
         return sorted(path for path in self.folder.glob("*") if pattern.fullmatch(path.name))
 
@@ -81,22 +78,22 @@ class LogFolder:
         return max(nodes.values(), key=lambda path: path.stat().st_size, default=None)
 
     def read_events(self) -> Iterator[JobEvent]:
-        """Yield the lines that the job script wrote."""
+        """Yield the lines written by the job script."""
         for line in read_end(self.script_log).splitlines():
             if match := _EVENT.fullmatch(line):
                 yield JobEvent(match[1], "job script", match[2])
 
     def read_task_ends(self) -> dict[str, int]:
-        """Return the exit code by host, for the hosts that failed in the last attempt."""
+        """Return host -> exit code, for hosts that failed in the last attempt."""
         text = read_end(self.script_log).rpartition(" attempt ")[0].rpartition(" of ")[2]
         return {host: int(code or KILLED) for host, code in _TASK_END.findall(text)}
 
     def is_preempted(self) -> bool:
-        """Return whether the last reason for which Slurm ended an attempt is a preemption."""
+        """Return whether Slurm's last reason for ending an attempt is a preemption."""
         return _CANCELLATION.findall(read_end(self.script_log))[-1:] == ["PREEMPTION"]
 
     def find_error(self) -> str:
-        """Return the last error line of the last attempt; empty if there is none."""
+        """Return the last attempt's last error line; empty without one."""
         for path in self.list_nodes(self.count_attempts()).values():
             lines = read_end(path).splitlines()
             if errors := [line for line in lines if line.startswith(ERROR_PREFIX)]:

@@ -1,4 +1,4 @@
-"""Writes the job script that `sbatch` receives, and reads the commands of its nodes."""
+"""Writes the job script for `sbatch`, and reads node commands back from it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from regauge.system.units import SECONDS_PER_MINUTE
 
 TEMPLATE = Path(__file__).with_name("slurm_job.sh.jinja")
 _PLAIN = re.compile(r"[^\s'\"\\#]+")
-"""Values of `#SBATCH` options that need no quotes."""
+"""`#SBATCH` option values that do not need quotes."""
 
 
 def render_script(job: JobSpec, target: SlurmTarget) -> str:
-    """Return the job script of a job."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(  # noqa: S701 (it renders no HTML)
@@ -40,7 +39,7 @@ def render_script(job: JobSpec, target: SlurmTarget) -> str:
 
 
 def find_log_folder(job: JobSpec, target: SlurmTarget) -> str:
-    """Return the folder of the logs: next to the output folder, or named like the job."""
+    """Return the log folder: next to the output folder, or named like the job."""
     if target.logs is not None:
         return target.logs
     stem = job.output.rstrip("/") if is_local_folder(job.output) else job.name
@@ -48,7 +47,7 @@ def find_log_folder(job: JobSpec, target: SlurmTarget) -> str:
 
 
 def render_comment(job: JobSpec, target: SlurmTarget) -> str:
-    """Return the comment of a job, from which `status` reads its price, folders and processes."""
+    """Return a job's comment, from which `status` reads price, folders and processes."""
     machine = job.machine
     facts = {
         "usd_per_hour": "" if job.usd_per_hour is None else f"{job.usd_per_hour:.6g}",
@@ -64,7 +63,7 @@ def render_comment(job: JobSpec, target: SlurmTarget) -> str:
 
 
 def list_stage_options(previous: str) -> tuple[str, ...]:
-    """Return the options of a stage that starts after another job has succeeded.
+    """Return options for a stage that starts after another job has succeeded.
 
     If that job fails, Slurm cancels the stage.
     """
@@ -72,9 +71,9 @@ def list_stage_options(previous: str) -> tuple[str, ...]:
 
 
 def list_submit_options(comment: str, earlier: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the options of a stage, with the stages before it in its comment.
+    """Return a stage's options, with the earlier stages in the comment.
 
-    `earlier` has the ids of their jobs by name, at least one.
+    `earlier` maps names to job ids, at least one.
     """
     chain = build_comment({"after": ",".join(f"{name}:{job}" for name, job in earlier.items())})
     option = f"--comment={comment}&{chain.removeprefix(COMMENT_PREFIX)}"
@@ -82,7 +81,7 @@ def list_submit_options(comment: str, earlier: Mapping[str, str]) -> tuple[str, 
 
 
 def list_options(job: JobSpec, target: SlurmTarget) -> Iterator[tuple[str, str | None]]:
-    """Yield the options of `sbatch` with their values; None for an option without a value."""
+    """Yield `sbatch` options with values; None for an option without a value."""
     yield "job-name", job.name
     yield "comment", render_comment(job, target)
     yield from _list_resources(job, target)
@@ -97,7 +96,6 @@ def list_options(job: JobSpec, target: SlurmTarget) -> Iterator[tuple[str, str |
 
 
 def _list_resources(job: JobSpec, target: SlurmTarget) -> Iterator[tuple[str, str | None]]:
-    """Yield the options about nodes."""
     if job.is_elastic:  # with --ntasks-per-node, Slurm would wait for the maximum number
         yield "nodes", f"{job.min_nodes}-{job.max_nodes}"
         yield "no-kill", None
@@ -117,7 +115,6 @@ def _list_resources(job: JobSpec, target: SlurmTarget) -> Iterator[tuple[str, st
 
 
 def _list_limits(job: JobSpec, target: SlurmTarget) -> Iterator[tuple[str, str | None]]:
-    """Yield the options about the array, the time limit and restarts."""
     if job.jobs > 1:
         yield "array", f"0-{job.jobs - 1}"
     if job.limit_seconds is not None:
@@ -129,7 +126,7 @@ def _list_limits(job: JobSpec, target: SlurmTarget) -> Iterator[tuple[str, str |
 
 
 def _format_option(name: str, value: str | int | None) -> str:
-    """Return an option as `sbatch` reads it; None or true is an option without a value."""
+    """Format an option for `sbatch`; None or true is an option without a value."""
     if value is None or value is True:
         return f"--{name}"
     value = str(value)
@@ -139,12 +136,12 @@ def _format_option(name: str, value: str | int | None) -> str:
 
 
 def read_command(script: str) -> tuple[str, ...]:
-    """Return the command line of a node in a job script."""
+    """Return the node command line in a job script."""
     return tuple(shlex.split(script.partition("\nnode_command=(\n")[2].partition("\n)\n")[0]))
 
 
 def read_environment(script: str) -> dict[str, str]:
-    """Return the variables that a job script exports with constant values."""
+    """Return variables that a job script exports with constant values."""
     text = script.partition("\nbegin_attempt\n")[2].partition("\nrun_attempts ")[0]
     lines = (line for line in text.splitlines() if line.startswith("export "))
     words = (word for line in lines for word in shlex.split(line)[1:])

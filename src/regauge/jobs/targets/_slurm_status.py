@@ -38,18 +38,17 @@ STATE_ORDER: tuple[JobState, ...] = (
     "cancelled",
     "succeeded",
 )
-"""An array has the first of these states that one of its jobs has."""
+"""An array has the first state in this order that occurs among its jobs."""
 
 
 @cache
 def _load_table(name: str) -> dict[str, dict[str, str]]:
-    """Return the rows of a table by their first column."""
     rows = read_csv_rows(Path(__file__).with_name(f"slurm_{name}.csv"))
     return {next(iter(row.values())): row for row in rows}
 
 
 def describe_reason(reason: str) -> str:
-    """Return a reason of Slurm with its explanation, such as `Priority: jobs ... are ahead`."""
+    """Return a Slurm reason with an explanation, such as `Priority: jobs ... are ahead`."""
     if reason in ("", "(null)"):
         return ""
     name = re.split(r"[,\s(]", reason.strip("("))[0].rstrip(")")
@@ -59,18 +58,18 @@ def describe_reason(reason: str) -> str:
 
 
 def _find_failure_kind(record: SlurmRecord) -> str:
-    """Return the kind of failure by the state alone; empty if the state has none."""
+    """Return the failure kind from the state alone; empty if the state does not imply one."""
     return _load_table("states").get(record.state, {}).get("failure", "")
 
 
 def select_latest(records: Sequence[SlurmRecord]) -> list[SlurmRecord]:
-    """Return the last record per index of an array; successors follow the jobs they replace."""
+    """Return the last record per array index; successors follow the jobs they replace."""
     latest = {record.index: record for record in records}
     return [latest[index] for index in sorted(latest)]
 
 
 def find_state(record: SlurmRecord) -> JobState:
-    """Return the state of a job that has no successor."""
+    """Return the state of a job without a successor."""
     row = _load_table("states").get(record.state, {})
     state = cast("JobState", row.get("job_state", "unknown"))
     if state == "preempted" and record.state == "PREEMPTED":
@@ -84,12 +83,12 @@ def find_state(record: SlurmRecord) -> JobState:
 
 
 def find_logs(record: SlurmRecord) -> LogFolder | None:
-    """Return the logs of a record; None if Regauge did not submit the job."""
+    """Return a record's logs; None if Regauge did not submit the job."""
     return LogFolder.find(record) if "logs" in record.facts else None
 
 
 def describe_record(record: SlurmRecord) -> str:
-    """Return the reason of a state in plain words; empty if there is nothing to explain."""
+    """Return a state's reason in plain words; empty without anything to explain."""
     if record.state in ("PENDING", "SUSPENDED") or record.state.startswith("REQUEUE"):
         return describe_reason(record.fields.get("Reason", ""))
     if _find_failure_kind(record):
@@ -98,7 +97,7 @@ def describe_record(record: SlurmRecord) -> str:
 
 
 def build_status(handle: Handle, records: Sequence[SlurmRecord], hosts: Sequence[str]) -> JobStatus:
-    """Return the status of a job from its records, the oldest first, and its present hosts."""
+    """Return a job's status from its records, oldest first, and present hosts."""
     latest = select_latest(records)
     states = [find_state(record) for record in latest]
     state = min(states, key=STATE_ORDER.index)
@@ -129,7 +128,7 @@ def build_status(handle: Handle, records: Sequence[SlurmRecord], hosts: Sequence
 
 
 def _resolve_folder(record: SlurmRecord, folder: str) -> str:
-    """Return a folder as an absolute path; an address of an object store is unchanged."""
+    """Make a folder path absolute; an object store address is unchanged."""
     if folder.startswith("/") or not is_local_folder(folder) or not record.work_folder:
         return folder
     return f"{record.work_folder}/{folder}"
@@ -138,7 +137,7 @@ def _resolve_folder(record: SlurmRecord, folder: str) -> str:
 def _count_attempts(
     records: Sequence[SlurmRecord], record: SlurmRecord, logs: LogFolder | None
 ) -> int:
-    """Return the number of attempts that have begun, or else that Slurm knows."""
+    """Return how many attempts have begun, or else how many Slurm knows."""
     if logs and (count := logs.count_attempts()):
         return count
     same_index = [entry for entry in records if entry.index == record.index]
@@ -146,7 +145,7 @@ def _count_attempts(
 
 
 def _find_exit_code(record: SlurmRecord, state: JobState) -> int | None:
-    """Return the exit code of a job that succeeded or failed."""
+    """Return the exit code if the job succeeded or failed."""
     if state not in ("succeeded", "failed"):
         return None
     code = record.exit_code
@@ -161,7 +160,6 @@ def _list_nodes(
     hosts: Sequence[str],
     logs: LogFolder | None,
 ) -> tuple[NodeStatus, ...]:
-    """Return the array jobs, or a job's nodes."""
     if len(latest) > 1 or "ArrayTaskId" in latest[0].fields:
         return tuple(
             NodeStatus(
@@ -184,7 +182,7 @@ def _list_nodes(
 def _describe_failure(
     record: SlurmRecord, logs: LogFolder | None, hosts: Sequence[str]
 ) -> JobFailure:
-    """Return the failure of a job: Slurm's state, the last error line and the node that failed."""
+    """Return a job's failure: Slurm's state, the last error line and the failed node."""
     codes = logs.read_task_ends() if logs else {}
     failed = [host for host, code in codes.items() if code == record.exit_code]
     node = hosts.index(failed[0]) if failed and failed[0] in hosts else None

@@ -1,4 +1,4 @@
-"""The settings of the target `slurm`."""
+"""`slurm` target settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPTION = re.compile(r"[a-z][a-z0-9-]+")
 
 
 class SlurmTarget(Launcher):
-    """The options of `sbatch`, and the restart policy."""
+    """`sbatch` options, and the restart policy."""
 
     partition: str | None = None
     """Job partition; by default the cluster's default partition."""
@@ -30,7 +30,7 @@ class SlurmTarget(Launcher):
     """Generic resources per node, such as `gpu:8`; by default the machine's accelerators, and none
     for an empty text."""
     cpus: int | None = Field(default=None, ge=1)
-    """CPU cores of a node; by default the job has whole nodes (`--exclusive`)."""
+    """CPU cores per node; by default the job has whole nodes (`--exclusive`)."""
     grace_seconds: int = Field(default=120, ge=0, le=65535)
     """Seconds from SIGTERM to the time limit, in which the run saves; 0 sends no signal."""
     requeue: Literal["auto", "never"] = "auto"
@@ -38,9 +38,9 @@ class SlurmTarget(Launcher):
     setup: tuple[str, ...] = ()
     """Shell lines that run before the command in every attempt, such as `module load`."""
     options: Mapping[str, str | int | bool] = Field(default_factory=dict)
-    """More options of `sbatch` by their long names; true for an option without a value."""
+    """More `sbatch` options by long name; true for an option without a value."""
     logs: str | None = None
-    """Folder of the logs on the shared file system; by default `<output folder>.slurm`."""
+    """Log folder on the shared file system; by default `<output folder>.slurm`."""
 
     @field_validator("options")
     @classmethod

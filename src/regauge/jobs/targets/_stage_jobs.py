@@ -1,4 +1,4 @@
-"""The jobs of a pipeline: joins their plans, submits them in order, and joins their states."""
+"""A pipeline's jobs: joins their plans, submits them in order, and joins their states."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ RULE = "A stage starts after the success of the one before it; a failure ends th
 def join_plans(
     job: JobSpec, stages: tuple[LaunchPlan, ...], shared: Collection[str] = ()
 ) -> LaunchPlan:
-    """Return a pipeline's plan, in which the job name is the prefix of each document's name.
+    """Return a pipeline's plan, with the job name as each document's name prefix.
 
-    Documents with a name in `shared` are those of the stage with the most nodes.
+    Documents with a name in `shared` come from the stage with the most nodes.
     """
     documents: list[Document] = []
     commands: list[tuple[str, ...]] = []
@@ -48,10 +48,10 @@ def submit_stages(
     submit: Callable[[LaunchPlan, list[Handle]], Handle],
     withdraw: Callable[[Handle], object],
 ) -> Handle:
-    """Submit the stages of a pipeline; return the last one's handle.
+    """Submit a pipeline's stages; return the last one's handle.
 
-    `submit` gets a plan and the handles of the stages before it. If it fails, `withdraw` removes
-    the jobs of these stages, the last one first.
+    `submit` gets a plan and the earlier stages' handles. If it fails, `withdraw` removes these
+    stages' jobs, last one first.
     """
     handles: list[Handle] = []
     try:
@@ -65,10 +65,10 @@ def submit_stages(
 
 
 def join_statuses(handle: Handle, stages: Sequence[tuple[str, JobStatus]]) -> JobStatus:
-    """Return a pipeline's status: its current stage, with the states of all stages.
+    """Return a pipeline's status: the current stage, with all stages' states.
 
-    The current stage is the first one that has not ended. If all have ended, it is the first one
-    that did not succeed. `stages` has the name and the status of each stage.
+    The current stage is the first unfinished one. If all have ended, it is the first one that did
+    not succeed. `stages` has each stage's name and status.
     """
     resolved = _mark_skipped(stages)
     current = next(
@@ -103,7 +103,7 @@ def _add_prefix(job: JobSpec, name: str) -> str:
 
 
 def _mark_skipped(stages: Sequence[tuple[str, JobStatus]]) -> list[tuple[str, JobStatus]]:
-    """Return the stages; one that failed without an attempt after another one is cancelled."""
+    """Return the stages; a stage that failed without an attempt after another one is cancelled."""
     resolved: list[tuple[str, JobStatus]] = []
     for name, status in stages:
         is_stopped = any(item.state in ("failed", "cancelled") for _, item in resolved)

@@ -1,8 +1,8 @@
-"""Documents of schedulers from templates: YAML with the expressions and blocks of Jinja.
+"""Scheduler documents from templates: YAML with Jinja expressions and blocks.
 
-Jinja prints a reference in place of each value, and the parsed YAML gets the value. So values need
-no quotes, and cannot change the structure. A field whose value is None or empty is left out, and so
-is a mapping or a list of such fields alone.
+Jinja prints a reference in place of each value, and the parsed YAML gets the value. So values do
+not need quotes, and cannot change the structure. A field with the value None or empty is left out,
+and so is a mapping or list with only such fields.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EMPTY: tuple[Any, ...] = (None, {}, [], ())
 
 
 def render_document(path: Path, /, **values: Any) -> Any:
-    """Return the document of a template, such as `job.yaml.jinja`, as a JSON-ready value."""
+    """Render a template, such as `job.yaml.jinja`, as a JSON-ready value."""
     import yaml
 
     inserted: list[Any] = []
@@ -37,7 +37,7 @@ def _load_template(path: Path) -> Template:
 
     @jinja2.pass_context
     def refer(context: Context, value: Any) -> str:
-        """Store a value; return the reference to it."""
+        """Store a value; return a reference to it."""
         inserted: list[Any] = context[_INSERTED]
         inserted.append(value)
         return f"<<{len(inserted) - 1}>>"
@@ -53,7 +53,7 @@ def _load_template(path: Path) -> Template:
 
 
 def _insert(node: Any, values: list[Any]) -> Any:
-    """Return a parsed template with the values of its references."""
+    """Replace the references in a parsed template with their values."""
     if isinstance(node, dict):
         entries = ((_insert(key, values), _insert(item, values)) for key, item in node.items())
         fields = {key: item for key, item in entries if item is not None}

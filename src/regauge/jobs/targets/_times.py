@@ -1,4 +1,4 @@
-"""Times of jobs and events, as ISO 8601 in UTC."""
+"""Job and event times, as ISO 8601 in UTC."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def format_time(moment: dt.datetime) -> str:
 
 
 def format_now() -> str:
-    """Return the time now in milliseconds, such as `2026-11-26T16:37:55.042+00:00`."""
+    """Return the current time in milliseconds, such as `2026-11-26T16:37:55.042+00:00`."""
     return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
 
 

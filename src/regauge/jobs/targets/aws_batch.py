@@ -1,7 +1,7 @@
-"""AWS Batch: containers, arrays and multi-node parallel jobs on managed machines of EC2.
+"""AWS Batch: containers, arrays and multi-node parallel jobs on managed EC2 machines.
 
-`plan` builds the requests of the API. `submit` sends RegisterJobDefinition and SubmitJob. The
-machines and the queue are a CloudFormation stack, which `plan` prints.
+`plan` builds the API requests. `submit` sends RegisterJobDefinition and SubmitJob. The machines and
+the queue are a CloudFormation stack, which `plan` prints.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from regauge.jobs.targets._aws_batch.jobs import BatchRegion
 
 USED = COMMON_FIELDS | {"jobs", "image", "volumes", "shared_memory_gib"}
-"""Fields of a job that the requests contain, or that the run file in the image sets."""
+"""Job fields contained in the requests, or set by the run file in the image."""
 
 
 class AwsBatch(BatchSettings):
@@ -54,7 +54,7 @@ class AwsBatch(BatchSettings):
     peer_names: ClassVar[tuple[str, ...]] = ("batch",)
 
     def plan(self, job: JobSpec) -> LaunchPlan:
-        """Return the requests of a job, and of its stack if the settings contain one."""
+        """Return the requests for a job, and for the stack if the settings contain one."""
         queue = self.queue or (self.stack.name if self.stack else None)
         if queue is None:
             remedy = "set it, or describe a stack, in [[launch.target]] of kind aws-batch"
@@ -85,7 +85,7 @@ class AwsBatch(BatchSettings):
         )
 
     def _plan_stages(self, job: JobSpec) -> LaunchPlan:
-        """Return the plan of a pipeline: a job definition and a job for each stage."""
+        """Return a pipeline's plan: a job definition and a job for each stage."""
         machines = sorted({stage.machine.name for stage in job.stages if stage.machine})
         if self.stack is not None and len(machines) > 1:
             problem = f"the stack has one machine type, and the stages use {', '.join(machines)}"
@@ -112,14 +112,13 @@ class AwsBatch(BatchSettings):
         return notes
 
     def list_node_commands(self, plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
-        """Return the processes of the requests, with the variables that Batch sets."""
         from regauge.jobs.targets._aws_batch.rehearsal import build_node_commands
 
         contents = {document.name: document.content for document in plan.documents}
         return build_node_commands(contents[DEFINITION_FILE], contents[SUBMIT_FILE], leader)
 
     def submit(self, plan: LaunchPlan) -> Handle:
-        """Register the job definition and submit the job; a refused job leaves nothing."""
+        """Register the job definition and submit the job; a refused job leaves nothing behind."""
         with self._connect(self.region) as region:
 
             def submit_job(plan: LaunchPlan, earlier: list[Handle]) -> Handle:
@@ -133,7 +132,6 @@ class AwsBatch(BatchSettings):
             return submit_job(plan, [])
 
     def find_status(self, handle: Handle) -> JobStatus:
-        """Return the state that DescribeJobs reports."""
         from regauge.jobs.targets._aws_batch.status import build_status
 
         with self._connect(handle.context) as region:
@@ -147,7 +145,7 @@ class AwsBatch(BatchSettings):
         return join_statuses(handle, stages) if len(stages) > 1 else stages[0][1]
 
     def list_events(self, handle: Handle) -> list[JobEvent]:
-        """Return the times of the job and of its attempts."""
+        """Return job and attempt times."""
         from regauge.jobs.targets._aws_batch.status import list_job_events
 
         with self._connect(handle.context) as region:
@@ -155,9 +153,9 @@ class AwsBatch(BatchSettings):
         return sorted(event for detail in chain for event in list_job_events(detail))
 
     def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
-        """Yield the log of the main node, of the node of a rank, or of one job of an array.
+        """Yield a log: the main node's, a rank's node's, or one array job's.
 
-        Of a pipeline, it is the log of the last stage that has started.
+        For a pipeline, this is the log from the last stage that has started.
         """
         from regauge.jobs.targets._aws_batch.client import AwsClient
         from regauge.jobs.targets._aws_batch.logs import find_log_stream, read_stream, select_child
@@ -170,7 +168,7 @@ class AwsBatch(BatchSettings):
             yield from read_stream(logs, group, stream, describe=describe)
 
     def cancel(self, handle: Handle) -> None:
-        """Cancel a queued job or terminate a running one, with the earlier stages of a pipeline."""
+        """Cancel a queued job or terminate a running one, with a pipeline's earlier stages."""
         with self._connect(handle.context) as region:
             active = [item for item in region.describe_chain(handle.job_id) if not is_final(item)]
             for detail in reversed(active):
@@ -179,7 +177,7 @@ class AwsBatch(BatchSettings):
                 region.cancel(handle)  # raises the error of a job that has ended
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
-        """Deregister the job definition, and list the queue and the machines that exist."""
+        """Deregister the job definition, and list the existing queue and machines."""
         with self._connect(handle.context) as region:
             chain = region.describe_chain(handle.job_id)
             jobs = [_select(handle, detail) for detail in reversed(chain)]
@@ -193,7 +191,6 @@ class AwsBatch(BatchSettings):
 
 
 def _select(handle: Handle, detail: dict[str, Any]) -> Handle:
-    """Return the handle of the job of one stage of a pipeline."""
     return handle._replace(job_id=str(detail["jobId"]))
 
 
@@ -201,7 +198,7 @@ def _describe_type(job: JobSpec) -> str:
     if job.max_nodes > 1:
         return (
             f"The job is a multi-node parallel job with {job.max_nodes} nodes of one machine type; "
-            "it has no Spot machines."
+            "it does not offer Spot machines."
         )
     if job.jobs > 1:
         return f"The job is an array of {job.jobs} jobs; each has an index and one node."

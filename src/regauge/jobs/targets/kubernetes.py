@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from regauge.jobs.targets._kubernetes.job_client import JobClient
 
 USED = COMMON_FIELDS | {"jobs", "spot", "image", "volumes", "shared_memory_gib"}
-"""Fields of a job that every kind of document contains."""
+"""Job fields contained in every kind of document."""
 
 
 class Kubernetes(KubernetesSettings):
-    """Jobs on a Kubernetes cluster, such as EKS, with the operators of Kubeflow."""
+    """Jobs on a Kubernetes cluster, such as EKS, with Kubeflow's operators."""
 
     is_container: ClassVar[bool] = True
     supports_elastic: ClassVar[bool] = True
@@ -43,7 +43,7 @@ class Kubernetes(KubernetesSettings):
     supports_stages: ClassVar[bool] = True
 
     def plan(self, job: JobSpec) -> LaunchPlan:
-        """Return the documents of a job; raises SettingsError if Kubernetes cannot run it."""
+        """Return a job's documents; raises SettingsError if Kubernetes cannot run it."""
         api, reason = self._choose_api(job)
         notes = [reason]
         if job.uses_efa and job.machine is not None:
@@ -60,13 +60,13 @@ class Kubernetes(KubernetesSettings):
         )
 
     def list_node_commands(self, plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
-        """Return the containers that the operators start for the documents of a plan."""
+        """Return the containers that operators start for a plan's documents."""
         from regauge.jobs.targets._kubernetes.operators import list_node_commands
 
         return list_node_commands(plan, leader)
 
     def submit(self, plan: LaunchPlan) -> Handle:
-        """Create the documents; if one is refused, those before it are deleted again."""
+        """Create the documents; if one is refused, the earlier ones are deleted again."""
         from regauge.jobs.targets._kubernetes.kubectl import KubectlNamespace, find_context
 
         cluster = KubectlNamespace(find_context(self.context), self.namespace)
@@ -85,27 +85,27 @@ class Kubernetes(KubernetesSettings):
         return Handle(self.kind, cluster.context, f"{self.namespace}/{kind}/{plan.job.name}")
 
     def find_status(self, handle: Handle) -> JobStatus:
-        """Return the state of a job from its conditions and its pods."""
+        """Return a job's state from its conditions and pods."""
         return _open(handle).find_status()
 
     def list_events(self, handle: Handle) -> list[JobEvent]:
-        """Return the events of a job and of its pods, oldest first."""
+        """Return events for a job and its pods, oldest first."""
         return _open(handle).list_events()
 
     def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
-        """Yield the lines of the log of a pod, by default that of the leader."""
+        """Yield a pod's log lines, by default the leader's."""
         return _open(handle).read_log(request)
 
     def cancel(self, handle: Handle) -> None:
-        """Suspend a job, which stops its pods; raises SettingsError if it has ended already."""
+        """Suspend a job, which stops its pods; raises SettingsError if it has already ended."""
         _open(handle).cancel()
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
-        """Delete the job first, then its other objects; return the file systems that remain."""
+        """Delete the job first, then its other objects; return the remaining file systems."""
         return _open(handle).clean_up()
 
     def _choose_api(self, job: JobSpec) -> tuple[str, str]:
-        """Return the API of a job and the reason, as one sentence."""
+        """Return a job's API and the reason, as one sentence."""
         if job.stages:
             return "jobset", "The job is a JobSet with a Job per stage; dependsOn orders the Jobs."
         if job.verb != "train":
@@ -122,19 +122,18 @@ class Kubernetes(KubernetesSettings):
     def _build_documents(
         self, job: JobSpec, api: str, metadata: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        """Return the documents in the order of their creation; the job is the last one."""
+        """Return the documents in creation order; the job comes last."""
         documents = [build_config_map(job, metadata)] if job.run_file_text else []
         documents += build_claims(job, metadata, self.region)
         return documents + build_documents(job, api, self, metadata)
 
     def _build_command(self, document: dict[str, Any]) -> tuple[str, ...]:
-        """Return the command line that creates a document."""
         context = () if self.context is None else (f"--context={self.context}",)
         options = (*context, f"--namespace={self.namespace}")
         return ("kubectl", *options, "create", "-f", _name_file(document))
 
     def _describe_restarts(self, job: JobSpec, api: str) -> str:
-        """Return the restart policy of the documents, as one sentence."""
+        """Return the documents' restart policy, as one sentence."""
         codes = "exit codes 75 and 76"
         if api == "pytorchjob":
             return (
@@ -153,7 +152,7 @@ class Kubernetes(KubernetesSettings):
         )
 
     def _find_unused(self, api: str) -> frozenset[str]:
-        """Return the fields of a job that an existing runtime decides instead of the documents."""
+        """Return job fields decided by an existing runtime instead of the documents."""
         if api != "trainjob" or self.runtime is None:
             return frozenset()
         has_deadline = self.trainjob_version == "2.2"
@@ -161,12 +160,11 @@ class Kubernetes(KubernetesSettings):
 
 
 def _name_file(document: dict[str, Any]) -> str:
-    """Return the file name of a document: its kind and its name."""
     return f"{document['kind'].lower()}-{document['metadata']['name']}.yaml"
 
 
 def _delete_objects(delete: Callable[[str], object], names: list[str]) -> list[str]:
-    """Delete objects, the newest first; return the names of those that still exist."""
+    """Delete objects, newest first; return the names that still exist."""
     remaining = []
     for name in reversed(names):
         try:
@@ -177,7 +175,7 @@ def _delete_objects(delete: Callable[[str], object], names: list[str]) -> list[s
 
 
 def _open(handle: Handle) -> JobClient:
-    """Return the client of a job; raises SettingsError for a handle of another form."""
+    """Return a job's client; raises SettingsError for a handle in another form."""
     from regauge.jobs.targets._kubernetes.job_client import JobClient
 
     return JobClient.open(handle)

@@ -1,4 +1,4 @@
-"""Simulated nodes on this machine: every node of a job is a process."""
+"""Simulated nodes on this machine: every node in a job is a process."""
 
 from __future__ import annotations
 
@@ -50,20 +50,19 @@ from regauge.system.processes import INHERITED_ENVIRONMENT
 from regauge.system.timing import POLL_SECONDS
 
 ENDED: frozenset[JobState] = FINAL_STATES | {"unknown"}
-"""States of a job without processes; its state is unknown if its scheduler has died."""
+"""States without processes; a job's state is unknown if its scheduler has died."""
 START_SECONDS = 60.0
-"""Maximum time until the scheduler of a job runs."""
 CANCEL_SECONDS = GRACE_SECONDS + 10.0
 
 
 class LocalNodes(Launcher):
-    """Simulated nodes: processes of this machine that meet on the loopback interface."""
+    """Simulated nodes: local processes that meet on the loopback interface."""
 
     supports_elastic: ClassVar[bool] = True
     supports_arrays: ClassVar[bool] = True
 
     folder: str | None = None
-    """Folder of the jobs; by default `regauge/jobs` in the user's state folder."""
+    """Job folder; by default `regauge/jobs` in the user's state folder."""
 
     def plan(self, job: JobSpec) -> LaunchPlan:
         check_secret_files(job)
@@ -157,7 +156,7 @@ class LocalNodes(Launcher):
         return list_output_leftovers(status.output)
 
     def _find_folder(self, name: str) -> Path:
-        """Return the folder of a job, by the XDG Base Directory Specification if none is set."""
+        """Return a job's folder, by the XDG Base Directory Specification if none is set."""
         if self.folder:
             return Path(self.folder).expanduser().absolute() / name
         state = os.environ.get("XDG_STATE_HOME", "")
@@ -175,7 +174,7 @@ def _list_notes(job: JobSpec) -> tuple[str, ...]:
     unused = sorted(name for name in SIMULATED if getattr(job, name) != getattr(defaults, name))
     if unused:
         names = ", ".join(f"launch.{name}" for name in unused)
-        notes.append(f"Nodes are processes of this machine, so {names} has no effect.")
+        notes.append(f"Nodes are local processes, so {names} has no effect.")
     if job.jobs > 1:
         notes.append("As many jobs run at the same time as this machine has cores.")
     elif job.max_nodes > 1:
@@ -185,7 +184,7 @@ def _list_notes(job: JobSpec) -> tuple[str, ...]:
 
 
 def _describe_restarts(job: JobSpec) -> str:
-    """Return the reaction to the loss of a node, as one or two sentences."""
+    """Return how a node loss is handled, as one or two sentences."""
     attempts = f"at most {job.max_attempts} attempts"
     if job.jobs > 1:
         return f"A lost job starts again by itself, {attempts}; the other jobs continue."
@@ -198,7 +197,7 @@ def _describe_restarts(job: JobSpec) -> str:
 
 
 def _create_folder(folder: Path, plan: LaunchPlan, handle: Handle) -> None:
-    """Create the folder of a job with its documents atomically.
+    """Create a job's folder with its documents atomically.
 
     Raises SettingsError if the folder exists.
     """
@@ -221,7 +220,7 @@ def _create_folder(folder: Path, plan: LaunchPlan, handle: Handle) -> None:
 def _start_scheduler(folder: Path) -> None:
     """Start the process that runs a job.
 
-    Raises ChildError with the last line of its log if it does not start.
+    Raises ChildError with the last log line if it does not start.
     """
     environment = dict(os.environ)
     environment.pop("TMPDIR", None)  # the folder of this command, which ends with it
@@ -244,7 +243,7 @@ def _start_scheduler(folder: Path) -> None:
 
 
 def _find_job(handle: Handle) -> JobFolder:
-    """Return the folder of a job; raises SettingsError if this machine has no such job."""
+    """Return a job's folder; raises SettingsError if this machine does not have the job."""
     host = socket.gethostname()
     if handle.context != host:
         problem = f"{handle} runs on host '{handle.context}', and this is '{host}'"
@@ -256,7 +255,6 @@ def _find_job(handle: Handle) -> JobFolder:
 
 
 def _list_nodes(events: list[dict[str, Any]], *, is_alive: bool) -> tuple[NodeStatus, ...]:
-    """Return the last state of every node."""
     last = {event["node"]: event for event in events if "node_state" in event}
     nodes = []
     for index, event in sorted(last.items()):
@@ -269,7 +267,7 @@ def _list_nodes(events: list[dict[str, Any]], *, is_alive: bool) -> tuple[NodeSt
 
 
 def _find_failure(folder: JobFolder, node: int | None) -> JobFailure | None:
-    """Return the node that ended a job, with the last line of its log."""
+    """Return the node that ended a job, with its last log line."""
     if node is None:
         return None
     attempt = next(iter(folder.list_attempts(node)), 1)

@@ -1,4 +1,4 @@
-"""Ray: a job of a Ray cluster, with one actor per node, or Ray Data for `predict`."""
+"""Ray: a job on a Ray cluster, with one actor per node, or Ray Data for `predict`."""
 
 from __future__ import annotations
 
@@ -51,26 +51,26 @@ STATES: dict[str, JobState] = {
     "SUCCEEDED": "succeeded",
     "FAILED": "failed",
 }
-"""State of a job by its status in Ray."""
+"""Ray status -> job state."""
 ACTIVE_STATES: dict[str, JobState] = {"starting": "starting", "restarting": "restarting"}
-"""State of a job that Ray runs, by the state in its last event; others are `running`."""
+"""State in the last event of a job that Ray runs -> job state; others are `running`."""
 
 
 class RayCluster(Launcher):
-    """Jobs of a Ray cluster, through the server of its dashboard."""
+    """Ray cluster jobs, submitted through the dashboard server."""
 
     address: str = "127.0.0.1:8265"
-    """Host and port of the cluster dashboard, which accepts jobs."""
+    """Host and port for the cluster dashboard, which accepts jobs."""
     working_dir: str | None = None
     """Folder to copy to the nodes; by default they share this machine's folders."""
     packages: tuple[str, ...] = ()
-    """Python packages that Ray installs on each node, such as `regauge[ray]==0.1.0`."""
+    """Python packages for Ray to install on each node, such as `regauge[ray]==0.1.0`."""
     cpus: float | None = Field(default=None, ge=0)
     """CPUs per node; by default one for each process."""
     gpus: float = Field(default=0, ge=0)
     """Accelerators per node that Ray counts as GPUs."""
     resources: dict[str, float] = {}
-    """Other resources per node, by their names in the cluster, such as `{neuron_cores = 32}`."""
+    """Other resources per node, by their cluster names, such as `{neuron_cores = 32}`."""
     placement_strategy: Literal["STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK"] = "STRICT_SPREAD"
     """How job nodes are placed on cluster machines."""
     grace_seconds: float = Field(default=60, gt=0)
@@ -107,9 +107,9 @@ class RayCluster(Launcher):
         )
 
     def _build_entrypoint(self, job: JobSpec) -> list[str]:
-        """Return the command line of the driver; `exec` lets stop signals reach it.
+        """Return the driver's command line; `exec` lets stop signals reach it.
 
-        For `predict` the driver starts no node, because its executor uses the cluster itself.
+        For `predict` the driver does not start nodes, because the executor uses the cluster itself.
         """
         command = self._relocate(job.command)
         is_predict = job.verb == "predict"
@@ -129,7 +129,7 @@ class RayCluster(Launcher):
         return ["exec", command[0], "-m", DRIVER, *options, "--", *command]
 
     def _relocate(self, command: tuple[str, ...]) -> list[str]:
-        """Return the command of a node, with the run file relative to a copied folder."""
+        """Return a node's command, with the run file relative to a copied folder."""
         if self.working_dir is None:
             return list(command)
         folder, run_file = Path(self.working_dir).resolve(), PurePath(command[4])
@@ -139,7 +139,7 @@ class RayCluster(Launcher):
         return ["python", *command[1:4], str(run_file.relative_to(folder)), *command[5:]]
 
     def _select_executor(self, job: JobSpec) -> list[str]:
-        """Return the override that gives each node a worker; none if the command has one."""
+        """Return the override that gives each node a worker, unless the command has one."""
         if any(word.startswith(EXECUTOR_KEY) for word in job.command):
             return []
         resources = "".join(f", {name} = {count:g}" for name, count in self.resources.items())
@@ -230,7 +230,6 @@ class RayCluster(Launcher):
 
 
 def build_status(handle: Handle, info: Any, log: str) -> JobStatus:
-    """Return a job's status from Ray's record `info` and its driver's log."""
     events = read_events(log)
     state = STATES[info.status]
     last = events[-1] if events else {}
@@ -259,7 +258,7 @@ def build_status(handle: Handle, info: Any, log: str) -> JobStatus:
 
 
 def _list_nodes(events: list[Tables], state: JobState) -> Iterator[NodeStatus]:
-    """Yield the nodes of the last attempt that has started."""
+    """Yield the nodes in the last attempt that has started."""
     attempt = max((event["attempt"] for event in events if event.get("hosts")), default=0)
     events = [event for event in events if event.get("attempt") == attempt]
     hosts: list[str] = next((event["hosts"] for event in events if event.get("hosts")), [])
@@ -275,7 +274,7 @@ def _list_nodes(events: list[Tables], state: JobState) -> Iterator[NodeStatus]:
 
 
 def _build_metadata(job: JobSpec) -> dict[str, str]:
-    """Return the metadata of a job: its labels, its output folder, and its price in USD."""
+    """Return a job's metadata: labels, output folder, and price in USD."""
     metadata = {**job.labels, "output": job.output, "verb": job.verb}
     if job.machine is not None and job.usd_per_hour is not None:
         metadata["instance"] = job.machine.name
@@ -307,7 +306,7 @@ def _call(
         problem = f"the Ray cluster at {address} needs a token: {first_line(error)}"
         raise SettingsError(problem, AUTHENTICATION_REMEDY) from None
     except (ConnectionError, OSError) as error:
-        problem = f"no job server of Ray answers at {address}: {first_line(error)}"
+        problem = f"no Ray job server answers at {address}: {first_line(error)}"
         raise TransientError(problem, "check the address, and that the dashboard runs") from None
     except (RuntimeError, ValueError) as error:
         problem = f"Ray refuses the request: {_find_reason(error)}"
@@ -315,13 +314,13 @@ def _call(
 
 
 def _find_reason(error: Exception) -> str:
-    """Return the last line of the remote traceback in an error of the job server."""
+    """Return the remote traceback's last line in a job server error."""
     lines = [line.strip("\"'{}., ") for line in str(error).replace("\\n", "\n").splitlines()]
     return next((line for line in reversed(lines) if line), type(error).__name__)
 
 
 def _find_job(handle: Handle) -> Any:
-    """Return Ray's record of a job; raises SettingsError if the cluster does not know it."""
+    """Return Ray's job record; raises SettingsError if the cluster does not know the job."""
     try:
         return _call(handle.context, "get_job_info", handle.job_id)
     except SettingsError as error:

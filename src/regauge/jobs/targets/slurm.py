@@ -1,7 +1,7 @@
 """Slurm: a job script for `sbatch`, with one task per node, requeue and resubmission.
 
-The state of a job comes from the controller, or from accounting if the job is old. The facts that
-Slurm does not store, such as the price, are in the comment of the job.
+Job state comes from the controller, or from accounting for an old job. Facts that Slurm does not
+store, such as the price, are in the job's comment.
 """
 
 from __future__ import annotations
@@ -65,21 +65,21 @@ RESERVED = frozenset(
         "wrap",
     }
 )
-"""Options that Regauge sets or that would change the meaning of the script."""
+"""Options set by Regauge, or that would change the script's meaning."""
 EVENT_TIMES = {"SubmitTime": "submitted", "StartTime": "started", "EndTime": "ended"}
 CANCEL_SECONDS = 90.0
 """Maximum wait for a cancelled job; Slurm's KillWait is 30 s by default."""
 
 
 class Slurm(SlurmTarget):
-    """A cluster with Slurm whose nodes share the file system of the launching machine."""
+    """A Slurm cluster whose nodes share the launching machine's file system."""
 
     supports_elastic: ClassVar[bool] = True
     supports_arrays: ClassVar[bool] = True
     supports_stages: ClassVar[bool] = True
 
     def plan(self, job: JobSpec) -> LaunchPlan:
-        """Return the job script; `sbatch` reads it from its standard input."""
+        """Return the job script; `sbatch` reads it from standard input."""
         if job.stages:
             return join_plans(job, tuple(self.plan(stage) for stage in job.stages))
         self._check(job)
@@ -106,7 +106,7 @@ class Slurm(SlurmTarget):
             raise SettingsError(problem, "remove it, and use the other settings of the target")
 
     def _list_notes(self, job: JobSpec) -> Iterator[str]:
-        """Yield the decisions of a plan with their reasons."""
+        """Yield a plan's decisions with their reasons."""
         if job.jobs > 1:
             yield f"an array of {job.jobs} jobs shares the records; each job restarts by itself"
         if job.is_elastic:
@@ -130,7 +130,6 @@ class Slurm(SlurmTarget):
             )
 
     def _describe_restarts(self, job: JobSpec) -> str:
-        """Return the reaction to the loss of a node."""
         if self.requeue == "never" or job.max_attempts == 1:
             return "the job ends after the loss of a node; submit it again to resume"
         restart = f"a new attempt resumes from the last checkpoint, {job.max_attempts} at most"
@@ -142,7 +141,7 @@ class Slurm(SlurmTarget):
         return f"Slurm requeues the job, and {restart}"
 
     def list_node_commands(self, plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
-        """Return the command of the script per node, with torchrun's variables for the leader."""
+        """Return the script's command per node, with torchrun's variables for the leader."""
         script = plan.documents[0].text
         variables = {**read_environment(script), **build_rendezvous_variables(plan.job, leader)}
         return [
@@ -150,7 +149,7 @@ class Slurm(SlurmTarget):
         ]
 
     def submit(self, plan: LaunchPlan) -> Handle:
-        """Create the folder of the logs and submit the script."""
+        """Create the log folder and submit the script."""
         _slurm_client.find_program("sbatch")
         partition = _slurm_client.find_partition(self.partition)
         logger.info("%s", self._describe_preemption(partition, plan))
@@ -178,7 +177,7 @@ class Slurm(SlurmTarget):
     def _describe_preemption(
         self, partition: _slurm_client.SlurmPartition, plan: LaunchPlan
     ) -> str:
-        """Return how a preemption affects a job, by the cluster settings."""
+        """Return how a preemption affects a job, given the cluster settings."""
         preempt_mode = partition.preempt_mode
         mode = f"PreemptMode of partition {partition.name} is {preempt_mode}"
         if partition.preempt_type == "preempt/none" or "OFF" in preempt_mode:
@@ -196,7 +195,7 @@ class Slurm(SlurmTarget):
     def find_status(self, handle: Handle) -> JobStatus:
         """Return the state of a job, or of the last job that continues it.
 
-        A stage of a pipeline has the states of the stages before it, too.
+        A pipeline stage includes the earlier stages' states, too.
         """
         records = self._find_records(handle)
         record = records[0]
@@ -223,7 +222,7 @@ class Slurm(SlurmTarget):
         return JobStatus(handle, "succeeded" if has_run else "unknown", reason)
 
     def _find_records(self, handle: Handle) -> list[SlurmRecord]:
-        """Return the records of a job and its successors, oldest first."""
+        """Return records for a job and its successors, oldest first."""
         self._check_handle(handle)
         records = _slurm_client.read_records(handle.job_id)
         if not records or any(record.state == "PREEMPTED" for record in records):
@@ -234,9 +233,9 @@ class Slurm(SlurmTarget):
         return records
 
     def _check_handle(self, handle: Handle) -> None:
-        """Raise SettingsError for the handle of another target or cluster."""
+        """Raise SettingsError for a handle from another target or cluster."""
         if handle.target != self.kind or not JOB_ID.fullmatch(handle.job_id):
-            problem = f"{handle} is not the handle of a job of Slurm"
+            problem = f"{handle} is not a Slurm job handle"
             raise SettingsError(problem, "use the handle that `launch` printed: slurm://cluster/id")
         name = _slurm_client.read_config().get("ClusterName", "")
         if name != handle.context:
@@ -244,7 +243,7 @@ class Slurm(SlurmTarget):
             raise SettingsError(problem, f"run the command on a login node of '{handle.context}'")
 
     def list_events(self, handle: Handle) -> list[JobEvent]:
-        """Return the times that Slurm recorded, and the lines of the job script."""
+        """Return times recorded by Slurm, and lines from the job script."""
         records, now = self._list_chain_records(handle), format_time(dt.datetime.now(dt.UTC))
         events = [
             JobEvent(moment, "slurm", f"job {record.job_id} {text}")
@@ -260,7 +259,7 @@ class Slurm(SlurmTarget):
     def read_log(self, handle: Handle, request: LogRequest) -> Iterator[str]:
         """Yield a node's log; in an array, the rank is a job index.
 
-        Of a pipeline, it is the log of the last stage that has started.
+        For a pipeline, this is the log from the last stage that has started.
         """
         records = self._find_records(handle)
         if records[0].earlier_stages:
@@ -283,7 +282,7 @@ class Slurm(SlurmTarget):
         yield from read_lines(LogFolder.find(record), request, node, is_final)
 
     def _list_chain_records(self, handle: Handle) -> list[SlurmRecord]:
-        """Return the records of a job and the pipeline stages before it, oldest first."""
+        """Return records for a job and the earlier pipeline stages, oldest first."""
         records = self._find_records(handle)
         jobs = records[0].earlier_stages.values()
         return [*(item for job in jobs for item in _slurm_client.read_records(job)), *records]
@@ -302,7 +301,7 @@ class Slurm(SlurmTarget):
         cancel_job(handle, self.find_status, stop, CANCEL_SECONDS)
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
-        """Remove the logs of a job and its earlier stages; the output folder remains."""
+        """Remove logs from a job and its earlier stages; the output folder remains."""
         status, record = self.find_status(handle), self._find_records(handle)[0]
         check_ended(status)
         folder = LogFolder.find(record).folder
@@ -325,14 +324,14 @@ def _stop_job(job_id: str) -> None:
 
 
 def _create_folders(folder: Path) -> list[Path]:
-    """Create a folder with its parents; return those that did not exist, the outermost first."""
+    """Create a folder with its parents; return the new ones, outermost first."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return missing[::-1]
 
 
 def _find_node(record: SlurmRecord, rank: int) -> int:
-    """Return the node of a rank; raises SettingsError if the processes per node are unknown."""
+    """Return a rank's node; raises SettingsError if the processes per node are unknown."""
     processes = record.facts.get("processes", "")
     if rank and not processes.isdigit():
         problem = f"the node of rank {rank} is unknown, because execution.processes is 'auto'"

@@ -1,14 +1,14 @@
-"""Parts of the launcher `aws-batch`. The texts of the documents are in `templates/`.
+"""Parts of the launcher `aws-batch`. The document texts are in `templates/`.
 
 | file | content |
 | --- | --- |
 | `settings` | the stack: compute environment, queue, fair share |
 | `documents` | the requests RegisterJobDefinition and SubmitJob |
-| `container` | the container of a node: devices, volumes, limits, secrets |
+| `container` | a node's container: devices, volumes, limits, secrets |
 | `stack` | the stack, as requests and as a CloudFormation template |
 | `jobs` | submit, describe, cancel and clean up |
-| `client` | calls of AWS and their errors |
-| `rehearsal` | the processes of the requests, with the variables of Batch |
-| `status` | the state of a job from DescribeJobs |
-| `logs` | log streams of CloudWatch Logs |
+| `client` | AWS calls and their errors |
+| `rehearsal` | the requests' processes, with Batch variables |
+| `status` | job state from DescribeJobs |
+| `logs` | CloudWatch Logs streams |
 """

@@ -1,4 +1,4 @@
-"""Calls of AWS through boto3, with the errors of Regauge. boto3 is imported by the first call."""
+"""AWS calls through boto3 with Regauge errors. The first call imports boto3."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MISSING_CREDENTIALS = (
     "SSOError",
     "TokenRetrievalError",
 )
-"""Exceptions of botocore for credentials that are missing or cannot be read."""
+"""botocore exceptions for missing or unreadable credentials."""
 CREDENTIAL_CODES = (
     "ExpiredToken",
     "InvalidClientTokenId",
@@ -33,18 +33,18 @@ CREDENTIAL_CODES = (
     "UnrecognizedClient",
     "AuthFailure",
 )
-"""Beginnings of the error codes of AWS for credentials that are wrong or have expired."""
+"""Prefixes of AWS error codes for wrong or expired credentials."""
 TRANSIENT_CODES = ("Throttl", "TooManyRequests", "RequestLimitExceeded", "ServiceUnavailable")
 FIRST_SERVER_ERROR = 500
-"""Lowest status code of HTTP for a failure of the server."""
+"""Lowest HTTP status code for a server failure."""
 QUOTA_WORDS = ("limit", "quota", "exceed")
 
 
 class AwsClient:
-    """A client of one service of AWS in one region."""
+    """A client for one AWS service in one region."""
 
     def __init__(self, service: str, region: str) -> None:
-        """Create a client; raises PreflightError without boto3 and SettingsError for a region."""
+        """Create a client; raises PreflightError without boto3, SettingsError for a bad region."""
         try:
             import boto3
             import botocore.config
@@ -83,9 +83,9 @@ class AwsClient:
         return response
 
     def has_object(self, operation: str, missing: str, **request: Any) -> bool:
-        """Return whether an operation finds its object; otherwise its error code is `missing`.
+        """Return whether an operation finds the object; if not, its error code is `missing`.
 
-        `missing` is the end of the code. Raises the errors of `call` for other failures.
+        `missing` is the end of the code. Raises the same errors as `call` for other failures.
         """
         try:
             getattr(self._client, operation)(**request)
@@ -97,12 +97,11 @@ class AwsClient:
         return True
 
     def _convert(self, error: Exception, operation: str) -> RegaugeError:
-        """Return the error of Regauge for an exception of botocore."""
         name = f"AWS {self._service} in {self._region}"
         message = first_line(error)
         if any(kind.__name__ in MISSING_CREDENTIALS for kind in type(error).__mro__):
             remedy = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-            return PreflightError(f"credentials of AWS are missing: {message}", remedy)
+            return PreflightError(f"AWS credentials are missing: {message}", remedy)
         if isinstance(error, self._exceptions.ClientError):
             return self._convert_answer(error, name, operation)
         if isinstance(error, self._exceptions.HTTPClientError | self._exceptions.ConnectionError):
@@ -112,13 +111,12 @@ class AwsClient:
         return SettingsError(problem, "check launch.target.region and the settings of the job")
 
     def _convert_answer(self, error: Any, name: str, operation: str) -> RegaugeError:
-        """Return the error for an answer of the service that reports a failure."""
         answer = error.response.get("Error", {})
         code = str(answer.get("Code", ""))
         message = f"{name}: {operation}: {first_line(answer.get('Message') or code)}"
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         if code.startswith(CREDENTIAL_CODES):
-            return PreflightError(f"{message} ({code})", "renew the credentials of AWS")
+            return PreflightError(f"{message} ({code})", "renew the AWS credentials")
         if code.startswith("AccessDenied"):
             action = "".join(word.capitalize() for word in operation.split("_"))
             remedy = f"allow {self._service}:{action} for these credentials"

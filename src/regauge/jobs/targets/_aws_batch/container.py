@@ -1,4 +1,4 @@
-"""The container of a node: image, command, devices, volumes, limits and secrets."""
+"""A node's container: image, command, devices, volumes, limits and secrets."""
 
 from __future__ import annotations
 
@@ -19,38 +19,36 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).with_name("templates")
 MEMORY_SHARE = 0.9
-"""Share of the memory of a machine for the container; the rest is for its system and its agent."""
+"""Container share of the machine memory; the rest is for the system and the agent."""
 MIB_PER_GIB = 1024
 EFA_DEVICE = "/dev/infiniband/uverbs"
 HOST_MOUNTS = "/mnt"
-"""Folder of a machine that its file systems are mounted in."""
 RESERVED_PREFIX = "AWS_BATCH"
-"""Prefix of environment variables that Batch sets itself; a job definition must not use it."""
+"""Prefix of variables set by Batch itself; a job definition must not use it."""
 
 
 @dataclass(frozen=True)
 class BatchDevices:
-    """How the accelerators of a vendor are given to a container."""
+    """How a container gets a vendor's accelerators."""
 
     requirement: str
     """Type in `resourceRequirements`; empty if the devices are listed."""
     globs: tuple[str, ...]
-    """Device files; `*` is the number of the accelerator."""
+    """Device files; `*` stands for the accelerator number."""
     environment: dict[str, str]
     efa_environment: dict[str, str]
-    """Environment variables of jobs that use EFA."""
     image_type: str
-    """Type of the machine image, `imageType`."""
+    """Machine image type, `imageType`."""
     image_parameter: str
     """SSM parameter with the machine image; empty for the default image of `image_type`."""
 
 
 @cache
 def find_batch_devices(vendor: str) -> BatchDevices:
-    """Return the devices of a vendor; raises SettingsError if Batch has none of this vendor."""
+    """Return a vendor's devices; raises SettingsError if Batch does not have any."""
     rows = {row["vendor"]: row for row in read_csv_rows(Path(__file__).with_name("devices.csv"))}
     if vendor not in rows:
-        problem = f"AWS Batch has no machines with accelerators of {vendor}"
+        problem = f"AWS Batch does not offer machines with {vendor} accelerators"
         raise SettingsError(problem, "set launch.instance to another machine type")
     row = rows[vendor]
     return BatchDevices(
@@ -68,7 +66,7 @@ def _parse_variables(text: str) -> dict[str, str]:
 
 
 def require_machine(job: JobSpec) -> Machine:
-    """Return the machine type of a job; raises SettingsError if none is set."""
+    """Return a job's machine type; raises SettingsError if none is set."""
     if job.machine is None:
         problem = "launch.instance is not set, and AWS Batch needs the machine type"
         raise SettingsError(problem, "set it, such as launch.instance = 'c7i.4xlarge'")
@@ -120,7 +118,7 @@ def _build_size_error(machine: Machine, noun: str, key: str) -> SettingsError:
 
 
 def _list_device_paths(job: JobSpec, machine: Machine) -> list[str]:
-    """Return the device files of a node: accelerators, and EFA if there are several nodes."""
+    """Return a node's device files: accelerators, and EFA if there are several nodes."""
     globs = find_batch_devices(machine.vendor).globs
     paths = [glob.replace("*", str(index)) for glob in globs for index in range(machine.chips)]
     count = machine.efa_interfaces if job.uses_efa else 0
@@ -128,7 +126,7 @@ def _list_device_paths(job: JobSpec, machine: Machine) -> list[str]:
 
 
 def _collect_environment(job: JobSpec, machine: Machine) -> dict[str, str]:
-    """Return the environment variables of a node; variables of the user take precedence."""
+    """Return a node's environment variables; the user's take precedence."""
     for name in (*job.environment, *job.secrets):
         if name.startswith(RESERVED_PREFIX):
             problem = f"launch.environment has {name}, and only AWS Batch sets {RESERVED_PREFIX}…"
@@ -139,7 +137,6 @@ def _collect_environment(job: JobSpec, machine: Machine) -> dict[str, str]:
 
 
 def _build_volume(volume: Volume) -> dict[str, Any]:
-    """Return the source of a volume."""
     if volume.kind == "efs":
         file_system = {"fileSystemId": volume.source, "rootDirectory": "/"}
         return {"efsVolumeConfiguration": {**file_system, "transitEncryption": "ENABLED"}}

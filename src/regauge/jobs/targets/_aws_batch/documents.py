@@ -1,4 +1,4 @@
-"""The requests RegisterJobDefinition and SubmitJob of a job, and its tags."""
+"""A job's RegisterJobDefinition and SubmitJob requests, and its tags."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 DEFINITION_FILE, SUBMIT_FILE = "register-job-definition.json", "submit-job.json"
 MAX_ARRAY = 10_000
-"""Maximum number of jobs in an array."""
+"""Maximum array size, in jobs."""
 MIN_SECONDS = 60
-"""Minimum time limit of an attempt."""
+"""Minimum time limit for an attempt."""
 MAX_TAGS = 50
 HOST_LOSS = "Host EC2*"
-"""Pattern of the status reason after the loss of a machine.
+"""Status reason pattern after losing a machine.
 
 https://docs.aws.amazon.com/batch/latest/userguide/spot_interruptions.html
 """
@@ -30,7 +30,7 @@ _TAG_KEY_LENGTH, _TAG_VALUE_LENGTH = 128, 256
 
 
 def build_job_definition(job: JobSpec, target: BatchSettings) -> dict[str, Any]:
-    """Return the request RegisterJobDefinition; raises SettingsError for invalid combinations."""
+    """Return the RegisterJobDefinition request; raises SettingsError for invalid combinations."""
     if job.limit_seconds is not None and job.limit_seconds < MIN_SECONDS:
         problem = f"launch.hours = {job.hours:g} is below the minimum of AWS Batch, 60 s"
         raise SettingsError(problem, "set launch.hours to 0.02 or more")
@@ -47,7 +47,7 @@ def build_job_definition(job: JobSpec, target: BatchSettings) -> dict[str, Any]:
 
 
 def build_submit_request(job: JobSpec, target: BatchSettings, queue: str) -> dict[str, Any]:
-    """Return the request SubmitJob, which names the job definition without its revision."""
+    """Return the SubmitJob request, which names the job definition without a revision."""
     _check_array(job)
     template = TEMPLATES / "submit_job.yaml.jinja"
     request: dict[str, Any] = render_document(
@@ -69,9 +69,9 @@ def _check_array(job: JobSpec) -> None:
 
 
 def build_tags(job: JobSpec) -> dict[str, str]:
-    """Return the tags of a job: its labels, its machines, and its price at submission.
+    """Return a job's tags: labels, machines, and the price at submission.
 
-    Raises SettingsError for labels that are not tags of AWS.
+    Raises SettingsError for labels that are not valid AWS tags.
     """
     tags = dict(job.labels)
     machine = job.machine
@@ -90,7 +90,7 @@ def build_tags(job: JobSpec) -> dict[str, str]:
         is_reserved = key.lower().startswith("aws:")
         has_length = 0 < len(key) <= _TAG_KEY_LENGTH and len(value) <= _TAG_VALUE_LENGTH
         if is_reserved or not has_length or not _TAG.fullmatch(f"{key}{value}"):
-            problem = f"launch.labels: '{key}' with value '{value}' is not a tag of AWS"
+            problem = f"launch.labels: '{key}' with value '{value}' is not an AWS tag"
             raise SettingsError(problem, "write letters, digits, spaces and + - = . _ : / @")
     if len(tags) > MAX_TAGS:
         problem = f"launch.labels has {len(job.labels)} entries, and AWS allows {MAX_TAGS} tags"

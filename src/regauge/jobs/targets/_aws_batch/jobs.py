@@ -1,4 +1,4 @@
-"""Jobs in a region of AWS Batch: submit, describe, cancel, and clean up."""
+"""Jobs in an AWS Batch region: submit, describe, cancel, and clean up."""
 
 from __future__ import annotations
 
@@ -32,12 +32,10 @@ _ECR_IMAGE = re.compile(
     r"(?P<repository>[^:@]+)(?P<separator>[:@])(?P<version>.+)"
 )
 MAX_DESCRIBED = 100
-"""Maximum number of jobs in one request DescribeJobs."""
+"""Maximum number of jobs per DescribeJobs request."""
 
 
 class BatchRegion:
-    """The jobs of AWS Batch in one region."""
-
     def __init__(self, region: str) -> None:
         self.region = region
         self._batch = AwsClient("batch", region)
@@ -49,10 +47,10 @@ class BatchRegion:
         self._batch.__exit__(*exception)
 
     def submit(self, definition: Detail, request: Detail, previous: str | None = None) -> str:
-        """Register a job definition and submit a job; return the identifier of the job.
+        """Register a job definition and submit a job; return the job identifier.
 
-        `previous` is the identifier of the job that it waits for. If the job is refused, or the
-        command is interrupted, the definition is deregistered.
+        `previous` identifies the job to wait for. If the job is refused, or the command is
+        interrupted, the definition is deregistered.
         """
         if previous is not None:
             request = request | {"dependsOn": [{"jobId": previous}]}
@@ -79,7 +77,7 @@ class BatchRegion:
             logger.warning("%s; stop the job: %s --reason cancelled", error.problem, command)
 
     def _deregister_after(self, error: BaseException, arn: str) -> None:
-        """Deregister a definition; if that fails, add the command that does it to the error."""
+        """Deregister a definition; if that fails, add the command for it to the error."""
         try:
             self._batch.call("deregister_job_definition", jobDefinition=arn)
         except RegaugeError:
@@ -136,7 +134,7 @@ class BatchRegion:
         return list(response["computeEnvironments"])
 
     def describe(self, job_id: str) -> Detail:
-        """Return a job as DescribeJobs does; raises SettingsError for an unknown one."""
+        """Return a job's DescribeJobs entry; raises SettingsError for an unknown job."""
         jobs = self._batch.call("describe_jobs", jobs=[job_id])["jobs"]
         if not jobs:
             problem = f"AWS Batch in {self.region} has no job {job_id}"
@@ -146,14 +144,14 @@ class BatchRegion:
         return dict(jobs[0])
 
     def describe_chain(self, job_id: str) -> list[Detail]:
-        """Return a job after the stages of its pipeline before it, the first one first."""
+        """Return a job after the earlier stages in its pipeline, first stage first."""
         chain = [self.describe(job_id)]
         while previous := _find_previous(chain[0]):
             chain.insert(0, self.describe(previous))
         return chain
 
     def describe_children(self, detail: Detail) -> list[Detail]:
-        """Return the nodes of a multi-node parallel job, or the jobs of an array, by index."""
+        """Return a multi-node parallel job's nodes, or an array's jobs, by index."""
         names = list_child_names(detail)
         jobs: dict[str, Detail] = {}
         for start in range(0, len(names), MAX_DESCRIBED):
@@ -165,7 +163,7 @@ class BatchRegion:
     def cancel(self, handle: Handle) -> None:
         """Cancel a queued job or terminate a running one; raises SettingsError if it has ended.
 
-        An array is terminated, because its status is PENDING while its jobs run.
+        An array is terminated, because it stays PENDING while its jobs run.
         """
         detail = self.describe(handle.job_id)
         if detail["status"] in FINAL_STATUSES:
@@ -178,7 +176,7 @@ class BatchRegion:
         self._batch.call(operation, jobId=handle.job_id, reason=CANCEL_REASON)
 
     def clean_up(self, handle: Handle) -> list[Leftover]:
-        """Deregister the definition of a job; return the queue and the machines that exist.
+        """Deregister a job's definition; return the existing queue and machines.
 
         Raises SettingsError for a job that has not ended.
         """
@@ -191,12 +189,12 @@ class BatchRegion:
         else:
             arn = str(detail["jobDefinition"])
             command = _build_command(self.region, "deregister-job-definition", arn)
-            reason = "the job has no tags of Regauge, which may not have registered it"
+            reason = "the job lacks Regauge tags, so Regauge may not have registered it"
             leftovers.append(Leftover(arn, reason, " ".join(command)))
         return [*leftovers, *self._audit_queue(str(detail["jobQueue"])), self._audit_logs(detail)]
 
     def _audit_queue(self, name: str) -> Iterator[Leftover]:
-        """Yield the queue of a job and its compute environments, with the cost of machines."""
+        """Yield a job's queue and compute environments, with machine costs."""
         queues = self._batch.call("describe_job_queues", jobQueues=[name])["jobQueues"]
         for queue in queues:
             remedy = f"aws batch delete-job-queue --region {self.region} --job-queue "
@@ -206,7 +204,7 @@ class BatchRegion:
                 yield self._audit_environment(environment)
 
     def _audit_logs(self, detail: Detail) -> Leftover:
-        """Return the log group of a job, which stores its log after the end."""
+        """Return a job's log group, which keeps the log after the end."""
         options = list_containers(detail)[0].get("logConfiguration", {}).get("options", {})
         group = options.get("awslogs-group", DEFAULT_LOG_GROUP)
         command = f"aws logs delete-log-group --region {self.region} --log-group-name {group}"
@@ -224,16 +222,16 @@ class BatchRegion:
 
 
 def list_containers(document: Detail) -> list[Detail]:
-    """Return the containers of a job definition or of a job, one per range of nodes."""
+    """Return the containers in a job definition or job, one per node range."""
     ranges = document.get("nodeProperties", {}).get("nodeRangeProperties", [])
     single = document.get("containerProperties") or document.get("container", {})
     return [node_range["container"] for node_range in ranges] or [single]
 
 
 def check_image(image: str) -> None:
-    """Raise SettingsError if a registry of Amazon ECR does not contain an image.
+    """Raise SettingsError if an Amazon ECR registry does not contain an image.
 
-    Images of other registries are not checked, nor is a registry that cannot be read.
+    Other registries are not checked, nor is a registry that cannot be read.
     """
     match = _ECR_IMAGE.fullmatch(image)
     if match is None:
@@ -257,14 +255,14 @@ def check_image(image: str) -> None:
 
 
 def _find_previous(detail: Detail) -> str | None:
-    """Return the job that a stage of a pipeline waits for; None for the first one."""
+    """Return the job that a pipeline stage waits for; None for the first stage."""
     if f"{TAG_PREFIX}stage" not in detail.get("tags", {}):
         return None
     return next((str(item["jobId"]) for item in detail.get("dependsOn", [])), None)
 
 
 def list_child_names(detail: Detail) -> list[str]:
-    """Return the identifiers of the nodes of a job, or of the jobs of an array.
+    """Return the identifiers for a job's nodes, or for an array's jobs.
 
     Source: https://docs.aws.amazon.com/batch/latest/userguide/multi-node-parallel-jobs.html.
     """
@@ -277,7 +275,7 @@ def list_child_names(detail: Detail) -> list[str]:
 
 
 def describe_machines(environment: Detail) -> str:
-    """Return the vCPUs that a compute environment runs now, with their cost if it is known."""
+    """Return a compute environment's running vCPUs, with their cost if known."""
     resources, tags = environment.get("computeResources", {}), environment.get("tags", {})
     desired, minimum = resources.get("desiredvCpus", 0), resources.get("minvCpus", 0)
     text = f"{desired} vCPUs run now, {minimum} keep running without a job"
@@ -290,7 +288,7 @@ def describe_machines(environment: Detail) -> str:
 
 
 PRICE_KEYS = ("usd-per-machine-hour", "machine-vcpus")
-"""Tags of a compute environment that its cost is computed from."""
+"""Compute environment tags used to compute the cost."""
 
 
 def _build_command(region: str, operation: str, arn: str) -> tuple[str, ...]:

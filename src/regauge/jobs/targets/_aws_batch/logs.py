@@ -1,4 +1,4 @@
-"""Log streams of CloudWatch Logs."""
+"""CloudWatch Logs streams."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ if TYPE_CHECKING:
     from regauge.jobs.targets._aws_batch.client import AwsClient
 
 PAUSE_SECONDS = 2.0
-"""Time between two requests for new lines."""
 
 
 def select_child(detail: dict[str, Any], rank: int | None) -> str:
-    """Return the node that runs a rank, or the job of an array with this index.
+    """Return the node that runs a rank, or the array job with this index.
 
-    By default this is the main node, or job 0 of the array. Raises SettingsError for other ranks.
+    By default this is the main node, or job 0 in the array. Raises SettingsError for other ranks.
     """
     names = list_child_names(detail)
     if not names:
@@ -39,9 +38,9 @@ def select_child(detail: dict[str, Any], rank: int | None) -> str:
 
 
 def find_log_stream(detail: dict[str, Any], attempt: int | None) -> tuple[str, str]:
-    """Return the log group and the log stream of an attempt, by default of the last one.
+    """Return an attempt's log group and log stream, by default for the last attempt.
 
-    Raises SettingsError if there is none.
+    Raises SettingsError without a log stream.
     """
     container = detail.get("container", {})
     options = container.get("logConfiguration", {}).get("options", {})
@@ -64,7 +63,7 @@ def find_log_stream(detail: dict[str, Any], attempt: int | None) -> tuple[str, s
 def read_stream(
     logs: AwsClient, group: str, stream: str, *, describe: Callable[[], dict[str, Any]] | None
 ) -> Iterator[str]:
-    """Yield the lines of a log stream; if `describe` is set, until the job that it reads ends."""
+    """Yield a log stream's lines; if `describe` is set, until the job it reads ends."""
     token: str | None = None
     has_ended = describe is None
     while True:

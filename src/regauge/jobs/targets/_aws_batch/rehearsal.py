@@ -1,9 +1,9 @@
-"""The processes of the requests, as Batch starts them on the nodes of a job.
+"""The processes that Batch starts for the requests on a job's nodes.
 
 | variables | source |
 | --- | --- |
-| of every job | https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html |
-| of a multi-node job | https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html |
+| in every job | https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html |
+| in a multi-node job | https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html |
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from regauge.jobs.targets import LeaderAddress, NodeCommand
 def build_node_commands(
     definition: dict[str, Any], request: dict[str, Any], leader: LeaderAddress
 ) -> list[NodeCommand]:
-    """Return the process of each node, or of each job of an array.
+    """Return the process for each node or array job.
 
-    The port of the rendezvous is that of `leader`; the main node has no variable with its address.
+    The rendezvous port comes from `leader`; the main node lacks a variable with its own address.
     """
     nodes = definition.get("nodeProperties")
     size = request.get("arrayProperties", {}).get("size", 1)
@@ -45,9 +45,9 @@ def build_node_commands(
 
 
 def build_node_variables(index: int, nodes: dict[str, Any], main_address: str) -> dict[str, str]:
-    """Return the variables of a node of a multi-node parallel job.
+    """Return a node's variables in a multi-node parallel job.
 
-    Only the child nodes have the address of the main node.
+    Only child nodes get the main node's address.
     """
     main = nodes["mainNode"]
     variables = {

@@ -1,4 +1,4 @@
-"""The settings of the target `aws-batch`. This module imports no torch."""
+"""`aws-batch` target settings. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AllocationStrategy = Literal[
     "SPOT_PRICE_CAPACITY_OPTIMIZED",
 ]
 DEFAULT_LOG_GROUP = "/aws/batch/job"
-"""Log group that Batch creates itself."""
+"""Log group created by Batch itself."""
 _ROLE = re.compile(r"arn:aws[-a-z]*:iam::\d{12}:role/[-\w+=,.@/]+")
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}")
@@ -26,10 +26,10 @@ _NAME = re.compile(r"[A-Za-z0-9][-_A-Za-z0-9]{0,99}")
 
 
 class FairShare(Settings):
-    """The fair-share scheduling policy of a queue."""
+    """A queue's fair-share scheduling policy."""
 
     share_decay_seconds: int = Field(default=604800, ge=0, le=604800)
-    """Seconds for which earlier usage of a share counts."""
+    """Seconds for which a share's earlier usage counts."""
     compute_reservation: int = Field(default=0, ge=0, le=99)
     """Percentage of vCPUs reserved for shares without running jobs."""
     weights: Mapping[str, float] = Field(default_factory=dict)
@@ -47,16 +47,16 @@ class FairShare(Settings):
 
 
 class CapacityReservation(Settings):
-    """A reservation of EC2 machines (On-Demand Capacity Reservation or Capacity Block)."""
+    """An EC2 machine reservation (On-Demand Capacity Reservation or Capacity Block)."""
 
     id: str
     """Identifier, such as cr-0123456789abcdef0."""
     zone: str
-    """Availability Zone of the reservation, such as us-east-1a."""
+    """The reservation's Availability Zone, such as us-east-1a."""
 
 
 class BatchStack(Settings):
-    """The machines and the queue that jobs run on; `launch --dry-run` prints their template."""
+    """The machines and the queue for jobs; `launch --dry-run` prints their template."""
 
     name: str = "regauge"
     """Name for the CloudFormation stack, the compute environment and the queue."""
@@ -65,24 +65,24 @@ class BatchStack(Settings):
     security_groups: tuple[str, ...]
     """Machine security groups; EFA needs one that allows all traffic to itself."""
     instance_types: tuple[str, ...] = ()
-    """Machine types of the compute environment; by default only `launch.instance`."""
+    """Machine types in the compute environment; by default only `launch.instance`."""
     min_vcpus: int = Field(default=0, ge=0)
-    """Minimum number of vCPUs, which run and cost money even without a job."""
+    """Minimum vCPUs, which run and cost money even without a job."""
     max_vcpus: int | None = Field(default=None, ge=1)
-    """Maximum number of vCPUs; by default as many as the job needs."""
+    """Maximum vCPUs; by default as many as the job needs."""
     allocation_strategy: AllocationStrategy | None = None
     """Selection of machine types; by default SPOT_PRICE_CAPACITY_OPTIMIZED for Spot machines,
     and otherwise BEST_FIT_PROGRESSIVE."""
     placement_group: str | None = None
-    """Name of an existing cluster placement group; by default EFA machines get a new one."""
+    """Existing cluster placement group; by default EFA machines get a new one."""
     capacity_reservation: CapacityReservation | None = None
-    """Reservation that the machines are started in."""
+    """Reservation to start the machines in."""
     image_id: str | None = None
     """Machine image (AMI) with an ECS agent and the drivers; by default Amazon's ECS image."""
     pending_minutes: int = Field(default=60, ge=10, le=1440)
     """Minutes after which Batch cancels a job that cannot start."""
     fair_share: FairShare | None = None
-    """Scheduling policy of the queue; by default first in, first out."""
+    """Queue scheduling policy; by default first in, first out."""
 
     @field_validator("name")
     @classmethod
@@ -102,34 +102,34 @@ class BatchStack(Settings):
 
 
 class BatchSettings(Launcher):
-    """The queue, the roles and the size of the containers of a job."""
+    """Queue, roles and container size for a job."""
 
     region: str = "us-east-1"
     """AWS region."""
     queue: str | None = None
-    """Name or ARN of the job queue; by default the queue of `stack`."""
+    """Job queue name or ARN; by default the `stack` queue."""
     job_role: str | None = None
-    """Role ARN for the containers, such as one that may read the data."""
+    """Role ARN for the containers, for example to read the data."""
     execution_role: str | None = None
     """Role ARN for starting containers: it reads the image and the secrets."""
     log_group: str = DEFAULT_LOG_GROUP
     """Log group in CloudWatch Logs."""
     share_identifier: str | None = None
-    """Share of the jobs in a queue with a fair-share policy."""
+    """The jobs' share in a queue with a fair-share policy."""
     scheduling_priority: int | None = Field(default=None, ge=0, le=9999)
-    """Priority among the jobs of a share; higher values are scheduled first."""
+    """Priority among jobs in the same share; higher values are scheduled first."""
     vcpus: int | None = Field(default=None, ge=1)
     """vCPUs per container; by default all of the machine's."""
     memory_gib: float | None = Field(default=None, gt=0)
     """Memory per container in GiB; by default 90 % of the machine's."""
     stack: BatchStack | None = None
-    """Machines and queue, if they are created by a stack of this run file."""
+    """Machines and queue, if a stack from this run file creates them."""
 
     @field_validator("region")
     @classmethod
     def _check_region(cls, value: str) -> str:
         if not _REGION.fullmatch(value):
-            raise ValueError(f"{value!r} is not a region of AWS; write one such as us-east-1")
+            raise ValueError(f"{value!r} is not an AWS region; write one such as us-east-1")
         return value
 
     @field_validator("job_role", "execution_role")
@@ -137,7 +137,7 @@ class BatchSettings(Launcher):
     def _check_role(cls, value: str | None) -> str | None:
         if value is not None and not _ROLE.fullmatch(value):
             example = "arn:aws:iam::123456789012:role/name"
-            raise ValueError(f"{value!r} is not an ARN of a role; write one such as {example}")
+            raise ValueError(f"{value!r} is not a role ARN; write one such as {example}")
         return value
 
     @field_validator("share_identifier")

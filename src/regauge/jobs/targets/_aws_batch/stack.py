@@ -1,4 +1,4 @@
-"""The machines and the queue of a stack, as requests and as a CloudFormation template."""
+"""A stack's machines and queue, as requests and as a CloudFormation template."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Documents = dict[str, Any]
 
 
 def build_stack(job: JobSpec, target: BatchSettings, stack: BatchStack) -> Documents:
-    """Return the requests that create the stack of a job, and its template, by file name."""
+    """Return file name -> request that creates the job's stack, and the template."""
     image = find_batch_devices(require_machine(job).vendor).image_parameter
     group = _find_placement_group(job, stack)
     role, has_policy = f"{stack.name}-instance", stack.fair_share is not None
@@ -79,7 +79,7 @@ def _find_placement_group(job: JobSpec, stack: BatchStack) -> str | None:
 
 
 def _name_policy(target: BatchSettings, stack: BatchStack) -> str:
-    """Return the ARN of the scheduling policy, with the account of a role in the settings."""
+    """Return the scheduling policy ARN, with the account from a role in the settings."""
     accounts = [_ACCOUNT.search(role) for role in (target.execution_role, target.job_role) if role]
     if not accounts or accounts[0] is None:
         return UNKNOWN_POLICY
@@ -89,7 +89,7 @@ def _name_policy(target: BatchSettings, stack: BatchStack) -> str:
 def _render_requests(
     job: JobSpec, target: BatchSettings, stack: BatchStack, names: dict[str, Any]
 ) -> Documents:
-    """Return the requests; `names` are those of their parts, or references between resources."""
+    """Return the requests; `names` are part names, or references between resources."""
     machine = require_machine(job)
     reservation = stack.capacity_reservation
     requests: Documents = render_document(
@@ -112,7 +112,7 @@ def _render_requests(
 
 
 def _list_lustre_mounts(job: JobSpec, region: str) -> list[tuple[str, str]]:
-    """Return the address and the folder of each file system that a machine mounts."""
+    """Return the address and folder for each file system that a machine mounts."""
     sources = [(item.name, LustreSource.parse(item)) for item in job.volumes if item.kind == "fsx"]
     return [
         (f"{source.find_host_name(region)}@tcp:/{source.mount_name}", f"{HOST_MOUNTS}/{name}")
@@ -121,7 +121,7 @@ def _list_lustre_mounts(job: JobSpec, region: str) -> list[tuple[str, str]]:
 
 
 def _build_stack_tags(job: JobSpec) -> dict[str, str]:
-    """Return the tags of a stack: labels, the machine type, and its price with a date."""
+    """Return a stack's tags: labels, machine type, and the price with a date."""
     machine = require_machine(job)
     price = machine.usd_per_hour
     values = {
@@ -135,7 +135,7 @@ def _build_stack_tags(job: JobSpec) -> dict[str, str]:
 
 
 def _list_secrets(job: JobSpec) -> dict[str, list[str]]:
-    """Return the ARNs of the secrets of each service by the action that reads them."""
+    """Return IAM action -> secret ARNs that it reads."""
     arns = {
         action: sorted(
             {arn for arn in job.secrets.values() if re.match(rf"arn:aws[-a-z]*:{service}:", arn)}
@@ -146,7 +146,7 @@ def _list_secrets(job: JobSpec) -> dict[str, list[str]]:
 
 
 def _capitalize_keys(value: Any) -> Any:
-    """Return a request with the names of CloudFormation's properties; tags stay unchanged."""
+    """Return a request with CloudFormation property names; tags stay unchanged."""
     if isinstance(value, list):
         return [_capitalize_keys(item) for item in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The state of a job, from the responses of DescribeJobs.
+"""Job state from DescribeJobs responses.
 
 Format: https://docs.aws.amazon.com/batch/latest/APIReference/API_JobDetail.html.
 """
@@ -18,25 +18,24 @@ if TYPE_CHECKING:
     from regauge.jobs.targets import Handle
 
 Detail = dict[str, Any]
-"""An entry of `jobs` in the response of DescribeJobs."""
 FINAL_STATUSES = ("SUCCEEDED", "FAILED")
 QUEUED_STATUSES = ("SUBMITTED", "PENDING", "RUNNABLE")
-"""Statuses of a job that no machine runs."""
+"""Statuses before a job runs on a machine."""
 ACTIVE_STATUSES = ("RUNNING", "STARTING", "RUNNABLE", "PENDING", "SUBMITTED")
-"""Statuses of an array that has not ended, by precedence."""
+"""Statuses of an unfinished array, by precedence."""
 CANCEL_REASON = "cancelled by regauge job cancel"
 TIME_LIMIT_ACTION = "Canceled by JobStateTimeLimit"
-"""Beginning of the status reason of a job that Batch cancels, because it cannot start."""
+"""Status reason prefix for a job that Batch cancels because it cannot start."""
 MEMORY_REASON = "OutOfMemory"
-"""Part of the reason of a container that exceeds its memory."""
+"""Appears in the reason for a container that exceeds its memory."""
 ATTEMPT_TIMEOUT = "Job attempt duration exceeded timeout"
-"""Status reason of a job that exceeds its time limit; it is not retried."""
+"""Status reason for a job that exceeds its time limit; it is not retried."""
 
 
 def find_state(detail: Detail) -> JobState:
-    """Return the state of a job or of a node.
+    """Return the state of a job or node.
 
-    A queued job that had an attempt restarts; it is preempted if that attempt lost its machine.
+    A queued job with an earlier attempt restarts; it is preempted if that attempt lost its machine.
     """
     status, attempts = _find_status(detail), detail.get("attempts", [])
     if status == "SUCCEEDED":
@@ -55,7 +54,7 @@ def find_state(detail: Detail) -> JobState:
 
 
 def _find_status(detail: Detail) -> str:
-    """Return the status; that of an array, which stays PENDING, is the one of its active jobs."""
+    """Return the status; an array stays PENDING, so its active jobs' status is used instead."""
     status = str(detail.get("status", ""))
     summary = detail.get("arrayProperties", {}).get("statusSummary", {})
     if status in FINAL_STATUSES or not summary:
@@ -64,12 +63,11 @@ def _find_status(detail: Detail) -> str:
 
 
 def is_final(detail: Detail) -> bool:
-    """Return whether a job has ended."""
     return detail["status"] in FINAL_STATUSES
 
 
 def find_started(chain: Sequence[Detail]) -> Detail:
-    """Return the last job of a pipeline that has started; the first one if none has."""
+    """Return the last pipeline job that has started; the first one if none has."""
     started = [
         item
         for item in chain
@@ -100,7 +98,7 @@ def _is_host_lost(reason: str) -> bool:
 
 
 def find_exit_code(detail: Detail) -> int | None:
-    """Return the exit code of the last attempt; None if it runs, or its container has none."""
+    """Return the last attempt's exit code; None while it runs, or without a container exit code."""
     if _find_status(detail) in ("RUNNING", "STARTING"):
         return None
     attempts = detail.get("attempts", [])
@@ -111,7 +109,7 @@ def find_exit_code(detail: Detail) -> int | None:
 
 
 def find_reason(detail: Detail) -> str:
-    """Return the reason of the scheduler, and the reasons of the last attempt if none runs now."""
+    """Return the scheduler's reason, plus the last attempt's reasons if none runs now."""
     reasons = [detail.get("statusReason", "")]
     if _find_status(detail) not in ("RUNNING", "STARTING"):
         reasons.append(detail.get("container", {}).get("reason", ""))
@@ -125,15 +123,15 @@ def _list_reasons(attempt: Detail) -> tuple[str, str]:
 
 
 def build_node_status(index: int, detail: Detail) -> NodeStatus:
-    """Return the status of a node, or of one job of an array."""
+    """Return the status of a node or array job."""
     host = str(detail.get("container", {}).get("containerInstanceArn", "")).rpartition("/")[2]
     return NodeStatus(index, find_state(detail), host, find_exit_code(detail), find_reason(detail))
 
 
 def build_status(handle: Handle, detail: Detail, children: Sequence[Detail]) -> JobStatus:
-    """Return the status of a job, with its nodes or the jobs of its array.
+    """Return a job's status, with its nodes or array jobs.
 
-    A multi-node parallel job ends as its main node does.
+    A multi-node parallel job ends when the main node does.
     """
     state, tags = find_state(detail), detail.get("tags", {})
     nodes = tuple(build_node_status(index, child) for index, child in enumerate(children))
@@ -187,7 +185,7 @@ def _find_failure(detail: Detail, exit_code: int | None, nodes: Sequence[NodeSta
 
 
 def list_job_events(detail: Detail) -> list[JobEvent]:
-    """Return the times of a job and of its attempts as events, oldest first."""
+    """Return job and attempt times as events, oldest first."""
     events = [(detail.get("createdAt"), f"job {detail['jobName']} submitted to its queue")]
     for number, attempt in enumerate(detail.get("attempts", []), start=1):
         code = attempt.get("container", {}).get("exitCode")

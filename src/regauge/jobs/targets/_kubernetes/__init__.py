@@ -1,13 +1,13 @@
-"""Parts of the launcher `kubernetes`: documents of each kind, kubectl, and the state of a job.
+"""Parts of the launcher `kubernetes`: documents for each kind, kubectl, and job state.
 
 | file | content |
 | --- | --- |
-| `settings` | the fields of the target |
-| `documents` | the job of each API, from `templates/` |
-| `pods` | the pod template and the metadata that all kinds share |
+| `settings` | target settings |
+| `documents` | each API's job, from `templates/` |
+| `pods` | the pod template and metadata shared by all kinds |
 | `volumes` | volumes, claims, and the run file as a ConfigMap |
-| `kubectl` | commands of kubectl and their errors |
-| `job_client` | state, events, logs, cancellation and cleanup of a job |
-| `job_status`, `job_set_status` | conditions and pods as the state of a job, or of a pipeline |
-| `operators` | the pods that the operators create, for a rehearsal |
+| `kubectl` | kubectl commands and their errors |
+| `job_client` | a job's state, events, logs, cancellation and cleanup |
+| `job_status`, `job_set_status` | conditions and pods -> job or pipeline state |
+| `operators` | the pods that operators create, for a rehearsal |
 """

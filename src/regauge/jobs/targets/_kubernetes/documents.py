@@ -1,4 +1,4 @@
-"""The job of each API of Kubernetes: Job, PyTorchJob, TrainJob with its runtime, and JobSet.
+"""Jobs for each Kubernetes API: Job, PyTorchJob, TrainJob with a runtime, and JobSet.
 
 The documents are in `templates/`. The PyTorchJob is valid for the training operator 1.7, 1.8 and
 1.9, the TrainJob for the trainer 2.0, 2.1 and 2.2.
@@ -25,13 +25,13 @@ KINDS = {
     "job": ("Job", "batch/v1"),
     "jobset": ("JobSet", "jobset.x-k8s.io/v1alpha2"),
 }
-"""Kind and version of the job of each API."""
+"""API -> job kind and version."""
 CONTAINERS = {"pytorchjob": "pytorch", "trainjob": "node", "job": "regauge", "jobset": "regauge"}
-"""Name of the container with the command; Kubeflow's operators ignore other containers."""
+"""Name of the command's container; Kubeflow's operators ignore other containers."""
 PORTS = {"c10d": 29400, "etcd": 2379}
-"""Port of each rendezvous backend, if the endpoint has none."""
+"""Rendezvous backend -> default port, if the endpoint does not set one."""
 OVERRIDABLE = ("serviceAccountName", "nodeSelector", "tolerations", "volumes")
-"""Fields of a pod that every version of the trainer can override."""
+"""Pod fields that every trainer version can override."""
 _TEMPLATES = Path(__file__).with_name("templates")
 _SHELL = ("/bin/sh", "-c")
 
@@ -39,7 +39,7 @@ _SHELL = ("/bin/sh", "-c")
 def build_documents(
     job: JobSpec, api: str, target: KubernetesSettings, metadata: Object
 ) -> list[Object]:
-    """Return the job of an API, after its runtime if it is a TrainJob.
+    """Return an API's job, preceded by the runtime if it is a TrainJob.
 
     Raises SettingsError if the API cannot run the job.
     """
@@ -52,9 +52,9 @@ def build_documents(
 
 
 def build_batch_job(job: JobSpec, target: KubernetesSettings, metadata: Object) -> Object:
-    """Return the Job of one node, or an Indexed Job with a pod per job of an array.
+    """Return a Job for one node, or an Indexed Job with one pod per array job.
 
-    After the failure of one job of an array, the other jobs continue.
+    After one array job fails, the others continue.
     """
     pods = job.jobs if job.jobs > 1 else None
     if pods:
@@ -67,7 +67,7 @@ def build_batch_job(job: JobSpec, target: KubernetesSettings, metadata: Object) 
 
 
 def _build_job_spec(job: JobSpec, template: Object, **changes: Any) -> Object:
-    """Return the specification of a Job; `pods` is the number of an Indexed Job."""
+    """Return a Job specification; `pods` is the pod count for an Indexed Job."""
     values = {
         "template": template,
         "pods": None,
@@ -81,13 +81,12 @@ def _build_job_spec(job: JobSpec, template: Object, **changes: Any) -> Object:
 
 
 def _render(name: str, **values: Any) -> Object:
-    """Return the document of a template."""
     document: Object = render_document(_TEMPLATES / f"{name}.yaml.jinja", **values)
     return document
 
 
 def build_pytorch_job(job: JobSpec, target: KubernetesSettings, metadata: Object) -> Object:
-    """Return the PyTorchJob of a training whose number of nodes may change.
+    """Return a PyTorchJob for training with a variable node count.
 
     The operator sets PET_NNODES and PET_RDZV_*, and each attempt meets at `<rdzvId>-<attempt>`
     (kubeflow/training-operator, pkg/controller.v1/pytorch/elastic.go).
@@ -114,7 +113,6 @@ def build_pytorch_job(job: JobSpec, target: KubernetesSettings, metadata: Object
 
 
 def _find_rendezvous(job: JobSpec) -> tuple[str, int]:
-    """Return the host and port of the rendezvous of a PyTorchJob."""
     endpoint = find_leader(job, "pytorchjob")
     if job.rendezvous == "etcd":
         if job.rendezvous_endpoint is None:
@@ -129,9 +127,9 @@ def _find_rendezvous(job: JobSpec) -> tuple[str, int]:
 
 
 def build_restart_script(max_attempts: int) -> str:
-    """Return the script that runs its arguments again after exit codes of RESTART_CODES.
+    """Return a script that reruns its arguments after exit codes in RESTART_CODES.
 
-    Code 143 leaves the pod, so that the operator replaces it; so does SIGKILL of the whole pod.
+    Code 143 leaves the pod, so that the operator replaces it; so does SIGKILL for the whole pod.
     """
     text = Path(__file__).with_name("restart.sh").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
@@ -141,13 +139,13 @@ def build_restart_script(max_attempts: int) -> str:
 
 
 def build_train_job(job: JobSpec, target: KubernetesSettings, metadata: Object) -> list[Object]:
-    """Return the TrainJob of a training with a fixed number of nodes, after its TrainingRuntime.
+    """Return a TrainJob for training with a fixed node count, after its TrainingRuntime.
 
     The runtime has the pods and the restart policy; the TrainJob has the command. An existing
     runtime is overridden instead.
     """
     if job.is_elastic:
-        problem = f"a TrainJob has no elastic nodes, and their number is {job.node_range}"
+        problem = f"a TrainJob cannot have elastic nodes, and the node count is {job.node_range}"
         remedy = "set launch.target.api to 'pytorchjob', or execution.nodes.count to one number"
         raise SettingsError(problem, remedy)
     check_host_name(job, f"-node-0-{job.max_nodes - 1}")
@@ -180,10 +178,10 @@ def build_train_job(job: JobSpec, target: KubernetesSettings, metadata: Object) 
 def _build_runtime(
     job: JobSpec, target: KubernetesSettings, metadata: Object, template: Object
 ) -> Object:
-    """Return the TrainingRuntime of a TrainJob.
+    """Return a TrainJob's TrainingRuntime.
 
-    A Job counts every pod that fails. All nodes of an attempt fail together, so the limit is a
-    multiple of their number.
+    A Job counts every failed pod. All nodes in an attempt fail together, so the limit is a multiple
+    of the node count.
     """
     limit = job.limit_seconds if target.trainjob_version != "2.2" else None
     failures = (job.max_attempts - 1) * job.max_nodes
@@ -198,9 +196,9 @@ def _build_runtime(
 
 
 def _list_overrides(template: Object, target: KubernetesSettings) -> Object:
-    """Return the fields of an existing runtime's pods that a TrainJob overrides.
+    """Return the pod fields that a TrainJob overrides in an existing runtime.
 
-    Raises SettingsError for a setting that a TrainJob of this version cannot override.
+    Raises SettingsError for a setting that a TrainJob cannot override in this version.
     """
     pod, version = target.pod, target.trainjob_version
     refused = {
@@ -220,7 +218,7 @@ def _list_overrides(template: Object, target: KubernetesSettings) -> Object:
 
 
 def build_job_set(job: JobSpec, target: KubernetesSettings, metadata: Object) -> Object:
-    """Return the JobSet of a pipeline, with a Job per stage."""
+    """Return a pipeline's JobSet, with one Job per stage."""
     return _render(
         "job_set",
         metadata=metadata,
@@ -239,7 +237,7 @@ def build_job_set(job: JobSpec, target: KubernetesSettings, metadata: Object) ->
 def _build_stage(
     job: JobSpec, stage: JobSpec, target: KubernetesSettings, metadata: Object
 ) -> Object:
-    """Return the specification of the Job of a stage; its pods share the volumes of the job.
+    """Return a stage's Job specification; its pods share the job's volumes.
 
     Training on several nodes is an Indexed Job, whose pod 0 serves the rendezvous.
     """
@@ -269,9 +267,9 @@ def _build_stage(
 
 
 def find_leader(job: JobSpec, api: str) -> str:
-    """Return the host and port of the c10d rendezvous, which the first pod serves.
+    """Return the c10d rendezvous host and port, served by the first pod.
 
-    Its host is the Service of the master, or a name in the Service of the JobSet.
+    The host is the master's Service, or a name in the JobSet's Service.
     """
     hosts = {
         "pytorchjob": f"{job.name}-master-0",
@@ -281,7 +279,7 @@ def find_leader(job: JobSpec, api: str) -> str:
 
 
 def check_host_name(job: JobSpec, suffix: str) -> None:
-    """Raise SettingsError if the host names of pods, name and suffix, would be too long."""
+    """Raise SettingsError if the pods' host names, name and suffix, would be too long."""
     maximum = MAX_HOST_NAME - len(suffix)
     if len(job.name) > maximum:
         problem = f"launch.name = '{job.name}' has more than {maximum} characters"

@@ -1,4 +1,4 @@
-"""A submitted job: its state, events and logs, its cancellation, and the removal of its objects."""
+"""A submitted job: read its state, events and logs, cancel it, and remove its objects."""
 
 from __future__ import annotations
 
@@ -34,34 +34,34 @@ POD_LABELS = {
     "JobSet": JOB_SET_NAME,
     "Job": JOB_NAME,
 }
-"""Label with the name of the job that its controller sets on pods."""
+"""Pod label with the job name, set by the job's controller."""
 RUNTIMES, CLAIMS = "trainingruntimes.trainer.kubeflow.org", "persistentvolumeclaims"
 OWNED_KINDS = (RUNTIMES, "configmaps", CLAIMS)
-"""Kinds that `submit` creates in addition to the job, in the order of their deletion."""
+"""Kinds that `submit` creates in addition to the job, in deletion order."""
 WORKLOADS = "workloads.kueue.x-k8s.io"
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
-"""Label of a workload, https://kueue.sigs.k8s.io/docs/tasks/troubleshooting/troubleshooting_jobs."""
+"""Workload label, https://kueue.sigs.k8s.io/docs/tasks/troubleshooting/troubleshooting_jobs."""
 _NODES_LINE = re.compile(r"attempt \d+ on \d+ nodes: (?P<nodes>.+)")
 _NODE = re.compile(r"(?P<host>\S+) \((?P<size>\d+)\)")
 
 
 @dataclass(frozen=True)
 class JobClient:
-    """A job in a namespace of a cluster."""
+    """A job in a cluster namespace."""
 
     handle: Handle
     cluster: KubectlNamespace
     kind: str
-    """Kind of the object, such as `PyTorchJob`."""
+    """Object kind, such as `PyTorchJob`."""
     resource: str
-    """Name of the kind for kubectl, with its group."""
+    """The kind's name for kubectl, with the group."""
     name: str
 
     @classmethod
     def open(cls, handle: Handle) -> JobClient:
-        """Return the client of a handle; raises SettingsError for another form.
+        """Return a handle's client; raises SettingsError for another form.
 
-        The context may contain slashes, as the ARN of an EKS cluster does.
+        The context may contain slashes, like an EKS cluster ARN.
         """
         parts = f"{handle.context}/{handle.job_id}".rsplit("/", 3)
         if len(parts) != len(("context", "namespace", "kind", "name")) or parts[2] not in KINDS:
@@ -80,7 +80,7 @@ class JobClient:
         )
 
     def find_status(self) -> JobStatus:
-        """Return the state of the job; raises SettingsError if the cluster does not have it."""
+        """Return the job's state; raises SettingsError if the cluster does not have the job."""
         job = self._read_job()
         pods = self._list_pods()
         events = [] if pods else self._list_events(job)
@@ -93,13 +93,13 @@ class JobClient:
         return describe_job(self.handle, objects)
 
     def list_events(self) -> list[JobEvent]:
-        """Return the events of the job and of its objects, oldest first."""
+        """Return events for the job and its objects, oldest first."""
         return [_convert_event(event) for event in self._list_events(self._read_job())]
 
     def read_log(self, request: LogRequest) -> Iterator[str]:
-        """Yield the log of the pod with a rank; raises SettingsError if there is none.
+        """Yield the log of the pod with a rank; raises SettingsError without such a pod.
 
-        Of a pipeline, it is a pod of the last stage that has started.
+        For a pipeline, this is a pod in the last stage that has started.
         """
         pods = sorted(self._list_pods(), key=_find_creation_time)
         if self.kind == "JobSet":
@@ -145,9 +145,9 @@ class JobClient:
             self.cluster.patch(WORKLOADS, name, {"spec": {"active": False}})
 
     def clean_up(self) -> list[Leftover]:
-        """Delete the job and the objects of `submit`; return the file systems that remain.
+        """Delete the job and the objects created by `submit`; return the remaining file systems.
 
-        The job is deleted first: a TrainJob that failed runs again if its JobSet is deleted before
+        The job is deleted first: a failed TrainJob runs again if its JobSet is deleted before it
         (kubeflow/trainer#3737).
         """
         job = self.cluster.find(self.resource, self.name)
@@ -175,7 +175,7 @@ class JobClient:
         ]
 
     def _audit_objects(self, selector: str, claims: list[str]) -> list[Leftover]:
-        """Return the objects of the job that still exist, and the claims of its user."""
+        """Return the job's remaining objects, and the user's claims."""
         late = "it was not deleted in time"
         foreign = "it existed before the job, and its files cost money"
         objects = [
@@ -190,7 +190,7 @@ class JobClient:
         ]
 
     def _list_claims(self, job: Object) -> list[str]:
-        """Return the claims in a job's pods that `submit` did not create."""
+        """Return claims in a job's pods that `submit` did not create."""
         selector = f"--selector={JOB_LABEL}={self.name}"
         documents = [job, *self.cluster.list_items(RUNTIMES, selector)]
         names = {name for document in documents for name in _find_values(document, "claimName")}
@@ -201,7 +201,7 @@ class JobClient:
         """Return the index of the pod that runs a rank.
 
         The rendezvous numbers the nodes; every pod logs their hosts in this order. Without that
-        line, the order is that of the pods.
+        line, the pod order is used.
         """
         sizes: list[tuple[int, int]] = []
         hosts = {pod["spec"].get("hostname", pod["metadata"]["name"]): pod for pod in pods}
@@ -222,7 +222,7 @@ class JobClient:
         raise SettingsError("no node has this rank", "choose a smaller --rank")
 
     def _count_processes(self) -> int:
-        """Return the processes per node, as planned; 1 if their number depends on the machine."""
+        """Return the processes per node, as planned; 1 if the machine decides."""
         value = self._read_job()["metadata"].get("annotations", {}).get(PROCESSES, "auto")
         return int(value) if value.isdigit() else 1
 
@@ -237,9 +237,9 @@ class JobClient:
         return self.cluster.list_items("pods", f"--selector={POD_LABELS[self.kind]}={self.name}")
 
     def _list_events(self, job: Object) -> list[Object]:
-        """Return the events of the job and of objects whose names begin with its name.
+        """Return events for the job and for objects whose names begin with the job name.
 
-        An earlier job of this name may have events, too.
+        An earlier job with this name may have events, too.
         """
         name = re.compile(rf"{re.escape(self.name)}(-.*)?")
         events = [
@@ -251,7 +251,6 @@ class JobClient:
         return sorted(events, key=_find_event_time)
 
     def _list_workloads(self, job: Object) -> list[Object]:
-        """Return the workload of a job in a queue."""
         if QUEUE_LABEL not in job["metadata"].get("labels", {}):
             return []
         uid = job["metadata"].get("uid", "")
@@ -281,7 +280,7 @@ def _has_restarted(pod: Object) -> bool:
 
 
 def _find_values(value: Any, key: str) -> Iterator[str]:
-    """Yield the values of a key anywhere in a JSON-ready value."""
+    """Yield a key's values anywhere in a JSON-ready value."""
     if isinstance(value, dict):
         for name, item in value.items():
             if name == key:
@@ -294,7 +293,7 @@ def _find_values(value: Any, key: str) -> Iterator[str]:
 
 
 def _describe_file_system(volume: Object) -> Leftover | None:
-    """Return the leftover of the file system behind a static volume; None for other volumes."""
+    """Return the leftover file system behind a static volume; None for other volumes."""
     source = volume["spec"].get("csi", {})
     command = DELETE_COMMANDS.get(source.get("driver", ""))
     if command is None:

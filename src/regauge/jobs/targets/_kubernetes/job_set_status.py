@@ -1,4 +1,4 @@
-"""The state of a pipeline from its JobSet and the Jobs of its stages."""
+"""Pipeline state from a JobSet and the stages' Jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Object = dict[str, Any]
 
 
 def describe_job_set(handle: Handle, objects: JobObjects, jobs: Sequence[Object]) -> JobStatus:
-    """Return the state of a pipeline. `jobs` are the Jobs of the stages that have been created."""
+    """Return a pipeline's state. `jobs` are the stage Jobs created so far."""
     by_name = {job["metadata"]["name"]: job for job in jobs}
     whole = describe_job(handle, objects)
     stages: list[tuple[str, JobStatus]] = []
@@ -49,7 +49,7 @@ def describe_job_set(handle: Handle, objects: JobObjects, jobs: Sequence[Object]
 def _describe_missing(
     handle: Handle, whole: JobStatus, earlier: Sequence[tuple[str, JobStatus]]
 ) -> JobStatus:
-    """Return the state of a stage whose Job has not been created."""
+    """Return a stage's state before its Job has been created."""
     if not earlier:
         return JobStatus(handle, "cancelled" if whole.is_final else "pending", whole.reason)
     name, previous = earlier[-1]

@@ -1,4 +1,4 @@
-"""The state of a job from the objects of the cluster: its conditions, its pods and its events."""
+"""Job state from cluster objects: conditions, pods and events."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 Object = dict[str, Any]
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
-"""Label and annotation of the pods of an Indexed Job."""
+"""Pod label and annotation in an Indexed Job."""
 REPLICA_TYPE = "training.kubeflow.org/replica-type"
 REPLICA_INDEX = "training.kubeflow.org/replica-index"
-"""Labels of the pods of a PyTorchJob; its workers follow the master."""
+"""Pod labels in a PyTorchJob; workers follow the master."""
 SUCCESS_CONDITIONS = ("Succeeded", "Complete", "Completed")
-"""Condition of a PyTorchJob, of a Job and a TrainJob, and of a JobSet that has succeeded."""
+"""Success condition for a PyTorchJob, for a Job and TrainJob, and for a JobSet."""
 IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 CONFIGURATION_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 MEMORY_REASON = "OOMKilled"
@@ -32,23 +32,20 @@ _QUOTA = re.compile(r"exceeded quota: ([^,]+).*?requested: (.*?), used: (.*?), l
 
 @dataclass(frozen=True)
 class JobObjects:
-    """The objects of a job in the cluster."""
-
     job: Object
     pods: Sequence[Object]
     events: Sequence[Object] = ()
     workloads: Sequence[Object] = ()
-    """Workloads of Kueue, if the job is in a queue."""
+    """Kueue workloads, if the job is in a queue."""
 
     @property
     def current_pods(self) -> dict[int, Object]:
-        """The newest pod of each node."""
+        """Node -> newest pod."""
         pods = sorted(self.pods, key=lambda pod: pod["metadata"].get("creationTimestamp", ""))
         return {find_index(pod): pod for pod in pods}
 
 
 def describe_job(handle: Handle, objects: JobObjects) -> JobStatus:
-    """Return the state of a job."""
     job = objects.job
     annotations = job["metadata"].get("annotations", {})
     status = job.get("status", {})
@@ -76,7 +73,6 @@ def describe_job(handle: Handle, objects: JobObjects) -> JobStatus:
 
 
 def find_index(pod: Object) -> int:
-    """Return the number of the node of a pod."""
     metadata = pod["metadata"]
     values = {**metadata.get("annotations", {}), **metadata.get("labels", {})}
     if REPLICA_INDEX in values:
@@ -85,18 +81,16 @@ def find_index(pod: Object) -> int:
 
 
 def find_exit_code(pod: Object) -> int | None:
-    """Return the exit code of the last container of a pod that ended; None if none did."""
+    """Return the exit code of the pod's last container that ended, if any."""
     code = _find_terminated(pod).get("exitCode")
     return None if code is None else int(code)
 
 
 def is_true(conditions: Iterable[Mapping[str, Any]], kind: str) -> bool:
-    """Return whether a condition is true."""
     return any(item["type"] == kind and item["status"] == "True" for item in conditions)
 
 
 def _find_state(objects: JobObjects) -> tuple[JobState, str]:
-    """Return the state of a job and its reason."""
     job, pods = objects.job, objects.pods
     conditions = job.get("status", {}).get("conditions", [])
     if any(is_true(conditions, kind) for kind in SUCCESS_CONDITIONS):
@@ -115,7 +109,7 @@ def _find_state(objects: JobObjects) -> tuple[JobState, str]:
 def _find_active_state(
     objects: JobObjects, conditions: Iterable[Mapping[str, Any]]
 ) -> tuple[JobState, str]:
-    """Return the state of a job with pods that has not ended, and its reason."""
+    """Return the state and reason for an unfinished job with pods."""
     current = list(objects.current_pods.values())
     reason = "; ".join(sorted({*map(explain_pending, current)} - {""}))
     running = [pod for pod in current if _find_phase(pod) == "Running"]
@@ -153,7 +147,7 @@ def explain_pending(pod: Object) -> str:
 
 
 def _explain_no_pods(objects: JobObjects) -> str:
-    """Return why a job has no pods: a quota, or an operator that does not answer."""
+    """Return why a job lacks pods: a quota, or an operator that does not answer."""
     for event in reversed(objects.events):
         message = event.get("message", "")
         if match := _QUOTA.search(message):
@@ -178,13 +172,12 @@ def _explain_suspension(objects: JobObjects) -> str:
 
 
 def _explain_exit(objects: JobObjects) -> str:
-    """Return the exit code of the newest pod that failed, as text."""
+    """Return the newest failed pod's exit code, as text."""
     codes = [find_exit_code(pod) for pod in objects.pods if _has_failed(pod)]
     return f"exit code {codes[-1]}" if codes and codes[-1] is not None else "a pod was lost"
 
 
 def _describe_pod(index: int, pod: Object) -> NodeStatus:
-    """Return the state of a node."""
     states: dict[str, JobState] = {"Running": "running", "Succeeded": "succeeded"}
     phase, code = _find_phase(pod), find_exit_code(pod)
     state = states.get(phase, "unknown")
@@ -199,7 +192,7 @@ def _describe_pod(index: int, pod: Object) -> NodeStatus:
 
 
 def _describe_failure(failed: list[Object], reason: str) -> JobFailure:
-    """Return why a job failed: the node and the last line of its log, if they are known."""
+    """Return why a job failed, with the node and its last log line if known."""
     if not failed:
         return JobFailure("unknown", message=reason)
     terminated = _find_terminated(failed[0])
@@ -209,7 +202,7 @@ def _describe_failure(failed: list[Object], reason: str) -> JobFailure:
 
 
 def _find_failed_pods(objects: JobObjects) -> list[Object]:
-    """Return the pods that failed, first those whose exit code ended the job."""
+    """Return the failed pods, first those whose exit code ended the job."""
     pods = [pod for pod in objects.pods if _has_failed(pod)]
     return sorted(pods, key=lambda pod: find_exit_code(pod) in {*RESTART_CODES, None})
 
@@ -220,7 +213,7 @@ def _has_failed(pod: Object) -> bool:
 
 
 def _find_disruption(pod: Object) -> str:
-    """Return why the cluster took a pod away; empty if it did not."""
+    """Return why the cluster took a pod away; empty otherwise."""
     for condition in pod.get("status", {}).get("conditions", []):
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             return f"{condition.get('reason', '')}: {condition.get('message', '')}".strip(": ")
@@ -228,7 +221,7 @@ def _find_disruption(pod: Object) -> str:
 
 
 def _find_terminated(pod: Object) -> Object:
-    """Return the last termination of a pod's container; empty if it has not ended."""
+    """Return the last termination of a pod's container; empty while it runs."""
     for status in _list_containers(pod):
         for state in ("state", "lastState"):
             terminated = status.get(state, {}).get("terminated")
@@ -238,7 +231,6 @@ def _find_terminated(pod: Object) -> Object:
 
 
 def _find_min_nodes(job: Object) -> int:
-    """Return the minimum number of pods of a running job."""
     spec = job.get("spec", {})
     if job["kind"] == "PyTorchJob":
         return int(spec.get("elasticPolicy", {}).get("minReplicas", 1))
@@ -251,9 +243,9 @@ def _is_suspended(job: Object) -> bool:
 
 
 def _count_attempts(objects: JobObjects) -> int | None:
-    """Return the number of starts of the node that was started most often.
+    """Return how often the most restarted node was started.
 
-    None for a PyTorchJob, whose operator deletes a pod before it creates the next one.
+    None for a PyTorchJob, whose operator deletes a pod before creating the next one.
     """
     if objects.job["kind"] == "PyTorchJob":
         return None
@@ -265,7 +257,6 @@ def _count_attempts(objects: JobObjects) -> int | None:
 
 
 def _find_message(conditions: Iterable[Mapping[str, Any]], kind: str) -> str:
-    """Return the message of a condition, or its reason."""
     messages = [
         item.get("message") or item.get("reason", "") for item in conditions if item["type"] == kind
     ]
@@ -273,7 +264,6 @@ def _find_message(conditions: Iterable[Mapping[str, Any]], kind: str) -> str:
 
 
 def _find_end(job: Object) -> str | None:
-    """Return the time at which a job succeeded or failed."""
     for item in job.get("status", {}).get("conditions", []):
         if item["type"] in {*SUCCESS_CONDITIONS, "Failed"} and item["status"] == "True":
             return str(item["lastTransitionTime"]) if "lastTransitionTime" in item else None
@@ -281,7 +271,6 @@ def _find_end(job: Object) -> str | None:
 
 
 def _find_first_start(pods: Sequence[Object]) -> str | None:
-    """Return the time at which the first pod of a job started."""
     times = [pod["status"]["startTime"] for pod in pods if pod.get("status", {}).get("startTime")]
     return min(times, default=None)
 

@@ -1,4 +1,4 @@
-"""Commands of kubectl, and their failures as errors with a remedy."""
+"""kubectl commands, with failures as errors with a remedy."""
 
 from __future__ import annotations
 
@@ -23,27 +23,24 @@ CREDENTIAL_PHRASES = (
     "provide credentials",
     "asked for the client to provide",
 )
-"""Parts of kubectl's messages if the cluster does not accept the credentials, in lowercase."""
+"""Parts of kubectl messages about rejected credentials, in lowercase."""
 MISSING_PHRASES = ("notfound", "not found")
 DEFAULT_REMEDY = "correct the setting that kubectl names"
-"""Remedy of a failure that has no specific one."""
+"""Remedy for failures without a specific one."""
 DELETE_SECONDS = 50
-"""Maximum wait for the deletion of an object."""
 
 
 @dataclass(frozen=True)
 class KubectlNamespace:
-    """A namespace of a cluster, as a context of kubectl."""
-
     context: str
     namespace: str
 
     def run(self, *arguments: str, text: str | None = None) -> str:
-        """Run kubectl and return its output; raises the errors of `run_kubectl`."""
+        """Run kubectl and return its output; raises the same errors as `run_kubectl`."""
         return run_kubectl(*self._options, *arguments, text=text, remedy=DEFAULT_REMEDY)
 
     def find(self, *arguments: str) -> dict[str, Any] | None:
-        """Return an object or a list as JSON; None if the server does not have it."""
+        """Return an object or list as JSON; None if the server does not have it."""
         try:
             return dict(json.loads(self.run("get", *arguments, "-o", "json")))
         except SettingsError as error:
@@ -52,27 +49,26 @@ class KubectlNamespace:
             raise
 
     def list_items(self, *arguments: str) -> list[dict[str, Any]]:
-        """Return the objects of a list; empty if the server does not know their kind."""
+        """Return a list's objects; empty if the server does not know their kind."""
         document = self.find(*arguments)
         return list(document["items"]) if document else []
 
     def create(self, text: str) -> str:
-        """Create the object of a YAML document; return its kind and name, `kind/name`.
+        """Create a YAML document's object; return `kind/name`.
 
-        `create` refuses an object that exists, which `apply` would change.
+        `create` refuses an existing object, which `apply` would change.
         """
         return self.run("create", "-f", "-", "-o", "name", text=text).strip()
 
     def delete(self, *arguments: str) -> None:
-        """Delete objects and wait for their end; objects that do not exist are ignored."""
+        """Delete objects and wait until they are gone; missing objects are ignored."""
         self.run("delete", *arguments, "--ignore-not-found", f"--timeout={DELETE_SECONDS}s")
 
     def patch(self, kind: str, name: str, patch: dict[str, Any]) -> None:
-        """Change fields of an object."""
         self.run("patch", kind, name, "--type=merge", "-p", json.dumps(patch))
 
     def stream(self, *arguments: str) -> Iterator[str]:
-        """Yield the lines that a command prints, while it runs; raises as `run_kubectl`."""
+        """Yield a command's output lines while it runs; raises like `run_kubectl`."""
         command = [find_client("kubectl", PACKAGE), *self._options, *arguments]
         with (
             tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as messages,
@@ -97,7 +93,6 @@ class KubectlNamespace:
                 )
 
     def command(self, *arguments: str) -> str:
-        """Return a command line that a user can copy."""
         return " ".join(("kubectl", *self._options, *arguments))
 
     @property
@@ -106,7 +101,7 @@ class KubectlNamespace:
 
 
 def find_context(context: str | None) -> str:
-    """Return a context, by default the current one; raises PreflightError if there is none."""
+    """Return a context, by default the current one; raises PreflightError without one."""
     if context is not None:
         return context
     try:
@@ -129,14 +124,14 @@ def run_kubectl(*arguments: str, text: str | None = None, remedy: str) -> str:
 
 
 def is_missing(error: RegaugeError) -> bool:
-    """Return whether an error reports an object or a kind that the server does not have."""
+    """Return whether an error reports an object or kind that the server does not have."""
     lower = error.problem.lower()
     is_unknown_kind = "doesn't have a resource type" in lower
     return is_unknown_kind or any(phrase in lower for phrase in MISSING_PHRASES)
 
 
 def _convert_error(error: TransientError | SettingsError) -> RegaugeError:
-    """Return the error of kubectl with the remedy for its reason."""
+    """Convert a kubectl error, with the remedy for its reason."""
     if isinstance(error, TransientError):
         return error
     problem, lower = error.problem, error.problem.lower()

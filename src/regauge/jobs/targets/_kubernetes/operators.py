@@ -1,6 +1,6 @@
-"""The pods that the operators of Kubeflow and Kubernetes create for the documents of a job.
+"""The pods that Kubeflow's operators and Kubernetes create for a job's documents.
 
-A rehearsal starts them as local processes. The sources of their variables:
+A rehearsal starts them as local processes. Variable sources:
 
 | kind | source |
 | --- | --- |
@@ -22,24 +22,22 @@ if TYPE_CHECKING:
     from regauge.jobs.targets import LaunchPlan, LeaderAddress
 
 MASTER_PORT = 23456
-"""Port of MASTER_PORT that the training operator sets by default."""
+"""The training operator's default MASTER_PORT."""
 TRAINER_PORT = 29500
-"""Port of PET_MASTER_PORT that the trainer sets."""
+"""PET_MASTER_PORT set by the trainer."""
 
 
 class PodSpec(NamedTuple):
-    """A pod of a job."""
-
     node: int
-    """Number of the node, or of the job of an array."""
+    """Node number, or array job number."""
     host_name: str
     container: dict[str, Any]
-    """The container that runs the command, with the variables of the operator."""
+    """Container that runs the command, with the operator's variables."""
     spec: dict[str, Any]
 
 
 def list_pods(documents: Iterable[dict[str, Any]]) -> list[PodSpec]:
-    """Return the pods of a job, whose documents include its TrainingRuntime if it has one."""
+    """Return a job's pods; the documents include the TrainingRuntime if there is one."""
     by_kind = {document["kind"]: document for document in documents}
     if "PyTorchJob" in by_kind:
         return _list_workers(by_kind["PyTorchJob"])
@@ -49,7 +47,7 @@ def list_pods(documents: Iterable[dict[str, Any]]) -> list[PodSpec]:
 
 
 def list_node_commands(plan: LaunchPlan, leader: LeaderAddress) -> list[NodeCommand]:
-    """Return the commands of the pods of a plan; `leader` replaces the Service of the first pod."""
+    """Return a plan's pod commands; `leader` replaces the first pod's Service."""
     address = f"{leader.host}:{leader.port}"
     services = {find_leader(plan.job, api): address for api in ("pytorchjob", "trainjob")}
     commands = []
@@ -69,7 +67,7 @@ def list_node_commands(plan: LaunchPlan, leader: LeaderAddress) -> list[NodeComm
 
 
 def _list_workers(job: dict[str, Any]) -> list[PodSpec]:
-    """Return the nodes of a PyTorchJob: the master, and the workers after it."""
+    """Return a PyTorchJob's nodes: the master, then the workers."""
     spec, policy = job["spec"], job["spec"]["elasticPolicy"]
     name, replicas = job["metadata"]["name"], spec["pytorchReplicaSpecs"]
     hosts = [
@@ -96,7 +94,6 @@ def _list_workers(job: dict[str, Any]) -> list[PodSpec]:
 
 
 def _list_trainer_pods(job: dict[str, Any], runtime: dict[str, Any]) -> list[PodSpec]:
-    """Return the nodes of a TrainJob."""
     trainer = job["spec"]["trainer"]
     (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     template = replicated["template"]["spec"]["template"]["spec"]
@@ -120,7 +117,7 @@ def _list_trainer_pods(job: dict[str, Any], runtime: dict[str, Any]) -> list[Pod
 
 
 def _list_batch_pods(job: dict[str, Any]) -> list[PodSpec]:
-    """Return the pod of a Job, or the pods of an Indexed Job."""
+    """Return a Job's pod, or an Indexed Job's pods."""
     spec, name = job["spec"], job["metadata"]["name"]
     template = spec["template"]["spec"]
     if spec.get("completionMode") != "Indexed":
@@ -134,7 +131,6 @@ def _list_batch_pods(job: dict[str, Any]) -> list[PodSpec]:
 def _build_pod(
     index: int, host_name: str, template: dict[str, Any], variables: dict[str, str]
 ) -> PodSpec:
-    """Return a pod whose container has additional variables."""
     (container,) = template["containers"]
     added = [{"name": name, "value": value} for name, value in variables.items()]
     merged = {**container, "env": [*container.get("env", []), *added]}
@@ -142,7 +138,6 @@ def _build_pod(
 
 
 def _replace(text: str, replacements: dict[str, str]) -> str:
-    """Return a text with other values for some addresses."""
     for old, new in replacements.items():
         text = text.replace(old, new)
     return text

@@ -1,4 +1,4 @@
-"""The pod template of a job, the same for every kind of job, and the metadata of its documents."""
+"""A job's pod template, the same for every job kind, and metadata for the documents."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from regauge.jobs.targets._kubernetes.settings import PodSettings
 
 PREFIX = "regauge/"
-"""Prefix of the annotations and labels of Regauge."""
+"""Prefix for Regauge annotations and labels."""
 PRICE, PRICE_DATE = f"{PREFIX}usd-per-hour", f"{PREFIX}price-date"
 OUTPUT, VERB, CANCELLED = f"{PREFIX}output", f"{PREFIX}verb", f"{PREFIX}cancelled"
 PROCESSES = f"{PREFIX}processes-per-node"
 JOB_LABEL = f"{PREFIX}job"
 STAGE = f"{PREFIX}stage"
-"""Annotation of the Job of a stage with the name of the stage."""
+"""Stage name annotation on a stage's Job."""
 JOB_NAME = "batch.kubernetes.io/job-name"
-"""Label of pods with the name of their Job."""
+"""Pod label with the Job name."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-"""Label by which Kueue admits a job, https://kueue.sigs.k8s.io/docs/tasks/run/jobs."""
+"""Label for Kueue to admit a job, https://kueue.sigs.k8s.io/docs/tasks/run/jobs."""
 EFA_RESOURCE = "vpc.amazonaws.com/efa"
-"""Resource of the EFA device plugin: one per network interface."""
+"""EFA device plugin resource: one per network interface."""
 HUGE_PAGES = {"hugepages-2Mi": "5120Mi"}
-"""Huge pages of a pod with EFA, https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html."""
+"""Huge pages for a pod with EFA, https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html."""
 NODE_SHARE = 0.9
-"""Share of a machine's processors and memory that a pod requests; the system has the rest."""
+"""Share of a machine's CPUs and memory that a pod requests; the system has the rest."""
 MAX_HOST_NAME = 63
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _LABEL_KEY = re.compile(
@@ -45,10 +45,10 @@ _LABEL_KEY = re.compile(
 
 
 def build_metadata(job: JobSpec, namespace: str, queue: str | None) -> dict[str, Any]:
-    """Return the metadata of the documents of a job, with its price when it was planned."""
+    """Return metadata for a job's documents, with the price at planning time."""
     for key, value in job.labels.items():
         if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
-            problem = f"launch.labels: '{key} = {value}' is not a label of Kubernetes"
+            problem = f"launch.labels: '{key} = {value}' is not a Kubernetes label"
             raise SettingsError(problem, "use at most 63 letters, digits, '-', '_' and '.'")
     labels = {**job.labels, "app.kubernetes.io/managed-by": "regauge", JOB_LABEL: job.name}
     if queue is not None:
@@ -72,9 +72,9 @@ def build_metadata(job: JobSpec, namespace: str, queue: str | None) -> dict[str,
 def build_pod_template(
     job: JobSpec, settings: PodSettings, metadata: Mapping[str, Any], container: str
 ) -> dict[str, Any]:
-    """Return the pod template of a node, with one container that runs the command of the job.
+    """Return a node's pod template, with one container that runs the job's command.
 
-    Raises SettingsError for a job without an image, and for settings that no pod can have.
+    Raises SettingsError for a job without an image, and for settings that pods cannot have.
     """
     if job.image is None:
         problem = "launch.image is not set, and target 'kubernetes' runs an image"
@@ -100,7 +100,7 @@ def build_pod_template(
 
 
 def _select_nodes(job: JobSpec, settings: PodSettings) -> dict[str, str]:
-    """Return the labels of the nodes that run a pod."""
+    """Return labels that select the nodes for a pod."""
     selector = dict(settings.node_selector)
     if job.machine is not None:
         selector["node.kubernetes.io/instance-type"] = job.machine.name
@@ -110,14 +110,14 @@ def _select_nodes(job: JobSpec, settings: PodSettings) -> dict[str, str]:
 
 
 def _build_environment(job: JobSpec) -> list[dict[str, Any]]:
-    """Return the environment of the container; secrets are references only."""
+    """Return the container environment; secrets are references only."""
     environment: list[dict[str, Any]] = [
         {"name": name, "value": value} for name, value in sorted(job.environment.items())
     ]
     for name, reference in sorted(job.secrets.items()):
         secret, _, key = reference.partition("/")
         if not (secret and key) or "/" in key:
-            problem = f"launch.secrets.{name} is not a reference to a secret of Kubernetes"
+            problem = f"launch.secrets.{name} is not a reference to a Kubernetes secret"
             raise SettingsError(problem, "write NAME/KEY, such as tracking/token")
         source = {"secretKeyRef": {"name": secret, "key": key}}
         environment.append({"name": name, "valueFrom": source})
@@ -125,7 +125,7 @@ def _build_environment(job: JobSpec) -> list[dict[str, Any]]:
 
 
 def _build_resources(job: JobSpec) -> dict[str, Any]:
-    """Return the resources of a node: its accelerators, EFA, and most of its processors."""
+    """Return a node's resources: accelerators, EFA, and most CPUs."""
     machine = job.machine
     if machine is None:
         return {}
@@ -144,7 +144,7 @@ def _build_resources(job: JobSpec) -> dict[str, Any]:
 
 
 def _build_tolerations(settings: PodSettings, devices: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the tolerations of a pod; nodes with accelerators are tainted by resource name."""
+    """Return a pod's tolerations; nodes with accelerators are tainted by resource name."""
     tolerations = [item.model_dump(exclude_none=True) for item in settings.tolerations]
     keys = {*HUGE_PAGES, *(item.get("key") for item in tolerations)}
     return tolerations + [
@@ -155,7 +155,7 @@ def _build_tolerations(settings: PodSettings, devices: Mapping[str, Any]) -> lis
 
 
 def find_device_resource(vendor: str) -> str:
-    """Return the resource of a vendor's accelerators; raises SettingsError for unknown vendors."""
+    """Return a vendor's accelerator resource; raises SettingsError for unknown vendors."""
     if vendor not in load_device_resources():
         problem = f"no Kubernetes resource is known for accelerators of {vendor}"
         raise SettingsError(problem, "choose another launch.instance")
@@ -164,6 +164,6 @@ def find_device_resource(vendor: str) -> str:
 
 @cache
 def load_device_resources() -> Mapping[str, str]:
-    """Return the extended resource of each vendor's device plugin, from `devices.csv`."""
+    """Return vendor -> device plugin's extended resource, from `devices.csv`."""
     rows = read_csv_rows(Path(__file__).with_name("devices.csv"))
     return {row["vendor"]: row["resource"] for row in rows}

@@ -1,4 +1,4 @@
-"""Settings of the target `kubernetes`. This module imports no torch."""
+"""`kubernetes` target settings. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from regauge.jobs.targets import Launcher
 
 
 class Toleration(Settings):
-    """A taint of nodes that pods tolerate, as in the Kubernetes API."""
+    """A node taint that pods tolerate, as in the Kubernetes API."""
 
     key: str | None = None
-    """Key of the taint; None tolerates all taints."""
+    """Taint key; None tolerates all taints."""
     operator: Literal["Exists", "Equal"] = "Exists"
     """Whether the taint must have `value`."""
     value: str | None = None
-    """Value of the taint, for `Equal`."""
+    """Taint value, for `Equal`."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """Effect of the taint; None tolerates all effects."""
+    """Taint effect; None tolerates all effects."""
 
     @model_validator(mode="after")
     def _check_value(self) -> Toleration:
@@ -33,22 +33,22 @@ class Toleration(Settings):
 
 
 class PodSettings(Settings):
-    """Scheduling, identity and grace period of the pods of a job."""
+    """Scheduling, identity and grace period for a job's pods."""
 
     service_account: str | None = None
     """Pod service account."""
     image_pull_secrets: tuple[str, ...] = ()
     """Secrets with the registry credentials."""
     node_selector: Mapping[str, str] = Field(default_factory=dict)
-    """Labels of the nodes, in addition to the machine type."""
+    """Node labels, in addition to the machine type."""
     spot_labels: Mapping[str, str] = Field(
         default_factory=lambda: {"eks.amazonaws.com/capacityType": "SPOT"}
     )
-    """Labels of interruptible nodes, selected by `launch.spot`."""
+    """Labels on interruptible nodes, selected by `launch.spot`."""
     zone: str | None = None
-    """Node availability zone, for example that of a capacity reservation."""
+    """Node availability zone, for example a capacity reservation's."""
     tolerations: tuple[Toleration, ...] = ()
-    """Taints that pods tolerate; taints named like the accelerator's resource are included."""
+    """Taints to tolerate; taints named like the accelerator's resource are included."""
     priority_class: str | None = None
     """Pod priority class."""
     grace_seconds: int = Field(default=120, ge=0)
@@ -56,23 +56,23 @@ class PodSettings(Settings):
 
 
 class KubernetesSettings(Launcher):
-    """The namespace, the kind and the pods of a job."""
+    """Namespace, kind and pods for a job."""
 
     namespace: str = "default"
     """Job namespace."""
     context: str | None = None
-    """Context of kubectl; by default the current one."""
+    """kubectl context; by default the current one."""
     api: Literal["auto", "pytorchjob", "trainjob"] = "auto"
     """Kind of a training job; `auto` is a PyTorchJob for elastic nodes, otherwise a TrainJob."""
     trainjob_version: Literal["2.0", "2.1", "2.2"] = "2.2"
     """Kubeflow Trainer API version."""
     runtime: str | None = None
-    """Existing ClusterTrainingRuntime of a TrainJob; by default the documents include a runtime."""
+    """Existing ClusterTrainingRuntime for a TrainJob; by default the documents include one."""
     region: str | None = None
-    """AWS region, for the host names of `fsx` volumes."""
+    """AWS region, for `fsx` volume host names."""
     queue: str | None = None
-    """LocalQueue of Kueue, in which the job waits."""
+    """Kueue LocalQueue where the job waits."""
     ttl_seconds: int | None = Field(default=None, ge=0)
     """Seconds after which a finished PyTorchJob or Job is deleted."""
     pod: PodSettings = PodSettings()
-    """Scheduling, identity and grace period of the pods."""
+    """Scheduling, identity and grace period for the pods."""

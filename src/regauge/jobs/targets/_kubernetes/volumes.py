@@ -1,4 +1,4 @@
-"""Volumes of a job: claims, file systems behind static persistent volumes, and the run file."""
+"""A job's volumes: claims, file systems behind static persistent volumes, and the run file."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ SHARED_MEMORY_MOUNT = "/dev/shm"  # noqa: S108 - the mount of POSIX shared memor
 RUN_FILE = "run-file"
 RESERVED_NAMES = (SHARED_MEMORY, RUN_FILE)
 MAX_CONFIG_MAP_BYTES = 1 << 20
-"""Maximum size of a ConfigMap, https://kubernetes.io/docs/concepts/configuration/configmap."""
+"""Maximum ConfigMap size, https://kubernetes.io/docs/concepts/configuration/configmap."""
 DRIVERS = {"fsx": "fsx.csi.aws.com", "efs": "efs.csi.aws.com", "ebs": "ebs.csi.aws.com"}
-"""CSI driver of each kind of file system (kubernetes-sigs/aws-*-csi-driver)."""
+"""File system kind -> CSI driver (kubernetes-sigs/aws-*-csi-driver)."""
 DELETE_COMMANDS = {
     "fsx.csi.aws.com": "aws fsx delete-file-system --file-system-id {}",
     "efs.csi.aws.com": "aws efs delete-file-system --file-system-id {}",
     "ebs.csi.aws.com": "aws ec2 delete-volume --volume-id {}",
 }
-"""Commands that delete the file system of a static volume, by CSI driver."""
+"""CSI driver -> command that deletes a static volume's file system."""
 _TEMPLATES = Path(__file__).with_name("templates")
 _SOURCE_PATTERNS = {"efs": re.compile(r"fs-[0-9a-f]+"), "ebs": re.compile(r"vol-[0-9a-f]+")}
 _CONFIG_MAP_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
 
 def name_config_map(job: JobSpec) -> str:
-    """Return the name of the ConfigMap that contains the run file."""
     return f"{job.name}-run-file"
 
 
@@ -55,14 +54,14 @@ def build_config_map(job: JobSpec, metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_run_file(job: JobSpec) -> PurePosixPath:
-    """Return the path of the run file in the container: the second argument of the command."""
+    """Return the run file's path in the container: the command's second argument."""
     return PurePosixPath(job.command[2])
 
 
 def build_volumes(job: JobSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the volumes of a pod and their mounts.
+    """Return a pod's volumes and mounts.
 
-    The run file is mounted as one file, so that other files of the image's folder stay visible.
+    The run file is mounted as one file, so that other files in the image's folder stay visible.
     """
     shared_memory: dict[str, Any] = {"medium": "Memory"}
     if size := find_shared_memory_gib(job):
@@ -82,7 +81,7 @@ def build_volumes(job: JobSpec) -> tuple[list[dict[str, Any]], list[dict[str, An
 
 
 def find_shared_memory_gib(job: JobSpec) -> float | None:
-    """Return the size of /dev/shm in GiB; None if the memory of the machine is unknown."""
+    """Return the /dev/shm size in GiB; None if the machine memory is unknown."""
     if job.shared_memory_gib is not None:
         return job.shared_memory_gib
     memory = job.machine.memory_gib if job.machine else None
@@ -113,12 +112,11 @@ def _build_claim(
 
 
 def name_claim(volume: Volume, job: JobSpec) -> str:
-    """Return the name of the claim of a volume: an existing one, or that of this job."""
+    """Return a volume's claim name: an existing claim, or this job's."""
     return volume.source if volume.kind == "claim" else f"{job.name}-{volume.name}"
 
 
 def _build_source(volume: Volume, job: JobSpec) -> dict[str, Any]:
-    """Return the source of a pod's volume."""
     if volume.kind == "host":
         return {"hostPath": {"path": volume.source}}
     claim: dict[str, Any] = {"claimName": name_claim(volume, job)}
@@ -126,7 +124,7 @@ def _build_source(volume: Volume, job: JobSpec) -> dict[str, Any]:
 
 
 def _build_csi(volume: Volume, region: str | None) -> dict[str, Any]:
-    """Return the CSI source of a static volume; raises SettingsError for another form."""
+    """Return a static volume's CSI source; raises SettingsError for another form."""
     driver = DRIVERS[volume.kind]
     if volume.kind == "fsx":
         source = LustreSource.parse(volume)
@@ -149,7 +147,7 @@ def _build_csi(volume: Volume, region: str | None) -> dict[str, Any]:
 
 
 def _check_volume(volume: Volume, job: JobSpec) -> None:
-    """Raise SettingsError for a volume that the pods of a job cannot mount."""
+    """Raise SettingsError for a volume that a job's pods cannot mount."""
     if volume.name in RESERVED_NAMES:
         problem = f"launch.volumes: the name '{volume.name}' is reserved"
         raise SettingsError(problem, "choose another name")
